@@ -196,9 +196,9 @@ class TopicActor(Actor[TopicCore, Step]):
 
     def _end(self, core: TopicCore, error: Callable[[], PlainsongError]) -> None:
         self._cache.clear()
-        self._environment.pointers.wake(self.name)
         if self._shared:
             self._environment.pointers.leave(self.name)
+        self._environment.pointers.wake(self.name)
         if self._environment.enlistments is not None and self._term is not None:
             self._environment.enlistments.end(self.name, self._term)
         _, parked = core.close()

@@ -280,10 +280,10 @@ class TransactionService:
         await self._ask(asks.ForgetChanges())
 
     async def enlist(self, pointer: int, name: TopicName) -> bool:
-        """Enlist a topic that is about to write under a pointer; False: the pointer was not issued here.
+        """Enlist a topic that is about to write under a pointer. Returns True.
 
         Raises:
-          TransactionNotInProgress: it is decided, or being decided. Overloaded: too many topics.
+          TransactionNotInProgress: it is decided, or being decided, or was not issued here. Overloaded: too many topics.
         """
         return await self._ask(asks.Enlist(pointer, name))
 

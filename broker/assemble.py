@@ -514,6 +514,8 @@ def topic_limits(config: Config) -> TopicLimits:
         readers_retention_ms=config.readers.retention_s * 1000,
         max_pending=config.transactions.max_per_topic,
         max_lifetime_ms=config.transactions.max_lifetime_s * 1000,
+        issues_pointers=config.transactions.service == "embedded",
+        max_ahead_ms=MAX_AHEAD_MS if config.transactions.service == "tephra" else 0,
         deduplication_default=producers.default,
         snapshot_entries=producers.snapshot_entries,
         snapshot_interval_ms=round(producers.snapshot_interval_s * 1000),
@@ -522,6 +524,10 @@ def topic_limits(config: Config) -> TopicLimits:
         max_producers=producers.max_producers,
         max_long_producers=producers.max_long_producers,
     )
+
+
+#: How far the clock of a foreign transaction service may be ahead of the daemon's.
+MAX_AHEAD_MS = 300_000
 
 
 async def _watch_loop(metrics: Metrics) -> None:

@@ -41,7 +41,7 @@ WHAT_TO_DO = {
     "already_published": "nothing can be stored under this pointer any more: publish, or begin another",
     "rolled_back": "begin another transaction",
     "transaction_expired": "begin another transaction; the pointer is too old",
-    "transaction_not_in_progress": "it was decided, or its time was over; the detail says which",
+    "transaction_not_in_progress": "it was decided, its time was over, or it was never begun here; the detail says which",
     "transaction_conflict": "roll back, abort, and run it again",
     "producer_fenced": "a newer session of this name was opened: stop, or open another",
     "partial_duplicate": "send only what is above the last sequence id",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import trio
@@ -190,7 +191,9 @@ async def test_without_a_wait_a_held_poll_is_answered_at_once(daemon):
     assert await daemon.poll(isolation="committed") == []
 
 
-async def test_a_pointer_nobody_knows_holds_until_the_read_pointer_has_passed_it(autojump_clock, daemon):
+async def test_a_pointer_that_no_service_knows_holds_until_the_read_pointer_has_passed_it(autojump_clock, daemon):
+    environment = daemon.service.directory.environment
+    environment.limits = replace(environment.limits, issues_pointers=False)  # as earlier versions had it
     await daemon.create()
     foreign = {"writePointer": START_MS * 1_000_000 + 500}
     await under(daemon, foreign, "foreign")

@@ -41,9 +41,11 @@ async def test_the_plan_holds_the_rows_that_the_janitor_removes_and_no_others():
         for _ in range(2):
             await daemon.create(ttl=1000)
             await daemon.publish("of an older generation", "and one more")
-            stored = {"transactionWritePointer": START_MS * 1_000_000, "messages": ["stored under a pointer"]}
+            begun = (await daemon.call("POST", "/v1/transactions")).json()
+            stored = {"transactionWritePointer": begun["writePointer"], "messages": ["stored under a pointer"]}
             await daemon.call("POST", f"{TOPICS}/t/store", json=stored)
             await daemon.call("DELETE", f"{TOPICS}/t")
+            await daemon.call("POST", f"/v1/transactions/{begun['id']}/abort")
         await daemon.create(ttl=1000)
         await daemon.create("other", ttl=1000)
         await daemon.publish("of another topic", topic="other")

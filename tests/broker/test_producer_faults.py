@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from broker_in_process import START_MS, TOPICS, in_process
+from test_committed_polls import begin
 
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.keys import PRODUCER, system_key
@@ -13,7 +14,6 @@ from tests.patience import PATIENCE_S
 
 PRODUCERS = f"{TOPICS}/t/producers"
 PUBLISH = f"{TOPICS}/t/publish"
-POINTER = START_MS * 1_000_000
 NAME = TopicName("ns", "t")
 
 
@@ -43,10 +43,10 @@ def event(daemon, word):
 # --- copies under way --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pointer", [None, POINTER])
-async def test_copies_that_come_while_the_first_is_written_get_its_answer(daemon, pointer):
+@pytest.mark.parametrize("in_transaction", [False, True])
+async def test_copies_that_come_while_the_first_is_written_get_its_answer(daemon, in_transaction):
     await daemon.create()
-    more = {} if pointer is None else {"transactionWritePointer": pointer}
+    more = {"transactionWritePointer": (await begin(daemon))["writePointer"]} if in_transaction else {}
     answers = []
 
     async def one():
@@ -181,7 +181,8 @@ async def test_an_atomic_request_has_one_routing_key(daemon):
     refused = {"status": 400, "code": "invalid_parameter"}
     await daemon.call("POST", PUBLISH, json={**two, "attributes": keys}, **refused)
     await send(daemon, [0, 1], atomic=True, attributes=keys, **refused)
-    await send(daemon, [0, 1], atomic=True, attributes=keys, transactionWritePointer=POINTER, **refused)
+    pointer = (await begin(daemon))["writePointer"]
+    await send(daemon, [0, 1], atomic=True, attributes=keys, transactionWritePointer=pointer, **refused)
     assert await payloads(daemon) == []
     await send(daemon, [0, 1], atomic=True, attributes=[keys[0], {"routingKey": "a"}])
     await send(daemon, [2, 3], attributes=keys)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import trio
-from broker_in_process import START_MS, TOPICS, in_process
+from broker_in_process import TOPICS, in_process
+from test_committed_polls import begin
 
 from plainsong.protocol.codec import AVRO, AVRO_2
 from plainsong.protocol.requests import PublishRequest
@@ -13,7 +14,6 @@ from tests.patience import PATIENCE_S
 PUBLISH = f"{TOPICS}/t/publish"
 STORE = f"{TOPICS}/t/store"
 LISTENERS = (None, "lane", "hypercorn")
-POINTER = START_MS * 1_000_000
 
 
 @pytest.fixture(params=LISTENERS)
@@ -217,9 +217,10 @@ async def test_avro_of_version_one_knows_no_producers(daemon):
 
 async def test_under_a_write_pointer_a_retry_gets_the_same_range_again(daemon):
     await daemon.create()
-    first = await send(daemon, [0, 1], transactionWritePointer=POINTER)
-    again = await send(daemon, [0, 1], transactionWritePointer=POINTER)
-    assert first.json()["transactionWritePointer"] == POINTER
+    pointer = (await begin(daemon))["writePointer"]
+    first = await send(daemon, [0, 1], transactionWritePointer=pointer)
+    again = await send(daemon, [0, 1], transactionWritePointer=pointer)
+    assert first.json()["transactionWritePointer"] == pointer
     assert again.json() == first.json() | {"duplicate": True}
     assert (said(first), said(again)) == (("false", "1"), ("true", "1"))
     assert await payloads(daemon) == ["m0", "m1"]
@@ -227,28 +228,31 @@ async def test_under_a_write_pointer_a_retry_gets_the_same_range_again(daemon):
 
 async def test_ids_used_under_another_write_pointer_are_consumed(daemon):
     await daemon.create()
-    first = await send(daemon, [0, 1], transactionWritePointer=POINTER)
+    pointer, other = [(await begin(daemon))["writePointer"] for _ in range(2)]
+    first = await send(daemon, [0, 1], transactionWritePointer=pointer)
     await daemon.call("POST", f"{TOPICS}/t/rollback", json=first.json())
-    await send(daemon, [0, 1], transactionWritePointer=POINTER + 1, status=409, code="sequence_consumed")
-    await send(daemon, [2, 3], transactionWritePointer=POINTER + 1)
+    await send(daemon, [0, 1], transactionWritePointer=other, status=409, code="sequence_consumed")
+    await send(daemon, [2, 3], transactionWritePointer=other)
 
 
 async def test_a_store_that_is_sent_again_is_stored_once(daemon):
     await daemon.create()
+    pointer = (await begin(daemon))["writePointer"]
     for _ in range(2):
-        answer = await send(daemon, [0, 1], path=STORE, transactionWritePointer=POINTER)
+        answer = await send(daemon, [0, 1], path=STORE, transactionWritePointer=pointer)
         assert answer.content == b""
-    await send(daemon, [2], messages=[], transactionWritePointer=POINTER)
+    await send(daemon, [2], messages=[], transactionWritePointer=pointer)
     assert await payloads(daemon) == ["m0", "m1"]
 
 
 async def test_a_publish_of_what_was_stored_has_one_sequence_id(daemon):
     await daemon.create()
-    await send(daemon, [0, 1], path=STORE, transactionWritePointer=POINTER)
-    more = {"messages": [], "transactionWritePointer": POINTER, "code": "invalid_sequence_ids", "status": 400}
+    pointer = (await begin(daemon))["writePointer"]
+    await send(daemon, [0, 1], path=STORE, transactionWritePointer=pointer)
+    more = {"messages": [], "transactionWritePointer": pointer, "code": "invalid_sequence_ids", "status": 400}
     await send(daemon, [2, 3], **more)
-    first = await send(daemon, [2], messages=[], transactionWritePointer=POINTER)
-    again = await send(daemon, [2], messages=[], transactionWritePointer=POINTER)
+    first = await send(daemon, [2], messages=[], transactionWritePointer=pointer)
+    again = await send(daemon, [2], messages=[], transactionWritePointer=pointer)
     assert again.json() == first.json() | {"duplicate": True}
 
 

@@ -48,6 +48,14 @@ async def test_a_request_of_many_messages_has_the_ids_of_its_first_and_last(daem
     assert one == {"firstId": bytes.fromhex(found[3]["id"]), "generation": 1}
 
 
+async def test_a_pointer_that_was_never_issued_is_refused_and_holds_no_reader(daemon):
+    async with open_stream(daemon) as stream:
+        await stream.send(request(1, b"a", transactionWritePointer=(1 << 63) - 1), request(2, b"b"))
+        (_, refused, problem), (_, published, _) = await stream.answers(2)
+    assert (refused, problem["code"], published) == (409, "transaction_not_in_progress", 200)
+    assert [each["payload"] for each in await daemon.poll(isolation="committed")] == ["b"]
+
+
 async def test_a_request_under_a_write_pointer_is_answered_with_its_publish_response(daemon):
     pointer = (await daemon.call("POST", "/v1/transactions", json={})).json()["writePointer"]
     async with open_stream(daemon) as stream:

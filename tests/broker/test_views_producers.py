@@ -6,11 +6,11 @@ from urllib.parse import quote
 
 import pytest
 from broker_in_process import START_MS, TOPICS, in_process
+from test_committed_polls import begin
 
 PRODUCERS = f"{TOPICS}/t/producers"
 PUBLISH = f"{TOPICS}/t/publish"
 LISTENERS = (None, "lane", "hypercorn")
-POINTER = START_MS * 1_000_000
 WEEK_MS = 7 * 86_400_000
 
 
@@ -98,11 +98,12 @@ async def test_what_a_producer_stored_last_is_told_with_its_ids(daemon):
 
 async def test_what_it_published_under_a_write_pointer_is_told_with_its_answer(daemon):
     await daemon.create()
-    answer = (await send(daemon, [0], transactionWritePointer=POINTER)).json()
+    pointer = (await begin(daemon))["writePointer"]
+    answer = (await send(daemon, [0], transactionWritePointer=pointer)).json()
     (recent,) = (await daemon.call("GET", f"{PRODUCERS}/p")).json()["recent"]
     assert recent["response"] == {key: answer[key] for key in recent["response"]}
     (recent,) = (await daemon.call("GET", f"{PRODUCERS}/p?longs=string")).json()["recent"]
-    assert recent["response"]["transactionWritePointer"] == str(POINTER)
+    assert recent["response"]["transactionWritePointer"] == str(pointer)
 
 
 async def test_only_the_last_five_requests_are_told(daemon):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from binascii import b2a_base64
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import trio
@@ -149,7 +150,11 @@ async def test_looking_page_by_page_goes_through_stored_messages():
 
 
 async def test_of_a_pointer_nobody_here_knows_the_committed_reader_decides():
-    async with transacting() as harness:
+    async with in_process() as daemon:
+        harness = Transacting(daemon)
+        environment = daemon.service.directory.environment
+        environment.limits = replace(environment.limits, issues_pointers=False)  # as earlier versions had it
+        await harness.daemon.create()
         await harness.publish("mine", pointer=(START_MS - 1_000) * 1_000_000 + 7)
         assert [each["state"] for each in (await harness.look()).json()] == ["committed"]
         await harness.publish("later", pointer=(START_MS + 60_000) * 1_000_000)

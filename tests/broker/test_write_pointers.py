@@ -55,8 +55,16 @@ class Talk:
         return [message.payload.decode() for message in self.codec.decode_page(answer.content)]
 
 
+@pytest.fixture
+async def daemon():
+    async with in_process(transactions__service="off") as running:
+        yield running
+
+
 @asynccontextmanager
 async def talking(encoding, listener=None, **settings):
+    """A daemon that leaves write pointers to its clients: a service of its own refuses those that it did not issue."""
+    settings = {"transactions__service": "off", **settings}
     async with in_process(listener=listener, **settings) as daemon:
         await daemon.create()
         yield Talk(daemon, encoding)

@@ -90,9 +90,10 @@ def test_nobody_is_enlisted_for_what_is_decided_or_being_decided(how):
         enlist(at, pointer)
 
 
-def test_what_was_not_issued_here_is_nobodys_to_decide():
+def test_a_pointer_that_was_not_issued_here_is_refused():
     at = TransactionsInMemory()
-    assert enlist(at, 5) is False
+    with pytest.raises(TransactionNotInProgress, match="not issued by this service"):
+        enlist(at, 5)
     assert rows(at) == []
 
 

@@ -246,6 +246,40 @@ def test_what_was_committed_is_not_rolled_back_by_a_late_client(standing):
     topic.refuses(errors.TransactionNotInProgress, topic.ask(RollBackPointer(P)), "committed")
 
 
+@pytest.mark.parametrize("pointer", [Q, (1 << 63) - 1])
+def test_a_pointer_that_the_service_never_issued_is_refused_and_leaves_nothing(pointer):
+    topic = Topic(issues_pointers=True)
+    request = PublishRequest([b"x"], write_pointer=pointer)
+    for ask in (PublishUnder(request, 0), StoreUnder(request, 0)):
+        topic.refuses(errors.TransactionNotInProgress, topic.ask(ask), "not issued")
+    assert topic.ask(RollBackPointer(pointer)) is None
+    assert topic.core.state.pending == {}
+    topic.standings[pointer] = "in_progress"
+    assert isinstance(topic.ask(PublishUnder(request, 0)), PublishResponse)
+
+
+def test_a_pointer_that_an_earlier_version_took_is_forgotten_once_it_is_rolled_back():
+    topic = Topic(issues_pointers=True)
+    pointer = (1 << 63) - 1
+    topic.standings[pointer] = "in_progress"
+    topic.publish(pointer, b"x")
+    del topic.standings[pointer]
+    assert topic.ask(RollBackPointer(pointer)) is None
+    assert topic.step.rolled_back
+    topic.ask(PlanCleaning(0))
+    assert topic.core.state.pending == {}
+
+
+def test_a_pointer_of_another_service_may_be_as_far_ahead_as_clocks_are():
+    topic = Topic(max_ahead_ms=300_000)
+    near, far = Q + 300_000 * 1_000_000 - 1, Q + 300_001 * 1_000_000
+    assert isinstance(topic.ask(PublishUnder(PublishRequest([b"x"], write_pointer=near), 0)), PublishResponse)
+    refused = topic.ask(PublishUnder(PublishRequest([b"x"], write_pointer=far), 0))
+    topic.refuses(errors.TransactionNotInProgress, refused, "would be issued in 300 s")
+    of_any_age = Topic()
+    assert isinstance(of_any_age.ask(PublishUnder(PublishRequest([b"x"], write_pointer=far), 0)), PublishResponse)
+
+
 def test_the_service_rolls_back_in_a_deleted_topic_and_a_client_does_not():
     topic = Topic()
     topic.publish(P, b"x")

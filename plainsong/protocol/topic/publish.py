@@ -334,6 +334,8 @@ def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) ->
             )
         raise RolledBack(f"write pointer {pointer} was rolled back in topic {state.name}", hint="begin a new one")
     standing = standing_to_write(state, pointer)
+    if standing == "unknown":
+        _check_issued(state, pointer)
     if standing not in ("in_progress", "unknown"):
         what = "being committed" if standing == "deciding" else standing
         raise TransactionNotInProgress(f"write pointer {pointer} is {what}", hint="begin a new transaction")
@@ -343,6 +345,26 @@ def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) ->
             hint="roll it back, and begin a new transaction",
         )
     return pointer
+
+
+def _check_issued(state: TopicState, pointer: int) -> None:
+    """Check that an unknown write pointer may be a transaction's.
+
+    It would hold committed readers until the service's read pointer passes it: of one that is far ahead, that is never.
+
+    Raises TransactionNotInProgress.
+    """
+    if state.limits.issues_pointers:
+        raise TransactionNotInProgress(
+            f"write pointer {pointer} was not issued by this service",
+            hint="POST /v1/transactions begins a transaction, and answers its write pointer",
+        )
+    ahead_ms = issued_ms(pointer) - state.time_ms
+    if 0 < state.limits.max_ahead_ms < ahead_ms:
+        raise TransactionNotInProgress(
+            f"write pointer {pointer} would be issued in {ahead_ms // 1000} s",
+            hint="use the write pointer of a transaction in progress",
+        )
 
 
 def check_pointer(pointer: int) -> None:

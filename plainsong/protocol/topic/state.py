@@ -86,6 +86,10 @@ class TopicLimits:
     """Segments of one write pointer."""
     max_lifetime_ms: int = 90_000_000
     """How old a write pointer may be; 0: of any age."""
+    max_ahead_ms: int = 0
+    """How far in the future an unknown write pointer may be issued, by the topic's clock; 0: any time."""
+    issues_pointers: bool = False
+    """The authority issues every write pointer: one that it does not know belongs to no transaction, and is refused."""
     deduplication_default: bool = True
     """Whether producers are remembered where neither topic nor namespace decides."""
     snapshot_entries: int = 1000

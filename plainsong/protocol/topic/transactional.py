@@ -305,9 +305,7 @@ def roll_back(state: TopicState, step: Step, ask: RollBackPointer, now: Now) -> 
 
 def _roll_back_all(state: TopicState, step: Step, ask: RollBackPointer) -> None:
     pending = state.pending.get(ask.pointer)
-    if pending is None and (
-        not ask.by_client or too_old(state, ask.pointer) or state.authority.standing(ask.pointer) == "aborted"
-    ):
+    if pending is None and (not ask.by_client or too_old(state, ask.pointer) or _is_refused(state, ask.pointer)):
         return  # the pointer has no rows, and later publishes are refused anyway
     if pending is not None and pending.rolled_back:
         return
@@ -317,6 +315,11 @@ def _roll_back_all(state: TopicState, step: Step, ask: RollBackPointer) -> None:
         _negate_rows(state, step, ask.pointer, run.first, run.last)
     pending.clear_runs()
     pending.rolled_back = True
+
+
+def _is_refused(state: TopicState, pointer: int) -> bool:
+    standing = state.authority.standing(pointer)
+    return standing == "aborted" or (standing == "unknown" and state.limits.issues_pointers)
 
 
 def _roll_back_range(state: TopicState, step: Step, pointer: int, first: bytes, last: bytes) -> None:
@@ -465,6 +468,8 @@ def _may_forget(pending: Pending, standing: Standing, *, old: bool) -> bool:
 
 
 def _is_old(state: TopicState, pending: Pending) -> bool:
+    if pending.rolled_back and state.limits.issues_pointers and _standing(state, pending.pointer) == "unknown":
+        return True  # an earlier version took pointers that were never issued, of any age
     if state.limits.max_lifetime_ms > 0:
         return too_old(state, pending.pointer)
     return pending.used_ms + state.living_or_last().properties.ttl_ms < state.time_ms

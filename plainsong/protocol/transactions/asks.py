@@ -138,7 +138,7 @@ def shown_key(key: bytes) -> str:
 
 @dataclass(slots=True)
 class Enlist(Ask[bool]):
-    """Enlist a topic, which is about to write under a pointer. Answers False if this service did not issue it."""
+    """Enlist a topic, which is about to write under a pointer. Answers True."""
 
     pointer: int
     name: TopicName

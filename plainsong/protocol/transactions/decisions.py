@@ -100,7 +100,8 @@ def find_record(ledger: Ledger, transaction_id: int) -> Record:
     if record is None:
         raise TransactionNotFound(
             f"transaction {transaction_id} is not known",
-            hint="decisions are remembered for transactions.outcome_retention_s",
+            hint="decisions are remembered for transactions.outcome_retention_s; what a topic has of a pointer that this "
+            "service did not issue, POST …/topics/{topic}/rollback takes back",
         )
     if record.transaction_id != transaction_id:
         raise TransactionNotFound(
@@ -214,17 +215,17 @@ def _check_max_open(ledger: Ledger) -> None:
 
 
 def enlist(ledger: Ledger, step: ManagerStep, ask: Enlist, now: ManagerNow) -> bool:
-    """Enlist a topic for an open transaction. Answers False if the pointer was not issued here.
+    """Enlist a topic for an open transaction. Answers True.
 
     Raises:
-      TransactionNotInProgress: it is decided, or being decided.
+      TransactionNotInProgress: it is decided, or being decided, or was not issued here.
       Overloaded: the transaction has as many topics as it may.
     """
     record = ledger.by_pointer.get(ask.pointer)
     if record is None:
         if ledger.forgotten(ask.pointer):
             raise _not_writable(ask.pointer, "decided")
-        return False
+        raise _not_writable(ask.pointer, "not issued by this service")
     if record.state != "in_progress":
         raise _not_writable(ask.pointer, record.state)
     if record.aborting or record.frozen:
