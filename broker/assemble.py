@@ -56,7 +56,7 @@ from broker.api.stream import Streams
 from broker.api.topic_changes import TopicChanges
 from broker.api.topic_metrics import TopicMetrics
 from broker.api.topic_stats import Counting
-from broker.api.topics import NamespaceRoutes, Policies, Topics
+from broker.api.topics import NamespaceRoutes, Policies, Topics, refused_here
 from broker.api.transactions import TransactionRoutes
 from broker.api.waiting import looked_at_again, metered, refusals_noted
 from broker.attention import FINDINGS, Attention, stale_files
@@ -463,7 +463,9 @@ async def assemble(
         guard.on_refused = audit.refused
         security.files.on_reload = audit.reloaded
         endpoints = tuple(
-            refusals_noted(audit.audited(each, owner_known_here), guard, recorded=each.route.name in ACTIONS)
+            refusals_noted(
+                audit.audited(refused_here(each), owner_known_here), guard, recorded=each.route.name in ACTIONS
+            )
             for each in endpoints
         )
     return Daemon(

@@ -45,7 +45,7 @@ _POSITION: Schema = {**STRING, "pattern": "^([0-9]{1,19}|[0-9a-fA-F]{40})$"}
 #: Bodies of events have the same schema at every route.
 _EVENTS: dict[str, Schema] = {EVENT_TYPE: ref("CloudEvent"), BATCH_TYPE: array(ref("CloudEvent"))}
 _QUERY: dict[str, tuple[str, Schema]] = {
-    "ifNotExists": ("accept a topic with equal properties", {"type": "boolean", "default": False}),
+    "ifNotExists": ("accept a topic that has the properties given", {"type": "boolean", "default": False}),
     "put_definitions.dryRun": ("say what would happen, and do nothing", {"type": "boolean", "default": False}),
     "withoutDamaged": ("leave out what cannot be read, and say so", {"type": "boolean", "default": False}),
     "complete": ("the client has written a whole backup", {"type": "boolean", "default": False}),

@@ -12,10 +12,10 @@ import trio
 
 from actors.namespaces import checked_properties
 from broker.api.change import change_answer
-from broker.api.route import JSON_TYPE, NO_LIMIT, json_answer, off_loop
+from broker.api.route import JSON_TYPE, NO_LIMIT, Endpoint, json_answer, off_loop
 from broker.http.messages import Answer, flag
 from broker.http.wire import answer_to
-from broker.security.guard import target_of
+from broker.security.guard import forbidden, target_of
 from broker.security.identity import ANONYMOUS
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.effects import Table
@@ -112,6 +112,26 @@ class KeptNames:
             self._bytes -= self.LIST_BYTES + len(namespace) + len(body)
 
 
+def refuse_to_create(request: Request) -> None:
+    """Raises Forbidden for a name that may not create the topic, and does not ask for one that is there."""
+    name = request.name
+    if not request.rights.on_topic("admin", *name) and "ifNotExists=true" not in request.query:
+        raise forbidden(request.who, "admin", str(name))
+
+
+def refused_here(endpoint: Endpoint) -> Endpoint:
+    """The same route; it is refused where it is asked, and not only by the topic's owner."""
+    route, handler, start = endpoint
+    if route.name != "create_topic":
+        return endpoint
+
+    async def create(request: Request) -> Answer:
+        refuse_to_create(request)
+        return await handler(request)
+
+    return Endpoint(route, create, start)
+
+
 @dataclass(frozen=True, slots=True)
 class Topics:
     """The routes of topics."""
@@ -133,9 +153,23 @@ class Topics:
         object.__setattr__(self, "kept_names", KeptNames(self.store))
 
     async def create(self, request: Request) -> Answer:
-        """A new topic, or with ``ifNotExists`` the equal one that is there. Raises TopicExists, InvalidProperty."""
+        """A new topic, or with ``ifNotExists`` the one that is there and has the properties given.
+
+        A topic that is there needs no right to create it.
+
+        Raises:
+          TopicExists, InvalidProperty, Forbidden.
+        """
         name = request.name
+        refuse_to_create(request)
+        is_creator = request.rights.on_topic("admin", *name)
+        if not is_creator and not await self._is_there(name):
+            raise forbidden(request.who, "admin", str(name))
         ask, parameters = self._asked_to_create(request)
+        if not is_creator:
+            ask.dry_run = True  # whether it agrees is all that is left to say
+            await self.directory.ask(name, ask)
+            return Answer(200)
         async with self._one_more(request) as is_full:
             if is_full is not None and not (ask.if_not_exists and await self._is_there(name)):
                 raise is_full
@@ -159,8 +193,10 @@ class Topics:
         """What is asked for, and the query. Raises InvalidParameter, InvalidProperty."""
         parameters = request.parameters("ifNotExists", "dryRun")
         if_not_exists = flag(parameters, "ifNotExists")
-        properties = parse_properties(request.json(), default_ttl_s=self.default_ttl_s)
-        return Create(properties, if_not_exists, creator=_creator(request)), parameters
+        given = request.json()
+        properties = parse_properties(given, default_ttl_s=self.default_ttl_s)
+        names = frozenset(given or ()) - {"generation"}
+        return Create(properties, if_not_exists, creator=_creator(request), given=names), parameters
 
     def _put(
         self,

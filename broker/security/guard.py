@@ -40,6 +40,9 @@ MAX_CREDENTIAL_BYTES = 8 << 10
 LOOK_S = 1.0
 #: Names whose rights are kept ready; beyond, they are worked out again.
 MAX_NAMES = 10_000
+#: With ``ifNotExists`` they change nothing of a topic that is there, and any verb on it will do. The handler refuses all
+#: else to a name without the route's verb.
+_DECLARES = frozenset({"create_topic"})
 #: The topic of the audit: written by the daemon alone.
 AUDIT_TOPIC = "audit"
 _AUDIT_WRITES = frozenset(
@@ -353,7 +356,9 @@ class Guard:
         rights, on = admission.rights, route.on
         match on:
             case "topic":
-                allowed = rights.topic_bits(namespace, topic) & bits_of(route.verbs)
+                allowed = rights.topic_bits(namespace, topic)
+                if route.name not in _DECLARES:
+                    allowed &= bits_of(route.verbs)
                 target = f"{_quotable(namespace)}:{_quotable(topic)}"
             case "namespace":
                 allowed = rights.namespace_bits(namespace) & bits_of(route.verbs)

@@ -880,7 +880,7 @@ class Client:
         """Creates a topic.
 
         Args:
-          if_not_exists: accept an existing topic of equal properties; then a lost answer is retried.
+          if_not_exists: accept an existing topic that has the properties given; then a lost answer is retried.
           properties: ``ttl_s`` (seconds a message lives, by default seven days), ``transactional``, ``deduplication``,
             ``max_bytes``; those not given, or None, have the daemon's defaults.
         Raises:

@@ -67,7 +67,7 @@ def topic() -> None:
 @click.option(
     "--ttl", "ttl_s", type=Length(), metavar="TIME", help="Time to live of messages, e.g. 7d; short for ttl=7d."
 )
-@click.option("--if-not-exists", is_flag=True, help="Succeed if it exists with the same properties.")
+@click.option("--if-not-exists", is_flag=True, help="Succeed if it exists with the properties given.")
 @json_option
 @where_options
 def create(

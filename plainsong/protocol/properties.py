@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
@@ -55,6 +55,13 @@ class TopicProperties:
         if self.chain != "none":
             out["chain"] = self.chain
         return out
+
+    def agrees_with(self, other: TopicProperties, names: Collection[str] | None) -> bool:
+        """True if ``other`` has the same values of these properties, as clients name them; of all for None."""
+        if names is None:
+            return self == other
+        mine, others = self.shown(1), other.shown(1)
+        return all(mine.get(name) == others.get(name) for name in names)
 
     def stored(self) -> dict[str, str | int]:
         """The form in the metadata row."""

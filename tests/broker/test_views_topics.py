@@ -51,6 +51,16 @@ async def test_a_second_creation_is_refused_unless_it_is_equal_and_wanted(daemon
     await daemon.call("PUT", f"{TOPICS}/t?ifNotExist=true", status=400, code="invalid_parameter")
 
 
+async def test_a_declared_topic_is_compared_in_the_properties_that_are_given(daemon):
+    await daemon.create(ttl=60, max_bytes=100)
+    for body in (None, {}, {"ttl": "60"}, {"max_bytes": 100}, {"transactional": "optional"}):
+        await daemon.call("PUT", f"{TOPICS}/t?ifNotExists=true", json=body)
+    for body in ({"max_bytes": 101}, {"ttl": 60, "transactional": "disabled"}):
+        await daemon.call("PUT", f"{TOPICS}/t?ifNotExists=true", status=409, code="topic_exists", json=body)
+    shown = (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]
+    assert (shown["ttl"], shown["max_bytes"]) == ("60", "100")
+
+
 async def test_a_generation_among_the_properties_is_taken_and_not_obeyed(daemon):
     await daemon.create()
     given = (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]

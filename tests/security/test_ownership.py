@@ -35,6 +35,16 @@ async def test_a_transaction_is_ended_by_its_name_or_by_an_operator(daemon, verb
     assert (await daemon.ask("operator", "POST", f"{TX}/{second}/{verb}")).status_code == 200
 
 
+async def test_a_topic_that_is_there_needs_no_right_to_create_it(daemon):
+    declared = "?ifNotExists=true"
+    assert (await daemon.ask("writer", "PUT", f"{T}/a{declared}", json={})).status_code == 200
+    assert (await daemon.ask("writer", "PUT", f"{T}/a{declared}", json={"ttl": 5})).json()["code"] == "topic_exists"
+    for path in (f"{T}/a", f"{T}/none", f"{T}/none{declared}", f"/v1/namespaces/bank/topics/z{declared}"):
+        refused = await daemon.ask("writer", "PUT", path, json={})
+        assert (refused.status_code, refused.json()["code"]) == (403, "forbidden"), path
+    assert (await daemon.ask("operator", "GET", f"{T}/none")).status_code == 404
+
+
 async def test_whoever_may_publish_takes_part_in_a_transaction_of_another_but_takes_nothing_back(daemon):
     pointer = await begun(daemon)
     body = {"transactionWritePointer": pointer, "messages": ["m"]}

@@ -329,10 +329,13 @@ class Create(Ask[Description]):
 
     properties: TopicProperties
     if_not_exists: bool = False
+    """Accept a topic that exists, if it has the properties that were given."""
     dry_run: bool = False
     """Check, answer as if it had been done, and change nothing."""
     creator: str = ""
     """The name that asks; empty: nobody was asked for one."""
+    given: frozenset[str] | None = None
+    """The properties that were given, by the names that clients use; the others are defaults. None: all of them."""
 
 
 @dataclass(frozen=True, slots=True)

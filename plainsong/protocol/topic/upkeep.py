@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 
 
 def create(state: TopicState, step: Step, ask: Create, now: Now) -> Description:
-    """Create a generation. Raises TopicExists, unless ``if_not_exists`` and the living one has equal properties."""
+    """Create a generation. Raises TopicExists, unless ``if_not_exists`` and the living one has the properties given."""
     old = state.metadata
     if old is not None and old.deleted_ms is None:
-        if ask.if_not_exists and old.properties == ask.properties:
+        if ask.if_not_exists and old.properties.agrees_with(ask.properties, ask.given):
             return Description(old, state.time_ms)
         hint = (
             "its properties differ from the ones given" if ask.if_not_exists else "add ?ifNotExists=true to accept it"
