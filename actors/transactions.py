@@ -321,6 +321,17 @@ class TransactionService:
             record = self._core().ledger.outcomes.get(pointer)
         return "" if record is None else record.owner
 
+    def id_of(self, pointer: int) -> int:
+        """The id of a pointer's transaction; the pointer itself if none is known, or while the service is loaded."""
+        core = self._actor.core
+        record = None if core is None else core.ledger.by_pointer.get(pointer)
+        return pointer if record is None else record.transaction_id
+
+    def pointers_of(self, pointer: int) -> tuple[int, ...]:
+        """All pointers of a pointer's transaction; itself if no transaction is known. Raises TransactionsUnavailable."""
+        record = self._core().ledger.by_pointer.get(pointer)
+        return (pointer,) if record is None else record.pointers
+
     def open_of(self, name: str) -> int:
         """How many transactions a name has open. Raises TransactionsUnavailable."""
         return sum(1 for record in self._core().ledger.open.values() if record.owner == name)

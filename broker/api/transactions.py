@@ -167,7 +167,10 @@ class TransactionRoutes:
             )
         transactions = self.embedded()
         invalid = set(transactions.invalids())
-        wanted = given["ids"] if "ids" in given else await transactions.invalid_before(given["before_ms"])
+        if "ids" in given:
+            wanted = sorted({each for pointer in given["ids"] for each in transactions.pointers_of(pointer)})
+        else:
+            wanted = list(await transactions.invalid_before(given["before_ms"]))
         gone = len(invalid.intersection(wanted)) if dry_run else await transactions.truncate(wanted)
         before, after = {"invalid": len(invalid)}, {"invalid": len(invalid) - gone}
         return change_answer(
@@ -257,15 +260,21 @@ class TransactionRoutes:
         return json_answer({**_figures(figures, limit, as_number), "keptBecause": kept_because})
 
     def _own(self, request: Request) -> int:
-        """The transaction in the path, which the name began that asks, or may end for others.
+        """The id of the transaction in the path, which the name began that asks, or may end for others.
+
+        Any pointer of it will do: readers that are held are told the one that holds them, perhaps a checkpoint's.
 
         Raises:
           InvalidParameter: it is no id. Forbidden: it is another's.
           TransactionsUnavailable, NoOwner: it is not known whose it is.
         """
-        transaction_id = parse_transaction_id(request.path["transaction"])
+        transaction_id = self._known(request)
         refuse_others(self.embedded(), request, transaction_id, "operate", "service")
         return transaction_id
+
+    def _known(self, request: Request) -> int:
+        pointer = parse_transaction_id(request.path["transaction"])
+        return self.embedded().id_of(pointer)
 
     def embedded(self) -> TransactionService:
         """The daemon's own service.

@@ -248,9 +248,37 @@ async def test_a_checkpoint_gives_a_new_pointer_of_the_same_transaction(daemon):
     await publish_under(daemon, further, "two")
     again = await post(daemon, begun, "checkpoint", snapshot=further["snapshot"])
     assert decode_transaction(b64decode(again["snapshot"])).checkpoint_write_pointers[0] == further["writePointer"]
-    await post(daemon, further["writePointer"], "commit", status=404, code="transaction_not_found")
-    await post(daemon, begun, "commit")
+    assert await post(daemon, further["writePointer"], "commit") == {"id": begun["id"], "state": "committed"}
     assert await committed(daemon) == ["one", "two"]
+
+
+@pytest.mark.parametrize("verb", ["abort", "invalidate"])
+async def test_the_pointer_that_a_held_reader_is_told_names_the_transaction(daemon, verb):
+    await daemon.create()
+    begun = await begin(daemon)
+    further = await post(daemon, begun, "checkpoint")
+    await publish_under(daemon, further, "undecided")
+    held = await daemon.call("POST", f"{TOPICS}/t/poll", json={"isolation": "committed"})
+    pointer = held.headers["plainsong-held-by"]
+    assert pointer == str(further["writePointer"])
+    previewed = (await daemon.call("POST", f"{TX}/{pointer}/{verb}?dryRun=true")).json()
+    assert previewed["target"] == str(begun["id"])
+    ended = (await daemon.call("POST", f"{TX}/{pointer}/{verb}")).json()
+    assert ended == {"id": begun["id"], "state": previewed["after"]["state"]}
+    assert (await daemon.call("GET", f"{TX}/{pointer}")).json()["id"] == begun["id"]
+    assert (await daemon.poll(isolation="committed")) == []
+    if verb == "invalidate":
+        removed = (await daemon.call("POST", f"{TX}/truncate", json={"ids": [pointer]})).json()["removed"]
+        assert removed == 2
+
+
+@pytest.mark.parametrize("verb", ["prepare", "checkpoint"])
+async def test_a_checkpoints_pointer_prepares_and_checkpoints_its_transaction(daemon, verb):
+    begun = await begin(daemon)
+    further = await post(daemon, begun, "checkpoint")
+    more = changes(b"k") if verb == "prepare" else further["snapshot"]
+    field = "changes" if verb == "prepare" else "snapshot"
+    assert (await post(daemon, further["writePointer"], verb, **{field: more}))["id"] == begun["id"]
 
 
 async def test_a_checkpoint_refuses_a_snapshot_that_is_another_ones(daemon):
