@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     #: Asks a topic at its owner.
     AskTopic = Callable[[TopicName, Ask[Any]], Awaitable[Any]]
+    #: True if a caller may see a topic of a transaction.
+    Sees = Callable[[TransactionStatus, TopicName], bool]
 
 log = logging.getLogger(__name__)
 #: Topics named when a commit could not reach them.
@@ -239,33 +241,44 @@ _STATUS_REQUESTS_AT_ONCE = 16
 
 
 async def with_topics(
-    statuses: Sequence[TransactionStatus], index: PointerLocations, ask: AskTopic
+    statuses: Sequence[TransactionStatus],
+    index: PointerLocations,
+    ask: AskTopic,
+    sees: Sees | None = None,
 ) -> list[TransactionStatus]:
-    """Add the topics to each status, and to those in progress the number of messages that they hide."""
-    topics = {status.transaction_id: sorted(index.topics_of(status.pointers)) for status in statuses}
+    """Add the topics to each status, and to those in progress the number of messages that they hide.
+
+    Args:
+      sees: True if the caller may see a topic of a transaction; others are left out, and not counted. None: it sees all.
+    """
+    topics = {
+        status.transaction_id: sorted(
+            name for name in index.topics_of(status.pointers) if sees is None or sees(status, name)
+        )
+        for status in statuses
+    }
     holding = {name for each in statuses if each.state == "in_progress" for name in topics[each.transaction_id]}
     hidden = await _hidden(sorted(holding)[:_MAX_STATUS_TOPICS], ask)
     return [
         replace(
             each,
             topics=tuple(topics[each.transaction_id]),
-            hidden_messages=_most_hidden(each, topics[each.transaction_id], hidden)
-            if each.state == "in_progress"
-            else 0,
+            hidden_messages=_hidden_by(each, topics[each.transaction_id], hidden) if each.state == "in_progress" else 0,
         )
         for each in statuses
     ]
 
 
-def _most_hidden(
+def _hidden_by(
     status: TransactionStatus, topics: Iterable[TopicName], hidden: dict[TopicName, dict[int, int]]
 ) -> int | None:
-    most = 0
+    """Messages of all topics that a transaction hides; in each, its first pointer hides all after it."""
+    count = 0
     for name in topics:
         if name not in hidden:
             return None
-        most = max(most, *(hidden[name].get(pointer, 0) for pointer in status.pointers))
-    return most
+        count += max(hidden[name].get(pointer, 0) for pointer in status.pointers)
+    return count
 
 
 async def _hidden(topics: Sequence[TopicName], ask: AskTopic) -> dict[TopicName, dict[int, int]]:

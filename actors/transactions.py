@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from actors.actor import Answers
-    from actors.decisions import AskTopic
+    from actors.decisions import AskTopic, Sees
     from actors.observe import Clock
     from actors.pointers import PointerIndex, PointerLocations
     from plainsong.protocol.effects import Ask, Operation
@@ -293,15 +293,23 @@ class TransactionService:
 
     # --- reads ------------------------------------------------------------------------------------
 
-    async def look(self, transaction_id: int) -> TransactionStatus:
-        """The status of a transaction, by its id or a checkpoint's pointer; ``unknown`` if it is not remembered."""
-        status = await self._ask(asks.LookAt(transaction_id))
-        return (await with_topics([status], self._locations, self._ask_topic))[0]
+    async def look(self, transaction_id: int, sees: Sees | None = None) -> TransactionStatus:
+        """The status of a transaction, by its id or a checkpoint's pointer; ``unknown`` if it is not remembered.
 
-    async def listed(self, state: State | None = None, limit: int = 1_000) -> list[TransactionStatus]:
-        """Transactions, oldest first: of one state, or (None) all that are in progress or invalid."""
-        statuses = await self._ask(asks.ListAll(state, limit))
-        return await with_topics(statuses, self._locations, self._ask_topic)
+        ``sees``: as for ``with_topics``.
+        """
+        status = await self._ask(asks.LookAt(transaction_id))
+        return (await with_topics([status], self._locations, self._ask_topic, sees))[0]
+
+    async def listed(
+        self, state: State | None = None, limit: int = 1_000, after: int = 0, sees: Sees | None = None
+    ) -> list[TransactionStatus]:
+        """Transactions, oldest first: of one state, or (None) all that are in progress or invalid.
+
+        ``after``: as of ``ListAll``; ``sees``: as for ``with_topics``.
+        """
+        statuses = await self._ask(asks.ListAll(state, limit, after))
+        return await with_topics(statuses, self._locations, self._ask_topic, sees)
 
     async def as_of(self, at_ms: int) -> Moment:
         """What had been decided by a moment; from now on no decision has a time up to it.

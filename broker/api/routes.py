@@ -782,7 +782,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="service",
         tag="transactions",
         doc="Transactions in progress and invalid, or those of one state, oldest first.",
-        parameters=("state", "limit", "longs"),
+        parameters=("state", "limit", "after", "longs"),
         answer=array(ref("Transaction")),
         errors=_ASKS,
     ),

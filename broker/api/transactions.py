@@ -121,12 +121,13 @@ class TransactionRoutes:
 
     async def list_all(self, request: Request) -> Answer:
         """Transactions, oldest first: those in progress and invalid, or those of one state."""
-        parameters = request.parameters("state", "limit", "longs")
+        parameters = request.parameters("state", "limit", "after", "longs")
+        after = 0 if "after" not in parameters else parse_transaction_id(parameters["after"])
         state: State | None = None
         if "state" in parameters:
             one_of(parameters, "state", _STATES, "")
             state = next(known for known in _STATES if known == parameters["state"])
-        found = await self.embedded().listed(state, _limit(parameters))
+        found = await self.embedded().listed(state, _limit(parameters), after, partial(_sees, request))
         as_number = longs(parameters)
         return json_answer([_shown(_seen(status, request), as_number) for status in found])
 
@@ -134,7 +135,7 @@ class TransactionRoutes:
         """What is known of one transaction, also when it has been decided; of others the state is ``unknown``."""
         as_number = numbers(request.query)
         transaction_id = parse_transaction_id(request.path["transaction"])
-        status = await self.embedded().look(transaction_id)
+        status = await self.embedded().look(transaction_id, partial(_sees, request))
         return json_answer(
             {
                 **_shown(_seen(status, request), as_number),
@@ -307,10 +308,18 @@ def refuse_others(service: TransactionService, request: Request, pointer: int, v
 
 def _seen(status: TransactionStatus, request: Request) -> TransactionStatus:
     """What the name may see of a transaction: all of its own, and of others' no client, no name, and no topic of others."""
-    if request.rights.on_service("inspect") or status.owner == request.who.name:
+    if _is_shown(request, status):
         return status
-    topics = tuple(name for name in status.topics if request.rights.any_on_topic(*name))
-    return replace(status, client_id=None, owner=None, topics=topics)
+    return replace(status, client_id=None, owner=None)
+
+
+def _is_shown(request: Request, status: TransactionStatus) -> bool:
+    return request.rights.on_service("inspect") or status.owner == request.who.name
+
+
+def _sees(request: Request, status: TransactionStatus, name: TopicName) -> bool:
+    """True if a name may see that a transaction has messages in a topic, and how many they hide."""
+    return _is_shown(request, status) or request.rights.any_on_topic(*name)
 
 
 def _changes(body: bytes) -> list[bytes]:

@@ -513,7 +513,7 @@ async def test_who_holds_readers_up_is_named_with_topics_and_hidden_messages():
         harness.topics.put(one, TOPIC)
         harness.topics.put(one, OTHER)
         status = await harness.service.look(one)
-        assert (status.client_id, status.topics, status.hidden_messages) == ("batch", (TOPIC, OTHER), 7)
+        assert (status.client_id, status.topics, status.hidden_messages) == ("batch", (TOPIC, OTHER), 14)
         assert (await harness.service.listed())[0] == status
         harness.topics.failing[OTHER] = TopicNotFound("gone")
         assert (await harness.service.look(one)).hidden_messages is None

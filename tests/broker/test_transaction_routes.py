@@ -252,6 +252,38 @@ async def test_a_checkpoint_gives_a_new_pointer_of_the_same_transaction(daemon):
     assert await committed(daemon) == ["one", "two"]
 
 
+async def test_what_a_transaction_hides_is_counted_in_all_its_topics(daemon):
+    begun = await begin(daemon)
+    for topic, count in (("t", 5), ("u", 3)):
+        await daemon.create(topic)
+        await publish_under(daemon, begun, *(["m"] * count), topic=topic)
+    (listed,) = (await daemon.call("GET", TX)).json()
+    assert (listed["topics"], listed["hiddenMessages"]) == (["ns:t", "ns:u"], 8)
+    assert (await daemon.call("GET", f"{TX}/{begun['id']}")).json()["hiddenMessages"] == 8
+
+
+async def listed_in_pages(daemon, query=""):
+    found, after = [], ""
+    while page := (await daemon.call("GET", f"{TX}?limit=2{query}{after}")).json():
+        found += [each["id"] for each in page]
+        after = f"&after={found[-1]}"
+    return found
+
+
+async def test_the_list_of_transactions_has_pages(daemon):
+    ids = [(await begin(daemon))["id"] for _ in range(7)]
+    assert await listed_in_pages(daemon) == ids
+    first, second, *rest = ids
+    await daemon.call("POST", f"{TX}/{second}/abort")
+    await daemon.call("POST", f"{TX}/{first}/abort")
+    await daemon.call("POST", f"{TX}/{rest[-1]}/invalidate")
+    assert await listed_in_pages(daemon) == rest
+    assert await listed_in_pages(daemon, "&state=in_progress") == rest[:-1]
+    assert await listed_in_pages(daemon, "&state=aborted") == [second, first]
+    assert [each["id"] for each in (await daemon.call("GET", f"{TX}?after={first}")).json()] == rest
+    await daemon.call("GET", f"{TX}?after=x", status=400, code="invalid_parameter")
+
+
 @pytest.mark.parametrize("verb", ["abort", "invalidate"])
 async def test_the_pointer_that_a_held_reader_is_told_names_the_transaction(daemon, verb):
     await daemon.create()
@@ -312,7 +344,7 @@ async def test_the_list_says_who_hides_how_much_where(daemon):
     listed = (await daemon.call("GET", TX)).json()
     assert [one["clientId"] for one in listed] == ["first", "second"]
     assert listed[0]["topics"] == ["ns:a", "ns:b"]
-    assert listed[0]["hiddenMessages"] == 2
+    assert listed[0]["hiddenMessages"] == 3
     assert (listed[1]["topics"], listed[1]["hiddenMessages"]) == ([], 0)
     assert [one["id"] for one in (await daemon.call("GET", TX + "?limit=1")).json()] == [first["id"]]
     assert (await daemon.call("GET", TX + "?state=committed")).json() == []

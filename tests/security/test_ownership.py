@@ -92,6 +92,18 @@ async def test_of_others_transactions_neither_client_nor_topics_are_shown(daemon
     assert (await daemon.ask("reader", "GET", TX)).status_code == 403
 
 
+async def test_of_the_transaction_of_another_only_the_topics_that_one_may_see_are_shown_and_counted(daemon):
+    pointer = await begun(daemon, "operator")
+    for topics, count in ((f"{T}/a", 2), ("/v1/namespaces/bank/topics/z", 3)):
+        body = {"transactionWritePointer": pointer, "messages": ["m"] * count}
+        assert (await daemon.ask("operator", "POST", f"{topics}/publish", json=body)).status_code == 200
+    for path in (TX, f"{TX}/{pointer}"):
+        for who, topics, hidden in (("other", ["ns:a"], 2), ("operator", ["bank:z", "ns:a"], 5)):
+            answer = (await daemon.ask(who, "GET", path)).json()
+            told = answer[0] if isinstance(answer, list) else answer
+            assert (told["topics"], told["hiddenMessages"]) == (topics, hidden), (who, path)
+
+
 async def test_lists_show_what_one_may_see(daemon):
     async def listed(who, path):
         return (await daemon.ask(who, "GET", path)).json()

@@ -175,8 +175,7 @@ class TransactionStatus:
     topics: tuple[TopicName, ...] = ()
     """Topics in which it has undecided rows."""
     hidden_messages: int | None = 0
-    """Messages hidden from transactional readers because of it, the largest number of any topic; None: a topic did not
-    answer."""
+    """Messages hidden from transactional readers because of it, in all ``topics``; None: a topic did not answer."""
     service: int = 0
     """The service that answers, as in ``Begun``; 0: it has not issued a pointer."""
     owner: str | None = None
@@ -203,6 +202,8 @@ class ListAll(Ask["list[TransactionStatus]"]):
 
     state: State | None = None
     limit: int = 1_000
+    after: int = 0
+    """Begin after the transaction with this id, the last one of the page before."""
 
 
 @dataclass(frozen=True, slots=True)

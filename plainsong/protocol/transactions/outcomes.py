@@ -13,7 +13,7 @@ from plainsong.protocol.transactions.transaction import POINTERS_PER_MS, issued_
 from plainsong.protocol.transactions.view import Change, Moment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from plainsong.protocol.transactions.asks import AsOf, InvalidBefore, KeepPass, ListAll, LookAt, Unlist
     from plainsong.protocol.transactions.ledger import Ledger, ManagerNow, ManagerStep, TransactionSettings
@@ -36,7 +36,20 @@ def list_transactions(ledger: Ledger, step: ManagerStep, ask: ListAll, now: Mana
     del step
     if ask.state is not None and ask.state not in STATES:
         raise InvalidParameter(f"state {ask.state!r}", hint=nearest(ask.state, STATES))
-    return [_status(ledger, record, now) for record in islice(_chosen(ledger, ask), ask.limit)]
+    chosen = _chosen(ledger, ask)
+    if ask.after:
+        chosen = _after(list(chosen), ask)
+    return [_status(ledger, record, now) for record in islice(chosen, ask.limit)]
+
+
+def _after(records: Sequence[Record], ask: ListAll) -> Sequence[Record]:
+    """The records after the one that a page ended with; that one may be decided, or forgotten, by now."""
+    at = next((index for index, record in enumerate(records) if record.transaction_id == ask.after), None)
+    if at is not None:
+        return records[at + 1 :]
+    if ask.state in ("committed", "aborted"):
+        return records  # in the order of their decisions, in which they are forgotten
+    return [record for record in records if record.transaction_id > ask.after]
 
 
 def _chosen(ledger: Ledger, ask: ListAll) -> Iterable[Record]:
