@@ -296,6 +296,19 @@ async def test_a_full_topic_takes_nothing_more_until_the_batch_expires():
         await talk.store("a", "x" * 60, ids=[0])
 
 
+async def test_a_plain_publish_of_the_producer_ends_nothing_that_is_staged_and_its_bytes_count_until_it_is_published():
+    async with in_process() as daemon:
+        await daemon.create(max_bytes=1_000)
+        staging = Staging(daemon)
+        await staging.store("0.a", "x" * 600)
+        plain = PublishRequest([b"plain"], producer="job", sequence_ids=[0])
+        await staging.post("publish", staging.codec.encode_publish(plain))
+        await daemon.call("POST", f"{TOPICS}/t/publish", json={"messages": ["y" * 600]}, status=503, code="topic_full")
+        await staging.publish(1, "0.a")
+        assert await staging.polled() == ["plain", "x" * 600]
+        await staging.publish(2, "0.a", status=400, code="invalid_parameter")
+
+
 async def test_streams_publish_what_was_staged():
     async with staging() as talk:
         await talk.store("a", "one", ids=[0])
