@@ -22,6 +22,7 @@ from actors.pages import Pages
 from actors.pointers import PointerIndex
 from actors.scrub import Scrub
 from actors.set_aside import SetAsides
+from actors.store_time import StoreTime
 from actors.topic import TopicEnvironment
 from broker.api.asyncapi import AsyncApi
 from broker.api.backups import Backups
@@ -59,7 +60,7 @@ from broker.api.topic_stats import Counting
 from broker.api.topics import NamespaceRoutes, Policies, Topics, refused_here
 from broker.api.transactions import TransactionRoutes
 from broker.api.waiting import looked_at_again, metered, refusals_noted
-from broker.attention import FINDINGS, Attention, stale_files
+from broker.attention import FINDINGS, Attention, clock_findings, stale_files
 from broker.audit import ACTIONS, Audit, large_audit
 from broker.authority import build_authority
 from broker.catalogue import FIGURES, Catalogue
@@ -131,6 +132,7 @@ class Daemon:
     scrub: Scrub
     answers: AnswerBudget
     publishing: Publishing
+    store_time: StoreTime
     endpoints: tuple[Endpoint, ...]
     """Every route as a listener serves it: forwarded where others own things, hot ones counted."""
     begin: Begin
@@ -145,7 +147,8 @@ class Daemon:
     """Set once the server has stopped and its last answers have left."""
 
     async def start(self, actors: trio.Nursery) -> None:
-        """Start what works by itself. Raises StoreError."""
+        """Start what works by itself. Raises StoreError; StoreUnusable: the clock is too far ahead of the store."""
+        await self.store_time.load(self.store, self.config.storage.max_clock_ahead_s)
         await self.authority.start(actors)
         authority = self.authority
         invalid_pass = None
@@ -344,6 +347,8 @@ async def assemble(
     set_asides = SetAsides(store, directory, clock, folder, config.retention.delete_grace_s * 1000, scrub)
     attention.sources.append(partial(damaged, scrub))
     attention.sources.append(partial(stale_files, lambda: security.stale))
+    store_time = StoreTime(clock, directory)
+    attention.sources.append(partial(clock_findings, store_time))
     backups = Backups(
         store,
         clock,
@@ -485,6 +490,7 @@ async def assemble(
         scrub=scrub,
         answers=answers,
         publishing=publishing,
+        store_time=store_time,
         endpoints=tuple(
             traced(accounted(each, accounting), traces)
             for each in (looked_at_again(metered(each, guard), guard) for each in endpoints)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import trio
 
+from actors.store_time import SLACK_MS, shown_ms
 from broker.finding import Finding
 from broker.link.flow import LinkBroken, Reply
 from plainsong.protocol.errors import PlainsongError, Recovering, StorageFailed, TransactionsUnavailable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.observe import Clock, SpaceGuard
     from actors.ownership import Ownership
+    from actors.store_time import StoreTime
     from broker.authority import Authority
     from broker.cluster.membership import Membership
     from broker.finding import Severity
@@ -215,6 +217,18 @@ class Attention:
             )
         lost = {} if self._links is None else self._links.unreachable
         return found + [_unreachable(each.name) for each in membership.instances if each.address in lost]
+
+
+def clock_findings(store_time: StoreTime) -> list[Finding]:
+    """A clock that is behind the store, by more than two clocks differ."""
+    behind_ms = store_time.behind_ms()
+    if behind_ms <= SLACK_MS:
+        return []
+    text = (
+        f"The clock is {shown_ms(behind_ms)} behind the newest time in the store: until it has caught up, publish times "
+        "stand still, and messages live longer"
+    )
+    return [Finding("clock", "warning", "clock", text, link="/console/cluster")]
 
 
 def stale_files(stale: Callable[[], Mapping[str, str] | None]) -> list[Finding]:

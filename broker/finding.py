@@ -17,6 +17,7 @@ Kind: TypeAlias = Literal[
     "unread",
     "low-space",
     "instance",
+    "clock",
 ]
 Severity: TypeAlias = Literal["warning", "critical"]
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from actors.observe import Clock, SpaceGuard
     from actors.pointers import PointerIndex
     from actors.scrub import Scrub
+    from actors.store_time import StoreTime
     from broker.api.backups import Backups
     from broker.api.events import EventStreams
     from broker.authority import Authority, Transactions
@@ -30,7 +31,13 @@ if TYPE_CHECKING:
 
 
 def add_gauges(
-    metrics: Metrics, directory: Directory, store: Store, clock: Clock, space: SpaceGuard, bodies: BodyBudget
+    metrics: Metrics,
+    directory: Directory,
+    store: Store,
+    clock: Clock,
+    space: SpaceGuard,
+    bodies: BodyBudget,
+    store_time: StoreTime,
 ) -> None:
     """Register everything that is read at a scrape."""
     budget, answers = directory.budget, bodies.answers
@@ -64,6 +71,11 @@ def add_gauges(
             "plainsong_clock_regressions_total",
             "Times the clock was seen to go back since the start.",
             lambda: clock.regressions,
+        ),
+        (
+            "plainsong_clock_behind_seconds",
+            "How far the clock is behind the newest time in the store.",
+            lambda: store_time.behind_ms() / 1000,
         ),
         ("plainsong_producers", "Producers that open topics remember.", lambda: _producers(directory)),
         (

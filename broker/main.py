@@ -111,7 +111,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
             await actors.start(testing.serve)
         await daemon.start(actors)
         budget = BodyBudget(config.http.max_inflight_bytes, daemon.answers)
-        add_gauges(metrics, daemon.directory, store, daemon.clock, daemon.space, budget)
+        add_gauges(metrics, daemon.directory, store, daemon.clock, daemon.space, budget, daemon.store_time)
         add_transaction_gauges(metrics, daemon.authority, daemon.directory, daemon.pointers, daemon.clock)
         add_security_gauges(metrics, security)
         rebalance = None

@@ -27,7 +27,7 @@ def metrics_of_the_daemon() -> dict[str, str]:
     """Those of ``/metrics``."""
     metrics = Metrics("0")
     nothing: Any = SimpleNamespace(budget=SimpleNamespace(), answers=SimpleNamespace())
-    add_gauges(metrics, nothing, nothing, nothing, nothing, nothing)
+    add_gauges(metrics, nothing, nothing, nothing, nothing, nothing, nothing)
     add_transaction_gauges(metrics, nothing, nothing, nothing, nothing)
     add_cluster_gauges(metrics, nothing)
     add_link_gauges(metrics, nothing)

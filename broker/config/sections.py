@@ -161,6 +161,15 @@ class StorageConfig:
         low=0.0,
         high=1.0,
     )
+    max_clock_ahead_s: int = whole_seconds(
+        0,
+        "How far the clock may be ahead of the newest time in the store at a start, which is refused beyond; 0: any time, "
+        "since a store that was not used for as long looks the same.",
+        small="a daemon that was stopped for longer is not started by itself",
+        large="a clock that is set wrong has messages expire, which cannot be undone",
+        low=0,
+        high=_CENTURY_S,
+    )
     scrub_interval_s: int = whole_seconds(
         7 * 86_400,
         "Between two rounds that read every row and check it, the first an hour after the start; 0: only when asked.",

@@ -15,6 +15,7 @@ const TODO = {
   audit: "See why system:audit cannot be written.",
   damaged: "Set it aside, and readers pass; a backup may have what stood there.",
   unread: "See whether its part of the store answers; the scrub tries again every hour.",
+  clock: "Set the clock right, or wait until it has caught up.",
   instance: "See whether it runs, and whether the others reach it.",
 };
 const POINTER = /^(Transaction )(\d{16,19})(.*)$/s;

@@ -1,0 +1,98 @@
+"""How far the clock is from the store: the newest time that topics have given, against the time now.
+
+    behind   publish times stand still until the clock has caught up, and nothing expires
+    ahead    messages expire at once: after a long stop rightly so, and wrongly by a clock that is set wrong
+
+The two kinds of ahead look the same from here.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.effects import Table
+from plainsong.protocol.keys import HIGH_WATER, SYSTEM, DamagedRow, stop_after
+from plainsong.protocol.records import HighWater
+from storage.base import StoreUnusable, read_rows
+
+if TYPE_CHECKING:
+    from actors.directory import Directory
+    from actors.observe import Clock
+    from storage.base import Store
+
+log = logging.getLogger(__name__)
+#: A difference up to this is that of two clocks, and not reported.
+SLACK_MS = 60_000
+#: Topics whose times are read at the start: the newest of as many is as good as that of all.
+MAX_TOPICS = 10_000
+#: On a store with a round trip for each read.
+MAX_TOPICS_SHARED = 500
+_DAY_MS = 86_400_000
+
+
+class StoreTime:
+    """The newest time in the store."""
+
+    def __init__(self, clock: Clock, directory: Directory) -> None:
+        self._clock = clock
+        self._directory = directory
+        self._started_ms = 0
+
+    async def load(self, store: Store, max_ahead_s: int = 0) -> None:
+        """Read the times of topics, and log a clock that disagrees with them.
+
+        Args:
+          max_ahead_s: a clock that is further ahead is refused; 0: none is.
+        Raises:
+          StoreError: the store could not be read.
+          StoreUnusable: the clock is too far ahead; nothing was changed.
+        """
+        start = SYSTEM + HIGH_WATER
+        limit = MAX_TOPICS_SHARED if store.traits.shared else MAX_TOPICS
+        for _, value in await read_rows(store, Table.METADATA, start, stop_after(start), limit=limit):
+            try:
+                mark = HighWater.decode(value)
+            except DamagedRow:
+                continue  # the topic's own load reports it
+            self._started_ms = max(self._started_ms, mark.time_ms, mark.last_ts_ms)
+        if not self._started_ms:
+            return
+        ahead_ms = self._clock.now_ms() - self._started_ms
+        if 0 < max_ahead_s * 1000 < ahead_ms:
+            raise StoreUnusable(
+                f"the clock is {shown_ms(ahead_ms)} ahead of the newest time in the store, and messages that expire are "
+                "never shown again",
+                hint="set the clock right; or, if the store was not used for as long, start once with "
+                "--set storage.max_clock_ahead_s=0",
+            )
+        if ahead_ms < -SLACK_MS:
+            log.warning(
+                "the clock is behind the store: publish times stand still until it has caught up",
+                extra={"behind_s": -ahead_ms // 1000},
+            )
+        elif ahead_ms > _DAY_MS:
+            log.warning(
+                "the clock is far ahead of the store: it was stopped for as long, or the clock is wrong",
+                extra={"ahead_s": ahead_ms // 1000},
+            )
+        elif ahead_ms > SLACK_MS:
+            log.info("the clock is ahead of the store", extra={"ahead_s": ahead_ms // 1000})
+
+    def behind_ms(self) -> int:
+        """How far the clock is behind the newest time of the store and of the open topics; 0: it is not."""
+        newest_ms = self._started_ms
+        for entry in self._directory:
+            core = entry.actor.core
+            if core is not None:
+                newest_ms = max(newest_ms, core.state.time_ms)
+        return max(0, newest_ms - self._clock.now_ms())
+
+
+def shown_ms(duration_ms: int) -> str:
+    """A duration for people, as ``3 minutes`` or ``2 days``: whole, and rounded down."""
+    seconds = duration_ms // 1000
+    for size, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
+        if seconds >= size:
+            return f"{seconds // size} {unit}{'s' if seconds >= 2 * size else ''}"
+    return f"{seconds} s"
