@@ -22,6 +22,7 @@ from actors.pointers import PointerIndex
 from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, StorageFailed
 from plainsong.protocol.ids import after
 from plainsong.protocol.topic.asks import (
+    CheckPublish,
     Describe,
     DescribeChain,
     GetProducer,
@@ -67,7 +68,17 @@ MAX_OPENING = 16
 #: the next owner makes calls for every topic.
 FEW_ROWS = 1000
 #: Requests that change nothing, so that a failed commit cannot leave their outcome unknown.
-TOPIC_READS = (Describe, DescribeChain, GetProducer, ListPointers, ListProducers, ListReaders, Look, Stats)
+TOPIC_READS = (
+    CheckPublish,
+    Describe,
+    DescribeChain,
+    GetProducer,
+    ListPointers,
+    ListProducers,
+    ListReaders,
+    Look,
+    Stats,
+)
 #: For a step that is settled without ``TopicCore.needs_time``.
 _NO_TIME = Now(0, 0.0)
 #: Requests whose messages a commit publishes.

@@ -37,7 +37,7 @@ from plainsong.protocol.masking import masked
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import PublishRequest
-from plainsong.protocol.topic.asks import Create, Describe, ListReaders, Publish, SetProperties
+from plainsong.protocol.topic.asks import CheckPublish, Create, Describe, ListReaders, Publish, SetProperties
 from storage.base import StoreError
 from storage.copy_parts import BACKUP_ORIGIN, COPY_KEY, DONE, copy_row
 
@@ -67,8 +67,10 @@ RECORDS_PER_S = 20
 MAX_OWN_RECORDS = 1_000
 #: What the topic's properties are, at each start.
 PROPERTIES = TopicProperties(ttl_s=TTL_S, chain="sha256")
-#: How long a record of a change may take; the change has been made, and its client waits.
+#: How long a record of a change, or the check that it can be written, may take; the client waits.
 WRITE_TIMEOUT_S = 5.0
+#: The bytes of a record without the body of its request, rounded up.
+RECORD_BYTES = 2048
 #: What is recorded of the routes that change something.
 ACTIONS = {
     "create_topic": "topic.create",
@@ -234,7 +236,7 @@ class Audit:
                 return await handler(request)
             is_everyday = route.name == "abort" and _ends_own(request, owner_of)
             if not is_everyday:
-                await self.refuse_unless_writable()
+                await self.refuse_unless_writable(request)
             before = await self._properties(request) if route.name in _WITH_BEFORE else None
             try:
                 answer = await handler(request)
@@ -261,7 +263,7 @@ class Audit:
 
         A program that keeps its positions so does it all the time: those of ten seconds are one record.
         """
-        await self.refuse_unless_writable()
+        await self.refuse_unless_writable(request)
         before = await self._reader(request)
         try:
             answer = await handler(request)
@@ -297,17 +299,25 @@ class Audit:
             ({"position": each.reader.position.hex()} for each in found if each.name == request.path["reader"]), None
         )
 
-    async def refuse_unless_writable(self) -> None:
-        """Before a change, where it needs its record. Raises AuditUnavailable, LowSpace: it is not made."""
+    async def refuse_unless_writable(self, request: Request | None = None) -> None:
+        """Check that ``system:audit`` takes the record of a change, if ``security.audit`` requires one.
+
+        Raises:
+          AuditUnavailable, LowSpace: it does not, and the change must not be made.
+        """
         if not self._required:
             return
+        size = RECORD_BYTES + (0 if request is None else len(request.body))
+        why = "system:audit cannot be written, and changes need their record"
         try:
-            await self._ask(AUDIT, Describe())
-        except LowSpace:
-            raise
+            with trio.fail_after(WRITE_TIMEOUT_S):
+                await self._ask(AUDIT, CheckPublish(size))
+        except LowSpace as error:
+            raise LowSpace(f"{why}: {error.detail}", hint="nothing was changed; free some disk space") from None
         except PlainsongError as error:
-            why = "system:audit cannot be written, and changes need their record"
             raise AuditUnavailable(why, hint=f"nothing was changed: {error.detail}") from None
+        except trio.TooSlowError:
+            raise AuditUnavailable(why, hint=f"nothing was changed: no answer within {WRITE_TIMEOUT_S:.0f} s") from None
 
     async def _properties(self, request: Request) -> dict[str, Any] | None:
         try:

@@ -24,7 +24,7 @@ from plainsong.protocol.page import item
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import Lengths, PublishRequest, Receipt
 from plainsong.protocol.rows import HAS_TTL, STAMP, MessageRow, Stamp, encode_row, row_head
-from plainsong.protocol.topic.asks import Create, Publish
+from plainsong.protocol.topic.asks import CheckPublish, Create, Publish
 from plainsong.protocol.topic.core import TopicCore
 from plainsong.protocol.topic.row_extras import row_extras_of, stamped_head, with_stamp
 from plainsong.protocol.topic.state import Now, Run, TopicLimits, TopicState
@@ -105,6 +105,37 @@ def test_a_full_topic_takes_nothing_until_something_has_expired():
     assert error.retry_after_s
     assert type(topic.publish(b"y" * 150, now_ms=NOW_MS + 10_000)) is TopicFull
     assert isinstance(topic.publish(b"y" * 150, now_ms=NOW_MS + 10_001), Receipt)
+
+
+SMALL = b"x" * 100
+CHECKED = {
+    "taken": lambda: Topic(TopicProperties()),
+    "no topic": Topic,
+    "transactions only": lambda: Topic(TopicProperties(transactional="required")),
+    "message too large": lambda: Topic(TopicProperties(), max_message_bytes=99),
+    "never fits": lambda: Topic(TopicProperties(max_bytes=99)),
+    "full": lambda: filled(Topic(TopicProperties(max_bytes=200))),
+}
+
+
+def filled(topic: Topic) -> Topic:
+    assert isinstance(topic.publish(b"y" * 150), Receipt)
+    return topic
+
+
+@pytest.mark.parametrize("low_space", [False, True])
+@pytest.mark.parametrize("case", CHECKED)
+def test_the_check_of_a_publish_answers_as_the_publish_would_and_stores_nothing(case, low_space):
+    topic = CHECKED[case]()
+    before = (repr(topic.core), topic.core.state.rows_since_mark)
+    checked = topic.ask(CheckPublish(len(SMALL)), low_space=low_space)
+    assert (repr(topic.core), topic.core.state.rows_since_mark) == before
+    published = topic.publish(SMALL, low_space=low_space)
+    if isinstance(published, Receipt):
+        assert checked is None
+    else:
+        assert (type(checked), checked.detail) == (type(published), published.detail)
+    assert (checked is None) == (case == "taken" and not low_space)
 
 
 def test_what_can_never_fit_into_a_topic_is_not_told_to_wait():

@@ -9,13 +9,13 @@ import trio
 import trio.testing
 
 from broker.api.routes import ROUTES
-from broker.audit import ACTIONS, LOSS_SHOWN_MS, PROPERTIES, RECORDS_PER_S, Audit
+from broker.audit import ACTIONS, LOSS_SHOWN_MS, PROPERTIES, RECORDS_PER_S, WRITE_TIMEOUT_S, Audit
 from broker.http.peer import Peer
 from broker.refusals import EVERYTHING_ELSE, GATHER_S, MAX_KINDS, WAITING_EACH
 from broker.security.guard import RefusedRequest
 from broker.security.identity import NOBODY, Identity
 from plainsong.protocol.effects import Table, put_one
-from plainsong.protocol.errors import Forbidden
+from plainsong.protocol.errors import AuditUnavailable, Forbidden, LowSpace
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.topic.asks import Create, Describe, Publish
@@ -343,6 +343,48 @@ async def test_where_the_audit_is_required_such_a_change_is_not_made(tmp_path):
         assert (await running.ask("operator", "GET", f"{T}/a")).status_code == 404
         await running.daemon.service.audit.create()
         assert (await running.ask("operator", "PUT", f"{T}/a", json={})).status_code == 200
+
+
+async def test_where_the_audit_is_required_a_nearly_full_disk_refuses_every_change(tmp_path):
+    async with named(tmp_path, security__audit="required") as running:
+        service = running.daemon.service
+        await service.audit.create()
+        assert (await running.ask("operator", "PUT", f"{T}/a", json={})).status_code == 200
+        theirs = (await running.ask("other", "POST", "/v1/transactions")).json()["id"]
+        before = await records(running)
+        service.space.low = True
+        changes = [
+            ("PUT", f"{T}/b", {}),
+            ("PUT", f"{T}/a/properties", {"ttl": 90}),
+            ("DELETE", f"{T}/a", None),
+            ("PUT", f"{T}/a/readers/r", {"position": "0" * 40}),
+            ("DELETE", f"{T}/a/readers/r", None),
+            ("PUT", "/v1/namespaces/ns/properties", {"deduplication": True}),
+            ("POST", f"/v1/transactions/{theirs}/abort", None),
+        ]
+        for method, path, body in changes:
+            refused = await running.ask("operator", method, path, json=body)
+            problem = refused.json()
+            assert (refused.status_code, problem["code"], problem["outcome"]) == (503, "low_space", "not-applied"), path
+            assert "system:audit" in problem["detail"]
+        with pytest.raises(LowSpace):
+            await service.audit.refuse_unless_writable()  # a call of Thrift
+        assert (await running.ask("operator", "GET", f"{T}/b")).status_code == 404
+        assert (await running.ask("operator", "GET", f"{T}/a")).json()["properties"]["ttl"] != "90"
+        assert await records(running) == before
+        assert service.audit.lost_records == 0
+        service.space.low = False
+        assert (await running.ask("operator", "DELETE", f"{T}/a")).status_code == 200
+
+
+async def test_where_the_audit_is_required_a_change_waits_for_the_check_no_longer_than_for_a_record(autojump_clock):
+    async def ask(name, asked):
+        await trio.sleep_forever()
+
+    audit = Audit(ask, Clock(), instance="i", required=True)
+    with trio.fail_after(10 * WRITE_TIMEOUT_S), pytest.raises(AuditUnavailable, match="cannot be written"):
+        await audit.refuse_unless_writable()
+    assert trio.current_time() == pytest.approx(WRITE_TIMEOUT_S)
 
 
 async def test_a_reload_is_recorded_with_the_digests(daemon):

@@ -31,6 +31,16 @@ class Publish(Ask[Receipt]):
 
 
 @dataclass(slots=True)
+class CheckPublish(Ask[None]):
+    """Check that one plain message of ``size`` bytes would be stored now, and store nothing.
+
+    Raises what ``Publish`` would raise.
+    """
+
+    size: int
+
+
+@dataclass(slots=True)
 class PublishEach(Ask[Receipt | list[Receipt | PlainsongError]]):
     """Store messages that are a request each, with nothing but a payload.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from plainsong.protocol.errors import Overloaded, PlainsongError, TopicNotFound
 from plainsong.protocol.ids import FIRST_BOUND
 from plainsong.protocol.topic.asks import (
+    CheckPublish,
     Cleaned,
     ClosePointers,
     Create,
@@ -57,7 +58,7 @@ from plainsong.protocol.topic.checkpoint import (
 )
 from plainsong.protocol.topic.deduplication import follow_policy, forget_expired_producers
 from plainsong.protocol.topic.producer_sessions import get_producer, list_producers, open_producer, remove_producer
-from plainsong.protocol.topic.publish import close_pointers, publish, publish_each
+from plainsong.protocol.topic.publish import check_publish, close_pointers, publish, publish_each
 from plainsong.protocol.topic.readers import list_readers, remove_reader, set_reader
 from plainsong.protocol.topic.staging import publish_staged, store_staged
 from plainsong.protocol.topic.step import Step
@@ -282,6 +283,7 @@ def _stats(state: TopicState, step: Step, ask: Stats, now: Now) -> TopicStats:
 #: The rule for each kind of ask; it returns the answer or raises the error.
 RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
     Publish: publish,
+    CheckPublish: check_publish,
     PublishEach: publish_each,
     PublishUnder: publish_under,
     StoreUnder: store_under,

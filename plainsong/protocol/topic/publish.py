@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from plainsong.protocol.records import Metadata
-    from plainsong.protocol.topic.asks import ClosePointers, PublishEach
+    from plainsong.protocol.topic.asks import CheckPublish, ClosePointers, PublishEach
     from plainsong.protocol.topic.deduplication import DeduplicationVerdict
     from plainsong.protocol.topic.row_extras import RowExtras
     from plainsong.protocol.topic.state import Now, Run, TopicState
@@ -63,7 +63,7 @@ def publish(state: TopicState, step: Step, ask: Publish, now: Now) -> Receipt:
     if request.generation is not None:
         check_generation(metadata, request)
     if metadata.properties.transactional == "required":
-        raise TransactionRequired(f"topic {state.name} takes messages only with a write pointer")
+        raise _transaction_required(state)
     if not request.messages:
         raise NoMessages("messages is empty", hint="send at least one message")
     if request.producer is not None and state.producers.enabled:
@@ -82,6 +82,19 @@ def publish(state: TopicState, step: Step, ask: Publish, now: Now) -> Receipt:
         add_messages(state, step, metadata, runs, request, row_extras=row_extras)
     verdict = None if request.producer is None else NOT_DEDUPLICATED
     return Receipt(first + NO_PAYLOAD_PART, last + NO_PAYLOAD_PART, metadata.generation, verdict=verdict)
+
+
+def check_publish(state: TopicState, step: Step, ask: CheckPublish, now: Now) -> None:
+    """Check that a plain message of this size would be stored. Raises as ``publish``."""
+    del step
+    metadata = state.living()
+    if metadata.properties.transactional == "required":
+        raise _transaction_required(state)
+    check_messages(state, metadata, PublishRequest([bytes(ask.size)]), now)
+
+
+def _transaction_required(state: TopicState) -> TransactionRequired:
+    return TransactionRequired(f"topic {state.name} takes messages only with a write pointer")
 
 
 def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: PublishRequest, now: Now) -> Receipt:
