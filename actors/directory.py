@@ -36,11 +36,14 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import Look, Span
+    from plainsong.protocol.topic.core import TopicCore
     from plainsong.protocol.topic.state import TopicState
     from storage.base import Deposed
 
 log = logging.getLogger(__name__)
 A = TypeVar("A")
+#: Open topics that the sweeper looks at in one turn of the event loop.
+MANY = 100
 #: Nothing is set aside of a topic that is not loaded: which requests of producers stood in the damage would be guessed. A
 #: restore guesses nothing, since its producers begin anew.
 _DAMAGED_HINT = (
@@ -96,9 +99,13 @@ class Directory:
 
     def peek(self, name: TopicName) -> TopicState | None:
         """The state of a topic, for reading only; None unless it is loaded. Does not count as use."""
-        entry = self._entries.get(name)
-        core = None if entry is None else entry.actor.core
+        core = self.core(name)
         return None if core is None else core.state
+
+    def core(self, name: TopicName) -> TopicCore | None:
+        """The topic's core, for reading only; None unless it is loaded. Does not count as use."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.actor.core
 
     def cache(self, name: TopicName) -> TopicCache | None:
         """The topic's scan cache, if it is open."""
@@ -231,7 +238,11 @@ class Directory:
         while True:
             await trio.sleep(min(5.0, self._idle_s / 4))
             now_s = trio.current_time()
-            for entry in self:
+            for number, entry in enumerate(self):
+                if number % MANY == MANY - 1:
+                    await trio.lowlevel.checkpoint()  # others need the event loop too
+                if self._entries.get(entry.name) is not entry:
+                    continue  # it was closed since
                 core = entry.actor.core
                 absent = core is not None and core.state.metadata is None
                 if entry.actor.is_idle and now_s - entry.used_s > (1.0 if absent else self._idle_s):

@@ -45,7 +45,7 @@ ASK_TIMEOUT_S = 1.0
 #: The call that asks another instance what is wrong there.
 FINDINGS = "attention"
 #: Topics that are looked at in one turn of the event loop.
-MANY = 500
+MANY = 100
 
 
 #: Says what is wrong with some part of this instance, at once.

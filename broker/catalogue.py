@@ -1,7 +1,7 @@
 """What is known of all topics of the service without opening one: their figures, for lists that are sorted and paged.
 
 A topic that is open says what it has; of the others the rows of the metadata table do: their properties, high-water
-marks and undecided pointers. These are read at most once a second, and what they decode to is kept by their bytes. Then
+marks and undecided pointers. These are read at most once a second, less often of many topics, and what they decode to is kept by their bytes. Then
 other instances are asked for the figures of the topics that are open there.
 
 A read is a task of the daemon's, and all who ask for its topics wait for it, also who comes while it is under way. On a
@@ -17,7 +17,8 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import trio
 
@@ -41,9 +42,10 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.records import HighWater, Metadata
 from plainsong.protocol.topic.pending import Pending
 from plainsong.protocol.topic.usage import Usage
+from storage.loop import nap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
     from actors.directory import Directory
     from actors.observe import Clock
@@ -56,14 +58,21 @@ if TYPE_CHECKING:
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 #: For how long a read of the rows of closed topics, and of the figures of other instances, serves who comes behind it.
 FRESH_S = 1.0
+#: So much longer for each topic, so that reading a hundred thousand of them again and again does not fill a core; and the
+#: longest.
+FRESH_S_EACH = 0.0002
+MAX_FRESH_S = 10.0
 #: How long other instances are waited for.
 ASK_TIMEOUT_S = 1.0
 #: The call that asks another instance for its open topics.
 FIGURES = "topic_figures"
 #: Open topics that are looked at in one turn of the event loop.
-MANY = 500
+MANY = 100
+#: How long a thread that decodes rows sleeps after as many.
+NAP_S = 0.0001
 #: Rows whose decoded form is kept.
 MAX_KEPT = 200_000
 
@@ -169,7 +178,7 @@ class Catalogue:
         return name in self._stored
 
     async def _be_fresh(self) -> None:
-        if trio.current_time() - self._read_s < FRESH_S:
+        if trio.current_time() - self._read_s < self.fresh_s:
             return
         reading = self._reading
         if reading is None:
@@ -180,12 +189,60 @@ class Catalogue:
         if reading.error is not None:
             raise reading.error.with_traceback(None)
 
+    @property
+    def fresh_s(self) -> float:
+        """How long a read serves requests: longer the more topics there are."""
+        return min(MAX_FRESH_S, FRESH_S + FRESH_S_EACH * max(len(self._stored), len(self._elsewhere)))
+
     async def figures(self) -> dict[TopicName, Figures]:
         """Of every living topic. Raises StoreError, ShuttingDown."""
         await self._be_fresh()
+        # No other task sees these dictionaries before they are complete, and a read makes new ones.
+        stored, elsewhere = self._stored, self._elsewhere
         here = await self._open_here()
-        found: dict[TopicName, Figures | None] = {**self._stored, **here, **self._elsewhere}
-        return {name: figures for name, figures in found.items() if figures is not None}
+        found: dict[TopicName, Figures] = {}
+        async for piece in in_pieces(stored.items()):
+            found.update(piece)
+        async for opened in in_pieces(here.items()):
+            for name, figures in opened:
+                if figures is None:
+                    found.pop(name, None)
+                else:
+                    found[name] = figures
+        async for piece in in_pieces(elsewhere.items()):
+            found.update(piece)
+        return found
+
+    async def figures_of(self, names: Sequence[TopicName]) -> dict[TopicName, Figures]:
+        """Of those of these topics that live. Looks at no other topic if all are open here. Raises StoreError, ShuttingDown."""
+        now_ms = self._clock.now_ms()
+        found: dict[TopicName, Figures] = {}
+        others = []
+        for name in names:
+            core = self._core_here(name)
+            if core is None:
+                others.append(name)
+            elif (here := self._figures_here(name, core, now_ms)) is not None:
+                found[name] = here
+        if others:
+            await self._be_fresh()
+            for name in others:
+                known = self._elsewhere.get(name) or self._stored.get(name)
+                if known is not None:
+                    found[name] = known
+        return found
+
+    def _core_here(self, name: TopicName) -> TopicCore | None:
+        """The core of a topic that is open here, exists or existed, and is this instance's."""
+        if self._ownership is not None and not self._ownership.is_mine(name):
+            return None
+        core = self._directory.core(name)
+        return None if core is None or core.state.metadata is None else core
+
+    def _figures_here(self, name: TopicName, core: TopicCore, now_ms: int) -> Figures | None:
+        """None: it was deleted."""
+        metadata = core.state.metadata
+        return None if metadata is None or metadata.deleted_ms is not None else self._open(name, core, now_ms)
 
     def now_ms(self) -> int:
         """The time by which ages are told."""
@@ -200,27 +257,27 @@ class Catalogue:
         """The topics that are open here and this instance's; None: it was deleted."""
         found: dict[TopicName, Figures | None] = {}
         now_ms = self._clock.now_ms()
-        for number, entry in enumerate(self._directory):
-            if number % MANY == MANY - 1:
-                await trio.lowlevel.checkpoint()  # others need the event loop too
-            core = entry.actor.core
-            if core is None or core.state.metadata is None:
-                continue
-            if self._ownership is not None and not self._ownership.is_mine(entry.name):
-                continue
-            alive = core.state.metadata.deleted_ms is None
-            found[entry.name] = self._open(entry.name, core, now_ms) if alive else None
+        async for piece in in_pieces(self._directory):
+            for entry in piece:
+                core = entry.actor.core
+                if core is None or core.state.metadata is None:
+                    continue
+                if self._ownership is not None and not self._ownership.is_mine(entry.name):
+                    continue
+                found[entry.name] = self._figures_here(entry.name, core, now_ms)
         return found
 
     def _open(self, name: TopicName, core: TopicCore, now_ms: int) -> Figures:
         state, now_s = core.state, trio.current_time()
-        known = _counted(state.usage, state.living(), max(now_ms, state.time_ms))
-        known = self._with_undecided(known, state.pending.values(), state.appended)
-        return known._replace(
-            parked_polls=len(core.parking),
-            publish_per_s=self._rates.publishing.per_second(name, now_s),
-            poll_per_s=self._rates.polling.per_second(name, now_s),
+        known = _counted(
+            state.usage,
+            state.living(),
+            max(now_ms, state.time_ms),
+            len(core.parking),
+            self._rates.publishing.per_second(name, now_s),
+            self._rates.polling.per_second(name, now_s),
         )
+        return self._with_undecided(known, state.pending.values(), state.appended) if state.pending else known
 
     def _with_undecided(self, known: Figures, pointers: Iterable[Pending], appended: int) -> Figures:
         """With how many transactions are undecided, and the messages from the first undecided one on."""
@@ -261,6 +318,8 @@ class Catalogue:
             found = before.get(value)
             if found is None:
                 found = how(value)
+                if len(decoded) % MANY == 0:
+                    nap(NAP_S)  # in a thread of the store: the event loop gets the interpreter's lock
             if len(decoded) < MAX_KEPT:
                 decoded[value] = found
             return found
@@ -301,15 +360,11 @@ class Catalogue:
         for kind, take in ((HIGH_WATER, take_marks), (POINTER, take_pointers)):
             await scan(Table.METADATA, SYSTEM + kind, stop_after(SYSTEM + kind), take, first_chunk=1000)
         now_ms = self._clock.now_ms()
-
-        def count() -> dict[TopicName, Figures]:
-            found = {}
-            for name, metadata in living.items():
+        stored: dict[TopicName, Figures] = {}
+        async for piece in in_pieces(living.items()):
+            for name, metadata in piece:
                 mark = marks.get(name, _NO_MARK)
-                found[name] = _counted(mark.usage, metadata, max(now_ms, mark.time_ms))
-            return found
-
-        stored = await trio.to_thread.run_sync(count)
+                stored[name] = _counted(mark.usage, metadata, max(now_ms, mark.time_ms))
         for name, some in pointers.items():
             stored[name] = self._with_undecided(stored[name], some, marks.get(name, _NO_MARK).appended)
         self._decoded, self._stored = decoded, stored
@@ -401,14 +456,37 @@ class Catalogue:
         return Reply([[*name, *figures] for name, figures in here.items() if figures is not None])
 
 
-def _counted(usage: Usage, metadata: Metadata, now_ms: int) -> Figures:
+async def in_pieces(items: Iterable[T]) -> AsyncIterator[list[T]]:
+    """``items`` in lists of ``MANY``, with a turn of the event loop for other tasks between two."""
+    rest = iter(items)
+    piece = list(islice(rest, MANY))
+    while piece:
+        yield piece
+        piece = list(islice(rest, MANY))
+        if piece:
+            await trio.lowlevel.checkpoint()
+
+
+def _counted(
+    usage: Usage,
+    metadata: Metadata,
+    now_ms: int,
+    parked_polls: int = 0,
+    publish_per_s: float = 0.0,
+    poll_per_s: float = 0.0,
+) -> Figures:
     """What lives at ``now_ms``; nothing is changed."""
     oldest_ms = max(0, metadata.floor_ms, now_ms - metadata.properties.ttl_ms)
     messages, size = usage.messages, usage.bytes
     for bucket in usage.buckets:
         if bucket.last_ms >= oldest_ms and (messages or size):
             estimated = bucket.first_ms < oldest_ms or 0 < usage.own_expiry_ms() < now_ms
-            return Figures(messages, size, estimated, max(bucket.first_ms, oldest_ms), metadata.properties.ttl_s)
+            first_ms = max(bucket.first_ms, oldest_ms)
+            break
         messages -= bucket.messages
         size -= bucket.bytes
-    return Figures(0, 0, estimated=False, oldest_ms=0, ttl_s=metadata.properties.ttl_s)
+    else:
+        messages = size = first_ms = 0
+        estimated = False
+    ttl_s = metadata.properties.ttl_s
+    return Figures(messages, size, estimated, first_ms, ttl_s, 0, 0, parked_polls, publish_per_s, poll_per_s)

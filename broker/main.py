@@ -16,7 +16,6 @@ In the opposite order a parked poll would hold the exit for the server's whole g
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -41,6 +40,7 @@ from broker.cluster.join import (
 )
 from broker.config.exposure import in_effect
 from broker.config.values import UNIX
+from broker.garbage import Reclaim, freeze_loaded, short_collections
 from broker.gauges import add_cluster_gauges, add_gauges, add_security_gauges, add_tls_gauges, add_transaction_gauges
 from broker.http.budgets import BodyBudget
 from broker.link.proof import link_secret
@@ -69,6 +69,8 @@ log = logging.getLogger(__name__)
 async def run_daemon(config: Config, *, announce: Callable[[Running], None], testing: Testing | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then leave in good order.
 
+    Collections of garbage are short until then.
+
     ``announce`` is called once, when connections are accepted. A second signal ends the process at once.
 
     Raises:
@@ -79,6 +81,11 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
       TracesUnavailable: they are asked for, and what makes them is not installed.
       NameTaken: another instance of the cluster has our name.
     """
+    with short_collections():
+        await _run(config, announce, testing)
+
+
+async def _run(config: Config, announce: Callable[[Running], None], testing: Testing | None) -> None:
     notifier = Notifier(os.environ)
     traces = open_traces(config)
     stop = trio.Event()
@@ -120,6 +127,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
             add_cluster_gauges(metrics, membership)
         async with trio.open_nursery() as servers:
             servers.start_soon(_stop_at_signal, stop)
+            servers.start_soon(Reclaim(partial(len, daemon.directory)).run)
             await servers.start(reloads.run)
             if security.guard.required:
                 reloads.add(security.files.look)
@@ -134,7 +142,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
                 address = config.cluster.advertise or next(each for each in addresses if not each.startswith(UNIX))
                 await enter(membership, address, stop)
                 servers.start_soon(_verify_address, daemon, membership.me.name, address)
-            gc.freeze()  # what is loaded stays: to look through it for garbage would hold the loop for tens of milliseconds
+            freeze_loaded()
             announce(_running(daemon, membership, addresses, thrift, testing))
             notifier.ready()
             servers.start_soon(_keep_alive, notifier)

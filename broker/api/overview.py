@@ -19,17 +19,18 @@ import logging
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
+from heapq import nlargest, nsmallest
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import trio
 
 from broker.api.cluster import parse_name
 from broker.api.events import RETRY_MS, event
-from broker.api.route import json_answer, off_loop
+from broker.api.route import json_answer
 from broker.attention import MAX_ITEMS
+from broker.catalogue import in_pieces
 from broker.http.messages import PING, PING_S, flag, one_of, whole_number
 from broker.metrics import MINUTES, WINDOW_S
-from plainsong.protocol.codec import JSON
 from plainsong.protocol.errors import InvalidParameter, PlainsongError, nearest
 from plainsong.protocol.names import TopicName, namespace_name
 from plainsong.protocol.topic.asks import Describe
@@ -52,6 +53,9 @@ T = TypeVar("T")
 MAX_LATELY = 1_000
 #: Of events: how often is looked, and what may be asked for.
 STEP_S = 1.0
+#: What needs attention is found by a look at each open topic: less often, the more there are; and the longest.
+STEP_S_EACH = 0.0002
+MAX_STEP_S = 10.0
 KINDS = ("topics", "transactions", "attention", "cluster")
 MAX_NAMED = 200
 #: Open transactions that are counted, and shown.
@@ -59,8 +63,6 @@ MAX_OPEN = 1_000
 MAX_SHOWN = 100
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 500
-#: What sorting one topic is worth, in bytes of JSON: 10 000 are sorted off the event loop.
-_ROW_BYTES = 64
 Column: TypeAlias = Literal[
     "name", "messages", "bytes", "oldestAgeMs", "publishPerSecond", "pollPerSecond", "hiddenMessages"
 ]
@@ -127,18 +129,21 @@ class Overview:
         text = parameters.get("q", "").lower()
         if flag(parameters, "deleted"):
             return await self._deleted(request, namespace, text, limit or DEFAULT_LIMIT)
-        rows = [
-            (name, figures)
-            for name, figures in (await self.catalogue.figures()).items()
-            if (namespace is None or name.namespace == namespace)
-            and (not text or text in f"{name}".lower())
-            and self.sees(request, name)
-        ]
-        page = partial(_page, rows, column, after, limit or DEFAULT_LIMIT, descending=descending)
-        chosen, following = await off_loop(len(rows) * _ROW_BYTES, JSON, page)
+        page = _Page(column, after, limit or DEFAULT_LIMIT, descending=descending)
+        async for piece in in_pieces((await self.catalogue.figures()).items()):
+            page.add(
+                [
+                    row
+                    for row in piece
+                    if (namespace is None or row[0].namespace == namespace)
+                    and (not text or text in f"{row[0]}".lower())
+                    and self.sees(request, row[0])
+                ]
+            )
+        chosen, following = page.rows()
         now_ms = self.clock.now_ms()
         shown = [figures.shown(name, self.catalogue.owner(name), now_ms) for name, figures in chosen]
-        return json_answer({"topics": shown, "total": len(rows), "next": following})
+        return json_answer({"topics": shown, "total": page.total, "next": following})
 
     async def _deleted(self, request: Request, namespace: str | None, text: str, limit: int) -> Answer:
         """Deleted topics, those that were deleted last first."""
@@ -234,7 +239,7 @@ class Overview:
         """What there is of a kind now; None: it cannot be found out."""
         try:
             if kind == "topics":
-                figures = await self._lately("topics", self.catalogue.figures)
+                figures = await self.catalogue.figures_of(topics)
                 seen = [(name, figures[name]) for name in topics if name in figures and self.sees(request, name)]
                 now_ms = self.clock.now_ms()
                 data = [each.shown(name, self.catalogue.owner(name), now_ms) for name, each in seen]
@@ -259,7 +264,8 @@ class Overview:
     async def _lately(self, what: str, find: Callable[[], Awaitable[T]]) -> T:
         """What was found a moment ago for another stream, or what is found now."""
         known = self.found_lately.get(what)
-        if known is None or trio.current_time() - known[0] >= STEP_S:
+        age_s = STEP_S + STEP_S_EACH * len(self.directory)
+        if known is None or trio.current_time() - known[0] >= min(age_s, MAX_STEP_S):
             if len(self.found_lately) >= MAX_LATELY:
                 self.found_lately.clear()
             known = self.found_lately[what] = (trio.current_time(), await find())
@@ -298,28 +304,45 @@ def _seen_before(event_id: str) -> dict[str, str]:
     return {kind: digest for kind, _, digest in parts if kind in KINDS}
 
 
-def _page(
-    rows: list[Row], column: Column, after: tuple[float, str] | None, limit: int, *, descending: bool
-) -> tuple[Sequence[Row], str | None]:
-    """The rows behind a place in the order, and the place behind them. Equal values are in the order of their names."""
-    key = _KEYS[column]
-    by_name = descending and column == "name"
-    sign = -1 if descending else 1
-    order: list[tuple[float, str, Row]] = [(sign * key(row), str(row[0]), row) for row in rows]
-    order.sort(key=lambda each: each[:2])
-    if by_name:
-        order.reverse()
-    if after is not None:
-        value, name = sign * after[0], after[1]
-        if by_name:
-            order = [each for each in order if each[1] < name]
-        else:
-            order = [each for each in order if (each[0], each[1]) > (value, name)]
-    chosen = order[:limit]
-    if len(order) <= limit:
-        return [row for _, _, row in chosen], None
-    last = chosen[-1]
-    return [row for _, _, row in chosen], f"{sign * last[0]!r}~{last[1]}"
+class _Page:
+    """The rows after a place in the order of a column, of rows that arrive in pieces. Equal values are in the order of names.
+
+    A piece costs time by its own size alone, so that many topics stop no other request.
+    """
+
+    def __init__(self, column: Column, after: tuple[float, str] | None, limit: int, *, descending: bool) -> None:
+        self.total = 0
+        self._key = _KEYS[column]
+        self._sign = -1 if descending else 1
+        self._limit = limit
+        by_name = descending and column == "name"
+        self._choose = nlargest if by_name else nsmallest
+        place = None if after is None else (self._sign * after[0], after[1])
+        self._is_after: Callable[[tuple[float, str]], bool] = lambda at: (
+            place is None or (at[1] < place[1] if by_name else at > place)
+        )
+        self._first: list[tuple[tuple[float, str], Row]] = []
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Take in more rows."""
+        self.total += len(rows)
+        placed = [((self._sign * self._key(row), str(row[0])), row) for row in rows]
+        self._first += [each for each in placed if self._is_after(each[0])]
+        if len(self._first) > self._limit:
+            self._first = self._choose(self._limit + 1, self._first, key=_place)
+
+    def rows(self) -> tuple[Sequence[Row], str | None]:
+        """The page, and where the next one begins; None: there is none."""
+        order = self._choose(self._limit + 1, self._first, key=_place)
+        chosen = [row for _, row in order[: self._limit]]
+        if len(order) <= self._limit:
+            return chosen, None
+        value, name = order[self._limit - 1][0]
+        return chosen, f"{self._sign * value!r}~{name}"
+
+
+def _place(placed: tuple[tuple[float, str], Row]) -> tuple[float, str]:
+    return placed[0]
 
 
 def _cursor(text: str) -> tuple[float, str]:

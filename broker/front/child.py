@@ -21,6 +21,7 @@ from broker.api.waiting import looked_at_again, metered
 from broker.config.config import config_of
 from broker.freed_memory import keep_freed_memory
 from broker.front.forward import FrontForwarding
+from broker.garbage import Reclaim, freeze_loaded, short_collections
 from broker.http import sockets
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
 from broker.http.origin_check import origin_check
@@ -67,6 +68,7 @@ class FrontEnd:
         """Serves until SIGTERM, or until the owning process ends."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_link)
+            nursery.start_soon(Reclaim(lambda: 0).run)
             try:
                 answer: dict[str, Any] = (await self._link.call("settings", None)).value
             except LinkBroken:
@@ -226,4 +228,6 @@ def run_front_end(name: str, numbers: list[int]) -> None:
     async def run() -> None:
         await FrontEnd(link, handover, listeners).run()
 
-    trio.run(run)
+    with short_collections():
+        freeze_loaded()
+        trio.run(run)

@@ -12,6 +12,7 @@ from test_committed_polls import begin, decide, under
 
 import broker.api.overview as overview
 from broker.attention import certificate_findings, stale_files
+from broker.catalogue import Catalogue
 from broker.finding import Finding
 from broker.metrics import SlowCommit
 from plainsong.protocol.errors import Recovering
@@ -256,3 +257,24 @@ def test_security_files_that_could_not_be_read_again_are_named():
     (found,) = stale_files(lambda: {"grants": "stale", "why": "grants: line 3 is no grant"})
     assert (found.kind, found.severity, found.subject) == ("reload", "warning", "security")
     assert "line 3" in found.text
+
+
+async def test_a_stream_about_one_open_topic_looks_at_no_other(served, monkeypatch):
+    for name in ("a", "b", "c"):
+        await served.create(name)
+    asked = []
+
+    def figures(self, name, core, now_ms):
+        asked.append(name.topic)
+        return _open(self, name, core, now_ms)
+
+    async def read(self):
+        raise AssertionError("no row of another topic is needed")
+
+    _open = Catalogue._open
+    monkeypatch.setattr(Catalogue, "_open", figures)
+    monkeypatch.setattr(Catalogue, "_read_rows", read)
+    async with following(served, "?kinds=topics&topics=ns:b") as source:
+        [found] = await take(source, 1)
+    assert [each["name"] for each in found.value] == ["b"]
+    assert set(asked) == {"b"}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import pytest
 import trio
 from broker_in_process import START_MS, TOPICS
 from test_committed_polls import begin, under
 
+from broker import catalogue
+from broker.api import overview
+from broker.catalogue import Catalogue
 from broker.metrics import MINUTES, WINDOW_S, Minute, Rate, Rates
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.keys import HIGH_WATER, metadata_key, system_key
@@ -240,3 +244,57 @@ async def test_figures_of_topics_at_other_instances_are_asked_for():
             found = (await node.call("GET", ALL)).json()["topics"]
             known = {each["name"]: (each["messages"], each["publishPerSecond"] > 0, each["owner"]) for each in found}
             assert known == {"t": (3, True, nodes["b"].address), "u": (2, True, nodes["a"].address)}
+
+
+class Turns:
+    """Counts how many topics one task looks at in one turn of the event loop."""
+
+    def __init__(self, nursery):
+        self.turn, self.looks = 0, []
+        nursery.start_soon(self._count)
+
+    async def _count(self):
+        while True:
+            self.turn += 1
+            await trio.lowlevel.checkpoint()
+
+    def counted(self, function):
+        def call(*arguments, **more):
+            self.looks.append(self.turn)
+            return function(*arguments, **more)
+
+        return call
+
+    @property
+    def most(self):
+        return max(Counter(self.looks).values())
+
+
+async def test_a_list_of_many_topics_is_made_in_pieces_and_other_requests_run_between_two(daemon, monkeypatch, nursery):
+    monkeypatch.setattr(catalogue, "MANY", 2)
+    for number in range(40):
+        await daemon.create(f"t{number:02}")
+    await close_topics(daemon)
+    for number in range(20):
+        await daemon.publish("m", topic=f"t{number:02}")
+    found = {}
+    for what in ("open", "stored", "sorted"):
+        found[what] = Turns(nursery)
+    monkeypatch.setattr(Catalogue, "_open", found["open"].counted(Catalogue._open))
+    monkeypatch.setattr(catalogue, "_counted", found["stored"].counted(catalogue._counted))
+    monkeypatch.setitem(overview._KEYS, "messages", found["sorted"].counted(overview._KEYS["messages"]))
+    assert len((await listed(daemon, "?sort=messages&limit=30"))["topics"]) == 30
+    assert len(found["open"].looks) == 20
+    assert len(found["stored"].looks) == 20 + 40  # of the rows too
+    assert len(found["sorted"].looks) == 40
+    assert max(each.most for each in found.values()) <= 3 * 2  # in whatever order tasks run
+    nursery.cancel_scope.cancel()
+
+
+async def test_many_topics_are_read_less_often():
+    known = Catalogue(None, None, None, None, None, None, None, None)
+    assert known.fresh_s == 1.0
+    known._stored = dict.fromkeys(range(10_000))
+    assert known.fresh_s == 3.0
+    known._stored = dict.fromkeys(range(1_000_000))
+    assert known.fresh_s == 10.0
