@@ -215,6 +215,9 @@ class Attention:
             found.append(
                 Finding("instance", "critical", membership.me.name, text, membership.since_ms, "/console/cluster")
             )
+        if membership.kept_out_by is not None:
+            text = f"It owns nothing: its cluster.secret_file is not that of the instance at {membership.kept_out_by}"
+            found.append(Finding("instance", "critical", membership.me.name, text, link="/console/cluster"))
         lost = {} if self._links is None else self._links.unreachable
         return found + [_unreachable(each.name) for each in membership.instances if each.address in lost]
 

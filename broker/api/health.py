@@ -136,6 +136,13 @@ class Health:
             return []
         if membership.taken_by is not None:
             return [NoOwner(f"the instance at {membership.taken_by} has this one's name", hint="end one of the two")]
+        if membership.kept_out_by is not None:
+            return [
+                NoOwner(
+                    f"cluster.secret_file is not that of the instance at {membership.kept_out_by}",
+                    hint="give all instances the same file; this one enters when it fits, or when the others are gone",
+                )
+            ]
         if not membership.entered:
             return [NoOwner("the cluster is not reached yet", hint="the daemon keeps trying; is ZooKeeper there?")]
         return []

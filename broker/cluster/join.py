@@ -16,6 +16,7 @@ from broker.config.config import advertised
 from broker.config.sections import parse_ensemble
 from broker.link.client import Link, connect
 from broker.link.flow import LinkBroken, Reply
+from broker.link.proof import link_secret
 from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ async def find_others(config: Config, nursery: trio.Nursery) -> Membership | Non
     )
     from broker.cluster.zookeeper import access_of
 
+    secret = link_secret(config, instance_of(config))
     membership = Membership(
         parse_ensemble(config.cluster.zookeeper),
         instance_of(config),
@@ -49,6 +51,7 @@ async def find_others(config: Config, nursery: trio.Nursery) -> Membership | Non
         session_timeout_s=config.cluster.session_timeout_s,
         clock=SystemClock(),
         access=access_of(config.cluster),
+        proof="" if secret is None else secret.fingerprint,
     )
     await nursery.start(membership.run)
     return membership
@@ -67,6 +70,8 @@ def instance_of(config: Config) -> str:
 
 def describe_membership(membership: Membership) -> str:
     """This instance's place in the cluster, for the banner."""
+    if membership.kept_out_by is not None:
+        return f"{membership.me.name}, kept out: cluster.secret_file is not that of {membership.kept_out_by}"
     if not membership.entered:
         return f"{membership.me.name}, not reached yet: nothing is owned"
     return f"{membership.me.name} at {membership.me.address}, one of {len(membership.instances)}"

@@ -59,14 +59,16 @@ class Membership:
         session_timeout_s: float,
         clock: Clock,
         access: Mapping[str, Any] | None = None,
+        proof: str | None = None,
     ) -> None:
+        """``proof``: see ``Member.proof``."""
         self._zookeeper = ZooKeeper(
             ensemble.hosts, session_timeout_s=session_timeout_s, on_event=self._on_event, access=access
         )
         self._nodes = Nodes(self._zookeeper, ensemble.path)
         self._session_timeout_s = session_timeout_s
         self._clock = clock
-        self._me = Member(name, "", weight)
+        self._me = Member(name, "", weight, proof=proof)
         self._view = ClusterView()
         #: The topics that others have claimed, each with the number of its loss.
         self._lost: OrderedDict[TopicName, int] = OrderedDict()
@@ -80,6 +82,8 @@ class Membership:
         self.entered = False
         #: The address of another instance with our name; None: there is none.
         self.taken_by: str | None = None
+        #: The address of an instance with another ``cluster.secret_file``, which keeps this one out; None: there is none.
+        self.kept_out_by: str | None = None
         #: When ZooKeeper was last connected or lost; milliseconds since 1970.
         self.since_ms = clock.now_ms()
         self._was_connected = False
@@ -184,11 +188,11 @@ class Membership:
         self._wanted = True
         self._on_event()
         with trio.move_on_after(self._session_timeout_s + PATIENCE_S):
-            while not self.entered:
+            while not self.entered and self.kept_out_by is None:
                 await self._read.wait()
         if self.taken_by is not None:
             raise NameTaken(self._me.name, self.taken_by)
-        if not self.entered:
+        if not self.entered and self.kept_out_by is None:
             log.warning("the cluster is not reached yet, nothing is owned", extra={"instance": self._me.name})
 
     async def begin_to_leave(self) -> None:
@@ -262,9 +266,16 @@ class Membership:
             try:
                 if self._wanted and not self.entered:
                     others = await self._nodes.members()
-                    self._me = replace(self._me, slices=first_slices(others, self._me))
-                succeeded = self._wanted is False or await self._keep()
+                    self._find_strangers(others)
+                    self._me = replace(self._me, slices=first_slices(filter(self._fits, others), self._me))
+                succeeded = self._wanted is False or (self.kept_out_by is None and await self._keep())
                 members, placement = await self._nodes.members(), await self._nodes.placement()
+                if self.entered:
+                    self._find_strangers(members)
+                    if self.kept_out_by is not None:  # both entered at the same time
+                        await self._nodes.remove(self._me.name)
+                        self.entered = succeeded = False
+                        self._view.notify()
             except Disconnected as error:
                 self._not_read(error)
                 succeeded = False
@@ -272,10 +283,41 @@ class Membership:
                 self._logged_why = ""
                 while self._lost and next(iter(self._lost.values())) <= losses:
                     self._lost.popitem(last=False)  # lost before these nodes were read, which show its owner
-                self._view.update(members, placement, self._mine())
+                self._view.update([each for each in members if self._fits(each)], placement, self._mine())
         self._read.set()
         self._read = trio.Event()
         return succeeded
+
+    # --- the cluster's secret ---------------------------------------------------------------------
+    #
+    # Instances with different secrets refuse each other's links: none could ask the other for the topics that it owns.
+    # Instances of one secret ignore the nodes of others. An instance that finds only others stays out until they are
+    # gone; of two that enter at the same time, the later one goes out again.
+
+    def _fits(self, other: Member) -> bool:
+        """True if links with the other are possible, as far as its node says."""
+        return None in (self._me.proof, other.proof) or self._me.proof == other.proof
+
+    def _find_strangers(self, members: Sequence[Member]) -> None:
+        """Set ``kept_out_by``."""
+        me, others = None, []
+        for each in members:
+            if each.name == self._me.name:
+                me = each
+            else:
+                others.append(each)
+        strangers = [each for each in others if not self._fits(each)]
+        if self.entered:
+            strangers = [each for each in strangers if me is None or each.since < me.since]
+        is_known = any(each.proof is not None and self._fits(each) for each in others)
+        before, self.kept_out_by = self.kept_out_by, None
+        if strangers and not is_known:
+            self.kept_out_by = strangers[0].address
+            if before is None:
+                log.error(
+                    "the instances of the cluster have another cluster.secret_file, nothing is owned",
+                    extra={"instance": self._me.name, "address": self.kept_out_by},
+                )
 
     def _not_read(self, error: Disconnected) -> None:
         """Logs, once, why a connected ZooKeeper does not answer: the nodes may be closed to us by their ACLs."""

@@ -18,6 +18,7 @@ import logging
 import ssl
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -84,6 +85,8 @@ class Node(NamedTuple):
     version: int
     session: int
     """The session that owns an ephemeral node; 0 for any other."""
+    created: int = 0
+    """The transaction of ZooKeeper that created it: smaller for older nodes."""
 
 
 def access_of(cluster: ClusterConfig) -> dict[str, Any]:
@@ -185,7 +188,7 @@ class ZooKeeper:
         while True:
             try:
                 value, stat = await self._call(lambda: self._client.get_async(path, watch=self._event_in_thread))
-                return Node(value, stat.version, stat.ephemeralOwner)
+                return Node(value, stat.version, stat.ephemeralOwner, stat.czxid)
             except NoNodeError:
                 pass
             if await self._call(lambda: self._client.exists_async(path, watch=self._event_in_thread)) is None:
@@ -298,7 +301,7 @@ def _stop(client: KazooClient) -> None:
 
 # --- nodes -----------------------------------------------------------------------------------------
 #
-# <path>/instances/<name>   ephemeral: {"address": "host:port", "weight": 100, "leaving": false, "slices": 64}
+# <path>/instances/<name>   ephemeral: {"address": "host:port", "weight": 100, "leaving": false, "slices": 64, "proof": ""}
 # <path>/placement          the operators' pins and drains, changed by compare-and-set
 
 
@@ -329,8 +332,8 @@ class Nodes:
                 failed.append(error)
                 return
             member = None if node is None else decode_member(name, node.value)
-            if member is not None:
-                found[name] = member
+            if node is not None and member is not None:
+                found[name] = replace(member, since=node.created)
 
         async with trio.open_nursery() as nursery:
             for name in names:
@@ -363,6 +366,14 @@ class Nodes:
                 continue
             return after
         raise ClusterUnavailable("others change the placement all the time", hint="nothing happened; ask again")
+
+    async def remove(self, name: str) -> None:
+        """Removes our node of this name, if it is of a session of ours."""
+        path = f"{self._instances}/{name}"
+        node = await self._zookeeper.get(path)
+        if node is not None and node.session in self._sessions:
+            with suppress(Changed):
+                await self._zookeeper.delete(path, node.version)
 
     async def keep(self, me: Member, *, first: bool) -> None:
         """Creates our node in this session, or brings it up to date.
@@ -398,9 +409,15 @@ class Nodes:
 
 def encode_member(member: Member) -> bytes:
     """The value of an instance's node."""
-    return json.dumps(
-        {"address": member.address, "weight": member.weight, "leaving": member.leaving, "slices": member.slices}
-    ).encode()
+    fields: dict[str, object] = {
+        "address": member.address,
+        "weight": member.weight,
+        "leaving": member.leaving,
+        "slices": member.slices,
+    }
+    if member.proof is not None:
+        fields["proof"] = member.proof
+    return json.dumps(fields).encode()
 
 
 def decode_member(name: str, value: bytes) -> Member | None:
@@ -410,10 +427,11 @@ def decode_member(name: str, value: bytes) -> Member | None:
         address, weight, leaving = fields["address"], fields["weight"], bool(fields["leaving"])
         # Versions before slices take part in all of them or in none.
         slices = fields.get("slices", 0 if leaving else SLICES)
+        proof = fields.get("proof")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        address, weight, leaving, slices = None, 0, False, 0
+        address, weight, leaving, slices, proof = None, 0, False, 0, None
     if isinstance(address, str) and isinstance(weight, int) and weight >= 1 and slices in range(SLICES + 1):
-        return Member(name, address, weight, leaving, int(slices))
+        return Member(name, address, weight, leaving, int(slices), proof if isinstance(proof, str) else None)
     log.warning("node of an instance unreadable", extra={"instance": name, "value": repr(value[:80])})
     return None
 

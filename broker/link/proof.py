@@ -54,6 +54,11 @@ class LinkSecret:
     def __repr__(self) -> str:
         return f"LinkSecret(name={self.name!r})"
 
+    @property
+    def fingerprint(self) -> str:
+        """The same at all instances with this secret, and of no use to an instance without it."""
+        return hmac.digest(self.secret, b"member", sha256).hex()[:32]
+
     async def exchange(self, side: Literal["connect", "accept"], talk: Talk) -> str:
         """Proves this end to the other, and the other to this one; its name. Raises NotProven."""
         mine = secrets.token_bytes(NONCE_BYTES) + _named(self.name)

@@ -48,6 +48,10 @@ class Member:
     """Whether it is shutting down: its remaining topics are moving to the others."""
     slices: int = SLICES
     """In how many slices it takes part."""
+    proof: str | None = None
+    """A fingerprint of its ``cluster.secret_file``; empty if it has none, None if it is of a version without this field."""
+    since: int = field(default=0, compare=False)
+    """Orders the nodes of instances by their creation; 0 if it has no node."""
 
 
 #: The instances that compete for the topics of a slice, in order: name and weight.

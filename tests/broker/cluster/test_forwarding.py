@@ -300,7 +300,14 @@ async def test_stats_name_the_owner(nodes):
 async def test_readyz_names_who_was_needed_and_could_not_be_reached(nodes, briefly):
     await nodes["b"].create()
     me, view = nodes["a"], nodes["a"].view
-    told = {"me": view.me, "instances": view.instances, "connected": True, "since_ms": 5, "taken_by": None}
+    told = {
+        "me": view.me,
+        "instances": view.instances,
+        "connected": True,
+        "since_ms": 5,
+        "taken_by": None,
+        "kept_out_by": None,
+    }
     (readyz,) = [each.handler for each in me.service.endpoints if each.route.name == "readyz"]
     health = replace(readyz.__self__, membership=SimpleNamespace(entered=True, **told))
     assert json.loads((await health.readyz(Request({}, "", {}))).body)["cluster"]["unreachable"] == []

@@ -57,8 +57,16 @@ def own_server(tmp_path):
         yield server
 
 
-def member(ensemble, name, *, weight=100, session_s=SESSION_S, access=None):
-    return Membership(ensemble, name, weight=weight, session_timeout_s=session_s, clock=SystemClock(), access=access)
+def member(ensemble, name, *, weight=100, session_s=SESSION_S, access=None, proof=None):
+    return Membership(
+        ensemble,
+        name,
+        weight=weight,
+        session_timeout_s=session_s,
+        clock=SystemClock(),
+        access=access,
+        proof=proof,
+    )
 
 
 @asynccontextmanager
@@ -209,6 +217,50 @@ async def test_changes_of_placement_at_the_same_time_are_all_there(ensemble):
                     me.change_placement, partial(lambda to, topic, old: old.pinned(topic, to), to, topic)
                 )
         await until(lambda: len(a.assignment.placement.pins) == len(b.assignment.placement.pins) == 8, a, b)
+
+
+@pytest.mark.parametrize("proof", ["other", ""])
+async def test_an_instance_with_another_secret_or_none_takes_no_part_until_the_others_are_gone(ensemble, proof, caplog):
+    async with (
+        running(ensemble, "a", proof="ours") as a,
+        running(ensemble, "stranger", proof=proof, enter=False) as odd,
+    ):
+        async with running(ensemble, "b", proof="ours") as b:
+            await until_shared(a, b)
+            with trio.fail_after(PATIENCE_S):  # it does not wait to be let in
+                await odd.enter("stranger:7420")
+            assert odd.kept_out_by in ("a:7420", "b:7420")
+            assert "nothing is owned" in caplog.text
+            await b._reread()
+            for each in (a, b):
+                assert [known.name for known in each.instances] == ["a", "b"]
+            assert owned(a) | owned(b) == set(TOPICS)
+            assert not owned(odd)
+            assert odd.owner(TOPICS[0]) is None
+            assert await b._zookeeper.get(f"{ensemble.path}/instances/stranger") is None
+        await a.leave()
+        await a._nodes.remove("a")
+        a._wanted = False
+        await until(lambda: owned(odd) == set(TOPICS), odd)
+        assert odd.kept_out_by is None
+
+
+async def test_of_two_instances_with_different_secrets_that_enter_at_the_same_time_the_first_stays(ensemble):
+    async with running(ensemble, "a", proof="ours") as a, running(ensemble, "b", proof="other", enter=False) as b:
+        found = Membership._find_strangers
+        b._find_strangers = lambda members: found(b, members) if b.entered else None  # it sees no node before its own
+        await b.enter("b:7420")
+        await until(lambda: b.kept_out_by == "a:7420", b)
+        assert not b.entered
+        assert not owned(b)
+        await a._reread()
+        assert owned(a) == set(TOPICS)
+        assert await a._zookeeper.get(f"{ensemble.path}/instances/b") is None
+
+
+async def test_an_instance_of_a_version_without_proofs_takes_part(ensemble):
+    async with running(ensemble, "a", proof="ours") as a, running(ensemble, "b", proof=None) as b:
+        await until_shared(a, b)
 
 
 async def test_another_instance_of_the_same_name_is_refused(ensemble):
