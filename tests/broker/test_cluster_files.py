@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -10,6 +13,7 @@ import pytest
 
 from broker.config import load_config
 from broker.config.config import sections
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "etc/cluster/plainsong.toml"
@@ -29,6 +33,42 @@ def test_the_example_of_an_instance_loads_with_what_its_unit_gives_it():
     assert config.cluster.advertise == "a1.example:7420"
     assert "cluster" in sections()
     assert f"TimeoutStopSec={2 * int(config.shutdown.drain_s)}" in unit
+
+
+PART = ROOT / "etc/cluster/part"
+
+
+def start_part(tmp_path, *arguments):
+    """A part whose command writes a line to ``starts`` each time."""
+    (tmp_path / "log").mkdir()
+    (tmp_path / "command").write_text('#!/bin/sh\necho started >> "$CLUSTER_DATA/starts"\necho why it ends\nexit 7\n')
+    (tmp_path / "command").chmod(0o755)
+    environ = {**os.environ, "CLUSTER_DATA": str(tmp_path), "CLUSTER_AGAIN_S": "0.01"}
+    return subprocess.Popen([PART, *arguments, tmp_path / "command"], env=environ, stderr=subprocess.PIPE, text=True)
+
+
+def test_an_instance_that_dies_is_reported_and_started_again_until_the_cluster_is_stopped(tmp_path):
+    with start_part(tmp_path, "--again", "one") as part:
+        for _ in range(3):
+            assert f"error: one ended with 7; its log is {tmp_path}/log/one.log" in part.stderr.readline()
+            while "starting one again" not in (line := part.stderr.readline()):
+                assert line
+        part.send_signal(signal.SIGTERM)
+        part.stderr.read()
+        assert part.wait(PATIENCE_S) == 0
+    assert (tmp_path / "starts").read_text().count("started") >= 3
+
+
+def test_the_end_of_any_other_part_is_an_error_on_which_the_cluster_ends(tmp_path):
+    with start_part(tmp_path, "hbase") as part:
+        assert part.wait(PATIENCE_S) == 1
+        assert "why it ends" in part.stderr.read()
+    assert (tmp_path / "starts").read_text() == "started\n"
+
+
+def test_only_the_instances_are_started_again():
+    parts = dict(line.split(": ", 1) for line in (ROOT / "etc/cluster/Procfile").read_text().splitlines())
+    assert {name for name, command in parts.items() if " --again " in command} == {"one", "two", "three"}
 
 
 def test_cells_fit_hbase_and_frames_fit_cells(site):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,14 @@ def command_of(pid: int) -> str:
         return ""
 
 
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ping", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
 def test_three_instances_are_one_service_and_ctrl_c_leaves_nothing_but_the_data(tmp_path):
     data, ports = tmp_path / "cluster", free_ports(3)
     with Cluster(data, ports) as cluster:
@@ -109,9 +118,18 @@ def test_three_instances_are_one_service_and_ctrl_c_leaves_nothing_but_the_data(
         again.wait_ready()
         with Client(again.urls[1]) as client:
             assert [message.value for message in client.poll("greetings")] == [b"hello"]
-        os.kill(again.pid_of("cluster.instance=two"), signal.SIGKILL)
+        killed = again.pid_of("cluster.instance=two")
+        os.kill(killed, signal.SIGKILL)
+        ended = f"error: two ended with 137; its log is {data}/log/two.log"
+        eventually("its end is reported", lambda: ended in again.text(), PATIENCE_S)
+        with Client([again.urls[0], again.urls[2]]) as client:  # the others answer for its topics
+            assert [message.value for message in client.poll("greetings")] == [b"hello"]
+        eventually("it is started again", lambda: "starting two again" in again.text(), PATIENCE_S)
+        eventually("it serves", lambda: answers(again.urls[1]), PATIENCE_S)
+        assert again.pid_of("cluster.instance=two") != killed
+        (hbase,) = [pid for pid in again.left() if "java" in command_of(pid) and "master.HMaster" in command_of(pid)]
+        os.kill(hbase, signal.SIGKILL)
         assert again.process.wait(PATIENCE_S) == 1
-        assert f"error: two ended with 137; its log is {data}/log/two.log" in again.text()
         assert again.left() == []
 
 
