@@ -53,7 +53,6 @@ def blocks_of(page: str) -> list[Block]:
 def run_blocks(url: str) -> Iterator[tuple[Block, str]]:
     """Run them in the current folder, one namespace for all; each with what it printed."""
     names: dict[str, Any] = {"__name__": "__walkthrough__"}
-    Path("pictures").mkdir(exist_ok=True)
     for block in blocks_of(PAGE.read_text(encoding="utf-8")):
         said = io.StringIO()
         # Lines of a traceback are those of the page.

@@ -51,6 +51,8 @@ SUBMITTED = "PYSPARK_GATEWAY_PORT"
 PACKAGES = ("pyspark_plainsong", "plainsong")
 #: What ``plainsong-spark`` brings, by the names that are imported.
 EXTRA = ("pyspark", "py4j", "pyarrow", "matplotlib")
+#: Those of its extra ``report``.
+PLOTS = ("matplotlib",)
 _PROBE_S = 30.0
 
 
@@ -168,6 +170,13 @@ def check_surroundings(environ: Mapping[str, str] = os.environ) -> None:
     _check_workers(environ)
 
 
+def check_plots() -> None:
+    """Check that a page with plots can be drawn. Raises CommandFailed: a package of the extra is not installed."""
+    for package in PLOTS:
+        if find_spec(package) is None:
+            raise _not_installed(package)
+
+
 @contextmanager
 def extra_installed() -> Iterator[None]:
     """Around the imports of a running job. Raises CommandFailed: a package of the extra is not installed."""
@@ -232,7 +241,8 @@ def _check_workers(environ: Mapping[str, str]) -> None:
 
 
 def _not_installed(package: str) -> CommandFailed:
-    return _missing(f"{package} is not installed for {sys.executable}", "pip install plainsong-spark")
+    wanted = '"plainsong-spark[report]"' if package in PLOTS else "plainsong-spark"
+    return _missing(f"{package} is not installed for {sys.executable}", f"pip install {wanted}")
 
 
 def _missing(message: str, hint: str) -> CommandFailed:

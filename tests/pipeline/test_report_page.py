@@ -9,8 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from plainsong.cli.command import Exit
+from plainsong.cli.main import run
 from plainsong.protocol.errors import InvalidParameter
-from pyspark_plainsong.pipeline.report import figures
+from pyspark_plainsong.pipeline import session
+from pyspark_plainsong.pipeline.report import command, figures
 from pyspark_plainsong.pipeline.report.facts import MADE_FROM, Grid, Report, TopicFacts, grid_over, with_archive
 from pyspark_plainsong.pipeline.report.page import page_of, write_page
 from pyspark_plainsong.pipeline.report.sources import MESSAGES, Asked
@@ -135,3 +138,29 @@ def test_an_archive_that_reaches_the_topic_makes_sizes_known_from_where_it_begin
     assert "expired" in behind.note
     assert with_archive(topic, [], False) == topic
     assert with_archive(FACTS[1], [(10, 20)], True) == FACTS[1]
+
+
+@pytest.fixture
+def _no_job(monkeypatch):
+    """Neither the daemon nor Spark is asked."""
+
+    def never(*_):
+        raise AssertionError("the job has begun")
+
+    monkeypatch.setattr(command, "topics_of", never)
+
+
+@pytest.mark.usefixtures("_no_job")
+def test_without_the_library_of_the_plots_a_page_is_refused_before_anything_begins(monkeypatch, capsys, tmp_path):
+    real = session.find_spec
+    monkeypatch.setattr(session, "find_spec", lambda name: None if name == "matplotlib" else real(name))
+    assert run(command.report, ["--html", str(tmp_path / "page.html")], "report") == Exit.USAGE
+    said = capsys.readouterr().err
+    assert "matplotlib is not installed" in said
+    assert 'hint: pip install "plainsong-spark[report]"' in said
+
+
+@pytest.mark.usefixtures("_no_job")
+def test_a_page_in_a_folder_that_is_not_there_is_refused_before_anything_begins(capsys, tmp_path):
+    assert run(command.report, ["--html", str(tmp_path / "none" / "page.html")], "report") == Exit.USAGE
+    assert f"there is no folder {tmp_path}/none" in capsys.readouterr().err

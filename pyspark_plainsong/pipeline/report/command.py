@@ -15,6 +15,7 @@ from plainsong.cli.output import show_count
 from plainsong.protocol.ids import unpack_id
 from pyspark_plainsong.pipeline.job import Run, job_options
 from pyspark_plainsong.pipeline.report.facts import facts_of, grid_over, with_archive
+from pyspark_plainsong.pipeline.session import check_plots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,6 +83,12 @@ def report(
         raise click.UsageError("--offline needs --archive")
     if offline and (not topics or any(map(is_pattern, topics))):
         raise click.UsageError("--offline needs the names of topics")
+    if html is not None:
+        check_plots()
+        if not html.absolute().parent.is_dir():
+            raise CommandFailed(
+                f"{html} cannot be written: there is no folder {html.parent}", hint="make it first", code=Exit.USAGE
+            )
     wanted = ReportOptions(topics, archive, offline, None if ttl_s is None else ttl_s * 1000, parquet, max_transactions)
     facts = topics_of(run, wanted)
     end_ms = _moment(until, facts) or now_ms()
