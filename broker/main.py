@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 from dataclasses import dataclass, replace
 from functools import partial
@@ -143,7 +144,8 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
                 await enter(membership, address, stop)
                 servers.start_soon(_verify_address, daemon, membership.me.name, address)
             freeze_loaded()
-            announce(_running(daemon, membership, addresses, thrift, testing))
+            names = frozenset[str]() if certificates is None else certificates.now.names
+            announce(_running(daemon, membership, addresses, thrift, testing, names))
             notifier.ready()
             servers.start_soon(_keep_alive, notifier)
             await stop.wait()
@@ -168,7 +170,12 @@ async def _verify_address(daemon: Daemon, name: str, address: str) -> None:
 
 
 def _running(
-    daemon: Daemon, membership: Membership | None, addresses: list[str], thrift: list[str], testing: Testing | None
+    daemon: Daemon,
+    membership: Membership | None,
+    addresses: list[str],
+    thrift: list[str],
+    testing: Testing | None,
+    names: frozenset[str],
 ) -> Running:
     config, traits = daemon.config, daemon.store.traits
     return Running(
@@ -182,6 +189,13 @@ def _running(
         thrift=thrift,
         cluster="" if membership is None else describe_membership(membership),
         insecure=list(in_effect(config).values()),
+        needs_names=config.security.authentication == "required",
+        certificate=str(config.tls.certificate),
+        dns_name=min(
+            (name for name in names if "*" not in name), default="", key=lambda name: (name != "localhost", name)
+        ),
+        needs_certificates=config.tls.client_certificates == "required",
+        has_console=config.console.enabled,
         testing="" if testing is None else str(testing.path),
     )
 
@@ -237,6 +251,16 @@ class Running:
     """What it is called among others, and how many they are; empty: it is alone."""
     insecure: Sequence[str] = ()
     """What it does without although other machines reach it, as ``reachable without TLS``."""
+    needs_names: bool = False
+    """Whether each request needs a token or another proof of a name."""
+    certificate: str = ""
+    """The file of the certificate that is served; empty: no TLS."""
+    dns_name: str = ""
+    """A name in the certificate; empty if it has none."""
+    needs_certificates: bool = False
+    """Whether each connection needs a client certificate."""
+    has_console: bool = True
+    """Whether the console is switched on."""
     testing: str = ""
     """Where tests move its clock and make it fail; empty: nowhere."""
     place: str = "in memory"
@@ -246,7 +270,10 @@ class Running:
 def banner(running: Running) -> str:
     """What a person sees at the start: a few lines, the last of which can be pasted into a shell."""
     first, *others = running.addresses
-    to = f"--unix-socket {first.removeprefix(UNIX)} http://localhost" if first.startswith(UNIX) else first
+    names = (
+        ["  names       required: $TOKEN is a token of yours (plainsong token create)"] if running.needs_names else []
+    )
+    console = [f"  console     {_named(running, url)}/console" for url in running.addresses if not url.startswith(UNIX)]
     where = running.place if running.data_dir is None else str(running.data_dir.absolute())
     thrift = "".join(f", also for Tephra's clients at {address}" for address in running.thrift)
     testing = [f"  UNDER TEST  whoever can write to {running.testing} makes it fail"] if running.testing else []
@@ -260,6 +287,32 @@ def banner(running: Running) -> str:
             f"  data        {where} ({running.store_kind})",
             f"  durability  {running.durability}",
             f"  decides     {running.decides}{thrift}",
-            f"  try         curl -X PUT {to}/v1/namespaces/demo/topics/greetings",
+            *(console[:1] if running.has_console else ()),
+            *names,
+            f"  try         curl {_curl_options(running, first)}/v1/namespaces/demo/topics/greetings",
         ]
     )
+
+
+def _named(running: Running, url: str) -> str:
+    """The URL with a name of the certificate: a client that verifies it refuses any other."""
+    scheme, _, place = url.partition("://")
+    return f"{scheme}://{running.dns_name}:{place.rpartition(':')[2]}" if running.dns_name else url
+
+
+def _curl_options(running: Running, first: str) -> str:
+    """The options of curl for a PUT, and the URL without its path."""
+    options = ["-X PUT"]
+    if running.needs_names:
+        options.append('-H "Authorization: Bearer $TOKEN"')
+    if first.startswith(UNIX):
+        return " ".join([*options, f"--unix-socket {first.removeprefix(UNIX)} http://localhost"])
+    if running.certificate:
+        options.append(f"--cacert {shlex.quote(running.certificate)}")
+        if running.dns_name:  # also where it does not resolve yet; the connection is to this machine
+            host, _, port = first.partition("://")[2].rpartition(":")
+            here = "127.0.0.1" if host in ("0.0.0.0", "[::]", "") else host  # noqa: S104
+            options.append(f"--connect-to {running.dns_name}:{port}:{here}:{port}")
+        if running.needs_certificates:
+            options.append("--cert $CERTIFICATE --key $KEY")
+    return " ".join([*options, _named(running, first)])

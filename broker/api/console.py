@@ -83,6 +83,12 @@ class Console:
         query = f"?{request.query}" if request.query else ""
         return Answer(308, headers=[*HEADERS, ("Location", f"/console{query}")])
 
+    async def root(self, request: Request) -> Answer:
+        """To the first page, for a browser. Raises NotFound for any other client, or where the console is switched off."""
+        if self.enabled and "text/html" in request.headers.get("accept", "").lower():
+            return Answer(307, headers=[*HEADERS, ("Location", "/console"), ("Vary", "Accept")])
+        raise NotFound("there is nothing at /", hint="the console is at /console, and /openapi.json lists the routes")
+
     async def file(self, request: Request) -> Answer:
         """A page, or a file of one. The query is the page's own. Raises NotFound."""
         path = request.path["file"]

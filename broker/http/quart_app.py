@@ -322,6 +322,4 @@ def _plain(error: HTTPException) -> PlainsongError:
 
 def _elsewhere(path: str) -> str:
     """Where to look instead of a path at which nothing is."""
-    if path == "/":
-        return "the console is at /console, and /openapi.json lists the routes"
     return f"try {path.rstrip('/')}" if path.endswith("/") and path.strip("/") else ""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("plainsong.security")
 METRICS_PATH = "/metrics"
-_FOR_EVERYBODY = frozenset(("/ping", "/livez", "/readyz", "/console", "/.well-known/security.txt"))
+_FOR_EVERYBODY = frozenset(("/", "/ping", "/livez", "/readyz", "/console", "/.well-known/security.txt"))
 REALM = 'Bearer realm="plainsong"'
 #: The longest credential that is looked at.
 MAX_CREDENTIAL_BYTES = 8 << 10

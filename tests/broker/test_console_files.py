@@ -76,6 +76,24 @@ async def test_a_slash_behind_the_first_page_leads_to_it(daemon, query, method):
     await daemon.call("POST", "/console/", status=405, code="method_not_allowed")
 
 
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_a_browser_at_the_root_is_led_to_the_console_and_any_other_client_finds_nothing_there(daemon, method):
+    answer = await daemon.http.request(method, "/", headers=BROWSER)
+    assert (answer.status_code, answer.headers["location"], answer.content) == (307, "/console", b"")
+    assert {key: answer.headers[key] for key in HEADERS} == HEADERS
+    for headers in ({}, {"Accept": "*/*"}):
+        answer = await daemon.call("GET", "/", status=404, code="not_found", headers=headers)
+        assert "the console is at /console" in answer.json()["hint"]
+
+
+async def test_switched_off_a_browser_at_the_root_finds_nothing():
+    async with in_process(console__enabled=False) as daemon:
+        await daemon.call("GET", "/", status=404, code="not_found", headers=BROWSER)
+
+
 async def test_switched_off_there_is_no_console():
     async with in_process(console__enabled=False) as daemon:
         for path in (*PAGES, "/console/", "/console/main.js"):

@@ -130,7 +130,7 @@ def test_every_operation_names_the_verb_that_it_needs_and_what_it_needs_it_on():
 
 
 #: The whole of it, so that a change here is a decision: who asks for nothing can be asked by everybody.
-NO_NAME = {"console", "console_file", "console_slash", "ping", "livez", "readyz", "security_txt"}
+NO_NAME = {"root", "console", "console_file", "console_slash", "ping", "livez", "readyz", "security_txt"}
 ANY_NAME = {
     "asyncapi",
     "explain_error",

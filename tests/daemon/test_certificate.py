@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import http.client
 import json
+import os
+import random
 import signal
 import ssl
 import subprocess
@@ -12,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from broker.security.files import write_guarded
+from broker.security.tokens import TokenEntry, format_tokens, hash_of, id_of, new_token
 from plainsong.cli.command import Exit
 from tests.certificates import DAY, Authority
 from tests.daemon.harness import Daemon, eventually, run_plainsong
@@ -65,6 +69,38 @@ def gauge(daemon: Daemon, authority: Authority, name: str) -> float:
 
 
 TOPIC = "/v1/namespaces/ring/topics/t"
+GRANTS = """format = 1
+[[grant]]
+to = ["me"]
+verbs = ["admin"]
+on = ["demo:*"]
+"""
+
+
+@pytest.mark.parametrize("names", [(), ("plainsong.example", "*.example")])
+def test_the_banner_of_a_daemon_with_tls_and_names_has_a_command_that_works(daemon, authority, tmp_path, names):
+    token = new_token(random.Random(7).choice)
+    entries = [TokenEntry(id_of(hash_of(token)), "me", hash_of(token), 0, None)]
+    write_guarded(tmp_path / "tokens.json", format_tokens(entries))
+    write_guarded(tmp_path / "grants.toml", GRANTS.encode())
+    running = daemon(
+        *settings(authority, *names),
+        "log.format=text",
+        "security.authentication=required",
+        f"security.tokens_file={tmp_path}/tokens.json",
+        f"security.grants_file={tmp_path}/grants.toml",
+        stdout=subprocess.PIPE,
+    )
+    assert running.stdout is not None
+    banner = dict(running.stdout.readline().decode().strip().split(maxsplit=1) for _ in range(7))
+    port = banner["plainsong"].rpartition(":")[2]
+    host = "plainsong.example" if names else "127.0.0.1"
+    assert banner["console"] == f"https://{host}:{port}/console"
+    assert banner["names"].startswith("required: $TOKEN is a token of yours")
+    command = ["sh", "-c", f"{banner['try']} -sSf"]
+    environ = {"PATH": os.environ["PATH"], "TOKEN": token, "NO_PROXY": "*"}
+    done = subprocess.run(command, env=environ, timeout=PATIENCE_S, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -43,13 +43,14 @@ def test_port_0_is_a_free_port_that_is_reported_with_what_else_counts(daemon, tm
 
 def test_the_banner_says_where_what_and_how_safe(daemon, tmp_path):
     running = daemon("log.format=text", stdout=subprocess.PIPE)
-    banner = [running.stdout.readline().decode().rstrip() for _ in range(5)]
+    banner = [running.stdout.readline().decode().rstrip() for _ in range(6)]
     address = banner[0].removeprefix(f"plainsong {__version__} listens on http://")
     assert banner[1] == f"  data        {tmp_path / 'data'} (leveldb)"
     assert banner[2].startswith("  durability  ")
     assert "kill -9" in banner[2]
     assert banner[3] == "  decides     transactions itself"
-    command = shlex.split(banner[4].removeprefix("  try         "))
+    assert banner[4] == f"  console     http://{address}/console"
+    command = shlex.split(banner[5].removeprefix("  try         "))
     assert command[:3] == ["curl", "-X", "PUT"]
     host, _, port = address.rpartition(":")
     assert command[3].startswith(f"http://{address}/")
