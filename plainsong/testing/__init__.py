@@ -9,7 +9,8 @@
             ...
 
 It needs ``plainsong-server``, in this environment or any other. With pytest the fixtures ``plainsong_broker`` and
-``plainsong_client`` are there without an import.
+``plainsong_client`` are there without an import. Where no daemon is installed tests are skipped, and pytest's first lines
+say so; with ``PLAINSONG_TESTING_REQUIRED=1``, or pytest's ``--plainsong-required``, they fail.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ __all__ = ["Broker", "Clock", "DaemonFailed", "DaemonNotInstalled", "Faults", "b
 
 #: The variable with the command that runs the program ``plainsong``.
 COMMAND = "PLAINSONG_COMMAND"
+#: The variable that makes tests without a daemon fail instead of skip: ``1`` or ``true``.
+REQUIRED = "PLAINSONG_TESTING_REQUIRED"
 #: How long the daemon may take to start and to leave.
 START_S = 30.0
 LEAVE_S = 30.0
@@ -49,13 +52,15 @@ class DaemonNotInstalled(unittest.SkipTest):
 
 
 class DaemonFailed(Exception):
-    """The daemon ended, or refused a command of the test. The text is what it said."""
+    """The daemon ended, refused a command of the test, or is required and not installed. The text is what it said."""
 
 
 def command() -> list[str]:
     """The command that runs the daemon's program: ``PLAINSONG_COMMAND``, else beside the interpreter, else on the path.
 
-    Raises DaemonNotInstalled.
+    Raises:
+      DaemonNotInstalled: there is none.
+      DaemonFailed: there is none, and ``PLAINSONG_TESTING_REQUIRED`` is set.
     """
     if given := os.environ.get(COMMAND):
         return shlex.split(given)
@@ -64,10 +69,13 @@ def command() -> list[str]:
         return [str(beside)]
     if found := shutil.which("plainsong-server"):
         return [found]
-    raise DaemonNotInstalled(
+    missing = (
         "plainsong-server is not installed: pip install plainsong-server into an environment of its own, and let "
         f"{COMMAND} name its program"
     )
+    if os.environ.get(REQUIRED, "").lower() in ("1", "true", "yes"):
+        raise DaemonFailed(missing)
+    raise DaemonNotInstalled(missing)
 
 
 @contextmanager

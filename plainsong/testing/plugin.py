@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,34 @@ if TYPE_CHECKING:
     from plainsong.testing import Broker
 
 _numbers = count(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--plainsong-required``, and ``plainsong_required`` of the file of settings."""
+    text = "Fail the tests that need a Plainsong daemon where none is installed, instead of skipping them."
+    parser.getgroup("plainsong").addoption("--plainsong-required", action="store_true", help=text)
+    parser.addini("plainsong_required", text, type="bool", default=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Pass the switch on to ``plainsong.testing``, which tests may use without a fixture."""
+    if config.getoption("--plainsong-required") or config.getini("plainsong_required"):
+        from plainsong.testing import REQUIRED
+
+        os.environ[REQUIRED] = "1"
+
+
+def pytest_report_header() -> str | None:
+    """Report that no daemon is installed."""
+    from plainsong.testing import DaemonFailed, DaemonNotInstalled, command
+
+    try:
+        command()
+    except DaemonNotInstalled as missing:
+        return f"plainsong: NOT TESTED, tests that need the daemon are skipped (--plainsong-required): {missing}"
+    except DaemonFailed as missing:
+        return f"plainsong: tests that need the daemon fail: {missing}"
+    return None
 
 
 @pytest.fixture(scope="session")

@@ -168,3 +168,48 @@ def test_fixtures_of_pytest_give_each_test_a_namespace_of_one_daemon(plainsong_c
 def test_the_distribution_tells_pytest_of_its_fixtures():
     project = (Path(__file__).parents[2] / "etc/dist/client/pyproject.toml").read_text(encoding="utf-8")
     assert '[project.entry-points.pytest11]\nplainsong = "plainsong.testing.plugin"' in project
+
+
+#: A user's tests: one calls the daemon itself, one has it by a fixture, one needs none.
+USERS_TESTS = """
+from plainsong.testing import broker
+
+def test_by_itself():
+    with broker():
+        pass
+
+def test_by_fixture(plainsong_client):
+    pass
+
+def test_of_something_else():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "ini", "environ", "fails"),
+    [
+        ([], "", {}, False),
+        (["--plainsong-required"], "", {}, True),
+        ([], "plainsong_required = true", {}, True),
+        ([], "", {"PLAINSONG_TESTING_REQUIRED": "1"}, True),
+    ],
+)
+def test_without_a_daemon_pytest_says_so_first_and_fails_where_one_is_required(tmp_path, options, ini, environ, fails):
+    (tmp_path / "test_users.py").write_text(USERS_TESTS)
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
+    (tmp_path / "python").symlink_to(sys.executable)  # no program of ours is beside it
+    plugin = ["-p", "plainsong.testing.plugin", "-p", "no:cacheprovider"]
+    given = {
+        "PATH": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
+        **environ,
+    }
+    command = [str(tmp_path / "python"), "-m", "pytest", *plugin, *options]
+    done = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, check=False)
+    first = done.stdout.partition("collected")[0]
+    assert ("plainsong: tests that need the daemon fail" if fails else "plainsong: NOT TESTED") in first, done.stdout
+    assert "pip install plainsong-server" in first
+    assert done.returncode == (1 if fails else 0)
+    counted = done.stdout.rstrip().splitlines()[-1]
+    assert ("1 failed, 1 passed, 1 error" if fails else "1 passed, 2 skipped") in counted
