@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from plainsong.hints import in_python
 from plainsong.protocol import errors as protocol_errors
 from plainsong.protocol.errors import (
     BY_CODE,
@@ -448,7 +449,7 @@ def problem_error(problem: Mapping[str, Any], status: int = 0) -> PlainsongError
     code = str(problem.get("code", ""))
     status = status or int(problem.get("status", 500))
     cls = NARROWEST.get(code) or BY_STATUS.get(status, PlainsongError)
-    error = cls(str(problem.get("detail", "")), hint=str(problem.get("hint", "")))
+    error = cls(str(problem.get("detail", "")), hint=in_python(str(problem.get("hint", ""))))
     if error.code != code and code:
         vars(error)["code"] = code
     outcome = problem.get("outcome")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 from click.core import ParameterSource
 
+from plainsong.hints import in_command
 from plainsong.protocol.errors import BadRequest, NotFound, PlainsongError, QuotaExceeded, Unavailable
 from plainsong.protocol.masking import masked
 
@@ -252,7 +253,7 @@ def failure_of(error: PlainsongError, *, hint: str = "") -> CommandFailed:
     message = one_line(error.detail)
     if error.outcome == "unknown":
         message += " (outcome unknown: it may have happened)"
-    failed = CommandFailed(message, hint=one_line(hint or error.hint), code=exit_of(error))
+    failed = CommandFailed(message, hint=one_line(hint or in_command(error.hint)), code=exit_of(error))
     failed.word, failed.outcome = error.code, error.outcome
     return failed
 

@@ -213,7 +213,7 @@ class Where:
 
     @contextmanager
     def client(
-        self, *topics: str, retry: bool = False, deadline_s: float = DEADLINE_S, **options: Any
+        self, *topics: str, retry: bool = False, deadline_s: float = DEADLINE_S, creates: bool = True, **options: Any
     ) -> Iterator[Client]:
         """Opens a client for the block.
 
@@ -221,6 +221,7 @@ class Where:
           topics: topics of the verb; when one does not exist, the error names the nearest.
           retry: retry a daemon that does not answer. Off by default: a person at a terminal decides that better.
           deadline_s: for each call.
+          creates: whether creating a missing topic would help the verb; the error says how.
         Raises:
           CommandFailed: a topic does not exist. PlainsongError: any other error.
         """
@@ -237,7 +238,7 @@ class Where:
             try:
                 yield client
             except TopicNotFound as error:
-                raise failure_of(error, hint=_what_to_do(client, topics)) from error
+                raise failure_of(error, hint=_what_to_do(client, topics, creates=creates)) from error
 
 
 def where_of(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Where:
@@ -272,7 +273,7 @@ def _urls(text: str | None) -> tuple[str, ...]:
     return tuple(each.strip() for each in (text or "").split(",") if each.strip())
 
 
-def _what_to_do(client: Client, topics: Sequence[str]) -> str:
+def _what_to_do(client: Client, topics: Sequence[str], *, creates: bool) -> str:
     """The hint for a topic that does not exist: the nearest one that does."""
     try:
         there = client.topics()
@@ -282,6 +283,9 @@ def _what_to_do(client: Client, topics: Sequence[str]) -> str:
     if missing is None:
         return "plainsong topic list shows the topics"
     create = f"plainsong topic create {missing}"
+    if not creates:
+        near = nearest(missing, there) if there else ""
+        return near if near.startswith("did") else "plainsong topic list shows the topics"
     if not there:
         return f"namespace {client.namespace} has no topics yet; {create} creates this one"
     near = nearest(missing, there)

@@ -174,7 +174,10 @@ def ping(count: int, live: bool, as_json: bool, where: Where) -> None:
         for each in found:
             click.echo(_line(each, live=live))
     if not any(each.answers if live else each.ready for each in found):
-        hint = "is it running? plainsong serve starts one; plainsong doctor checks more"
+        if any(each.answers for each in found):
+            hint = "it runs, and says above why it is not ready; --live checks only that it runs, plainsong doctor more"
+        else:
+            hint = "is it running? plainsong serve starts one; plainsong doctor checks more"
         raise CommandFailed("no daemon answers" if live else "no daemon is ready", hint=hint, code=Exit.UNAVAILABLE)
 
 

@@ -134,7 +134,7 @@ def delete(topic: str, producer: str, yes: bool, as_json: bool, where: Where) ->
 
     Messages that it sends again after that are stored again.
     """
-    with where.client(topic) as client:
+    with where.client(topic, creates=False) as client:
         last = _found(client, topic, producer, None)["lastSequenceId"]
         confirmed(f"Forget {one_line(producer)} of {topic}? Messages that it sends again are stored again.", yes=yes)
         run_call(client, calls.delete_producer(client.namespace, topic, producer))

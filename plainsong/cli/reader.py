@@ -120,8 +120,8 @@ def reset(topic: str, reader: str, place: str | bytes | int, yes: bool, as_json:
 @where_options
 def rm(topic: str, reader: str, as_json: bool, where: Where) -> None:
     """Forget a reader. The messages stay."""
-    with where.client(topic) as client:
-        stands = _found(client, topic, reader)["position"]
+    with where.client(topic, creates=False) as client:
+        stands = _found(client, topic, reader, creates=False)["position"]
         client.delete_reader(topic, reader)
     if as_json:
         echo_json({"removed": reader, "position": stands})
@@ -129,16 +129,16 @@ def rm(topic: str, reader: str, as_json: bool, where: Where) -> None:
         click.echo(f"forgot {reader}; its position was {stands}")
 
 
-def _found(client: Client, topic: str, name: str) -> dict[str, Any]:
-    """Returns the reader. Raises CommandFailed that names the nearest one."""
+def _found(client: Client, topic: str, name: str, *, creates: bool = True) -> dict[str, Any]:
+    """Returns the reader. Raises CommandFailed that names the nearest one, or how to create it."""
     try:
         return client.reader(topic, name)
     except TopicNotFound:
         raise
     except NotFound as error:
         names = [each["name"] for each in client.readers(topic)]
-        create = f"plainsong reader set {topic} {name} oldest"
-        near = nearest(name, names) if names else f"create it: {create}"
+        other = f"create it: plainsong reader set {topic} {name} oldest" if creates else ""
+        near = nearest(name, names) if names else other or f"topic {topic} has no readers"
         raise CommandFailed(f"topic {topic} has no reader {name!r}", hint=near, code=Exit.NOT_FOUND) from error
 
 

@@ -325,7 +325,7 @@ def delete(topics: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool, whe
     They disappear for all readers at once. `topic undelete` restores a topic
     until the daemon has cleaned up, after an hour by default.
     """
-    with where.client(*topics) as client:
+    with where.client(*topics, creates=False) as client:
         # One unknown name, and nothing is deleted.
         told = [run_call(client, calls.dry_run(calls.delete_topic(client.namespace, each))) for each in topics]
         if dry_run:
@@ -386,7 +386,7 @@ def set_aside(topic: str, first: str, last: str, yes: bool, dry_run: bool, as_js
     to readers too.
     """
     namespace, colon, name = topic.rpartition(":")
-    with where.client(name) as client:
+    with where.client(name, creates=False) as client:
         call = calls.set_aside(namespace if colon else client.namespace, name, first, last)
         told = run_call(client, calls.dry_run(call))
         if dry_run:
@@ -475,7 +475,7 @@ def verify(topic: str, known: str | None, as_json: bool, where: Where) -> None:
         first, count = found.faults[0], len(found.faults) + found.more_faults
         raise CommandFailed(
             f"topic {topic} is not as its chain says: {output.counted(count, 'fault')}, the first at {first.id}",
-            hint="plainsong topic messages shows what is there; compare it with a backup",
+            hint=f"plainsong peek {topic} shows what is there; compare it with a backup",
         )
 
 
@@ -494,7 +494,7 @@ def _in_namespace(where: Where, topic: str) -> Iterator[tuple[Client, str]]:
     namespace, _, name = topic.rpartition(":")
     if namespace:
         where = replace(where, namespace=namespace)
-    with where.client(name) as client:
+    with where.client(name, creates=False) as client:
         yield client, name
 
 

@@ -13,7 +13,7 @@ def first_line(error: BaseException) -> str:
 
 
 #: The packages of drivers that are not called like them.
-_PACKAGES = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+_PACKAGES = {"psycopg2": "psycopg2-binary"}
 
 E = TypeVar("E", bound=PlainsongError)
 

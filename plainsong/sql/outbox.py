@@ -145,8 +145,13 @@ def told_as_unavailable(failed: str) -> Iterator[None]:
 
 def check_dialect(dialect: Dialect) -> None:
     """Raises OutboxUnusable unless the database is supported."""
-    if dialect.name not in DIALECTS:
-        detail = f"an outbox works on PostgreSQL and SQLite, not on {dialect.name}"
+    check_backend(dialect.name)
+
+
+def check_backend(name: str) -> None:
+    """The same by the name of a dialect, as a URL has it."""
+    if name not in DIALECTS:
+        detail = f"an outbox works on PostgreSQL and SQLite, not on {name}"
         raise OutboxUnusable(detail, hint="keep the outbox in one of them")
 
 
@@ -364,6 +369,7 @@ def outbox_engine(url: str, *, create: bool = False) -> Engine:
         parsed = make_url(url)
         if parsed.drivername in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
+        check_backend(parsed.get_backend_name())  # before its driver is looked for
         is_sqlite = parsed.get_backend_name() == "sqlite"
         options = {"timeout": SQLITE_PATIENCE_S} if is_sqlite else {}
         engine = create_engine(parsed, poolclass=NullPool, connect_args=options)

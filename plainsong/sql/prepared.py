@@ -86,14 +86,19 @@ class PreparedTransaction:
     """Seconds since it was prepared, by the database's clock."""
 
 
-def check_kind(engine: Engine) -> None:
-    """Raises SqlUnusable unless the engine is one of PostgreSQL through psycopg 3."""
-    if engine.dialect.name != "postgresql":
-        why = "has no two-phase commit" if engine.dialect.name == "sqlite" else "is not supported"
-        detail = f"{engine.dialect.name} {why}, without which rows and messages cannot become visible together"
-        fits = "use plainsong.sql.Outbox here, or " if engine.dialect.name == "sqlite" else "use "
+def check_backend(name: str) -> None:
+    """Raises SqlUnusable unless this is the dialect of PostgreSQL."""
+    if name != "postgresql":
+        why = "has no two-phase commit" if name == "sqlite" else "is not supported"
+        detail = f"{name} {why}, without which rows and messages cannot become visible together"
+        fits = "use plainsong.sql.Outbox here, or " if name == "sqlite" else "use "
         hint = f"{fits}PostgreSQL; SqlPosition alone works with any database"
         raise SqlUnusable(detail, hint=hint)
+
+
+def check_kind(engine: Engine) -> None:
+    """Raises SqlUnusable unless the engine is one of PostgreSQL through psycopg 3."""
+    check_backend(engine.dialect.name)
     if engine.dialect.driver != "psycopg":
         hint = "create_engine('postgresql+psycopg://…'), of the package psycopg"
         raise SqlUnusable(f"the engine's driver is {engine.dialect.driver}", hint=hint)
@@ -215,6 +220,7 @@ def _engine_of(url: str) -> Engine:
         parsed = make_url(url)
         if parsed.drivername in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
+        check_backend(parsed.get_backend_name())  # before its driver is looked for
         return create_engine(parsed, poolclass=NullPool)
     except ModuleNotFoundError as missing:
         raise without_driver(SqlUnusable, missing) from missing

@@ -8,6 +8,7 @@ import pytest
 
 from plainsong import __version__
 from plainsong.cli.command import Exit
+from plainsong.cli.ping import ProbeResult
 from tests.cli.conftest import url_of
 from tests.daemon.harness import Daemon
 
@@ -233,6 +234,23 @@ def test_an_unknown_topic_names_the_nearest(cli, greetings):
 
 def test_an_unknown_topic_where_there_is_none_says_how_to_make_it(cli):
     assert "plainsong topic create orders" in cli("poll", "orders", code=Exit.NOT_FOUND).err
+
+
+def test_a_verb_that_takes_away_does_not_suggest_to_create(cli, greetings):
+    for verb in (("topic", "delete", "zork"), ("reader", "rm", "zork", "r"), ("producer", "rm", "zork", "p")):
+        said = cli(*verb, "--yes" if verb[0] == "topic" else "--json", code=Exit.NOT_FOUND)
+        assert "create" not in said.err, verb
+        assert "plainsong topic list shows the topics" in said.err
+    said = cli("reader", "rm", "greetings", "nobody", code=Exit.NOT_FOUND)
+    assert "set" not in said.err
+    assert "topic greetings has no readers" in said.err
+
+
+@pytest.mark.parametrize(("answers", "hint"), [(True, "it runs, and says above why"), (False, "is it running?")])
+def test_a_daemon_that_is_there_and_not_ready_is_not_asked_whether_it_runs(cli, monkeypatch, answers, hint):
+    found = ProbeResult("http://a", answers=answers, seconds=[0.1], reasons=["10 bytes are free"], detail="refused")
+    monkeypatch.setattr("plainsong.cli.ping.ask", lambda *_, **__: [found])
+    assert f"hint: {hint}" in cli("ping", code=Exit.UNAVAILABLE).err
 
 
 def test_errors_are_json_for_programs(cli):

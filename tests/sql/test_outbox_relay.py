@@ -37,6 +37,8 @@ from plainsong.sql import (
     outbox_status,
     outbox_tables,
 )
+from plainsong.sql.errors import SqlUnusable
+from plainsong.sql.prepared import _engine_of
 from plainsong.sql.relay import RelayProducer
 from tests.daemon.harness import Daemon, eventually, free_port
 from tests.patience import PATIENCE_S
@@ -480,3 +482,13 @@ def test_failures_are_told_once_for_each_reason(lite: Engine, client: Client):
         client.create_topic("orders")
         eventually("it went on", lambda: read(client) == [b"1"])
     assert [error.code for error in told] == ["topic_not_found"]
+
+
+@pytest.mark.parametrize("url", ["mysql://x@y/z", "oracle://x@y/z"])
+def test_a_database_that_is_not_supported_is_named_and_no_driver_for_it_asked_for(url):
+    with pytest.raises(OutboxUnusable, match="an outbox works on PostgreSQL and SQLite, not on") as refused:
+        outbox_engine(url)
+    assert "pip" not in refused.value.hint
+    with pytest.raises(SqlUnusable, match="is not supported") as refused:
+        _engine_of(url)
+    assert "pip" not in refused.value.hint
