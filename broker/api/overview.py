@@ -61,6 +61,9 @@ MAX_NAMED = 200
 #: Open transactions that are counted, and shown.
 MAX_OPEN = 1_000
 MAX_SHOWN = 100
+#: What a transaction has that was begun without a client's name.
+NO_CLIENT = "unknown"
+_OPEN_QUERY = f"state=in_progress&longs=string&limit={MAX_OPEN}"
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 500
 Column: TypeAlias = Literal[
@@ -162,7 +165,24 @@ class Overview:
     async def needs(self, request: Request) -> Answer:
         """What needs attention, worst first."""
         request.parameters()
-        return json_answer(self._visible(request, await self.attention.findings()))
+        return json_answer(await self._named(request, self._visible(request, await self.attention.findings())))
+
+    async def _named(self, request: Request, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """With the clients whose transactions hold readers, as far as the request may see them."""
+        held = [each for each in found if each["kind"] == "held-reader"]
+        if not held or not self.sees_service(request):
+            return found
+        try:
+            open_ = await self._ask("list_transactions", request, _OPEN_QUERY)
+        except PlainsongError:
+            return found  # the service is away, or moving
+        clients = {str(each[key]): each["clientId"] for each in open_ for key in ("id", "writePointer")}
+        for each in held:
+            start, pointer, rest = each["text"].split(" ", 2)  # "Transaction 17 is …", see broker.attention
+            client = clients.get(pointer)
+            if client and client != NO_CLIENT:
+                each["text"] = f"{start} {pointer} of {client} {rest}"
+        return found
 
     def _visible(self, request: Request, findings: Iterable[Finding]) -> list[dict[str, Any]]:
         def may_see(finding: Finding) -> bool:
@@ -246,13 +266,12 @@ class Overview:
                 return _Seen(data, seen)  # an age grows all the time, which is no change
             if kind == "attention":
                 found = self._visible(request, await self._lately("attention", self.attention.findings))
+                found = await self._named(request, found)
                 return _Seen(found, found)
             if not self.sees_service(request):
                 return None
             if kind == "transactions":
-                open_ = await self._ask(
-                    "list_transactions", request, f"state=in_progress&longs=string&limit={MAX_OPEN}"
-                )
+                open_ = await self._ask("list_transactions", request, _OPEN_QUERY)
                 shown = {"open": open_[:MAX_SHOWN], "total": len(open_)}
                 return _Seen(shown, shown)
             cluster = await self._ask("get_cluster", request, "")

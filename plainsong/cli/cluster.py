@@ -13,7 +13,7 @@ from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_opt
 from plainsong.cli.connection import complete_topic, run_call, where_options
 from plainsong.cli.dry_run import dry_run_option, show_dry_run
 from plainsong.cli.options import now_ms, show_length
-from plainsong.cli.output import echo_json, escaped, note
+from plainsong.cli.output import echo_json, escaped, note, report
 from plainsong.protocol.cluster import SLICES
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def status(topic: str | None, as_json: bool, where: Where) -> None:
     output.echo_lines(output.table(_HEADINGS, [_row(each, found["instance"]) for each in found["instances"]]))
     output.echo_lines(["", *output.facts(_facts(found))])
     for line in security_differences(found["instances"]):
-        note(line)
+        report(line)
 
 
 def security_differences(instances: list[dict[str, Any]]) -> list[str]:
@@ -158,7 +158,7 @@ def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | N
         if here is None:
             return None
         if all(each["drained"] or each["leaving"] for each in found["instances"]):
-            note("all instances are drained, which has no effect")
+            report("all instances are drained, which has no effect")
             return None
         left: int | None = here["topicsOpen"]
         if left == 0 and not here["slices"]:

@@ -21,7 +21,7 @@ from plainsong.cli.on_options import (
     words_of,
 )
 from plainsong.cli.options import Length, Place, chosen, isolation_option, why_held
-from plainsong.cli.output import note
+from plainsong.cli.output import report
 from plainsong.positions import OLDEST
 from plainsong.protocol.ids import before
 
@@ -229,7 +229,7 @@ def on(
         )
         run.run(topic, reader)
         if topic in reader.held:
-            note(why_held(topic, reader.held[topic]))
+            report(why_held(topic, reader.held[topic]))
 
 
 def _effect(stack: ExitStack, options: EffectOptions, where: Where, stop: Stop) -> Effect:

@@ -13,7 +13,7 @@ from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, VerbGroup, json_option, one_line
 from plainsong.cli.connection import where_options
 from plainsong.cli.options import Length, show_length
-from plainsong.cli.output import confirmed, echo_json, note
+from plainsong.cli.output import confirmed, echo_json, note, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,11 +112,11 @@ def run(
         )
         if once:
             done = relay.once()
-            note(f"published {output.show_messages(done.messages)}")
+            report(f"published {output.show_messages(done.messages)}")
             return
         before = signal.signal(signal.SIGTERM, lambda *_: relay.stop())
         try:
-            note("publishing; Ctrl-C stops")
+            report("publishing; Ctrl-C stops")
             relay.run()
         finally:
             signal.signal(signal.SIGTERM, before)

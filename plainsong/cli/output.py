@@ -34,6 +34,11 @@ def note(text: str) -> None:
         click.echo(text, err=True)
 
 
+def report(text: str) -> None:
+    """Prints a line on standard error, terminal or not: what a script's log must have, such as a warning."""
+    click.echo(text, err=True)
+
+
 def confirmed(question: str, *, yes: bool) -> None:
     """Asks before something is deleted.
 
@@ -103,18 +108,25 @@ def width() -> int:
     return max(MIN_WIDTH, shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns)
 
 
+def is_bounded() -> bool:
+    """True if standard output is a terminal, or COLUMNS says how wide it is."""
+    return sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
+
+
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, columns: int | None = None) -> list[str]:
-    """Aligns columns with two spaces between them; cuts the first column when the table is too wide.
+    """Aligns columns with two spaces between them; cuts the first column when the table is too wide for a terminal.
 
     Args:
       headings: one for each column; ``>`` in front aligns the column to the right.
       rows: as many texts each.
-      columns: width of the whole; None: the terminal's.
+      columns: width of the whole; None: that of the terminal or of COLUMNS. Without either nothing is cut.
     """
     names = [heading.removeprefix(">") for heading in headings]
     right = [heading.startswith(">") for heading in headings]
     widths = [max(len(cell) for cell in column) for column in zip(names, *rows, strict=True)]
-    over = sum(widths) + 2 * (len(widths) - 1) - (width() if columns is None else columns)
+    if columns is None and is_bounded():
+        columns = width()
+    over = 0 if columns is None else sum(widths) + 2 * (len(widths) - 1) - columns
     if over > 0:
         widths[0] = max(MIN_COLUMN, widths[0] - over)
     lines = []

@@ -11,7 +11,7 @@ from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, VerbGroup, json_option, one_line
 from plainsong.cli.connection import complete_topic, run_call, where_options
 from plainsong.cli.options import now_ms, show_length
-from plainsong.cli.output import confirmed, echo_json, note
+from plainsong.cli.output import confirmed, echo_json, report
 from plainsong.protocol.errors import ProducerNotFound, nearest
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def list_producers(topic: str, after: str | None, limit: int, as_json: bool, whe
     output.echo_lines(output.table(headings, [_row(each, now) for each in found["producers"]]))
     output.echo_lines(["", *output.facts(_about_all(topic, found))])
     if found["next"] is not None:
-        note(one_line(f"more producers: --after {found['next']}"))
+        report(one_line(f"more producers: --after {found['next']}"))
 
 
 def _row(each: dict[str, Any], now: int) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from plainsong.cli.options import (
     show_time,
     why_held,
 )
-from plainsong.cli.output import echo_json, note
+from plainsong.cli.output import echo_json, note, report
 from plainsong.cli.printing import Printer, escaped_bytes, grep_option, payload_json, printing_options
 from plainsong.messages import passed_rows
 from plainsong.positions import NEWEST
@@ -127,7 +127,7 @@ def poll(
     if page is not None and page.end == "more" and printer.count != limit:
         note(f"more messages follow: --until-empty reads on, --after {page.last_id} continues here")
     if page is not None and page.end == "held":
-        note(why_held(topic, page.held))
+        report(why_held(topic, page.held))
     elif not printer.count and grep is not None:
         note("no message matches")
     elif not printer.count:

@@ -13,7 +13,7 @@ from plainsong.cli.command import CommandFailed, Verb, VerbGroup, json_option, o
 from plainsong.cli.connection import complete_topic, run_call, where_options
 from plainsong.cli.dry_run import dry_run_option, effect_lines, show_dry_run
 from plainsong.cli.options import Place, now_ms, show_length, show_time
-from plainsong.cli.output import confirmed, echo_json, escaped, note
+from plainsong.cli.output import confirmed, echo_json, escaped, note, report
 from plainsong.protocol.transactions.transaction import issued_ms
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def list_transactions(state: str | None, limit: int, as_json: bool, where: Where
     now = now_ms()
     output.echo_lines(output.table(HEADINGS, [row_of(each, now) for each in found]))
     if len(found) == limit < MAX_LIMIT:
-        note(f"there may be more: --limit {MAX_LIMIT}")
+        report(f"there may be more: --limit {MAX_LIMIT}")
 
 
 @click.command(cls=Verb, examples=["plainsong tx show 1769860800000000000"])

@@ -44,6 +44,15 @@ async def test_a_daemon_that_is_well_needs_nothing(daemon):
     await daemon.call("GET", ATTENTION + "?limit=1", status=400, code="invalid_parameter")
 
 
+async def test_the_client_whose_transaction_holds_readers_is_named(daemon):
+    await daemon.create()
+    begun = await begin(daemon, timeoutSeconds=3600, clientId="billing-7")
+    await under(daemon, begun, "undecided")
+    daemon.clock.ms += MINUTE_MS
+    (found,) = (await daemon.call("GET", ATTENTION)).json()
+    assert found["text"].startswith(f"Transaction {begun['id']} of billing-7 is undecided and hides 1 message")
+
+
 async def test_a_transaction_that_holds_readers_is_named_after_a_minute_and_critical_after_ten(daemon):
     await daemon.create()
     begun = await begin(daemon, timeoutSeconds=3600)

@@ -187,3 +187,22 @@ def test_events_of_topics_show_their_figures(cli: Cli, client: Client):
     # Neither the disk nor the daemon is this test's alone.
     assert said.endswith("nothing needs attention\n") or "warning: " in said
     assert f"{client.namespace}:" not in said
+
+
+def test_instances_whose_grants_differ_are_reported_without_a_terminal(cli: Cli, monkeypatch):
+    """Programs that run it have no terminal."""
+    common = {"address": "a:1", "leaving": False, "drained": False, "slices": 64, "weight": 100, "topicsOpen": 1}
+    instances = [
+        {"name": name, **common, "security": {"grants": digest, "tokens": "same"}} for name, digest in ("ax", "by")
+    ]
+    answer = {
+        "instance": "a",
+        "instances": instances,
+        "zookeeper": None,
+        "transactions": "a",
+        "topic": None,
+        "pins": {},
+    }
+    monkeypatch.setattr("plainsong.cli.cluster.run_call", lambda *_: answer)
+    assert "warning: the grants of the instances differ" in cli("cluster", "status").err
+    assert cli("cluster", "status", "--json").json == answer

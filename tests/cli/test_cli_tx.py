@@ -104,6 +104,23 @@ def test_blame_names_who_holds_a_topic_up_since_when_and_what_ends_it(cli: Cli, 
     assert [each["id"] for each in told["others"]] == [str(second)]
 
 
+def test_a_piped_list_shows_the_whole_name_of_the_client(cli: Cli, client: Client, monkeypatch):
+    name = "billing-service-" + "x" * 60
+    published(client, b"a", client_id=name)
+    assert name in cli("tx", "ls").out
+    monkeypatch.setenv("COLUMNS", "80")
+    assert name not in cli("tx", "ls").out
+
+
+def test_a_held_poll_says_so_without_a_terminal(cli: Cli, client: Client):
+    client.publish("orders", b"before")
+    pointer = published(client, b"a")
+    client.publish("orders", b"behind")
+    said = cli("poll", "orders")
+    assert said.out == "before\n"
+    assert str(pointer) in said.err
+
+
 def test_blame_says_when_nobody_holds_a_topic_up(cli: Cli, client: Client):
     assert cli("tx", "blame", "orders").out == "no transaction holds readers of orders\n"
     assert cli("tx", "blame", "orders", "--json").json["heldBy"] is None
