@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from broker.cluster.owners import Owners
     from broker.config import Config
     from broker.http.messages import Begin, Handler
+    from broker.http.origin_check import OriginCheck
     from broker.http.peer import Peer
     from broker.metrics import Metrics
     from broker.thrift import Methods
@@ -169,6 +170,14 @@ class Daemon:
         if self.security.guard.required:
             actors.start_soon(self.security.run)
             actors.start_soon(self.audit.run)
+
+    def origin_check(self) -> OriginCheck:
+        """Checks Host and Origin; refusals are logged and audited."""
+        check = origin_check(self.config)
+        check.on_answered = self.accounting.access.refused
+        if self.security.guard.required:
+            check.on_refused = self.refused_origin
+        return check
 
     def refused_origin(self, what: str, peer: Peer, error: PlainsongError) -> None:
         """A request was refused for its Host or its Origin."""
@@ -290,6 +299,7 @@ async def assemble(
     descriptors = Descriptors()
     answers = AnswerBudget(config.http.max_answer_bytes)
     accounting = Accounting(metrics.requested, AccessLog(enabled=config.log.access))
+    guard.on_answered = accounting.access.refused
     pages = Pages(store, directory)
     policies = Policies(namespaces, config.deduplication.default)
     topics = LocalTopics(directory, pages)
@@ -621,9 +631,7 @@ async def serve(
                 task_status=task_status,
             )
             return
-        check = origin_check(config)
-        if daemon.security.guard.required:
-            check.on_refused = daemon.refused_origin
+        check = daemon.origin_check()
         if certificates is not None:
             certificates.tell_names(check.serve_names)
         await serve_http(

@@ -348,3 +348,10 @@ class AccessLog:
                 if name == OWNER_HEADER:
                     fields["owner"] = value
             log.info("answered", extra=fields)
+
+    def refused(self, route: str, target: str, status: int, identity: str = "") -> None:
+        """A request was refused before its route had it, for its credential, its Host or its Origin."""
+        if self.enabled:
+            before = request_id.set(identity)
+            self.answered(route, target, status, 0.0)
+            request_id.reset(before)

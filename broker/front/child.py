@@ -156,7 +156,9 @@ class FrontEnd:
             for each in forwarding.endpoints()
         )
         accounting = Accounting(forwarding.count, AccessLog(enabled=config.log.access))
+        guard.on_answered = accounting.access.refused
         check = origin_check(config)
+        check.on_answered = accounting.access.refused
         if guard.required:
             check.on_refused = self._tell_refused_origin
         certificates = certificates_of(config)

@@ -39,7 +39,6 @@ from broker.http.messages import (
     new_request_id,
     only_plain,
     sane_request_id,
-    status_of,
 )
 from broker.http.tls_socket import TlsSocket
 from broker.http.wire import ChunkedBody, admitted, answer_to, compress, may_be_refused, respond
@@ -533,8 +532,8 @@ class Lane:
             if not was_paid:
                 guard.enter(admission, route, head.path, connection.peer, request_id, max(head.length, 0))
         except PlainsongError as error:
-            if route.hot:
-                guard.requested(route.name, status_of(error), 0.0)
+            if route.hot:  # others are counted and logged where they are answered
+                guard.answered(route.name, route.path.format(**head.path), error, request_id)
             if 0 <= head.length <= len(connection.pending) and not ends_connection(error):
                 connection.pending = connection.pending[head.length :]
             else:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from broker.http.messages import status_of
 from broker.security.grants import NO_GRANTS, SYSTEM, GrantTable
 from broker.security.identity import ANONYMOUS, NOBODY, Identity
 from broker.security.quotas import Quotas
@@ -184,6 +185,8 @@ class Guard:
         self._held: set[Hold] = set()
         self._moved = trio.Event()
         #: Counts answers that no handler gave.
+        #: Writes the line of ``log.access`` of a request that is refused here: route, path, status, request id.
+        self.on_answered: Callable[[str, str, int, str], None] = lambda route, path, status, request_id: None
         self.requested: Callable[[str, int, float], None] = lambda route, status, seconds: None
 
     # --- tables -----------------------------------------------------------------------------------
@@ -418,6 +421,12 @@ class Guard:
     def refused(self, refusal: RefusedRequest) -> None:
         """A request was refused for who sent it."""
         self.on_refused(refusal)
+
+    def answered(self, route: str, path: str, error: PlainsongError, request_id: str) -> None:
+        """Count and log the answer to a request that its route never had."""
+        status = status_of(error)
+        self.requested(route, status, 0.0)
+        self.on_answered(route, path, status, request_id)
 
     # --- what waits -------------------------------------------------------------------------------
 

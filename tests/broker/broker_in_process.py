@@ -20,7 +20,6 @@ from broker.config.config import config_of
 from broker.gauges import add_transaction_gauges
 from broker.http.budgets import BodyBudget, http_settings
 from broker.http.hypercorn_patches import Gate
-from broker.http.origin_check import origin_check
 from broker.http.quart_app import build_application
 from broker.http.server import serve_http
 from broker.metrics import Metrics
@@ -170,7 +169,7 @@ async def _in_process(config, store, clock, listener):
         settings = http_settings(config)
         app = build_application(service.endpoints, settings, service.accounting)
         budget, stop = BodyBudget(settings.max_inflight_bytes, service.answers), trio.Event()
-        check = origin_check(config)
+        check = service.origin_check()
         asgi = Gate(app, settings, budget, service.stopping.is_set, check, service.security.guard)
         serving = {"transport": httpx.ASGITransport(asgi), "base_url": "http://localhost"}
         if listener is not None:
