@@ -49,6 +49,8 @@ def chosen_file(what: str, file: Path | None, config: Path | None, sets: tuple[s
 def named_file(what: str, file: Path | None, config: Path | None, sets: tuple[str, ...]) -> Path | None:
     """The file to work on; None: neither an option nor a setting names one."""
     if file is not None:
+        if config is not None or sets:
+            load_settings(config, None, None, sets)  # a wrong setting is an error, also where it is not needed
         return file
     named: str = load_settings(config, None, None, sets).config.value(f"security.{what}_file")
     return Path(named) if named else None

@@ -48,6 +48,11 @@ class RetriesType(click.ParamType["int | None"]):
 # --- commands and headers ------------------------------------------------------------------------------
 
 
+def _operators(command: str) -> list[str]:
+    """The words of a command that a shell would not pass on, such as ``|`` and ``>``, unless they are quoted."""
+    return [word for word in shlex.split(command, posix=False) if re.fullmatch(r"[0-9]?[|&;<>]+(&[0-9])?", word)]
+
+
 def words_of(command: str, *, shell: bool) -> list[str]:
     """Splits the command into words.
 
@@ -64,6 +69,11 @@ def words_of(command: str, *, shell: bool) -> list[str]:
         raise click.UsageError(f"--run {command!r}: {error}") from None
     if not words:
         raise click.UsageError("--run names no command")
+    for operator in _operators(command):
+        raise click.UsageError(
+            f"--run: without a shell {operator!r} would be an argument of {words[0]!r}; --shell runs the command by /bin/sh, "
+            "quotes around it make it an argument"
+        )
     if shutil.which(words[0]) is None:
         raise click.UsageError(f"--run: command {words[0]!r} not found; pipes, variables and the like need --shell")
     return words

@@ -218,3 +218,10 @@ def test_a_file_is_validated_and_its_fault_is_named_with_its_place(alone, home, 
     said = alone("grants", "validate", "bad.toml", code=Exit.USAGE)
     assert "bad.toml, line 7, column 10: unknown verb 'write'" in said.err
     assert "none.toml" in alone("grants", "validate", "none.toml", code=Exit.USAGE).err
+
+
+def test_an_unknown_setting_is_refused_also_beside_a_file(alone, home):
+    said = alone("token", "create", "--file", "tokens.json", "--name", "n", "--expires", "1d", "--set", "x=y")
+    assert said.code == Exit.USAGE
+    assert "x" in said.err
+    assert not (home / "tokens.json").exists()

@@ -12,12 +12,13 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import click
 import pytest
 from standardwebhooks import Webhook
 
 from plainsong import Client
 from plainsong.cli.command import Exit
-from plainsong.cli.on_options import derived_name
+from plainsong.cli.on_options import derived_name, words_of
 from tests.cli.conftest import url_of
 from tests.daemon.harness import PLAINSONG, ROOT, Daemon, eventually
 from tests.patience import PATIENCE_S
@@ -386,3 +387,15 @@ def test_systemd_accepts_the_unit(tmp_path):
     )
     said = [line for line in done.stderr.splitlines() if "plainsong-on" in line]
     assert (done.returncode, said) == (0, [])
+
+
+@pytest.mark.parametrize("command", ["cat | wc -l", "cat > out", "cat 2>&1", "true && false", "cat ; ls"])
+def test_what_only_a_shell_understands_is_refused_with_a_hint_at_the_shell(command):
+    with pytest.raises(click.UsageError, match="--shell"):
+        words_of(command, shell=False)
+    assert words_of(command, shell=True) == ["/bin/sh", "-c", command]
+
+
+@pytest.mark.parametrize("command", ["grep '|'", 'grep "a > b"', "grep a|b", "grep \\\\|"])
+def test_a_quoted_sign_is_an_argument(command):
+    assert words_of(command, shell=False)[0] == "grep"
