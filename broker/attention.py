@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import trio
 
 from actors.store_time import SLACK_MS, shown_ms
-from broker.finding import Finding
+from broker.finding import Finding, shown_bytes
 from broker.link.flow import LinkBroken, Reply
 from plainsong.protocol.errors import PlainsongError, Recovering, StorageFailed, TransactionsUnavailable
 from plainsong.protocol.ids import after, published_ms
@@ -188,10 +188,11 @@ class Attention:
             return []
         subject = "" if self._ownership is None else self._ownership.me.name
         if self._space.low:
-            text = f"Publishes are refused: {free} bytes of disk are free, below storage.min_free_bytes"
+            text = f"Publishes are refused: {shown_bytes(free)} of disk are free, below storage.min_free_bytes"
             return [Finding("low-space", "critical", subject, text, link="/console/cluster")]
         if free < 2 * self._min_free_bytes:
-            text = f"{free} bytes of disk are free; publishes are refused below {self._min_free_bytes}"
+            limit = shown_bytes(self._min_free_bytes)
+            text = f"{shown_bytes(free)} of disk are free; publishes are refused below {limit}"
             return [Finding("disk", "warning", subject, text, link="/console/cluster")]
         return []
 

@@ -22,6 +22,16 @@ Kind: TypeAlias = Literal[
 Severity: TypeAlias = Literal["warning", "critical"]
 
 
+def shown_bytes(count: int) -> str:
+    """A size for a person: ``512 B``, ``234.1 MiB``."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
 class Finding(NamedTuple):
     """One thing to look at."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from broker.api.route import json_answer
+from broker.finding import shown_bytes
 from broker.http.messages import Answer, answer_for, status_of
 from broker.metrics import VARY_ACCEPT
 from broker.security.tokens import time_text
@@ -115,7 +116,8 @@ class Health:
         if self.space.low:
             reasons.append(
                 LowSpace(
-                    f"{self.space.free_bytes} bytes are free, less than storage.min_free_bytes ({self.min_free_bytes}): "
+                    f"{shown_bytes(self.space.free_bytes or 0)} of disk are free, less than storage.min_free_bytes "
+                    f"({shown_bytes(self.min_free_bytes)}): "
                     "publishes are refused, polls go on",
                     hint="free some space; it clears by itself",
                 )

@@ -75,10 +75,13 @@ def add(
         max_connections=1,
     )
     contexts.by_name[name] = Context(settings.urls, namespace, **kept)
-    if use_it or contexts.current is None:
+    is_first = contexts.current is None
+    if use_it or is_first:
         contexts.current = name
     contexts.save()
     _show(contexts, name, as_json=as_json)
+    if is_first and not use_it:
+        output.report(f"{name} is the first context, and the current one from now on: commands without --url go there")
 
 
 @context.command(examples=["plainsong context use prod"])

@@ -20,7 +20,7 @@ from plainsong.cli import ping
 from plainsong.cli.command import CommandFailed, Verb, json_option, one_line
 from plainsong.cli.connection import where_options
 from plainsong.cli.options import show_length
-from plainsong.cli.output import echo_json, echo_lines, show_bytes, show_count, show_seconds
+from plainsong.cli.output import coloured, echo_json, echo_lines, show_bytes, show_count, show_seconds
 from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
@@ -164,7 +164,8 @@ def _elsewhere(directory: Path) -> Finding:
 def _print(findings: list[Finding], sentence: str) -> None:
     width = max(len(finding.what) for finding in findings)
     for finding in findings:
-        click.echo(f"{_MARKS[finding.state]}  {finding.what:<{width}}  {finding.says}")
+        mark = _MARKS[finding.state]
+        click.echo(f"{coloured(mark, mark.strip())}  {finding.what:<{width}}  {finding.says}")
         if finding.hint:
             click.echo(f"      {'':<{width}}  {finding.hint}")
     click.echo(f"\n{sentence}")

@@ -364,6 +364,8 @@ def _write_report(error: CommandFailed) -> None:
         said = json.dumps({**fields, "exit": int(error.code), **error.more}, ensure_ascii=False)
         click.echo(masked(said), err=True)
         return
-    click.echo(masked(f"error: {error.message}"), err=True)
+    from plainsong.cli.output import coloured  # here, so that completion does not load it
+
+    click.echo(coloured("error:", "error", err=True) + masked(f" {error.message}"), err=True)
     if error.hint:
-        click.echo(masked(f"hint: {one_line(error.hint)}"), err=True)
+        click.echo(coloured("hint:", "hint", err=True) + masked(f" {one_line(error.hint)}"), err=True)

@@ -36,14 +36,15 @@ def note(text: str) -> None:
 
 def report(text: str) -> None:
     """Prints a line on standard error, terminal or not: what a script's log must have, such as a warning."""
-    click.echo(text, err=True)
+    word, colon, rest = text.partition(":")
+    click.echo(coloured(word + colon, word, err=True) + rest, err=True)
 
 
 def confirmed(question: str, *, yes: bool) -> None:
     """Asks before something is deleted.
 
     Raises:
-      CommandFailed: stdin is not a terminal, and ``--yes`` was not given. click.Abort: the answer is no.
+      CommandFailed: stdin is not a terminal, and ``--yes`` was not given; or the answer is no. click.Abort: Ctrl-C.
     """
     if yes:
         return
@@ -51,7 +52,20 @@ def confirmed(question: str, *, yes: bool) -> None:
         raise CommandFailed(
             f"confirmation needed, but stdin is not a terminal: {question}", hint="--yes confirms it", code=Exit.USAGE
         )
-    click.confirm(question, abort=True, err=True)
+    if not click.confirm(question, err=True):
+        raise CommandFailed("not confirmed: nothing was changed")
+
+
+#: How words that matter look on a terminal.
+COLOURS = {"error": "red", "BAD": "red", "critical": "red", "WARN": "yellow", "warning": "yellow", "hint": "cyan"}
+
+
+def coloured(text: str, word: str, *, err: bool = False) -> str:
+    """Returns ``text`` in the colour of a word of ``COLOURS``, if it goes to a terminal and NO_COLOR is not set."""
+    stream = sys.stderr if err else sys.stdout
+    if word not in COLOURS or os.environ.get("NO_COLOR") or not stream.isatty():
+        return text
+    return click.style(text, fg=COLOURS[word], bold=word != "hint")
 
 
 def escaped(text: str) -> str:
@@ -189,7 +203,9 @@ def counted(count: float, thing: str) -> str:
 
 
 def plural(thing: str, count: float | None) -> str:
-    return thing if count == 1 else f"{thing}s"
+    if count == 1:
+        return thing
+    return f"{thing}es" if thing.endswith("ch") else f"{thing}s"
 
 
 def show_rate(per_second: float, *, grouped: bool | None = None) -> str:

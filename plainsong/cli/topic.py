@@ -81,8 +81,7 @@ def create(
     given = parse_assignments([*properties, *([] if ttl_s is None else [f"ttl={ttl_s}"])])
     with where.client() as client:
         try:
-            call = calls.create_topic(client.namespace, topic, merged({}, given), if_not_exists=if_not_exists)
-            run_call(client, call)
+            is_new = _create(client, topic, merged({}, given), if_not_exists=if_not_exists)
         except TopicExists as error:
             if if_not_exists:
                 differing = differences(client.properties(topic), given)
@@ -92,8 +91,20 @@ def create(
         if as_json:
             echo_json({"name": topic, "properties": client.properties(topic)})
         else:
-            done = "topic {} exists" if if_not_exists else "created topic {}"
+            done = "created topic {}" if is_new else "topic {} exists"
             click.echo(f"{done.format(topic)} in namespace {client.namespace}")
+
+
+def _create(client: Client, topic: str, properties: dict[str, Any], *, if_not_exists: bool) -> bool:
+    """Create a topic. False: it exists, with these properties. Raises TopicExists."""
+    try:
+        run_call(client, calls.create_topic(client.namespace, topic, properties, if_not_exists=False))
+    except TopicExists:
+        if not if_not_exists:
+            raise
+        run_call(client, calls.create_topic(client.namespace, topic, properties, if_not_exists=True))
+        return False
+    return True
 
 
 def _differing(found: Mapping[str, tuple[str | None, str]]) -> str:

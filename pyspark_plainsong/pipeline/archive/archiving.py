@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.cli.options import chosen, show_time
-from plainsong.cli.output import show_bytes, show_count
+from plainsong.cli.output import counted, show_bytes, show_count, show_messages
 from pyspark_plainsong.options import ReadOptions
 from pyspark_plainsong.pipeline.archive import layout
 from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject, checkpoint_of, fill_holes
@@ -130,7 +130,9 @@ class Appending:
         rows = sum(each.stats.count for each in self._written)
         size = sum(each.stats.payload_bytes for each in self._written)
         end = self.subject.resumes_at
-        text = f"{self.subject.topic}: {show_count(rows)} messages, {show_bytes(size)} in {len(self._written)} batches"
+        text = (
+            f"{self.subject.topic}: {show_messages(rows)}, {show_bytes(size)} in {counted(len(self._written), 'batch')}"
+        )
         figures = {"topic": self.subject.topic, "rows": rows, "payloadBytes": size, "batches": len(self._written)}
         self._run.progress.result(text, "archived", **figures, end=end.hex())
         return self.subject.warn_if_behind(end)

@@ -14,7 +14,7 @@ import click
 from plainsong.cli import output
 from plainsong.cli.command import Verb, VerbGroup
 from plainsong.cli.options import Length, Place, show_time
-from plainsong.cli.output import show_count
+from plainsong.cli.output import counted, show_count, show_messages
 from plainsong.protocol.ids import FIRST_BOUND
 from pyspark_plainsong.pipeline.audit.generator import payloads
 from pyspark_plainsong.pipeline.job import Run, job_options
@@ -116,8 +116,8 @@ def run(run: Run, topics: tuple[str, ...], root: Path, *, publish_lineage: bool,
         run.progress.result(f"{show_count(publish_flows(run, root, manifest))} flows were published to system:lineage")
     rows = {name: manifest.rows(name) for name in ("trail", "dead_letters")}
     run.progress.result(
-        f"{show_count(total.messages)} messages in {total.batches} batches, {show_count(total.bad)} of them dead letters;"
-        f" the trail has {show_count(rows['trail'])} rows, the dead letters {show_count(rows['dead_letters'])}",
+        f"{show_messages(total.messages)} in {counted(total.batches, 'batch')}, {show_count(total.bad)} of them dead letters;"
+        f" the trail has {counted(rows['trail'], 'row')}, the dead letters {show_count(rows['dead_letters'])}",
         messages=total.messages,
         batches=total.batches,
         deadLetters=total.bad,
