@@ -329,7 +329,9 @@ class HttpConfig:
         expected='text like "0660"',
     )
     lane: bool = switch(
-        True, "Serve publish, store, rollback and poll by the fast lane; false sends every request through the server."
+        True,
+        "Answer HTTP/1.1 requests about messages, transactions and topics without hypercorn and Quart; false sends every "
+        "request through them, more slowly.",
     )
     processes: int = count(
         1,

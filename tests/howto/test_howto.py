@@ -3,7 +3,7 @@
 What a page may hold, and what becomes of it here:
 
 * ``python``: a program. One whose first line is ``# name.py`` becomes that file; it is run where a command line names it,
-  and at its place if none does. ``javascript`` is the same for ``// name.mjs``, and always run by a command line.
+  and at its place if none does. ``javascript`` is the same for ``// name.mjs``, ``go`` for ``// name.go``, and always run by a command line.
 * ``toml`` whose first line is ``# name.toml`` becomes that file.
 * ``sh``: lines for a shell, run as they stand in a directory of the page's own, beside a daemon of its own. A line that
   begins with ``plainsong serve`` starts a further daemon, at the page's second address, which runs until the page's
@@ -105,6 +105,8 @@ def page(tmp_path: Path, request: pytest.FixtureRequest, wanted: str) -> Iterato
         pytest.skip(f"NOT TESTED, a page with Spark: {reason}")
     if "\nnode " in wanted and shutil.which("node") is None:
         pytest.skip("NOT TESTED, a page with JavaScript: there is no node")
+    if "\ngo run" in wanted and shutil.which("go") is None:
+        pytest.skip("NOT TESTED, a page with Go: there is no go")
     daemon: Callable[[Path], Daemon] = request.getfixturevalue("daemon")
     running = daemon(tmp_path / "data")
     home = tmp_path / "home"
@@ -130,6 +132,11 @@ def test_a_page_does_what_it_says(wanted: str, page: Page):
         elif block.info == "javascript":
             name = re.match(r"// (\w+\.mjs)\n", block.body)[1]  # type: ignore[index]
             assert f"node {name}" in shell
+            page.save(name, block.body)
+            output = ""
+        elif block.info == "go":
+            name = re.match(r"// (\w+\.go)\n", block.body)[1]  # type: ignore[index]
+            assert f"go run {name}" in shell
             page.save(name, block.body)
             output = ""
         elif block.info == "sh":
