@@ -109,7 +109,9 @@ def test_error_codes_beside_a_status_exist(name: str):
 
 
 def test_every_metric_is_described_with_its_kind_and_no_other_is():
-    described = dict(re.findall(r"^\| `((?:plainsong|process)_\w+)` \| (\w+) \|", OPERATIONS, re.MULTILINE))
+    rows = re.findall(r"^\| `((?:plainsong|process)_\w+)` \| (\w+) \|", OPERATIONS, re.MULTILINE)
+    described = dict(rows)
+    assert len(rows) == len(described), "each is described once"
     assert described == metrics_of_the_daemon() | metrics_of_topics()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html import unescape
+from itertools import combinations
+from math import dist
 from xml.etree import ElementTree
 
 import pytest
@@ -13,11 +15,11 @@ from plainsong.cli.command import Exit
 from plainsong.cli.main import run
 from plainsong.protocol.errors import InvalidParameter
 from pyspark_plainsong.pipeline import session
-from pyspark_plainsong.pipeline.report import command, figures
+from pyspark_plainsong.pipeline.report import command, figures, page
 from pyspark_plainsong.pipeline.report.facts import MADE_FROM, Grid, Report, TopicFacts, grid_over, with_archive
 from pyspark_plainsong.pipeline.report.page import page_of, write_page
 from pyspark_plainsong.pipeline.report.sources import MESSAGES, Asked
-from pyspark_plainsong.pipeline.report.text import as_json, lines_of
+from pyspark_plainsong.pipeline.report.text import as_json, lines_of, show_count, show_rate
 from tests.pipeline import reported
 
 START_MS = 1_700_000_000_000
@@ -164,3 +166,68 @@ def test_without_the_library_of_the_plots_a_page_is_refused_before_anything_begi
 def test_a_page_in_a_folder_that_is_not_there_is_refused_before_anything_begins(capsys, tmp_path):
     assert run(command.report, ["--html", str(tmp_path / "none" / "page.html")], "report") == Exit.USAGE
     assert f"there is no folder {tmp_path}/none" in capsys.readouterr().err
+
+
+def lightness_and_hue(colour: str) -> tuple[float, float, float]:
+    """A colour in OKLab, where distances are as people see them."""
+    red, green, blue = (
+        (value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4)
+        for value in (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    )
+    long = (0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue) ** (1 / 3)
+    medium = (0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue) ** (1 / 3)
+    short = (0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue) ** (1 / 3)
+    return (
+        0.2104542553 * long + 0.7936177850 * medium - 0.0040720468 * short,
+        1.9779984951 * long - 2.4285922050 * medium + 0.4505937099 * short,
+        0.0259040371 * long + 0.7827717662 * medium - 0.8086757660 * short,
+    )
+
+
+def test_no_two_lines_look_alike():
+    assert len(page.COLOURS) == page.MAX_LINES
+    for one, other in combinations(map(lightness_and_hue, page.COLOURS), 2):
+        assert dist(one, other) > 0.1
+
+
+@pytest.mark.parametrize("first", [0, 1, 5, 8, 13])
+def test_lines_of_one_plot_have_different_colours_however_many_topics_there_are(made, first):
+    names = [f"ns:t{number:02}" for number in range(30)]
+    report = replace(made, topics=[replace(FACTS[0], topic=name) for name in names])
+    drawn = [*names[first : first + 6], names[first + 8], names[first + 16]]
+    lines = page._lines(report, [{"topic": name, "messages": 10} for name in drawn])
+    assert sorted(topic for topic, _ in lines) == sorted(drawn)
+    assert len({colour for _, colour in lines}) == page.MAX_LINES
+
+
+def test_a_long_name_leaves_the_plot_its_width(made):
+    name = "ns:" + "orders-of-the-northern-warehouse-" * 4 + "17"
+    report = replace(
+        made,
+        topics=[replace(FACTS[0], topic=name)],
+        **{
+            kind: [{**row, "topic": name} for row in getattr(made, kind) if row["topic"] == "ns:a"]
+            for kind in ("sizes", "rates", "latency_steps")
+        },
+    )
+    for plot in page.plots_of(report):
+        if plot.key in ("sizes", "rates"):
+            assert "…" in plot.svg
+            assert "17" in plot.svg
+            (width,) = re.findall(r'viewBox="0 0 ([\d.]+) ', plot.svg)
+            axes = re.search(r'<g id="patch_2">\s*<path d="M ([\d.]+) [\d.]+ \s*L ([\d.]+) ', plot.svg)
+            assert axes is not None
+            assert float(axes[2]) - float(axes[1]) > float(width) / 2
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"), [(0.0, "0"), (0.0031, "0.0031/s"), (0.04, "0.04/s"), (0.4, "0.4/s"), (2000.0, "2 000/s")]
+)
+def test_the_rate_of_a_quiet_topic_is_not_0(rate, said):
+    assert show_rate(rate) == said
+
+
+def test_numbers_are_grouped_alike_everywhere(made):
+    large = replace(made, messages=5_483)
+    assert "from 5 483 messages of" in page_of(large)
+    assert show_count(2000) == page._count(2000.0, None) == "2 000"

@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter
 
 from plainsong.cli.options import show_length, show_time
 from pyspark_plainsong.pipeline.report.facts import MADE_FROM
-from pyspark_plainsong.pipeline.report.text import tables_of
+from pyspark_plainsong.pipeline.report.text import show_count, tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,7 @@ def page_of(report: Report) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Plainsong: {escape(span)}</title><style>{_CSS}</style></head><body>",
         f"<h1>Plainsong report</h1><p>{escape(span)}, in steps of {show_length(grid.step_ms)}. Made "
-        f"{show_time(report.made_ms)} from {report.messages:,} messages of {escape(topics)}. Times are UTC, by the "
+        f"{show_time(report.made_ms)} from {show_count(report.messages)} messages of {escape(topics)}. Times are UTC, by the "
         "daemon's clock.</p>",
         *_sections(report),
         *_unknown(report.notes),
@@ -124,9 +124,11 @@ def _unknown(notes: Sequence[str]) -> list[str]:
 
 #: Topics with a line of their own; the tables have the others.
 MAX_LINES = 8
-#: Readable on white and on near-black, and distinct for people with colour blindness.
-COLOURS = ("#3584c6", "#d97a00", "#1f9e77", "#c05a9b", "#cf4a32", "#7a6cd0", "#8a8f98", "#b59a00")
-STATE_COLOURS = {"committed": COLOURS[2], "in_progress": COLOURS[1], "aborted": COLOURS[6], "invalid": COLOURS[4]}
+#: Readable on white and on near-black, and far from each other in hue or lightness: as many as there are lines.
+COLOURS = ("#2f7fd1", "#e08a00", "#0f8a5f", "#d65db1", "#c2362b", "#6b4fd8", "#23b5c4", "#8a9a1b")
+STATE_COLOURS = {"committed": COLOURS[2], "in_progress": COLOURS[1], "aborted": "#8a8f98", "invalid": COLOURS[4]}
+#: Characters of a name in a legend: a longer one would leave no room for the plot.
+MAX_NAME = 28
 #: Placeholders for the page's colours, which the SVG replaces.
 _TEXT, _GRID = "#010203", "#040506"
 _STYLE: Any = {
@@ -271,7 +273,17 @@ def _lines(report: Report, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str,
     for row in rows:
         total[row["topic"]] = max(total.get(row["topic"], 0), row["messages"])
     most = sorted(total, key=lambda topic: (-total[topic], topic))[:MAX_LINES]
-    colour = {facts.topic: COLOURS[number % len(COLOURS)] for number, facts in enumerate(report.topics)}
+    # A topic has the same colour in all plots, unless another line of this plot has it.
+    wanted = {facts.topic: COLOURS[number % len(COLOURS)] for number, facts in enumerate(report.topics)}
+    colour: dict[str, str] = {}
+    free = list(COLOURS)
+    for topic in sorted(most, key=list(wanted).index):
+        if wanted[topic] in free:
+            colour[topic] = wanted[topic]
+            free.remove(wanted[topic])
+    for topic in most:
+        if topic not in colour:
+            colour[topic] = free.pop(0)
     return [(topic, colour[topic]) for topic in sorted(most)]
 
 
@@ -282,7 +294,11 @@ def _time(time_ms: int) -> float:
 
 def _name(topic: str) -> str:
     # matplotlib leaves names that start with an underscore out of the legend.
-    return " " + topic.partition(":")[2]
+    name = topic.partition(":")[2]
+    if len(name) > MAX_NAME:
+        # Names of one family differ at their ends.
+        name = name[: MAX_NAME // 2 - 1] + "…" + name[-MAX_NAME // 2 :]
+    return " " + name
 
 
 def _count(value: float, _: object) -> str:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from plainsong.cli.command import one_line
 from plainsong.cli.options import show_length, show_time
-from plainsong.cli.output import show_bytes, show_count, show_rate, table, width
+from plainsong.cli.output import show_bytes, table, width
+from plainsong.cli.output import show_count as count_of
+from plainsong.cli.output import show_rate as rate_of
 from pyspark_plainsong.pipeline.report.facts import MADE_FROM
 
 if TYPE_CHECKING:
@@ -19,6 +21,16 @@ if TYPE_CHECKING:
 MAX_LISTED = 10
 _QUANTILES = (">P50", ">P95", ">P99", ">MAX")
 _NAMES = ("p50_ms", "p95_ms", "p99_ms", "max_ms")
+
+
+def show_count(count: float | None) -> str:
+    """A whole number, grouped wherever the report goes: its page, its plots and its text agree."""
+    return count_of(count, grouped=True)
+
+
+def show_rate(per_second: float) -> str:
+    """A rate; of a quiet topic with two digits that say something, and not 0."""
+    return f"{per_second:.2g}/s" if 0 < per_second < 0.05 else rate_of(per_second, grouped=True)
 
 
 def tables_of(report: Report) -> Iterator[tuple[str, str, Sequence[str], list[tuple[str, ...]]]]:
