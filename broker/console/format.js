@@ -105,6 +105,11 @@ export function asText(data, cut = false) {
   }
 }
 
+// Characters that change the direction of the text around them would show a payload in another order than it has.
+const DIRECTION = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+
+export const visible = (text) => text.replace(DIRECTION, (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
 export const HEX_PAGE = 4096;
 
 export function hex(data, from, to) {

@@ -59,6 +59,13 @@ export class Live {
     }
   }
 
+  // Nothing is followed until a page attaches again.
+  rest() {
+    this.stop();
+    this.tries = 0;
+    this.say("paused");
+  }
+
   say(word) {
     if (word === this.word) return;
     this.since = word === "away" ? Date.now() : null;

@@ -47,7 +47,7 @@ class App extends Component {
     window.addEventListener("popstate", () => this.moved());
     document.addEventListener("click", (event) => this.onClick(event));
     document.addEventListener("keydown", (event) => this.onKey(event));
-    onUnauthenticated((problem) => this.setState({ login: true, why: token.get() ? problem.detail || "the token was refused" : "" }));
+    onUnauthenticated((problem) => this.askForToken(token.get() ? problem.detail || "the token was refused" : ""));
     this.learnWho();
   }
 
@@ -179,7 +179,13 @@ class App extends Component {
 
   logout() {
     token.clear();
-    this.setState({ who: null, login: true, why: "" });
+    this.askForToken("");
+  }
+
+  // The daemon answers, and nothing is followed until one has logged in.
+  askForToken(why) {
+    this.setState({ who: null, login: true, why });
+    this.live.rest();
   }
 
   render(_, { route, who, login, why, toast, polite, help, question, theme }) {

@@ -164,6 +164,8 @@ def test_a_token_that_is_revoked_leads_back_to_the_login_and_to_where_one_was(pa
     page.one("message-row")
     guarded.revoke("passing")
     page.says("login-error", "revoked")
+    page.says("connection", "paused")  # not away: the daemon answers
+    page.until("the old name is not shown", lambda: page.one("who").text == "")
     log_in(page, guarded.tokens["ops"])
     page.one("message-row")
     assert page.path == "/console/topics/shop/orders"

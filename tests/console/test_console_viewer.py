@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from selenium.webdriver import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from plainsong import Client
@@ -386,3 +387,42 @@ def test_answers_keep_long_numbers_and_fractions_with_many_digits(screen: Screen
     assert screen.run(parse, answer) == (
         '{"id":"12345678901234567890","below":"-1234567890123456789","share":0.30000000000000004,"text":"0123456789012345678"}'
     )
+
+
+def test_characters_that_turn_the_direction_of_text_are_written_out(screen: Screen, client: Client, ns: str):
+    client.create_topic("t", if_not_exists=True)
+    client.publish("t", ["pay \u202e001 to Bob\u202c".encode()], attributes={"k": "a\u2066b"})
+    screen.open(f"/console/topics/{ns}/t", "message-row")
+    screen.until("on one line", lambda: screen.one("message-payload").text == r"pay \u202e001 to Bob\u202c")
+    screen.click("message-row")
+    screen.until("whole", lambda: screen.payload() == r"pay \u202e001 to Bob\u202c")
+    assert r"a\u2066b" in screen.one("message-attributes").text
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_chosen_view_can_be_read_under_the_pointer(screen: Screen, client: Client, ns: str, theme: str):
+    client.create_topic("t", if_not_exists=True)
+    client.publish("t", [b"x"])
+    screen.open(f"/console/topics/{ns}/t", "message-row")
+    screen.theme(theme)
+    button = screen.one("view-text")
+    assert button.get_attribute("aria-pressed") == "true"
+    colours = [button.value_of_css_property(name) for name in ("color", "background-color")]
+    ActionChains(screen.browser).move_to_element(button).perform()
+    assert screen.run("return arguments[0].matches(':hover')", button)
+    assert [button.value_of_css_property(name) for name in ("color", "background-color")] == colours
+
+
+def test_the_two_ends_of_a_time_line_stay_apart_in_a_narrow_window(screen: Screen, client: Client, ns: str):
+    client.create_topic("t", if_not_exists=True)
+    client.publish("t", [b"x"])
+    screen.open(f"/console/topics/{ns}/t", "message-row")
+    apart = """
+    const box = document.querySelector(".timeline .ends");
+    const [first, last] = box.querySelectorAll("span");
+    first.textContent = last.textContent = "2026-01-31 12:00:00, the last deadline";
+    box.style.width = "20rem";
+    const [a, b] = [first.getBoundingClientRect(), last.getBoundingClientRect()];
+    return a.right + 4 <= b.left || a.bottom <= b.top;
+    """
+    assert screen.run(apart)

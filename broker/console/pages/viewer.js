@@ -1,7 +1,7 @@
 // The messages of a topic, looked at without being consumed.
 
 import { Problem, ask, get, now, topicPath } from "../api.js";
-import { HEX_PAGE, asText, bytes, count, duration, fromBase64, hex, idAfter, indent, many, position, time, timeOfId } from "../format.js";
+import { HEX_PAGE, asText, bytes, count, duration, fromBase64, hex, idAfter, indent, many, position, time, timeOfId, visible } from "../format.js";
 import { Component, ErrorPanel, FilterField, Guarded, TableFrame, copy, createRef, goQuery, html } from "../ui.js";
 import { setAside } from "./mend.js";
 
@@ -408,7 +408,7 @@ function glance(row) {
   if (row.payload == null) return "not yours to see";
   const data = fromBase64(row.payload.base64).subarray(0, GLANCE_BYTES);
   const text = asText(data, true);
-  return text === null ? hex(data, 0, 32).slice(10, 58).trim() : text;
+  return text === null ? hex(data, 0, 32).slice(10, 58).trim() : visible(text);
 }
 
 function Detail({ opened, view, viewer }) {
@@ -424,7 +424,7 @@ function Detail({ opened, view, viewer }) {
   ].filter(Boolean);
   return html`<div class="payload">
     <dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}
-      ${attributes.length > 0 && html`<div><dt>Attributes</dt><dd><dl class="attributes" data-testid="message-attributes">${attributes.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></dd></div>`}
+      ${attributes.length > 0 && html`<div><dt>Attributes</dt><dd><dl class="attributes" data-testid="message-attributes">${attributes.map(([name, value]) => html`<div><dt>${visible(name)}</dt><dd>${visible(value)}</dd></div>`)}</dl></dd></div>`}
     </dl>
     <p class="buttons start">
       <button type="button" data-testid="copy-id" onClick=${() => copy(app, id, "Id")}>Copy id</button>
@@ -461,7 +461,7 @@ class Payload extends Component {
     }
     const formatted = view === "json" ? indent(text, cut) : text;
     return html`${formatted === null && html`<p class="muted">Not JSON: shown as text.</p>`}
-      <pre tabindex="0" data-testid="message-payload">${pieces(formatted ?? text)}</pre>
+      <pre tabindex="0" data-testid="message-payload">${pieces(visible(formatted ?? text))}</pre>
       ${cut && html`<p class="muted">The first ${bytes(data.length)} of ${bytes(size)}.</p>`}`;
   }
 }
