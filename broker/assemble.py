@@ -71,6 +71,7 @@ from broker.front.parent import Answering, serve_front_ends
 from broker.gauges import add_event_gauges, add_keeping_gauges, add_link_gauges
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
 from broker.http.descriptors import Descriptors
+from broker.http.messages import status_of
 from broker.http.origin_check import origin_check
 from broker.http.server import load_application, serve_http
 from broker.logs import AccessLog
@@ -174,7 +175,8 @@ class Daemon:
     def origin_check(self) -> OriginCheck:
         """Checks Host and Origin; refusals are logged and audited."""
         check = origin_check(self.config)
-        check.on_answered = self.accounting.access.refused
+        access = self.accounting.access
+        check.on_answered = lambda target, error: access.refused("unknown", target, status_of(error))
         if self.security.guard.required:
             check.on_refused = self.refused_origin
         return check

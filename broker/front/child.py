@@ -24,6 +24,7 @@ from broker.front.forward import FrontForwarding
 from broker.garbage import Reclaim, freeze_loaded, short_collections
 from broker.http import sockets
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
+from broker.http.messages import status_of
 from broker.http.origin_check import origin_check
 from broker.http.server import load_application, serve_http
 from broker.link.client import Link
@@ -158,7 +159,7 @@ class FrontEnd:
         accounting = Accounting(forwarding.count, AccessLog(enabled=config.log.access))
         guard.on_answered = accounting.access.refused
         check = origin_check(config)
-        check.on_answered = accounting.access.refused
+        check.on_answered = lambda target, error: accounting.access.refused("unknown", target, status_of(error))
         if guard.required:
             check.on_refused = self._tell_refused_origin
         certificates = certificates_of(config)

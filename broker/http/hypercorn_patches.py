@@ -26,6 +26,7 @@ from broker.http.messages import (
     ends_connection,
     new_request_id,
     sane_request_id,
+    status_of,
 )
 from broker.http.peer import NO_PEER
 from broker.http.tls_socket import TlsStream
@@ -273,7 +274,7 @@ class Gate:
             if is_open:
                 return None
             guard.refused(RefusedRequest(error, NOBODY, passage.peer, "service", passage.request_id))
-            guard.answered("unknown", scope["path"], error, passage.request_id)
+            guard.answered("unknown", scope["path"], status_of(error), passage.request_id)
             return error
         return None
 

@@ -39,6 +39,7 @@ from broker.http.messages import (
     new_request_id,
     only_plain,
     sane_request_id,
+    status_of,
 )
 from broker.http.tls_socket import TlsSocket
 from broker.http.wire import ChunkedBody, admitted, answer_to, compress, may_be_refused, respond
@@ -533,7 +534,7 @@ class Lane:
                 guard.enter(admission, route, head.path, connection.peer, request_id, max(head.length, 0))
         except PlainsongError as error:
             if route.hot:  # others are counted and logged where they are answered
-                guard.answered(route.name, route.path.format(**head.path), error, request_id)
+                guard.answered(route.name, route.path.format(**head.path), status_of(error), request_id)
             if 0 <= head.length <= len(connection.pending) and not ends_connection(error):
                 connection.pending = connection.pending[head.length :]
             else:

@@ -12,7 +12,6 @@ import re
 from typing import TYPE_CHECKING
 
 from broker.config.values import Address, parse_address
-from broker.http.messages import status_of
 from plainsong.protocol.errors import BadRequest, Forbidden
 
 if TYPE_CHECKING:
@@ -51,8 +50,8 @@ class OriginCheck:
         self.certificate_names: frozenset[str] = frozenset()
         #: Called with what was refused (``host`` or ``origin``), by whom it was sent, and the refusal.
         self.on_refused: Callable[[str, Peer, PlainsongError], None] = lambda what, peer, error: None
-        #: Writes the line of ``log.access`` of a request that is refused here: route, the refused value, status.
-        self.on_answered: Callable[[str, str, int], None] = lambda route, target, status: None
+        #: Writes the line of ``log.access`` of a request that is refused here: the refused value, and the refusal.
+        self.on_answered: Callable[[str, PlainsongError], None] = lambda target, error: None
 
     def serve_names(self, names: frozenset[str]) -> None:
         """The certificate that is served has these names."""
@@ -74,13 +73,13 @@ class OriginCheck:
         problem = self._host_problem(headers, peer)
         if problem is not None:
             self.on_refused("host", peer, problem)
-            self.on_answered("unknown", f"host {headers.get('host', '')}", status_of(problem))
+            self.on_answered(f"host {headers.get('host', '')}", problem)
             return problem
         if (method in _SAFE_METHODS and not streams) or self._origin_allowed(headers, peer):
             return None
         problem = _foreign(headers.get("origin"))
         self.on_refused("origin", peer, problem)
-        self.on_answered("unknown", f"origin {headers.get('origin', '')}", status_of(problem))
+        self.on_answered(f"origin {headers.get('origin', '')}", problem)
         return problem
 
     # --- Host -------------------------------------------------------------------------------------

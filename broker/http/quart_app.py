@@ -20,7 +20,7 @@ from werkzeug.routing import BaseConverter
 from broker.http.acceptance import Acceptance
 from broker.http.budgets import BodyBudget, HttpSettings, decoded_body, needs_decoding
 from broker.http.hypercorn_patches import PASSAGE, Passage
-from broker.http.messages import Answer, Request, answer_for
+from broker.http.messages import Answer, Request, answer_for, status_of
 from broker.http.wire import admitted, answer_to, compress, may_be_refused, respond
 from plainsong.protocol.errors import (
     BadRequest,
@@ -242,7 +242,7 @@ def hot_view(endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance)
         try:
             through.enter(route, path)
         except PlainsongError as error:
-            through.guard.answered(route.name, request.path, error, through.request_id)
+            through.guard.answered(route.name, request.path, status_of(error), through.request_id)
             raise
         asked = _asked(through, path)
         asked.body = await request.body  # the gate has seen to its size

@@ -23,7 +23,7 @@ from wsproto.utilities import generate_accept_token
 
 from broker.http.budgets import FEW_PARTS, body_deadline
 from broker.http.floods import FrameAllowance
-from broker.http.messages import answer_for, new_request_id, sane_request_id
+from broker.http.messages import answer_for, new_request_id, sane_request_id, status_of
 from broker.security.guard import Hold, RefusedRequest, refuse_query_token
 from broker.security.identity import NOBODY
 from plainsong.protocol.errors import BadRequest, MalformedBody, NotFound, PlainsongError, ShuttingDown, Unavailable
@@ -141,7 +141,9 @@ class StreamSocket:
             return await guard.admit(_as_text(headers), self._peer)
         except PlainsongError as error:
             guard.refused(RefusedRequest(error, NOBODY, self._peer, "service", request_id))
-            guard.answered(_ROUTE.name, request.raw_path.partition(b"?")[0].decode("latin-1"), error, request_id)
+            guard.answered(
+                _ROUTE.name, request.raw_path.partition(b"?")[0].decode("latin-1"), status_of(error), request_id
+            )
             raise
 
     def _end_for(self, problem: PlainsongError) -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from broker.http.messages import status_of
 from broker.security.grants import NO_GRANTS, SYSTEM, GrantTable
 from broker.security.identity import ANONYMOUS, NOBODY, Identity
 from broker.security.quotas import Quotas
@@ -422,9 +421,8 @@ class Guard:
         """A request was refused for who sent it."""
         self.on_refused(refusal)
 
-    def answered(self, route: str, path: str, error: PlainsongError, request_id: str) -> None:
+    def answered(self, route: str, path: str, status: int, request_id: str) -> None:
         """Count and log the answer to a request that its route never had."""
-        status = status_of(error)
         self.requested(route, status, 0.0)
         self.on_answered(route, path, status, request_id)
 
