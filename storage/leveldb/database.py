@@ -15,7 +15,7 @@ import plyvel
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES
-from storage.base import Blocks, StoreDamaged, StoreError
+from storage.base import Blocks, StoreDamaged, StoreError, StoreUnusable
 from storage.directory import opening_failed
 from storage.leveldb.errors import FOREIGN, call_failed
 from storage.leveldb.manifest import check_files
@@ -23,10 +23,10 @@ from storage.leveldb.newest_log import STEP_BYTES, SYNCS_EARLY, NewestLog
 from storage.leveldb.packs import MARK, PACKED_TABLE, Pack, is_of_topic
 from storage.leveldb.ranges import RangeScan, lists_down, lists_up, look_behind, look_for_damage, one_by_one
 from storage.leveldb.shrinking import old_logs
-from storage.leveldb.torn_end import left_out, torn_end
+from storage.leveldb.torn_end import copy_without, cut, torn_ends
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -177,42 +177,58 @@ class Snapshot(Readable):
             snapshot.close()
 
 
-def _opened(path: Path, shape: Shape, *, create: bool) -> Any:
+def _opened(path: Path, shape: Shape, *, create: bool, check: bool) -> Any:
     """plyvel's database. Raises StoreUnusable."""
 
-    def attempt() -> Any:
-        return plyvel.DB(
-            str(path),
-            create_if_missing=create,
-            paranoid_checks=shape.paranoid_checks,
-            write_buffer_size=shape.write_buffer_bytes,
-            max_open_files=shape.max_open_files,
-            lru_cache_size=shape.block_cache_bytes,
-            block_size=shape.block_bytes,
-            max_file_size=shape.max_file_bytes,
-            bloom_filter_bits=shape.bloom_bits,
-            compression="snappy" if shape.compressed else None,
-        )
+    def attempt(path: Path) -> Any:
+        if check and not create:
+            check_files(path)
+        try:
+            return plyvel.DB(
+                str(path),
+                create_if_missing=create,
+                paranoid_checks=shape.paranoid_checks,
+                write_buffer_size=shape.write_buffer_bytes,
+                max_open_files=shape.max_open_files,
+                lru_cache_size=shape.block_cache_bytes,
+                block_size=shape.block_bytes,
+                max_file_size=shape.max_file_bytes,
+                bloom_filter_bits=shape.bloom_bits,
+                compression="snappy" if shape.compressed else None,
+            )
+        except FOREIGN as error:
+            raise opening_failed(error, path) from error
 
     try:
-        return attempt()
-    except FOREIGN as error:
-        failed = opening_failed(error, path)
-        torn = torn_end(path) if isinstance(failed, StoreDamaged) else None
-        if torn is None:
-            raise failed from error
-        file, start = torn
-        lost_bytes = file.stat().st_size - start
-        try:
-            with left_out(file, start):
-                found = attempt()
-        except FOREIGN:
-            raise failed from error
-    log.warning(
-        "a commit that a power cut or a kill has torn, and that was not acknowledged, was left out",
-        extra={"file": str(file), "at": start, "bytes": lost_bytes},
-    )
-    return found
+        return attempt(path)
+    except StoreDamaged as damaged:
+        torn = _cut_torn_ends(path, attempt) if path.is_dir() else ()
+        if not torn:
+            raise
+        log.warning(
+            "a record that a power cut or a kill has torn was left out: it was not acknowledged",
+            extra={"files": [str(file) for file, _ in torn], "at": [at for _, at in torn], "why": damaged.detail},
+        )
+        return attempt(path)
+
+
+def _cut_torn_ends(path: Path, attempt: Callable[[Path], Any]) -> Sequence[tuple[Path, int]]:
+    """Cut torn records without which a copy of the database opens; none: there are no such records."""
+    try:
+        torn = torn_ends(path)
+        choices: list[Sequence[tuple[Path, int]]] = [[each] for each in torn]
+        for chosen in [*choices, torn] if len(torn) > 1 else choices:
+            with copy_without(path, chosen) as copy:
+                try:
+                    attempt(copy).close()
+                except StoreUnusable:
+                    continue
+            for file, start in chosen:
+                cut(file, start)
+            return chosen
+    except OSError as error:
+        log.warning("a database was not copied to look for torn records", extra={"why": str(error)})
+    return ()
 
 
 class _GuardedBatch:
@@ -252,9 +268,7 @@ class Database(Readable):
         Raises:
           StoreUnusable: one of its kinds; without ``create`` a missing database is StoreDamaged.
         """
-        if check and not create:
-            check_files(path)
-        self._db = _opened(path, shape, create=create)
+        self._db = _opened(path, shape, create=create, check=check)
         self._database = self._db
         self._has_packs = shape.packed
         self._path = path

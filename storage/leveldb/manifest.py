@@ -9,20 +9,17 @@ LevelDB does not look for it, so this module does. Sources of the formats: Level
 from __future__ import annotations
 
 import re
-import struct
 from typing import TYPE_CHECKING
 
 from storage.base import StoreDamaged
 from storage.directory import DAMAGED_HINT, opening_failed
+from storage.leveldb.log_format import BLOCK_BYTES, FIRST, FULL, HEADER, LAST, MIDDLE
+from storage.leveldb.torn_end import torn_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# A file in log format: blocks of records, each a checksum, a length and a kind before its bytes.
-BLOCK_BYTES = 32768
-HEADER = struct.Struct("<IHB")
-FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 _CURRENT = re.compile(r"MANIFEST-\d{6,}\n\Z")
 # Tags of a version edit, and what follows each: n a number, s a string with its length.
 _LOG_NUMBER = 2
@@ -51,8 +48,14 @@ def check_files(rows: Path) -> None:
     except OSError as error:
         raise opening_failed(error, rows) from error
     log = newest_log(manifest)
-    if log and not (rows / f"{log:06d}.log").exists():
-        raise _damaged(rows, f"{log:06d}.log is missing, or {name} has lost its end")
+    if log and not _has_log(rows, log):
+        torn = torn_record(manifest)
+        if torn is None or not _has_log(rows, newest_log(manifest[:torn])):
+            raise _damaged(rows, f"{log:06d}.log is missing, or {name} has lost its end")
+
+
+def _has_log(rows: Path, number: int) -> bool:
+    return (rows / f"{number:06d}.log").exists()
 
 
 def newest_log(manifest: bytes) -> int:

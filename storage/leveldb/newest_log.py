@@ -31,7 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from storage.leveldb.manifest import BLOCK_BYTES, FIRST, FULL, HEADER
+from storage.leveldb.log_format import BLOCK_BYTES, FIRST, FULL, HEADER
 from storage.leveldb.shrinking import has_name, old_logs
 from storage.leveldb.torn_end import logs_among, newest_log_of
 

@@ -1,32 +1,36 @@
-"""Leaves out what a power cut, or a kill, has torn at the end of a log, where LevelDB takes it for damage.
+"""Leaves out a record that a power cut, or a kill, has torn at the end of a log or manifest, where LevelDB reports damage.
 
-The log of the database that is written is longer than what was written to it (``storage.leveldb.newest_log``), and
-what nobody has written reads as zeros. When the power goes during a sync, the disk may have stored any sectors of the
-commit under way and not the others, which then read as zeros too; file systems that make a file longer may have
-stored later pages and not an earlier one. LevelDB passes over zeros where a record could begin, and refuses the rest.
+Both files have LevelDB's log format. The log of the database that is written is longer than what was written to it
+(``storage.leveldb.newest_log``), and the rest reads as zeros. When the power goes during a sync, the disk may have stored
+any sectors of the record under way and not the others, which then read as zeros too; file systems that make a file longer
+may have stored later pages and not an earlier one. LevelDB passes over zeros where a record could begin, and refuses the
+rest.
 
-Only the last record can be torn, since every commit is synced before the next one is written, and nothing is written
-to a log again once LevelDB has read it. It was never acknowledged. A record is taken for torn when
+Only the last record can be torn. In a log, every commit is synced before the next one is written, and nothing is written
+to a log again once LevelDB has read it: the torn commit was never acknowledged. In a manifest, LevelDB syncs each edit
+before it removes a file that the edit makes obsolete: the state before the torn edit is whole. A record is taken for torn
+when
 
-* nothing begins behind it,
-* a sector of its own, or what it has of its first or last one, reads as zeros, or it ends in zeros: a write that was
-  cut off has stored its beginning,
-* and the database opens without it.
+* nothing begins after it,
+* a sector of its own, or its part of its first or last one, reads as zeros, or it ends in zeros: a write that was cut off
+  has stored its beginning,
+* and a copy of the database opens without it, with the log that the manifest then names.
 
-Anything else is damage.
+Anything else is damage. The file itself is cut, and synced, only after the copy has opened.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from storage.leveldb.manifest import BLOCK_BYTES, FIRST, FULL, HEADER, LAST, MIDDLE
+from storage.leveldb.log_format import BLOCK_BYTES, FIRST, FULL, HEADER, LAST, MIDDLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 #: What a disk stores whole or not at all.
@@ -36,6 +40,10 @@ _CUT_BYTES = 8
 #: From so many bytes of a header on, those behind them do not tell where the record ends: its length is among them.
 _LENGTH_AT = 5
 _LOG = re.compile(r"\d{6,}\.log\Z")
+_MANIFEST = re.compile(r"MANIFEST-\d{6,}\Z")
+#: Where the copy is made; LevelDB leaves alone what it does not know.
+_COPY_NAME = "without-torn-records"
+_NEVER_CHANGED = {".ldb", ".sst"}
 
 
 def logs_among(names: Iterable[str]) -> list[str]:
@@ -48,13 +56,20 @@ def newest_log_of(names: Iterable[str]) -> str | None:
     return max(logs_among(names), key=lambda name: int(name[:-4]), default=None)
 
 
-def torn_end(directory: Path) -> tuple[Path, int] | None:
-    """The newest log of a database and where its torn record begins; None when it does not end in one."""
-    name = newest_log_of(os.listdir(directory))
-    if name is None:
+def torn_ends(directory: Path) -> list[tuple[Path, int]]:
+    """The newest log and the manifest of a database, each with the place of its torn record, if it ends in one."""
+    names = [newest_log_of(os.listdir(directory)), _manifest_of(directory)]
+    found = [(directory / name, torn_record((directory / name).read_bytes())) for name in names if name is not None]
+    return [(file, start) for file, start in found if start is not None]
+
+
+def _manifest_of(directory: Path) -> str | None:
+    """The name of the manifest; None if there is none."""
+    try:
+        name = (directory / "CURRENT").read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
         return None
-    start = torn_record((directory / name).read_bytes())
-    return None if start is None else (directory / name, start)
+    return name if _MANIFEST.match(name) and (directory / name).is_file() else None
 
 
 def torn_record(data: bytes) -> int | None:
@@ -111,15 +126,29 @@ def _has_hole(data: bytes, start: int, end: int, written: int) -> bool:
 
 
 @contextmanager
-def left_out(log: Path, start: int) -> Iterator[None]:
-    """The log without what begins at ``start``; it is whole again when the block fails."""
-    with log.open("rb") as file:
-        file.seek(start)
-        torn = file.read()
-    os.truncate(log, start)
+def copy_without(directory: Path, torn: Sequence[tuple[Path, int]]) -> Iterator[Path]:
+    """A copy of a database without torn records, removed at the end; tables are shared. Raises OSError."""
+    copy = directory / _COPY_NAME
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir()
     try:
-        yield
-    except BaseException:
-        with log.open("ab") as file:
-            file.write(torn)
-        raise
+        for file in directory.iterdir():
+            if file.suffix in _NEVER_CHANGED:
+                (copy / file.name).hardlink_to(file)
+            elif file.is_file() and file.name not in ("LOCK", "LOG", "LOG.old"):
+                shutil.copyfile(file, copy / file.name)
+        for file, start in torn:
+            os.truncate(copy / file.name, start)
+        yield copy
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def cut(file: Path, start: int) -> None:
+    """Remove a torn record, durably. Raises OSError."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, start)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -16,7 +16,7 @@ from plainsong.protocol.effects import Put, Table
 from storage.base import StoreError
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.leveldb.database import Database
-from storage.leveldb.manifest import BLOCK_BYTES, HEADER
+from storage.leveldb.log_format import BLOCK_BYTES, HEADER
 from storage.leveldb.newest_log import LARGE_BYTES, SMALL_BYTES, STEP_BYTES, ZEROS_BYTES, NewestLog
 from storage.leveldb.shrinking import MAX_HELD
 from tests.storage.contract import NAME, everything

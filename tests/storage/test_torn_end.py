@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.leveldb.manifest import BLOCK_BYTES, HEADER
+from storage.leveldb.log_format import BLOCK_BYTES, HEADER
 from storage.leveldb.torn_end import SECTOR_BYTES, torn_record
 from tests.storage.log_format import Refused, append, read
 
