@@ -1,0 +1,65 @@
+"""Directories that a race of version 0.1 left, and removals that a disk refuses for a moment."""
+
+from __future__ import annotations
+
+import pytest
+
+from plainsong.protocol.effects import Delete, Put
+from plainsong.protocol.ids import pack_position
+from storage.base import StoreError, Unreadable
+from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.leveldb.database import Database
+from storage.leveldb.volume_list import read_list, write_list
+from tests.storage.contract import MESSAGE, METADATA, NAME, everything
+from tests.storage.tiny_volumes import PREFIX, TINY, fill, key
+
+
+async def test_a_volume_with_rows_that_the_list_has_lost_is_part_of_the_store_again(tmp_path, caplog):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 40)
+        expected = await everything(store)
+        newest = store._db.sets.current.newest.name
+    folder = tmp_path / "data" / "volumes"
+    listed = read_list(folder)
+    while listed[-1].folder != newest:
+        listed.pop()  # the next volume, which is still empty
+    (folder / f"{newest}.index").unlink()
+    write_list(folder, listed[:-1])
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        assert await everything(store) == expected
+        assert await store.get(METADATA, b"last") == b"39"
+        await fill(store, 10, 40)
+    assert "a volume that the list had lost is part of the store again" in caplog.text
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        assert len(await everything(store)) == 50
+
+
+async def test_rows_written_to_a_sealed_volume_after_its_index_are_found(tmp_path):
+    """The second half of that race: the volume before the lost one was written again."""
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 1)
+    index = tmp_path / "data" / "volumes" / "00000001.index"
+    old = index.read_bytes()
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 1, 1)
+    index.write_bytes(old)
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        assert [found for found, _ in await everything(store)] == [key(number) for number in range(2)]
+
+
+async def test_a_removal_whose_pack_cannot_be_read_for_a_moment_is_not_acknowledged(tmp_path, monkeypatch):
+    suffixes = [pack_position(number, 0) for number in range(100)]
+    async with await LevelDBStore.open(tmp_path / "data", LevelDBOptions()) as store:
+        await store.write([Put(MESSAGE, PREFIX, suffixes, [b"\x00\x50m"] * 100)], claim=None)
+
+        def fail(*_):
+            raise Unreadable("reading a row: Input/output error")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Database, "first_from", fail)
+            with pytest.raises(StoreError, match="Input/output error"):
+                await store.write([Delete(MESSAGE, [key(5)])], claim=None)
+        await store.claim(NAME)
+        assert len(await everything(store)) == 100
+        await store.write([Delete(MESSAGE, [key(5)])], claim=None)
+        assert key(5) not in dict(await everything(store))
