@@ -67,6 +67,11 @@ HINTS = (
         "give it as routing_key of the whole batch",
         "give --routing-key",
     ),
+    Hint(
+        "POST /v1/transactions begins a transaction, and answers its write pointer",
+        "client.transaction() begins one",
+        "a program begins a transaction; plainsong tx ls lists those in progress",
+    ),
 )
 _BY_HTTP = {each.http: each for each in HINTS}
 _BY_ANY = {text: each for each in HINTS for text in (each.http, each.python)}

@@ -13,7 +13,7 @@ def test_every_test_that_the_page_about_stores_names_exists():
     named = set(re.findall(r"\btest_[a-z_0-9]+\b(?!\.py)", page))
     there = {
         name
-        for folder in (HERE, HERE.parent / "hbase")
+        for folder in (HERE, HERE.parent / "hbase", HERE.parent / "schedules")
         for path in folder.glob("*.py")
         for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))
     }

@@ -100,8 +100,8 @@ def find_record(ledger: Ledger, transaction_id: int) -> Record:
     if record is None:
         raise TransactionNotFound(
             f"transaction {transaction_id} is not known",
-            hint="decisions are remembered for transactions.outcome_retention_s; what a topic has of a pointer that this "
-            "service did not issue, POST …/topics/{topic}/rollback takes back",
+            hint="decisions are remembered for transactions.outcome_retention_s; a rollback of the topic takes back what it "
+            "has of a pointer that this service did not issue",
         )
     if record.transaction_id != transaction_id:
         raise TransactionNotFound(
