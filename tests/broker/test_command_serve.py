@@ -52,6 +52,7 @@ def test_the_banner_says_where_what_and_how_safe_with_a_line_to_paste():
         "  data        /srv/data (leveldb)",
         "  durability  Acknowledged is synced.",
         "  decides     it all",
+        "  console     http://127.0.0.1:7420/console",
         "  try         curl -X PUT http://127.0.0.1:7420/v1/namespaces/demo/topics/greetings",
     ]
     in_memory = Running(

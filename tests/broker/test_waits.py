@@ -173,6 +173,7 @@ ENDING = {
 }
 #: In a topic that readers wait in, these add no message that they may read, and remove none that holds them.
 NEVER_ENDING = {
+    asks.CheckPublish,
     asks.ClosePointers,
     asks.Create,
     asks.Describe,

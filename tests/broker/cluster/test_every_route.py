@@ -92,6 +92,7 @@ CONTRACT = {
     "ping": ("", "nobody"),
     "livez": ("", "nobody"),
     "readyz": ("", "nobody"),
+    "root": ("", "nobody"),
     "console": ("", "nobody"),
     "console_file": ("", "nobody"),
     "security_txt": ("", "nobody"),

@@ -146,6 +146,7 @@ COURSE = [
     ("get_backup_object", "GET", "/v1/backups/none/objects/" + "0" * 64, None, {}),
     ("list_backup_objects", "GET", "/v1/backups/none/objects", None, {}),
     ("end_backup", "DELETE", "/v1/backups/none", None, {}),
+    ("root", "GET", "/", None, {"Accept": "text/html"}),
     ("console", "GET", "/console", None, {}),
     ("console_slash", "GET", "/console/", None, {}),
     ("console_file", "GET", "/console/main.js", None, {}),

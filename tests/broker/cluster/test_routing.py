@@ -29,6 +29,7 @@ ANYWHERE = {
         "openapi",
         "asyncapi",
         "whoami",
+        "root",
         "console",
         "console_file",
         "console_slash",
