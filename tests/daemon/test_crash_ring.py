@@ -25,28 +25,33 @@ from tests.daemon.talk import ConnectionLost, NotConnected, Talk, create, poll_c
 TOPICS: dict[str, int | None] = {"busy": None, "quiet": None, "fleeting": 1}
 PUBLISHERS = {"busy": 3, "quiet": 1, "fleeting": 2}
 SETTINGS = ("retention.interval_s=0.05", "retention.step_rows=20", "storage.min_free_bytes=0")
+#: Sizes of the store: as they are, and as small as the documents allow, where volumes are sealed, dropped and rewritten
+#: all the time.
+SIZES = {"default sizes": (), "smallest sizes": ("storage.write_buffer_bytes=65536", "storage.volume_bytes=65536")}
 #: How the daemon comes to its end, one after the other.
 ENDS = ("storm", "pause", "start", "storm", "drain", "storm", "leave", "storm")
 SEED = int(os.environ.get("PLAINSONG_RING_SEED", "20"))
 
 
-async def test_acknowledged_messages_survive_kills_at_every_kind_of_moment(tmp_path):
-    await ring(tmp_path, SEED, cycles=len(ENDS))
+@pytest.mark.parametrize("sizes", SIZES)
+async def test_acknowledged_messages_survive_kills_at_every_kind_of_moment(tmp_path, sizes):
+    await ring(tmp_path, SEED, cycles=len(ENDS), sizes=sizes)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("seed", range(SEED + 1, SEED + 21))
-async def test_acknowledged_messages_survive_hundreds_of_kills(tmp_path, seed):
-    await ring(tmp_path, seed, cycles=60)
+@pytest.mark.parametrize("sizes", SIZES)
+async def test_acknowledged_messages_survive_hundreds_of_kills(tmp_path, seed, sizes):
+    await ring(tmp_path, seed, cycles=60, sizes=sizes)
 
 
-async def ring(tmp_path: Path, seed: int, cycles: int) -> None:
+async def ring(tmp_path: Path, seed: int, *, cycles: int, sizes: str = "default sizes") -> None:
     """Run and kill ``cycles`` times, then read everything and check the history of every topic."""
     print(f"PLAINSONG_RING_SEED={seed}")
     rng = Random(seed)
     place = Place()
     histories = {topic: History() for topic in TOPICS}
-    with Daemon(tmp_path / "data", *SETTINGS) as daemon:
+    with Daemon(tmp_path / "data", *SETTINGS, *SIZES[sizes]) as daemon:
         for topic, ttl_s in TOPICS.items():
             create(daemon.address, topic, **({} if ttl_s is None else {"ttl": ttl_s}))
         async with trio.open_nursery() as readers:

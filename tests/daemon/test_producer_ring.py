@@ -12,7 +12,7 @@ from tests.daemon.harness import Daemon
 from tests.daemon.producer_ring import RingProducer, anomalies
 from tests.daemon.ring import MANNERS, History, Place, read_whole, reader
 from tests.daemon.talk import Talk, create
-from tests.daemon.test_crash_ring import SEED, die, live
+from tests.daemon.test_crash_ring import SEED, SIZES, die, live
 
 TOPIC = "produced"
 #: Snapshots come often, so that kills fall into them.
@@ -20,22 +20,24 @@ SETTINGS = ("deduplication.snapshot_entries=50", "storage.min_free_bytes=0")
 ENDS = ("storm", "drain", "storm", "pause", "storm", "leave", "storm", "start")
 
 
-async def test_twenty_producers_store_each_message_once_under_disconnects_and_kills(tmp_path):
-    await ring(tmp_path, SEED, cycles=5)
+@pytest.mark.parametrize("sizes", SIZES)
+async def test_twenty_producers_store_each_message_once_under_disconnects_and_kills(tmp_path, sizes):
+    await ring(tmp_path, SEED, cycles=5, sizes=sizes)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("seed", range(SEED + 1, SEED + 11))
-async def test_twenty_producers_store_each_message_once_under_hundreds_of_kills(tmp_path, seed):
-    await ring(tmp_path, seed, cycles=40)
+@pytest.mark.parametrize("sizes", SIZES)
+async def test_twenty_producers_store_each_message_once_under_hundreds_of_kills(tmp_path, seed, sizes):
+    await ring(tmp_path, seed, cycles=40, sizes=sizes)
 
 
-async def ring(tmp_path: Path, seed: int, cycles: int) -> None:
+async def ring(tmp_path: Path, seed: int, *, cycles: int, sizes: str = "default sizes") -> None:
     """Run and kill ``cycles`` times, then hold what is there against what was sent and seen."""
     print(f"PLAINSONG_RING_SEED={seed}")
     rng, place, history = Random(seed), Place(), History()
     producers = [RingProducer(f"p{each}", TOPIC, each % 2 == 0, Random(rng.random())) for each in range(20)]
-    with Daemon(tmp_path / "data", *SETTINGS) as daemon:
+    with Daemon(tmp_path / "data", *SETTINGS, *SIZES[sizes]) as daemon:
         create(daemon.address, TOPIC)
         async with trio.open_nursery() as readers:
             for manner in MANNERS:

@@ -14,6 +14,7 @@ import trio
 from tests.daemon.harness import Daemon
 from tests.daemon.ring import Place
 from tests.daemon.talk import Talk, create
+from tests.daemon.test_crash_ring import SIZES
 from tests.daemon.transactional_readers import HABITS, many_reader, reader, snapshot_reader
 from tests.daemon.transactional_rest import SINGLY, check_all
 from tests.daemon.transactional_writers import Plot, writer
@@ -26,8 +27,9 @@ ENDS = ("storm", "pause", "start", "storm", "leave", "storm")
 SEED = int(os.environ.get("PLAINSONG_RING_SEED", "50"))
 
 
-async def test_transactions_are_all_or_nothing_for_every_reader_through_kills(tmp_path):
-    await ring(tmp_path, SEED, cycles=6, writers=6, pause_s=0.02)
+@pytest.mark.parametrize("sizes", SIZES)
+async def test_transactions_are_all_or_nothing_for_every_reader_through_kills(tmp_path, sizes):
+    await ring(tmp_path, SEED, cycles=6, writers=6, pause_s=0.02, sizes=sizes)
 
 
 @pytest.mark.torture
@@ -46,6 +48,7 @@ async def ring(
     singly: int | None = SINGLY,
     readers_pause_s: float | None = None,
     most_a_life: int = 60,
+    sizes: str = "default sizes",
 ) -> None:
     """Run and kill ``cycles`` times, then read everything and check the history.
 
@@ -56,7 +59,7 @@ async def ring(
     print(f"PLAINSONG_RING_SEED={seed}")
     rng, place, plot = Random(seed), Place(), Plot()
     pause: dict[str, float] = {} if readers_pause_s is None else {"pause_s": readers_pause_s}
-    with Daemon(tmp_path / "data", *SETTINGS) as daemon:
+    with Daemon(tmp_path / "data", *SETTINGS, *SIZES[sizes]) as daemon:
         for topic in TOPICS:
             create(daemon.address, topic)
         async with trio.open_nursery() as readers:
