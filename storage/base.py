@@ -143,15 +143,15 @@ class BeginsWrites(Protocol):
     def begin(
         self,
         commit: Sequence[Operation],
-        settled: Callable[[PlainsongError | None], object],
-        beside: Callable[[], object] | None = None,
+        completed: Callable[[PlainsongError | None], object],
+        while_syncing: Callable[[], object] | None = None,
     ) -> None:
-        """As ``Store.write``, without waiting: ``settled`` is called on the event loop, with the error that
+        """As ``Store.write``, without waiting: ``completed`` is called on the event loop, with the error that
         ``Store.write`` would raise, or None.
 
         Args:
-          beside: what the caller has to do while the disk works, whatever comes of it. It may be called on the event loop
-            before ``settled``, once, or never; it does not raise, and nobody may learn by it what may be lost yet.
+          while_syncing: the caller's work that does not depend on the outcome. It may be called on the event loop before
+            ``completed``, once, or never; it does not raise, and its effects stay hidden until ``completed``.
 
         Raises StoreError: nothing was begun.
         """
@@ -175,7 +175,7 @@ class WritesInline(Protocol):
         """Gather the commits that ``begin`` begins from now on, as far as they are small."""
 
     def write_gathered(self) -> None:
-        """Write what was gathered as one, and call each ``settled``, before this returns."""
+        """Write what was gathered as one, and call each ``completed``, before this returns."""
 
 
 @runtime_checkable

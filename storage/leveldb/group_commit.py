@@ -1,24 +1,22 @@
-"""Group commit over all topics: waiting commits become one synced batch; long rollbacks take bounded steps.
+"""Group commit over all topics: waiting commits become one synced batch.
 
-One thread writes. It takes all commits that wait, writes them as one batch, and goes on with those that have come
-meanwhile, without a turn of the event loop in between; the loop learns of the outcomes of a group by one wake-up. LevelDB
-joins concurrent writers by itself, but two things speak for doing it here:
+One thread writes. It takes all commits that wait, writes them as one batch, and continues with those that arrived in the
+meantime, without a turn of the event loop in between; one wake-up reports a group to the loop. LevelDB joins concurrent
+writers by itself. It is done here all the same, because
 
-* A failed write can leave a torn record at the end of LevelDB's log and the handle open. A second
-  writer that succeeds behind it is acknowledged, and gone at the next opening (with a full disk that
-  was freed in between: tried, and a test). So no write may begin before the last one is known to be good.
-* One hand-over to a thread per group costs less than one per commit: single-row commits of 16 tasks went from
-  9 000 to 26 000 a second, those of 64 tasks from 9 500 to 55 000.
+* a failed write can leave a torn record at the end of LevelDB's log and the handle open: a second writer that succeeds
+  after it is acknowledged, and gone at the next opening. So no write begins before the last one is known to be good;
+* one hand-over to a thread for each group costs less than one for each commit.
 
-On a disk that syncs in a fraction of a millisecond, handing a small commit to the thread and being woken by it costs as
-much as the sync. So while nothing else is under way the event loop writes small commits itself, all that one of its turns
-has begun as one group (``gather``, ``write_gathered``). A stall of the disk then stalls the loop. But after a write that
-took longer than ``max_inline_s`` the thread writes them for ten times as long as it took; each further one that comes
-within a thousand doubles that, up to a thousand times. So a disk that is quick but for a moment costs a moment, and of one
-that is slow, or slow again and again, the loop waits for a thousandth of its time.
+On a disk that syncs in a fraction of a millisecond, a hand-over costs as much as the sync. So while nothing else is under
+way the event loop writes small commits itself, all that one of its turns has begun as one group (``gather``,
+``write_gathered``). A stall of the disk then stalls the loop. After a write that took longer than ``max_inline_s`` the
+thread writes them for ten times as long as it took; each further slow write within a thousand doubles that, up to a
+thousand times. While the disk syncs, the loop runs each submitter's callback (``PendingWrite.while_syncing``), whose
+effects stay hidden until the sync succeeds.
 
-While the disk works on what the loop wrote, the loop does what the submitters have to do whatever comes of it
-(``PendingWrite.while_syncing``), which they hide until they are told.
+Who does what: the loop alone puts works into the queue, counts what the thread has, and completes works. The commit
+thread and the keeper only append to ``_written`` and wake the loop.
 """
 
 from __future__ import annotations
@@ -84,7 +82,7 @@ class GroupCommit(trio.abc.Instrument):
         self._max_inline_s = max_inline_s
         self._waiting: threads.Queue[PendingWrite | None] = threads.Queue()
         self._written: deque[tuple[Sequence[PendingWrite], StoreError | StoreConflict | None, int]] = deque()
-        #: How many commits the thread has that are not settled.
+        #: How many commits the commit thread has not reported yet.
         self._in_thread = 0
         #: Commits that were gathered, and their bytes.
         self._gathers = False
