@@ -271,7 +271,7 @@ def test_a_terminal_is_asked_before_a_topic_is_deleted(cli, numbers):
     asked = Terminal("topic", "delete", numbers)
     asked.until(b" messages?")
     asked.type(b"n\n")
-    assert asked.ended() == Exit.INTERRUPTED
+    assert asked.ended() == Exit.FAILED
     assert cli("topic", "list").lines == [numbers]
     asked = Terminal("topic", "delete", numbers)
     asked.until(b"[y/N]")
@@ -292,7 +292,7 @@ def test_a_terminal_is_told_what_the_end_of_a_transaction_takes_and_asked(cli, n
         assert "releases 1 message and 0 waiting polls" in seen
         assert "of client checkout-7" in seen
         asked.type(b"n\n")
-        assert asked.ended() == Exit.INTERRUPTED
+        assert asked.ended() == Exit.FAILED
         assert client.transactions.get(begun.id).state == "in_progress"
         client.transactions.abort(begun)
 
