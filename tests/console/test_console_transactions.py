@@ -33,7 +33,7 @@ def test_an_open_transaction_says_whose_it_is_how_old_and_what_it_hides(screen: 
         row = screen.one("tx-row", id=str(transaction.id))
         return row.find_element("css selector", "[data-testid=tx-hidden]").text
 
-    screen.until("what it hides", lambda: hides() == "7")
+    screen.until("what it hides", lambda: hides() == "14")
     assert screen.one("timeline")
     assert screen.one("tx-bar", id=str(transaction.id))
     client.transactions.abort(transaction)
