@@ -23,6 +23,9 @@ def says_what_was_said(now: Any, then: Any, where: str) -> None:
         for key, value in then.items():
             if key.endswith("PerSecond"):  # how fast this test has asked is no matter of what is kept
                 assert isinstance(now[key], int | float), where
+            elif key == "hiddenMessages" and "/v1/transactions" in where:
+                # Earlier versions counted the topic with the most of them, and not all topics.
+                assert now[key] >= value, where
             else:
                 says_what_was_said(now[key], value, f"{where}: {key}")
     elif isinstance(then, list):
