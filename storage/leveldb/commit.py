@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from plainsong.protocol.effects import Delete, Put, RollBack, Table
 from plainsong.protocol.ids import POSITION_BYTES
-from storage.base import NothingWritten, StoreError, rolled_back
+from storage.base import NothingWritten, StoreError, Unreadable, rolled_back
 from storage.leveldb.metadata import ROW, Changes, dead_key, encode_entry
 from storage.leveldb.packs import MARK, PACKED_TABLE, RowEdits, are_many, is_of_topic, packs_of, stored
 from storage.leveldb.view import PinnedView
@@ -112,6 +112,10 @@ class Unpin:
 SetChange = MarkDead | ForgetDead | Seal | Replace | Pin | Unpin
 #: What a commit of the store is made of.
 Stored = Put | Delete | SetChange
+
+
+class _NotRolledBack(Unreadable):
+    """A row that a rollback needs cannot be read; nothing of this step was added to the batch."""
 
 
 @dataclass(slots=True)
@@ -259,7 +263,12 @@ class Committer:
         batch = _Batch()
         for work in group:
             change = SealedChange()
-            work.rest = self._add(batch, work.operations, change)
+            try:
+                work.rest = self._add(batch, work.operations, change)
+            except _NotRolledBack as error:
+                # Only this commit needs the damaged block: its operations before the rollback are written, as after a crash.
+                work.error = Unreadable(error.detail, hint=error.hint)
+                continue
             work.change = change if change.removed or change.rolled_back else None
         self._flush(batch, while_syncing)
         for work in group:
@@ -393,17 +402,14 @@ class Committer:
             return operation
         if any(_touches(unseen, operation) for unseen in batch.unseen):
             self._flush(batch)
-        rows = self._first_rows(operation.start, operation.stop, self._left_bytes, STEP_ROW_BYTES)
-        current = self._sets.current
         here: list[Row] = []
         sealed: dict[Volume, list[bytes]] = {}
-        for row in rolled_back(rows, operation.pointer):
-            places = current.places(Table.MESSAGE, row[0])
-            for place in places:
-                if place is not current.newest:
-                    sealed.setdefault(place, []).append(row[0])
-                elif len(places) == 1 or self._database.get(Table.MESSAGE, row[0]) is not None:
-                    here.append(row)
+        try:
+            rows = self._first_rows(operation.start, operation.stop, self._left_bytes, STEP_ROW_BYTES)
+            for row in rolled_back(rows, operation.pointer):
+                self._place(row, here, sealed)
+        except Unreadable as error:
+            raise _NotRolledBack(error.detail, hint=error.hint) from error
         change.rolled_back += [(volume, keys, operation.pointer) for volume, keys in sealed.items()]
         if here:
             # Not among the unseen: another rollback finds nothing to change in these rows.
@@ -413,6 +419,16 @@ class Committer:
         if self._left_bytes > 0:
             return None
         return RollBack(rows[-1][0] + b"\x00", operation.stop, operation.pointer)
+
+    def _place(self, row: Row, here: list[Row], sealed: dict[Volume, list[bytes]]) -> None:
+        """Add a row that is rolled back to those of the newest volume, or its key to those of sealed ones."""
+        current = self._sets.current
+        places = current.places(Table.MESSAGE, row[0])
+        for place in places:
+            if place is not current.newest:
+                sealed.setdefault(place, []).append(row[0])
+            elif len(places) == 1 or self._database.get(Table.MESSAGE, row[0]) is not None:
+                here.append(row)
 
     # --- the set of volumes -----------------------------------------------------------------------
 

@@ -414,8 +414,10 @@ class Database(Readable):
 
     def close(self) -> None:
         """Close; waits for a merge that is under way. No other thread may be inside. Idempotent."""
-        self._log.close()
-        self._db.close()
+        try:
+            self._log.close()
+        finally:
+            self._db.close()
 
 
 def size_of(path: Path) -> int:

@@ -16,26 +16,27 @@ import logging
 import time
 from collections import deque
 from collections.abc import Generator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 from plainsong.protocol.effects import Table
-from storage.base import NothingWritten, StoreError, StoreUnusable, rolled_back
+from storage.base import NothingWritten, StoreError, StoreUnusable, Unreadable, rolled_back
 from storage.directory import sync_directory
 from storage.leveldb import threads
 from storage.leveldb.commit import PendingWrite, Pin, Replace, Unpin
 from storage.leveldb.compression import Stretch, is_worth_it
 from storage.leveldb.errors import call_failed, without_folders
+from storage.leveldb.open_databases import VolumeDamaged
 from storage.leveldb.packs import RowEdits
 from storage.leveldb.reads import VolumeReads
-from storage.leveldb.volume import TABLES, Volume
+from storage.leveldb.volume import TABLES, Volume, save_index
 from storage.leveldb.volume_list import Listed, ListUnknown, remove_slowly, remove_volume, write_list
 from storage.leveldb.volume_set import estimate_live
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from storage.leveldb.commit import SealedChange, SetChange
@@ -56,6 +57,10 @@ Work = Generator["float | SetChange | None", None, T]
 
 class Stopped(StoreError):
     """The store is being closed or opened again; nothing failed."""
+
+
+class NotChanged(Unreadable):
+    """Rows of a sealed volume cannot be read, and so were not changed; nothing else failed."""
 
 
 class _Running:
@@ -309,7 +314,7 @@ class Keeper:
 
     def _failure(self, raised: BaseException) -> StoreError:
         """The error to report, which the store remembers unless nothing failed."""
-        if isinstance(raised, (Stopped, NothingWritten)):
+        if isinstance(raised, (Stopped, NothingWritten, NotChanged)):
             return raised
         if not isinstance(raised, StoreError):
             log.error("the store's keeper failed", exc_info=raised)
@@ -478,14 +483,7 @@ class Keeper:
         self.touched.add(volume)
         self._checkpoint()
         self._databases.close_idle()
-        self.save_index(volume)
-
-    def save_index(self, volume: Volume) -> None:
-        """Write a volume's index; if that fails, the next start reads the volume through."""
-        try:
-            volume.write_index()
-        except OSError as error:
-            log.warning("a volume's index was not written", extra={"volume": volume.name, "why": str(error)})
+        save_index(volume)
 
     def _checkpoint(self) -> None:
         self._checkpoint_waits = False
@@ -527,7 +525,7 @@ class Keeper:
         present = self.present(volume)
         if present is None:
             return
-        with self._databases.lease(present) as database:
+        with self._leased(present) as database:
             self.before_change(present, database)
             with database.batch(sync=True) as batch:
                 edits = RowEdits(database, batch.put, batch.delete)
@@ -545,10 +543,13 @@ class Keeper:
         present = self.present(volume)
         if present is None:
             return
-        with self._databases.lease(present) as database:
+        with self._leased(present) as database:
             self.before_change(present, database)
             # Read again: a row that was removed since must not come back.
-            found = ((key, database.get(Table.MESSAGE, key)) for key in keys)
+            try:
+                found = [(key, database.get(Table.MESSAGE, key)) for key in keys]
+            except Unreadable as error:
+                raise NotChanged(error.detail, hint=error.hint) from error
             turned = list(rolled_back(((key, value) for key, value in found if value is not None), pointer))
             with database.batch(sync=True) as batch:
                 edits = RowEdits(database, batch.put, batch.delete)
@@ -560,7 +561,17 @@ class Keeper:
                 edits.finish()
         self._note_changed(present, [(Table.MESSAGE, key) for key, _ in turned])
         # The index has the lengths of logs: a log that is cut off later would undo the rollback without an error.
-        self.save_index(present)
+        save_index(present)
+
+    @contextmanager
+    def _leased(self, volume: Volume) -> Iterator[Database]:
+        """A volume's database. Raises NotChanged: it is damaged."""
+        with ExitStack() as stack:
+            try:
+                database = stack.enter_context(self._databases.lease(volume))
+            except VolumeDamaged as error:
+                raise NotChanged(error.detail, hint=error.hint) from error
+            yield database
 
     def _note_changed(self, volume: Volume, rows: Sequence[tuple[Table, bytes]]) -> None:
         if volume in self.rewriting:

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from storage.leveldb.log_format import BLOCK_BYTES, FIRST, FULL, HEADER
-from storage.leveldb.shrinking import has_name, old_logs
+from storage.leveldb.shrinking import close_quietly, has_name, old_logs
 from storage.leveldb.torn_end import logs_among, newest_log_of
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class NewestLog:
 
     def let_go(self) -> None:
         """Let go of a file that LevelDB removes soon, or has removed. Idempotent."""
-        self._leave(old_logs.take if self._counts_names else os.close)
+        self._leave(old_logs.take if self._counts_names else close_quietly)
 
     def let_go_of_all(self) -> None:
         """LevelDB is about to put what is in its memory into a table, and to remove every log that is there now."""
@@ -180,7 +180,7 @@ class NewestLog:
 
     def close(self) -> None:
         """Let go of the file, since LevelDB is closed and leaves it. Idempotent."""
-        self._leave(os.close)
+        self._leave(close_quietly)
 
     def _leave(self, leave: Callable[[int], None]) -> None:
         descriptor, self._descriptor, self._name = self._descriptor, -1, None

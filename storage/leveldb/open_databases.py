@@ -7,10 +7,10 @@ a folder only once at a time, so a thread that needs a database while another on
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from storage.base import StoreError, StoreUnusable
+from storage.base import StoreDamaged, StoreError, StoreUnusable, Unreadable
 from storage.leveldb import threads
 from storage.leveldb.database import Database
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from storage.leveldb.volume import Volume
 
 log = logging.getLogger(__name__)
+
+
+class VolumeDamaged(Unreadable):
+    """A volume cannot be opened: its files are missing or damaged. Others may be read."""
 
 
 class _Entry:
@@ -68,7 +72,8 @@ class OpenDatabases:
             database = self.acquire(volume)
         except StoreUnusable as error:
             log.error("a volume cannot be opened", extra={"volume": volume.name, "why": error.detail})
-            raise StoreError(f"volume {volume.name} cannot be opened", hint=error.hint) from error
+            kind = VolumeDamaged if isinstance(error, StoreDamaged) else StoreError
+            raise kind(f"volume {volume.name} cannot be opened", hint=error.hint) from error
         try:
             yield database
         finally:
@@ -148,6 +153,7 @@ class OpenDatabases:
     def close(self) -> None:
         """Close all of them; no other thread may use one. Idempotent."""
         entries, self._entries = self._entries, {}
-        for entry in entries.values():
-            if entry.database is not None:
-                entry.database.close()
+        with ExitStack() as closing:
+            for entry in entries.values():
+                if entry.database is not None:
+                    closing.callback(entry.database.close)

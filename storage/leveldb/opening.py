@@ -19,7 +19,7 @@ from storage.directory import DAMAGED_HINT, opening_failed, sync_directory
 from storage.leveldb.database import Database, Shape
 from storage.leveldb.index import DeadRanges
 from storage.leveldb.manifest import check_files
-from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, TABLES, Volume, log_sizes
+from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, TABLES, Volume, log_sizes, save_index
 from storage.leveldb.volume_list import Listed, read_list, remove_unlisted, unlisted, write_list
 from storage.leveldb.volume_set import VolumeSet, estimate_live
 
@@ -65,6 +65,8 @@ def listed_volumes(directory: Path, options: LevelDBOptions, databases: OpenData
             volumes[-2].forget_index()
             volumes[-2].is_known = False
             write_list(directory, listed := [*listed, Listed(found.number, found.name, packed=True)])
+        # The list that was read may not be durable yet: the daemon before may have ended between its replacement and sync.
+        sync_directory(directory)
         remove_unlisted(directory, listed)
     except OSError as error:
         raise opening_failed(error, directory) from error
@@ -123,7 +125,7 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
                 for _ in volume.look_through(database):
                     pass
             if not is_newest:
-                volume.write_index()
+                save_index(volume)
         if is_newest:
             volume.forget_index()
         volume.measure()

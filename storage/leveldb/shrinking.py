@@ -95,7 +95,7 @@ class OldLogs:
                     return
         except OSError as error:
             log.debug("an old log was not looked at", extra={"why": str(error)})
-        _close(descriptor)
+        close_quietly(descriptor)
 
     @property
     def count(self) -> int:
@@ -126,7 +126,7 @@ class OldLogs:
                 shrink(held.descriptor, about.st_size, self._pause)
         except OSError as error:
             log.debug("an old log is closed as it is", extra={"why": str(error)})
-        _close(held.descriptor)
+        close_quietly(held.descriptor)
         with self._lock:
             self._files.discard(held.file)
         return True
@@ -146,7 +146,7 @@ def _file_of(about: os.stat_result) -> tuple[int, int]:
     return about.st_dev, about.st_ino
 
 
-def _close(descriptor: int) -> None:
+def close_quietly(descriptor: int) -> None:
     with suppress(OSError):  # it is closed all the same
         os.close(descriptor)
 

@@ -25,8 +25,9 @@ from storage.directory import sync_directory
 from storage.leveldb.commit import ForgetDead, Seal
 from storage.leveldb.errors import FOREIGN, call_failed, without_folders
 from storage.leveldb.index import DeadRanges, part_within
+from storage.leveldb.open_databases import VolumeDamaged
 from storage.leveldb.packs import PACKED_TABLE, RowEdits, laid_out
-from storage.leveldb.volume import TABLES, Extent, Extents, Volume, group_of
+from storage.leveldb.volume import TABLES, Extent, Extents, Volume, group_of, save_index
 from storage.leveldb.volume_list import remove_volume
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
     if keeper.volumes.views:
         return 0  # the files of a volume that goes would stay until the last view ends
     removed = 0
-    for volume in [volume for volume in keeper.volumes.sealed if volume in keeper.touched]:
+    for volume in [each for each in keeper.volumes.sealed if each in keeper.touched - keeper.damaged]:
         yield 0.0
         if _is_readable_and_dead(keeper, volume):
             yield from _drop(keeper, volume)
@@ -130,7 +131,7 @@ def _leave_alone(keeper: Keeper, damaged: Sequence[Volume], error: StoreError) -
 
 
 def _is_damage(error: StoreError) -> bool:
-    return "Corruption" in error.detail
+    return isinstance(error, VolumeDamaged) or "Corruption" in error.detail
 
 
 def _unreadable(keeper: Keeper, sources: Sequence[Volume]) -> list[Volume]:
@@ -251,7 +252,7 @@ def rewrite(keeper: Keeper, sources: Sequence[Volume]) -> Generator[float | SetC
             keeper.databases.discard(target)
             remove_volume(target.path)
     if placed is not None:
-        keeper.save_index(target)
+        save_index(target)
     keeper.databases.close_idle()
 
 
@@ -321,7 +322,7 @@ def sweep(keeper: Keeper, volume: Volume, until_s: float) -> Generator[float | S
             yield from keeper.replace_in_memory(volume, left)
             volume = left
     volume.measure()
-    keeper.save_index(volume)
+    save_index(volume)
 
 
 def _without(

@@ -10,6 +10,7 @@ A volume has one owner: the thread that commits until it is sealed, the keeper a
 from __future__ import annotations
 
 import json
+import logging
 import os
 import zlib
 from bisect import insort
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.effects import Put
 
+log = logging.getLogger(__name__)
 #: The tables whose rows are in volumes.
 TABLES = (Table.MESSAGE, Table.PAYLOAD)
 #: First byte of the keys of the journal: the changes of each commit to the metadata, by its number.
@@ -424,6 +426,14 @@ class Volume:
             extent.size = self.size // len(found)
             extent.live = extent.size
             extent.rows = max(1, extent.size // _TYPICAL_ROW_BYTES)
+
+
+def save_index(volume: Volume) -> None:
+    """Write a volume's index; if that fails, the next start reads the volume through."""
+    try:
+        volume.write_index()
+    except OSError as error:
+        log.warning("a volume's index was not written", extra={"volume": volume.name, "why": str(error)})
 
 
 def index_path(path: Path) -> Path:

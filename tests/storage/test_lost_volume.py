@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
-from plainsong.protocol.effects import Delete, Put
+from plainsong.protocol.effects import Delete, Put, RollBack, put_one
 from plainsong.protocol.ids import pack_position
+from plainsong.protocol.keys import stop_after
 from storage.base import StoreError, Unreadable
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.leveldb.database import Database
 from storage.leveldb.volume_list import read_list, write_list
+from tests.patience import PATIENCE_S
 from tests.storage.contract import MESSAGE, METADATA, NAME, everything
-from tests.storage.tiny_volumes import PREFIX, TINY, fill, key
+from tests.storage.rolling_contract import under
+from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, settled
 
 
 async def test_a_volume_with_rows_that_the_list_has_lost_is_part_of_the_store_again(tmp_path, caplog):
@@ -63,3 +67,37 @@ async def test_a_removal_whose_pack_cannot_be_read_for_a_moment_is_not_acknowled
         assert len(await everything(store)) == 100
         await store.write([Delete(MESSAGE, [key(5)])], claim=None)
         assert key(5) not in dict(await everything(store))
+
+
+async def with_a_volume_that_cannot_be_opened(path) -> str:
+    """A stopped store, one of whose sealed volumes has lost a table; its name."""
+    async with await LevelDBStore.open(path, TINY) as store:
+        claim = await store.claim(NAME)
+        for number in range(40):
+            await store.write([Put(MESSAGE, PREFIX, [pack_position(number, 0)], [under(7, b"v" * 90)])], claim=claim)
+            await settled(store)
+    table = sorted((path / "volumes").glob("*/*.ldb"))[1]
+    table.unlink()
+    return table.parent.name
+
+
+async def test_a_volume_that_cannot_be_opened_is_not_tidied_and_nothing_else_fails(tmp_path):
+    await with_a_volume_that_cannot_be_opened(tmp_path / "data")
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await store.drop(MESSAGE, [(PREFIX, key(39))])
+        for number in range(3):
+            await store.tidy()
+            await store.write([put_one(METADATA, b"other", b"%d" % number)], claim=None)
+        assert store._db.failed is None
+
+
+async def test_a_rollback_whose_rows_cannot_be_read_fails_alone(tmp_path):
+    await with_a_volume_that_cannot_be_opened(tmp_path / "data")
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        completed, done = trio.open_memory_channel(2)
+        store.begin([RollBack(PREFIX, stop_after(PREFIX), 7)], completed.send_nowait)
+        store.begin([put_one(METADATA, b"other", b"1")], completed.send_nowait)
+        with trio.fail_after(PATIENCE_S):
+            errors = [await done.receive(), await done.receive()]
+        assert sorted(error is None for error in errors) == [False, True]
+        await store.write([put_one(METADATA, b"other", b"2")], claim=None)
