@@ -18,7 +18,7 @@ import logging
 import time
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from storage.base import StoreError, StoreUnusable
 from storage.directory import sync_directory
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from storage.leveldb.database import Database
     from storage.leveldb.keeper import Keeper
     from storage.leveldb.options import LevelDBOptions
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 #: A volume with a larger part of its bytes alive is left alone.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from storage.base import StoreDamaged
 from storage.directory import DAMAGED_HINT, sync_directory
-from storage.leveldb.shrinking import PAUSE_S, STEP_BYTES
+from storage.leveldb.shrinking import PAUSE_S, STEP_BYTES, shrunk
 from storage.leveldb.volume import index_path
 
 if TYPE_CHECKING:
@@ -158,9 +158,7 @@ def _shrunk(file: Path) -> Iterator[None]:
     try:
         about = os.fstat(descriptor)
         if about.st_nlink == 1:  # otherwise a copy that is being looked at has it as well
-            for shorter in range(about.st_size - STEP_BYTES, 0, -STEP_BYTES):
-                os.ftruncate(descriptor, shorter)
-                yield
+            yield from shrunk(descriptor, about.st_size)
     finally:
         os.close(descriptor)
 
