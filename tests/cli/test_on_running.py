@@ -253,7 +253,10 @@ from plainsong.messages import Message, Origin
 from plainsong.react.command import reap_orphans
 import subprocess
 
-subprocess.run(["sh", "-c", "sh -c 'exit 3' & echo $!"], stdout=open({str(tmp_path / "pid")!r}, "w"), check=True)
+reads, writes = os.pipe()
+shell = f"sh -c 'read line; exit 3' <&{{reads}} & echo $!"
+subprocess.run(["sh", "-c", shell], stdout=open({str(tmp_path / "pid")!r}, "w"), pass_fds=[reads], check=True)
+os.close(writes)  # it ends after its parent, which would take its exit code
 orphan = int(pathlib.Path({str(tmp_path / "pid")!r}).read_text())
 os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOWAIT)  # it has ended, and is a zombie
 reap_orphans()

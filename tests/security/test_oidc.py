@@ -478,10 +478,11 @@ async def test_what_would_be_refused_now_ends_on_kept_connections_too(tmp_path, 
 
         async def follow():
             async with http.stream("GET", f"{path}/events", headers=headers) as answer:
+                follows.set()
                 told_of.append((await answer.aread()).decode())
 
         host, _, port = str(http.base_url).rpartition("//")[2].rstrip("/").partition(":")
-        waited, told_of = [], []
+        waited, told_of, follows = [], [], trio.Event()
         with trio.fail_after(PATIENCE_S):
             async with await trio.open_tcp_stream(host, int(port)) as socket, trio.open_nursery() as nursery:
                 assert [await publish() for _ in range(2)] == [200, 200]
@@ -492,7 +493,8 @@ async def test_what_would_be_refused_now_ends_on_kept_connections_too(tmp_path, 
                 assert isinstance(await stream.event(), AcceptConnection)
                 nursery.start_soon(poll)
                 nursery.start_soon(follow)
-                while guard.holds < 3:  # noqa: ASYNC110 - the daemon tells nobody
+                await follows.wait()
+                while guard.holds < 3:  # noqa: ASYNC110 - the daemon does not say when
                     await trio.sleep(0.005)
                 if change == "replaced":
                     told.body = published(second)
