@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import anyio
 import httpcore2
 
-from plainsong.calls import Answer, Failure
+from plainsong.calls import Answer
 from plainsong.errors import Closed
-from plainsong.transport.async_http import (
-    BROKEN,
-    NOTHING_SENT,
-    TIME_OVER,
-    Network,
-    answer_of,
-    failure_of,
-    http_request,
-    running_loop,
-)
+from plainsong.transport.async_http import Network, exchange, running_loop
 from plainsong.transport.http import KEEP_ALIVE_S, place_of
 
 if TYPE_CHECKING:
     import ssl
 
-    from plainsong.calls import Send
+    from plainsong.calls import Failure, Send
     from plainsong.settings import Settings
 
 #: Added to the total limit, so that httpcore's limits, which know whether anything was sent, expire first.
@@ -85,19 +75,7 @@ class Pool:
         pool = self._pool_for(send.url)
         # httpcore's own limit is for each piece of an answer.
         longest_s = send.timeout_s if send.longest_s is None else send.longest_s
-        try:
-            with anyio.move_on_after(longest_s + _GRACE_S):
-                response = await pool.handle_async_request(
-                    http_request(send, send.timeout_s, self._credentials.headers(send.url))
-                )
-                try:
-                    body = b"".join([chunk async for chunk in response.aiter_stream()])
-                finally:
-                    await response.aclose()
-                return answer_of(response, body)
-        except (*NOTHING_SENT, *TIME_OVER, *BROKEN) as error:
-            return failure_of(error, send.timeout_s)
-        return Failure("timeout", f"no answer within {send.timeout_s:g} s")
+        return await exchange(pool, send, longest_s + _GRACE_S, self._credentials.headers(send.url))
 
     async def _close_replaced(self) -> None:
         """Close the pools that were replaced and have no request under way."""

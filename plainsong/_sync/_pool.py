@@ -327,7 +327,9 @@ class Exchange:
         self.is_reusable = False
 
     def run(self, raw: socket.socket, over_s: float) -> Answer:
-        """Raises TimeoutError, OSError, EOFError, h11.ProtocolError: the server may have executed it."""
+        """Raises NotConnected; TimeoutError, OSError, EOFError, h11.ProtocolError: the server may have executed it."""
+        if over_s <= monotonic():
+            raise NotConnected("the time was over when there was a connection")
         try:
             self._send_all(raw, over_s)
         except TimeoutError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -145,13 +146,66 @@ def http_request(send: Send, timeout_s: float, more_headers: Sequence[tuple[byte
     )
 
 
-def answer_of(response: httpcore2.Response, body: bytes) -> Answer:
+class SendProgress:
+    """Records whether the first byte of a request may have left."""
+
+    def __init__(self, request: httpcore2.Request) -> None:
+        self.has_begun = False
+        self._extensions = request.extensions
+        self._extensions["trace"] = self._note
+
+    async def _note(self, event: str, info: object) -> None:
+        if event.endswith(".send_request_headers.started"):
+            self.has_begun = True
+            self._extensions.pop("trace", None)  # later events are of no interest, and each costs a call
+
+
+async def exchange(
+    pool: httpcore2.AsyncConnectionPool,
+    send: Send,
+    limit_s: float,
+    more_headers: Sequence[tuple[bytes, bytes]] = (),
+    max_answer_bytes: float = inf,
+) -> Answer | Failure:
+    """Sends a request and returns its answer.
+
+    Args:
+      limit_s: of the whole exchange. httpcore limits each of its steps by ``send``'s.
+      max_answer_bytes: what is read of the answer's body.
+    """
+    request = http_request(send, send.timeout_s, more_headers)
+    progress = SendProgress(request)
+    try:
+        with anyio.move_on_after(limit_s):
+            response = await pool.handle_async_request(request)
+            try:
+                return _answer_of(response, await _body_of(response, max_answer_bytes))
+            finally:
+                await response.aclose()
+    except (*NOTHING_SENT, *TIME_OVER, *BROKEN) as error:
+        return _failure_of(error, send.timeout_s)
+    if not progress.has_begun:  # a busy program notices both limits at once, and then this one counts
+        return Failure("connect", f"no connection within {send.timeout_s:g} s")
+    return Failure("timeout", f"no answer within {send.timeout_s:g} s")
+
+
+async def _body_of(response: httpcore2.Response, max_bytes: float) -> bytes:
+    chunks, size = [], 0
+    async for chunk in response.aiter_stream():
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > max_bytes:
+            return b"".join(chunks)[: int(max_bytes)]
+    return b"".join(chunks)
+
+
+def _answer_of(response: httpcore2.Response, body: bytes) -> Answer:
     """Converts a complete answer."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
     return Answer(response.status, headers, body)
 
 
-def failure_of(error: Exception, timeout_s: float) -> Failure:
+def _failure_of(error: Exception, timeout_s: float) -> Failure:
     """Classifies an exception of the library or the operating system."""
     text = str(error) or type(error).__name__
     if isinstance(error, NOTHING_SENT):

@@ -5,18 +5,18 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import anyio
 import httpcore2
 from anyio.from_thread import start_blocking_portal
 
-from plainsong.calls import Answer, Failure, Send
-from plainsong.transport.async_http import BROKEN, NOTHING_SENT, TIME_OVER, Network, answer_of, failure_of, http_request
+from plainsong.transport.async_http import Network, exchange
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
     from typing import Self
 
     from anyio.from_thread import BlockingPortal
+
+    from plainsong.calls import Answer, Failure, Send
 
 #: Other servers close idle connections early; a request that meets a closing one fails.
 KEEP_ALIVE_S = 4.0
@@ -54,27 +54,9 @@ class Outward:
             self._pool = httpcore2.AsyncConnectionPool(
                 max_connections=1, keepalive_expiry=KEEP_ALIVE_S, network_backend=Network()
             )
-        try:
-            with anyio.move_on_after(send.timeout_s):
-                response = await self._pool.handle_async_request(http_request(send, send.timeout_s))
-                try:
-                    return answer_of(response, await _beginning(response))
-                finally:
-                    await response.aclose()
-        except (*NOTHING_SENT, *TIME_OVER, *BROKEN) as error:
-            return failure_of(error, send.timeout_s)
-        return Failure("timeout", f"no answer within {send.timeout_s:g} s")
+        return await exchange(self._pool, send, send.timeout_s, max_answer_bytes=MAX_ANSWER_BYTES)
 
     async def _forget(self) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.aclose()
-
-
-async def _beginning(response: httpcore2.Response) -> bytes:
-    body = b""
-    async for chunk in response.aiter_stream():
-        body += chunk
-        if len(body) > MAX_ANSWER_BYTES:
-            break
-    return body[:MAX_ANSWER_BYTES]

@@ -244,6 +244,13 @@ def test_the_time_limit_is_that_of_the_whole_exchange_however_the_bytes_trickle(
     assert ask(pool, server.url).body == b"ok"
 
 
+def test_a_request_whose_time_is_over_before_it_is_sent_has_not_happened(serve, pools):
+    server = serve()
+    failure = ask(pools(server.url), server.url, timeout_s=0)
+    assert failure.kind == "connect"
+    assert server.requests == []
+
+
 PIECES = [b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n", *[b"ab"] * 5]
 
 
@@ -294,6 +301,7 @@ def test_so_it_has_on_an_event_loop(monkeypatch, longest_s, comes):
     class Connections:
         async def handle_async_request(self, request: httpcore2.Request) -> httpcore2.Response:
             assert request.extensions["timeout"]["read"] == 30, "httpcore limits each piece"
+            await request.extensions["trace"]("http11.send_request_headers.started", {})
             return httpcore2.Response(200, content=pieces())
 
     async def main() -> Answer | Failure:

@@ -116,17 +116,22 @@ def test_a_finalizer_in_a_thread_that_has_just_been_started_sends(
     client: Any, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
     """The garbage collector runs it before the thread's own code, while its starter is still within ``send``."""
-    sent: list[Any] = []
+    sent: Future[Any] = Future()
     publisher = client.publisher(topic)
     begin = _backend._Worker._bootstrap_inner
+    turn = threading.Semaphore(1)
 
     def send_and_begin(self: Any) -> None:
-        if not sent:
-            sent.append(publisher.send(b"from the finalizer"))
+        if turn.acquire(blocking=False):  # the first thread alone: the message may start another one
+            try:
+                sent.set_result(publisher.send(b"from the finalizer"))
+            except BaseException as error:  # noqa: BLE001 - the test raises it
+                sent.set_exception(error)
         begin(self)
 
     monkeypatch.setattr(_backend._Worker, "_bootstrap_inner", send_and_begin)
     in_time(lambda: publisher.send(b"first"))
+    assert sent.result(PATIENCE_S).result(PATIENCE_S)
     in_time(lambda: publisher.close(PATIENCE_S))
     assert {message.payload for message in client.read(topic)} == {b"first", b"from the finalizer"}
 
