@@ -249,8 +249,26 @@ MADE_BY_OTHERS = {
 def _members(thing: griffe.Class) -> list[griffe.Object]:
     """What is public of a class, its own first and then what it inherits, in the order of the source."""
     own = [each for each in thing.all_members.values() if not each.name.startswith("_")]
-    resolved = [each.final_target if isinstance(each, griffe.Alias) else each for each in own]
+    resolved = [_unbound(each.final_target if isinstance(each, griffe.Alias) else each) for each in own]
     return [each for each in resolved if each.docstring is not None or isinstance(each, griffe.Attribute)]
+
+
+def _unbound(each: griffe.Object) -> griffe.Object:
+    """The method that ``of_topic`` makes of the client's; anything else unchanged."""
+    value = each.value if isinstance(each, griffe.Attribute) else None
+    if not isinstance(value, griffe.ExprCall) or str(value.function) != "of_topic":
+        return each
+    called = value.arguments[0]
+    assert isinstance(called, griffe.Expr)
+    method = found(called.canonical_path)
+    assert isinstance(method, griffe.Function)
+    return griffe.Function(
+        each.name,
+        parameters=griffe.Parameters(*[parameter for parameter in method.parameters if parameter.name != "topic"]),
+        returns=method.returns,
+        docstring=griffe.Docstring(f"``{called}``, of this topic."),
+        parent=method.parent,  # type: ignore[arg-type] # where its annotations and defaults are looked up
+    )
 
 
 def _function(thing: griffe.Function, name: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from plainsong._async.read import AsyncReader, reading_in
 from plainsong._async.retry import AsyncChannel
 from plainsong._async.transaction import AsyncTransactionContext, publish_in_one
 from plainsong._async.transactions import AsyncTransactions
+from plainsong.bound import of_topic
 from plainsong.errors import NotSent
 from plainsong.loading import load
 from plainsong.messages import Origin, all_with_attributes, as_list, outgoing_request
@@ -1099,121 +1100,27 @@ class AsyncTopic:
     def __repr__(self) -> str:
         return f"<AsyncTopic {self._client.namespace}:{self.name}>"
 
-    @overload
-    async def publish(
-        self, messages: Bodies = (), *, serializer: None = None, **options: Unpack[PublishOptions]
-    ) -> Receipt: ...
-    @overload
-    async def publish(
-        self,
-        messages: V | Outgoing | Iterable[V | Outgoing],
-        *,
-        serializer: SerializerOf[V],
-        **options: Unpack[PublishOptions],
-    ) -> Receipt: ...
-    async def publish(self, messages: Any = (), **options: Any) -> Receipt:
-        """``AsyncClient.publish``."""
-        return await self._client.publish(self.name, messages, **options)
-
-    async def store(self, messages: Any, transaction: Transaction | int, **options: Any) -> None:
-        """``AsyncClient.store``."""
-        await self._client.store(self.name, messages, transaction, **options)
-
-    async def rollback(self, transaction: Transaction | int) -> None:
-        """``AsyncClient.rollback``."""
-        await self._client.rollback(self.name, transaction)
-
-    def publisher(self, **options: Any) -> AsyncPublisher:
-        """``AsyncClient.publisher``."""
-        return self._client.publisher(self.name, **options)
-
-    def stream(self, **options: Any) -> AsyncStream:
-        """``AsyncClient.stream``."""
-        return self._client.stream(self.name, **options)
-
-    def producer(self, name: str | None = None, **options: Any) -> AsyncProducer:
-        """``AsyncClient.producer``."""
-        return self._client.producer(self.name, name, **options)
-
-    async def publish_atomic(self, routing_key: str, messages: Any, **options: Any) -> Receipt:
-        """``AsyncClient.publish_atomic``."""
-        return await self._client.publish_atomic(self.name, routing_key, messages, **options)
-
-    async def producers(self, **options: Any) -> dict[str, Any]:
-        """``AsyncClient.producers``."""
-        return await self._client.producers(self.name, **options)
-
-    @overload
-    async def poll(
-        self, start: Start = OLDEST, *, serializer: None = None, **options: Unpack[PollOptions]
-    ) -> Page[bytes]: ...
-    @overload
-    async def poll(
-        self, start: Start = OLDEST, *, serializer: SerializerOf[V], **options: Unpack[PollOptions]
-    ) -> Page[V]: ...
-    async def poll(self, start: Start = OLDEST, **options: Any) -> Page[Any]:
-        """``AsyncClient.poll``."""
-        page: Page[Any] = await self._client.poll(self.name, start, **options)
-        return page
-
-    @overload
-    def read(
-        self, start: Start = OLDEST, *, serializer: None = None, **options: Unpack[ReadOptions]
-    ) -> AsyncReader[bytes]: ...
-    @overload
-    def read(
-        self, start: Start = OLDEST, *, serializer: SerializerOf[V], **options: Unpack[ReadOptions]
-    ) -> AsyncReader[V]: ...
-    def read(self, start: Start = OLDEST, **options: Any) -> AsyncReader[Any]:
-        """``AsyncClient.read``."""
-        reader: AsyncReader[Any] = self._client.read(self.name, start, **options)
-        return reader
-
-    async def messages(self, start: Start = OLDEST, *, until: Start = None, limit: int | None = None) -> Sequence[Seen]:
-        """``AsyncClient.messages``."""
-        return await self._client.messages(self.name, start, until=until, limit=limit)
-
-    async def position_of_last(
-        self, count: int, *, isolation: Isolation | None = None, as_of: Moment | None = None
-    ) -> MessageId | None:
-        """``AsyncClient.position_of_last``."""
-        return await self._client.position_of_last(self.name, count, isolation=isolation, as_of=as_of)
-
-    async def properties(self) -> dict[str, str]:
-        """``AsyncClient.properties``."""
-        return await self._client.properties(self.name)
-
-    async def set_properties(self, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
-        """``AsyncClient.set_properties``."""
-        return await self._client.set_properties(self.name, **properties)
-
-    async def replace_properties(self, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
-        """``AsyncClient.replace_properties``."""
-        return await self._client.replace_properties(self.name, **properties)
-
-    async def chain_head(self) -> ChainHead:
-        """``AsyncClient.chain_head``."""
-        return await self._client.chain_head(self.name)
-
-    async def verify_chain(self, *, known: ChainHead | None = None) -> ChainReport:
-        """``AsyncClient.verify_chain``."""
-        return await self._client.verify_chain(self.name, known=known)
-
-    async def stats(self, *, reader: str | bytes | None = None) -> TopicStats:
-        """``AsyncClient.stats``."""
-        return await self._client.stats(self.name, reader=reader)
-
-    async def readers(self) -> list[dict[str, Any]]:
-        """``AsyncClient.readers``."""
-        return await self._client.readers(self.name)
-
-    async def delete(self) -> dict[str, Any]:
-        """``AsyncClient.delete_topic``."""
-        return await self._client.delete_topic(self.name)
-
-    async def undelete(self) -> dict[str, Any]:
-        """``AsyncClient.undelete_topic``."""
-        return await self._client.undelete_topic(self.name)
+    publish = of_topic(AsyncClient.publish)
+    store = of_topic(AsyncClient.store)
+    rollback = of_topic(AsyncClient.rollback)
+    publisher = of_topic(AsyncClient.publisher)
+    stream = of_topic(AsyncClient.stream)
+    producer = of_topic(AsyncClient.producer)
+    publish_atomic = of_topic(AsyncClient.publish_atomic)
+    producers = of_topic(AsyncClient.producers)
+    poll = of_topic(AsyncClient.poll)
+    read = of_topic(AsyncClient.read)
+    messages = of_topic(AsyncClient.messages)
+    position_of_last = of_topic(AsyncClient.position_of_last)
+    properties = of_topic(AsyncClient.properties)
+    set_properties = of_topic(AsyncClient.set_properties)
+    replace_properties = of_topic(AsyncClient.replace_properties)
+    chain_head = of_topic(AsyncClient.chain_head)
+    verify_chain = of_topic(AsyncClient.verify_chain)
+    stats = of_topic(AsyncClient.stats)
+    readers = of_topic(AsyncClient.readers)
+    delete = of_topic(AsyncClient.delete_topic)
+    undelete = of_topic(AsyncClient.undelete_topic)
 
 
 class AsyncNamespaces:

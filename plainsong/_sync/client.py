@@ -15,6 +15,7 @@ from plainsong._sync.read import Reader, reading_in
 from plainsong._sync.retry import Channel
 from plainsong._sync.transaction import TransactionContext, publish_in_one
 from plainsong._sync.transactions import Transactions
+from plainsong.bound import of_topic
 from plainsong.errors import NotSent
 from plainsong.loading import load
 from plainsong.messages import Origin, all_with_attributes, as_list, outgoing_request
@@ -1091,121 +1092,27 @@ class Topic:
     def __repr__(self) -> str:
         return f"<Topic {self._client.namespace}:{self.name}>"
 
-    @overload
-    def publish(
-        self, messages: Bodies = (), *, serializer: None = None, **options: Unpack[PublishOptions]
-    ) -> Receipt: ...
-    @overload
-    def publish(
-        self,
-        messages: V | Outgoing | Iterable[V | Outgoing],
-        *,
-        serializer: SerializerOf[V],
-        **options: Unpack[PublishOptions],
-    ) -> Receipt: ...
-    def publish(self, messages: Any = (), **options: Any) -> Receipt:
-        """``Client.publish``."""
-        return self._client.publish(self.name, messages, **options)
-
-    def store(self, messages: Any, transaction: Transaction | int, **options: Any) -> None:
-        """``Client.store``."""
-        self._client.store(self.name, messages, transaction, **options)
-
-    def rollback(self, transaction: Transaction | int) -> None:
-        """``Client.rollback``."""
-        self._client.rollback(self.name, transaction)
-
-    def publisher(self, **options: Any) -> Publisher:
-        """``Client.publisher``."""
-        return self._client.publisher(self.name, **options)
-
-    def stream(self, **options: Any) -> Stream:
-        """``Client.stream``."""
-        return self._client.stream(self.name, **options)
-
-    def producer(self, name: str | None = None, **options: Any) -> Producer:
-        """``Client.producer``."""
-        return self._client.producer(self.name, name, **options)
-
-    def publish_atomic(self, routing_key: str, messages: Any, **options: Any) -> Receipt:
-        """``Client.publish_atomic``."""
-        return self._client.publish_atomic(self.name, routing_key, messages, **options)
-
-    def producers(self, **options: Any) -> dict[str, Any]:
-        """``Client.producers``."""
-        return self._client.producers(self.name, **options)
-
-    @overload
-    def poll(
-        self, start: Start = OLDEST, *, serializer: None = None, **options: Unpack[PollOptions]
-    ) -> Page[bytes]: ...
-    @overload
-    def poll(
-        self, start: Start = OLDEST, *, serializer: SerializerOf[V], **options: Unpack[PollOptions]
-    ) -> Page[V]: ...
-    def poll(self, start: Start = OLDEST, **options: Any) -> Page[Any]:
-        """``Client.poll``."""
-        page: Page[Any] = self._client.poll(self.name, start, **options)
-        return page
-
-    @overload
-    def read(
-        self, start: Start = OLDEST, *, serializer: None = None, **options: Unpack[ReadOptions]
-    ) -> Reader[bytes]: ...
-    @overload
-    def read(
-        self, start: Start = OLDEST, *, serializer: SerializerOf[V], **options: Unpack[ReadOptions]
-    ) -> Reader[V]: ...
-    def read(self, start: Start = OLDEST, **options: Any) -> Reader[Any]:
-        """``Client.read``."""
-        reader: Reader[Any] = self._client.read(self.name, start, **options)
-        return reader
-
-    def messages(self, start: Start = OLDEST, *, until: Start = None, limit: int | None = None) -> Sequence[Seen]:
-        """``Client.messages``."""
-        return self._client.messages(self.name, start, until=until, limit=limit)
-
-    def position_of_last(
-        self, count: int, *, isolation: Isolation | None = None, as_of: Moment | None = None
-    ) -> MessageId | None:
-        """``Client.position_of_last``."""
-        return self._client.position_of_last(self.name, count, isolation=isolation, as_of=as_of)
-
-    def properties(self) -> dict[str, str]:
-        """``Client.properties``."""
-        return self._client.properties(self.name)
-
-    def set_properties(self, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
-        """``Client.set_properties``."""
-        return self._client.set_properties(self.name, **properties)
-
-    def replace_properties(self, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
-        """``Client.replace_properties``."""
-        return self._client.replace_properties(self.name, **properties)
-
-    def chain_head(self) -> ChainHead:
-        """``Client.chain_head``."""
-        return self._client.chain_head(self.name)
-
-    def verify_chain(self, *, known: ChainHead | None = None) -> ChainReport:
-        """``Client.verify_chain``."""
-        return self._client.verify_chain(self.name, known=known)
-
-    def stats(self, *, reader: str | bytes | None = None) -> TopicStats:
-        """``Client.stats``."""
-        return self._client.stats(self.name, reader=reader)
-
-    def readers(self) -> list[dict[str, Any]]:
-        """``Client.readers``."""
-        return self._client.readers(self.name)
-
-    def delete(self) -> dict[str, Any]:
-        """``Client.delete_topic``."""
-        return self._client.delete_topic(self.name)
-
-    def undelete(self) -> dict[str, Any]:
-        """``Client.undelete_topic``."""
-        return self._client.undelete_topic(self.name)
+    publish = of_topic(Client.publish)
+    store = of_topic(Client.store)
+    rollback = of_topic(Client.rollback)
+    publisher = of_topic(Client.publisher)
+    stream = of_topic(Client.stream)
+    producer = of_topic(Client.producer)
+    publish_atomic = of_topic(Client.publish_atomic)
+    producers = of_topic(Client.producers)
+    poll = of_topic(Client.poll)
+    read = of_topic(Client.read)
+    messages = of_topic(Client.messages)
+    position_of_last = of_topic(Client.position_of_last)
+    properties = of_topic(Client.properties)
+    set_properties = of_topic(Client.set_properties)
+    replace_properties = of_topic(Client.replace_properties)
+    chain_head = of_topic(Client.chain_head)
+    verify_chain = of_topic(Client.verify_chain)
+    stats = of_topic(Client.stats)
+    readers = of_topic(Client.readers)
+    delete = of_topic(Client.delete_topic)
+    undelete = of_topic(Client.undelete_topic)
 
 
 class Namespaces:

@@ -52,3 +52,14 @@ def test_names_of_the_second_table_are_there():
         )
         for method in re.findall(r"`(\w+)`", row.split("|")[2]):
             assert method == name.removeprefix("Async") or hasattr(kind, method), method
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_method_of_a_topic_has_the_signature_and_the_help_of_the_clients_less_the_topic(kind: type):
+    topic = kind("http://127.0.0.1:1").topic("t")
+    for name in ("publish", "read", "producer", "set_properties"):
+        of_client, of_topic = getattr(kind, name), getattr(topic, name)
+        names = list(inspect.signature(of_client).parameters)
+        assert list(inspect.signature(of_topic).parameters) == names[2:]
+        assert names[:2] == ["self", "topic"]
+        assert inspect.getdoc(of_topic) == inspect.getdoc(of_client)

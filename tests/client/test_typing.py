@@ -34,6 +34,7 @@ def program(client: Client) -> None:
     client.publish("t", {"any": 1}, serializer=JSON)
     client.publish("t", b"x", rety_unknown=True)  # refused
     client.topic("t").publish(b"x", ttl=5)  # refused
+    client.topic("t").publisher(linger=5)  # refused
     client.create_topic("t", ttl=5)  # refused
     client.set_properties("t", ttl_s=5, max_bytes=None)
     client.read("t", folow=True)  # refused
