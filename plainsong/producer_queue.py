@@ -1,25 +1,22 @@
 """A producer's sequence ids, session and queue, without threads or a clock.
 
-One request is under way at a time, since the topic takes a late sequence id for a duplicate. Messages sent one by one
-are gathered into batches; messages published together make a request of their own. Producers call this under their lock
-and settle the futures it returns.
+A producer is a publisher of one topic that numbers its messages. One request is under way at a time, since the topic takes
+a late sequence id for a duplicate. Messages sent one by one are gathered into batches; messages published together make a
+request of their own.
 """
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_right
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from plainsong import tracing
 from plainsong.errors import (
-    BufferFull,
     Closed,
-    DeadlineExceeded,
-    MessageDropped,
     ProducerStopped,
     SequenceIdsMixed,
     TransactionInProgress,
@@ -34,11 +31,9 @@ from plainsong.messages import (
     as_list,
     nth_id,
     outgoing_request,
-    own_ttls,
     with_attributes,
 )
 from plainsong.protocol.errors import (
-    BadRequest,
     DeduplicationDisabled,
     GenerationChanged,
     InvalidParameter,
@@ -47,21 +42,19 @@ from plainsong.protocol.errors import (
     PlainsongError,
     ProducerExpired,
     ProducerFenced,
-    TooLarge,
 )
-from plainsong.protocol.requests import PublishRequest
-from plainsong.publisher_queue import ITEM_BYTES, Portion, Tally, publisher_bounds
+from plainsong.publisher_queue import ITEM_BYTES, Item, Lost, PublisherQueue, TooSlow, Whole, publisher_bounds
 from plainsong.serializers import BYTES, Serializer, encoded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from plainsong.calls import Known
     from plainsong.messages import MessageId
-    from plainsong.publisher_queue import Bounds, Overflow, Retrieved
+    from plainsong.protocol.requests import PublishRequest
+    from plainsong.publisher_queue import Batch, Bounds, Entry, Lane, Overflow
 
-S = TypeVar("S")
-A = TypeVar("A", bound="Retrieved")
+A = TypeVar("A")
 
 #: Errors that end the session. The caller must open another one, and decide whether that is right.
 FINAL = (ProducerFenced, ProducerExpired, GenerationChanged)
@@ -327,294 +320,7 @@ def refusal(over: PlainsongError) -> PlainsongError:
     return error
 
 
-class TooSlow(DeadlineExceeded):
-    """A request got no answer in time, nothing of it is stored, and its messages may go in smaller ones; never raised to callers."""
-
-
-def is_refused_itself(error: PlainsongError) -> bool:
-    """Whether the daemon refused one message of a request, so that the others may succeed without it."""
-    return error.outcome == "not-applied" and isinstance(error, (BadRequest, TooLarge))
-
-
 # --- the queue -----------------------------------------------------------------------------------
-
-
-class Single(NamedTuple, Generic[S]):
-    """One message and its future."""
-
-    payload: bytes
-    ttl_s: int | None
-    attributes: Mapping[str, str] | None
-    sequence_id: int
-    future: S
-    at_s: float
-
-
-@dataclass(slots=True, eq=False)
-class ProducerBatch(Generic[S]):
-    """One request and its futures: one for each message, or one for all."""
-
-    request: PublishRequest
-    futures: Sequence[S]
-    at_s: float
-    bytes: int
-    whole: bool
-    """The caller published it as one request: it is never split, and has one future."""
-    singles: Sequence[Single[S]] = ()
-    limit_s: float | None = None
-    """Its own time limit, instead of ``delivery_timeout_s``."""
-
-
-class Ended(NamedTuple, Generic[S]):
-    """Messages that were given up, and the error."""
-
-    futures: Sequence[S]
-    error: PlainsongError
-
-
-@dataclass(slots=True)
-class ProducerQueue(Generic[S]):
-    """Messages and batches not settled yet, in order. ``S`` is the type of the futures."""
-
-    bounds: Bounds
-    pending: int = 0
-    """Messages not settled yet, including those under way."""
-    pending_bytes: int = 0
-    flushing: bool = False
-    under_way: ProducerBatch[S] | None = None
-    stopped: PlainsongError | None = None
-    """The error that stopped the producer."""
-    _queue: deque[Single[S] | ProducerBatch[S]] = field(default_factory=deque)
-    _again: deque[ProducerBatch[S]] = field(default_factory=deque)
-    _waiting_bytes: int = 0
-    _whole_batches: int = 0
-    """How many requests of ``publish`` are queued; while there are any, nothing lingers."""
-    _late_s: float = inf
-    """A lower bound for the time at which a queued message becomes overdue."""
-    _portion: Portion = field(init=False)
-    """How much is gathered into one request."""
-
-    def __post_init__(self) -> None:
-        self._portion = Portion.whole(self.bounds.max_batch_messages, self.bounds.max_batch_bytes)
-
-    # --- in ------------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Raises the error that stopped the producer, as ``not-applied``."""
-        if self.stopped is not None:
-            raise error_after_stop(self.stopped)
-
-    def has_room(self, size: int, messages: int = 1) -> bool:
-        """Whether the buffer has room. An empty buffer takes a request of any size."""
-        size += ITEM_BYTES * messages
-        return not self.pending or self.pending_bytes + size <= self.bounds.max_pending_bytes
-
-    def full(self, size: int) -> BufferFull:
-        """The error for a message without room."""
-        detail = f"{self.pending_bytes} of {self.bounds.max_pending_bytes} bytes wait already, this has {size}"
-        return BufferFull(detail, hint="wait for messages to be delivered, or give a larger max_pending_bytes")
-
-    def put(self, single: Single[S]) -> None:
-        """Queues a message."""
-        size = len(single.payload) + ITEM_BYTES
-        self._add(single)
-        self.pending += 1
-        self.pending_bytes += size
-
-    def put_whole(self, request: PublishRequest, future: S, at_s: float, limit_s: float | None = None) -> None:
-        """Queues messages as one request."""
-        size = sum(map(len, request.messages)) + ITEM_BYTES * len(request.messages)
-        batch = ProducerBatch(request, [future], at_s, size, whole=True, limit_s=limit_s)
-        self._add(batch)
-        self.pending += len(request.messages)
-        self.pending_bytes += size
-
-    def _add(self, each: Single[S] | ProducerBatch[S]) -> None:
-        self._queue.append(each)
-        self._waiting_bytes += each.bytes if isinstance(each, ProducerBatch) else len(each.payload) + ITEM_BYTES
-        self._whole_batches += isinstance(each, ProducerBatch)
-        self._late_s = min(self._late_s, self.until_s(each))
-
-    # --- out -----------------------------------------------------------------------------------
-
-    def take(self, now_s: float) -> ProducerBatch[S] | None:
-        """The next request to deliver; None until ``delivered`` or ``failed`` ends the one before."""
-        ready_s = self._ready_s()
-        if ready_s is None or ready_s > now_s:
-            return None
-        if self._again:
-            self.under_way = self._first_again()
-        elif isinstance(self._queue[0], ProducerBatch):
-            self.under_way = self._queue.popleft()  # type: ignore[assignment] # just looked
-            self._whole_batches -= 1
-            self._waiting_bytes -= self.under_way.bytes  # type: ignore[union-attr]
-        else:
-            self.under_way = self._gathered()
-            self._waiting_bytes -= self.under_way.bytes
-        if not self._queue:
-            self._late_s = inf
-        return self.under_way
-
-    def _first_again(self) -> ProducerBatch[S]:
-        """The first batch to send again, or as much of it as goes at once by now: nothing of it is stored."""
-        batch, most = self._again.popleft(), self._portion.messages
-        if len(batch.singles) <= most:
-            return batch
-        self._again.appendleft(gathered(batch.singles[most:]))
-        return gathered(batch.singles[:most])
-
-    def next_s(self) -> float | None:
-        """When ``take`` or ``overdue`` next returns something; None: not before another ``put``, or the end of a request."""
-        ready_s = self._ready_s()
-        until_s = self._late_s if ready_s is None else min(ready_s, self._late_s)
-        return None if until_s == inf else until_s
-
-    def _ready_s(self) -> float | None:
-        """When ``take`` has a request to deliver."""
-        if self.under_way is not None or not (self._again or self._queue):
-            return None
-        if self._again or self.flushing or self._whole_batches:
-            return 0.0
-        full = len(self._queue) >= self.bounds.max_batch_messages or self._waiting_bytes >= self.bounds.max_batch_bytes
-        return 0.0 if full else self._queue[0].at_s + self.bounds.linger_s
-
-    def until_s(self, each: Single[S] | ProducerBatch[S]) -> float:
-        """Its deadline."""
-        own_s = each.limit_s if isinstance(each, ProducerBatch) else None
-        return each.at_s + (self.bounds.delivery_timeout_s if own_s is None else own_s)
-
-    def _gathered(self) -> ProducerBatch[S]:
-        """The first messages of the queue, as long as their ids increase and one request carries them."""
-        queue = self._queue
-        singles: list[Single[S]] = []
-        room, last = self._portion.bytes, -1
-        while queue and len(singles) < self._portion.messages:
-            head = queue[0]
-            if isinstance(head, ProducerBatch) or head.sequence_id <= last:
-                break
-            room -= len(head.payload)
-            if room < 0 and singles:
-                break
-            singles.append(head)
-            last = head.sequence_id
-            queue.popleft()
-        return gathered(singles)
-
-    # --- the end of a request ------------------------------------------------------------------
-
-    def delivered(self, batch: ProducerBatch[S]) -> None:
-        """It is durable."""
-        self.under_way = None
-        self._portion.passed()
-        self._release(batch)
-
-    def failed(self, batch: ProducerBatch[S], error: PlainsongError, *, explicit: bool) -> list[Ended[S]]:
-        """The batch failed. Returns the messages that end with it: its own, and all behind it if the producer stops.
-
-        A message that the daemon refuses fails alone, unless the caller gives the ids: then nothing behind it may be
-        stored, because a program that restarts after the last id would never send it again. A failed ``publish`` does not
-        stop the producer, since its caller learns of the failure and decides.
-        """
-        self.under_way = None
-        if isinstance(error, TooSlow):
-            self._portion.timed_out(len(batch.singles), sum(map(len, batch.request.messages)))
-            self._again.appendleft(batch)
-            return []
-        if is_refused_itself(error) and len(batch.singles) > 1:
-            middle = len(batch.singles) // 2
-            self._again.extendleft([gathered(batch.singles[middle:]), gathered(batch.singles[:middle])])
-            return []
-        self._release(batch)
-        ended = [Ended(batch.futures, error)]
-        if isinstance(error, FINAL) or (explicit and not batch.whole):
-            ended += self.stop(error)
-        elif explicit:
-            ended += self._clear(error_after_stop(error))
-        return ended
-
-    def stop(self, error: PlainsongError) -> list[Ended[S]]:
-        """Stops the producer and gives up all queued messages."""
-        self.stopped = self.stopped or error
-        return self._clear(error_after_stop(error))
-
-    def clear(self) -> list[Ended[S]]:
-        """Gives up all messages that are not under way: the producer is closed."""
-        return self._clear(MessageDropped("the producer was closed before this was sent"))
-
-    def overdue(self, now_s: float, *, explicit: bool) -> list[Ended[S]]:
-        """Gives up overdue messages and those that end with them; the request under way limits itself.
-
-        Messages queued earlier with a later deadline stay.
-        """
-        ended: list[Ended[S]] = []
-        if now_s < self._late_s and not any(self.until_s(batch) <= now_s for batch in self._again):
-            return ended
-        stopped: PlainsongError | None = None
-        again, queued = list(self._again), list(self._queue)
-        self._again.clear()
-        self._forget_queue()
-        for place, each in enumerate([*again, *queued]):
-            if stopped is None and self.until_s(each) > now_s:
-                if place < len(again):
-                    self._again.append(again[place])
-                else:
-                    self._add(each)
-                continue
-            batch = each if isinstance(each, ProducerBatch) else gathered([each])
-            self._release(batch)
-            error: PlainsongError = self._late(batch) if stopped is None else error_after_stop(stopped)
-            ended.append(Ended(batch.futures, error))
-            if explicit and stopped is None:
-                stopped = error
-                self.stopped = self.stopped or (None if batch.whole else error)
-        return ended
-
-    def _late(self, batch: ProducerBatch[S]) -> DeadlineExceeded:
-        own, limit_s = batch.limit_s is not None, self.until_s(batch) - batch.at_s
-        return DeadlineExceeded(
-            f"not delivered within {limit_s:g} s", hint=f"{'deadline_s' if own else 'delivery_timeout_s'} is the limit"
-        )
-
-    def futures(self) -> Iterator[S]:
-        """The futures of all messages not settled yet."""
-        if self.under_way is not None:
-            yield from self.under_way.futures
-        for batch in self._again:
-            yield from batch.futures
-        for each in self._queue:
-            yield from each.futures if isinstance(each, ProducerBatch) else [each.future]
-
-    def _clear(self, error: PlainsongError) -> list[Ended[S]]:
-        left = [*self._again, *(each if isinstance(each, ProducerBatch) else gathered([each]) for each in self._queue)]
-        self._again.clear()
-        self._forget_queue()
-        for batch in left:
-            self._release(batch)
-        return [Ended([future for batch in left for future in batch.futures], error)] if left else []
-
-    def _forget_queue(self) -> None:
-        self._queue.clear()
-        self._waiting_bytes = self._whole_batches = 0
-        self._late_s = inf
-
-    def _release(self, batch: ProducerBatch[S]) -> None:
-        self.pending -= len(batch.request.messages)
-        self.pending_bytes -= batch.bytes
-
-
-def gathered(singles: Sequence[Single[S]]) -> ProducerBatch[S]:
-    """One request of messages that were sent one by one."""
-    attributes = [dict(single.attributes or {}) for single in singles]
-    request = PublishRequest(
-        [single.payload for single in singles],
-        sequence_ids=[single.sequence_id for single in singles],
-        message_ttls_s=own_ttls([single.ttl_s for single in singles]),
-        attributes=attributes if any(attributes) else None,
-    )
-    size = sum(map(len, request.messages)) + ITEM_BYTES * len(singles)
-    return ProducerBatch(
-        request, [single.future for single in singles], singles[0].at_s, size, whole=False, singles=singles
-    )
 
 
 def error_after_stop(stopped: PlainsongError) -> PlainsongError:
@@ -629,11 +335,15 @@ def error_after_stop(stopped: PlainsongError) -> PlainsongError:
     return error
 
 
-# --- the producer --------------------------------------------------------------------------------
+class ProducerQueue(PublisherQueue[A]):
+    """A publisher's queue of one topic, whose messages are numbered and stored once each.
 
+    A delivery repeats its own attempts, and pauses between them. If the caller gives the ids, nothing is stored after a
+    message that was given up, because a program that restarts after the last id would never send it again; so its failure
+    stops the producer. A failed ``publish`` does not, since its caller gets the error and decides.
+    """
 
-class ProducerState(Generic[A]):
-    """The rules of a producer, for both clients. Callers hold the producer's lock."""
+    closed_detail = "the producer was closed before this was sent"
 
     def __init__(
         self,
@@ -642,32 +352,23 @@ class ProducerState(Generic[A]):
         serializer: Serializer,
         initial_sequence_id: int | None,
         transaction_timeout_s: float,
+        random: Callable[[], float] = random.random,
     ) -> None:
         if not transaction_timeout_s > 0:
             raise InvalidParameter(f"transaction_timeout_s is {transaction_timeout_s}", hint="use a number above 0")
+        super().__init__(bounds, random)
         self.session = session
         self.serializer = serializer
-        self.waiting: ProducerQueue[A] = ProducerQueue(bounds)
-        self.tally = Tally[A]()
         self.transaction_timeout_s = transaction_timeout_s
         self.closed = False
+        self.stopped: PlainsongError | None = None
+        """The error that stopped the producer."""
         self._open: Lightweight | None = None
-        first = session.last_sequence_id + 1 if initial_sequence_id is None else initial_sequence_id
-        self._numbering = Numbering(first)
-
-    @property
-    def pending(self) -> int:
-        """Messages not settled yet."""
-        return self.waiting.pending
-
-    @property
-    def flushing(self) -> bool:
-        """Whether messages are sent without lingering."""
-        return self.waiting.flushing
-
-    @flushing.setter
-    def flushing(self, flushing: bool) -> None:
-        self.waiting.flushing = flushing
+        self._numbering = Numbering(
+            session.last_sequence_id + 1 if initial_sequence_id is None else initial_sequence_id
+        )
+        #: A lower bound for the time at which a waiting message becomes overdue.
+        self._late_s = inf
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -675,17 +376,22 @@ class ProducerState(Generic[A]):
         """Raises Closed, or the error that stopped the producer: nothing happened."""
         if self.closed:
             raise Closed("the producer is closed")
-        self.waiting.check()
+        if self.stopped is not None:
+            raise error_after_stop(self.stopped)
 
-    def take(self, message: Prepared, future: A, now_s: float) -> bool:
-        """Takes one message; whether the caller must wake a worker. Raises SequenceIdsMixed, InvalidSequenceIds."""
+    def has_room(self, size: int, messages: int = 1) -> bool:
+        """Whether the buffer has room. An empty buffer takes a request of any size."""
+        return not self.pending or self.pending_bytes + size + ITEM_BYTES * messages <= self.bounds.max_pending_bytes
+
+    def put_numbered(self, message: Prepared, future: A, now_s: float) -> Lane[A]:
+        """Takes one message. Raises SequenceIdsMixed, InvalidSequenceIds."""
         sequence_id = self._numbering.take(message.sequence_id)
-        waiting = self.waiting
-        no_worker_due = waiting.next_s() is None
-        waiting.put(Single(message.payload, message.ttl_s, message.attributes, sequence_id, future, now_s))
-        return waiting.under_way is None or no_worker_due
+        payload = message.payload
+        self._late_s = min(self._late_s, now_s + self.bounds.delivery_timeout_s)
+        item = Item(payload, message.ttl_s, future, now_s, message.attributes, sequence_id)
+        return self._add(self.session.topic, item, 1, len(payload) + ITEM_BYTES)
 
-    def take_whole(
+    def put_whole(
         self,
         request: PublishRequest,
         sequence_ids: Sequence[int | None] | None,
@@ -693,62 +399,104 @@ class ProducerState(Generic[A]):
         now_s: float,
         limit_s: float | None = None,
     ) -> None:
-        """Takes messages that make one request. Raises as ``take``."""
+        """Takes messages that make one request. Raises as ``put_numbered``."""
         given = None
         if sequence_ids is not None and any(each is not None for each in sequence_ids):
             given = [each for each in sequence_ids if each is not None]
             if len(given) != len(sequence_ids):
                 raise SequenceIdsMixed("some messages have sequence ids and some have none", hint="all, or none")
-        request.sequence_ids = self._numbering.take_many(given, len(request.messages))
-        self.waiting.put_whole(request, future, now_s, limit_s)
+        count = len(request.messages)
+        request.sequence_ids = self._numbering.take_many(given, count)
+        whole = Whole(request, future, now_s, limit_s)
+        self._wholes += 1
+        self._late_s = min(self._late_s, self.until_s(whole))
+        self._add(self.session.topic, whole, count, sum(map(len, request.messages)) + ITEM_BYTES * count)
 
-    @property
-    def explicit(self) -> bool:
-        """Whether the caller gives the ids."""
-        return bool(self._numbering.explicit)
+    def wants_sender(self, lane: Lane[A]) -> bool:
+        """Whether a worker must be woken: to send, or to watch deadlines while a request is under way."""
+        return len(lane.waiting) == 1 or super().wants_sender(lane)
 
     # --- out -----------------------------------------------------------------------------------
 
     def next_s(self) -> float | None:
         """When ``work`` next has something to do: a delivery, an overdue message, or a transaction to time out."""
-        times = [self.waiting.next_s(), self._open.until_s if self._open is not None else None]
+        times = [super().next_s(), self._open.until_s if self._open is not None else None]
         return min((each for each in times if each is not None), default=None)
 
-    def work(self, now_s: float) -> tuple[ProducerBatch[A] | None, list[Ended[A]]]:
+    def work(self, now_s: float) -> tuple[Batch[A] | None, list[Lost[A]]]:
         """The request to deliver now, and the messages given up."""
         self.expire(now_s)
-        ended = self.overdue(now_s)
-        return self.waiting.take(now_s), ended
+        return super().work(now_s)
 
     def wants_another(self, now_s: float) -> bool:
         """Whether a second worker must watch deadlines while a request is under way."""
         return self.next_s() is not None
 
-    def clear(self) -> list[Ended[A]]:
-        """Gives up all messages that are not under way."""
-        return self.waiting.clear()
+    def settled(self, batch: Batch[A]) -> list[Lost[A]]:
+        """The batch is durable. Returns messages given up nevertheless: all others, if deduplication was switched off."""
+        super().settled(batch)
+        return self.stop(self.session.over) if self.session.over is not None else []
+
+    def failed(self, batch: Batch[A], error: PlainsongError, now_s: float) -> list[Lost[A]]:
+        """The batch failed. Returns the messages that end with it: its own, and those after it if the producer stops."""
+        lost = super().failed(batch, error, now_s)
+        whole = isinstance(batch.items[0], Whole)
+        if lost and (isinstance(error, FINAL) or (self.keeps_gaps_out and not whole)):
+            lost += self.stop(error)
+        elif lost and self.keeps_gaps_out:
+            lost += self._ended_after(error)
+        if self.session.over is not None:
+            lost += self.stop(self.session.over)
+        return lost
+
+    def stop(self, error: PlainsongError) -> list[Lost[A]]:
+        """Stops the producer and gives up all waiting messages."""
+        self.stopped = self.stopped or error
+        return self._ended_after(error)
 
     def close(self) -> None:
         """Refuses further messages and aborts an open transaction."""
-        self.abort_open()
+        if self._open is not None and self._open.state == "open":
+            self._open.abort()
         self.closed = True
 
-    def overdue(self, now_s: float) -> list[Ended[A]]:
-        """Gives up overdue messages and those that end with them; also while a request is under way."""
-        return self.waiting.overdue(now_s, explicit=self.explicit)
+    # --- within --------------------------------------------------------------------------------
 
-    def delivered(self, batch: ProducerBatch[A]) -> list[Ended[A]]:
-        """The batch is durable. Returns messages given up nevertheless: all others, if deduplication was switched off."""
-        self.waiting.delivered(batch)
-        self.tally.delivered(len(batch.request.messages))
-        return self.waiting.stop(self.session.over) if self.session.over is not None else []
+    @property
+    def keeps_gaps_out(self) -> bool:
+        """Whether the caller gives the ids."""
+        return bool(self._numbering.explicit)
 
-    def failed(self, batch: ProducerBatch[A], error: PlainsongError) -> list[Ended[A]]:
-        """The batch failed. Returns the messages that end with it."""
-        ended = self.waiting.failed(batch, error, explicit=self.explicit)
-        if self.session.over is not None:
-            ended += self.waiting.stop(self.session.over)
-        return ended
+    def _ended_after(self, error: PlainsongError) -> list[Lost[A]]:
+        ended = error_after_stop(error)
+        return self._clear(lambda lane, in_doubt: ended)
+
+    def _may_repeat(self, batch: Batch[A], error: PlainsongError) -> bool:
+        return isinstance(error, TooSlow)
+
+    def _pause(self, lane: Lane[A], error: PlainsongError, now_s: float) -> None:
+        """The delivery has paused."""
+
+    def _overdue_s(self, lane: Lane[A]) -> float:
+        again_s = self.until_s(lane.again[0].items[0]) if lane.again else inf
+        if not lane.waiting:
+            self._late_s = inf
+        return min(again_s, self._late_s)
+
+    def _taken_out(self, lane: Lane[A], now_s: float) -> list[tuple[Entry[A], bool]]:
+        found = super()._taken_out(lane, now_s)
+        self._late_s = min(map(self.until_s, lane.waiting), default=inf)
+        return found
+
+    def _given_up(self, lane: Lane[A], found: list[tuple[Entry[A], bool]]) -> list[Lost[A]]:
+        if not self.keeps_gaps_out or not found:
+            return super()._given_up(lane, found)
+        lost = super()._given_up(lane, found[:1])
+        if not isinstance(found[0][0], Whole):
+            self.stopped = self.stopped or lost[0].error
+        if found[1:]:
+            lost.append(Lost(lane.topic, [entry for entry, _ in found[1:]], error_after_stop(lost[0].error)))
+        return lost
 
     # --- lightweight transactions --------------------------------------------------------------
 
@@ -774,10 +522,8 @@ class ProducerState(Generic[A]):
             if self._open.state not in ("open", "committing"):
                 self._open = None
 
-    def abort_open(self) -> None:
-        """Aborts the open transaction: the producer ends."""
-        if self._open is not None and self._open.state == "open":
-            self._open.abort()
+
+# --- requests ------------------------------------------------------------------------------------
 
 
 def whole_request(

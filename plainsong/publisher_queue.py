@@ -13,7 +13,9 @@ import logging
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVar
+from itertools import groupby
+from math import inf
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from plainsong.errors import BufferFull, DeadlineExceeded, MessageDropped, NotSent
 from plainsong.messages import Counts, DroppedMessage, own_ttls
@@ -23,7 +25,7 @@ from plainsong.protocol.requests import PublishRequest
 from plainsong.retry import PAUSES_S, may_repeat, pause_after
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Self
 
     from plainsong.messages import Strings
@@ -170,6 +172,22 @@ class Item(NamedTuple, Generic[S]):
     at_s: float
     """When ``put`` took it."""
     attributes: Strings = None
+    sequence_id: int = -1
+    """-1: messages of a publisher have none."""
+
+
+@dataclass(slots=True, eq=False)
+class Whole(Generic[S]):
+    """Messages that the caller published as one request: it is never split, and has one future."""
+
+    request: PublishRequest
+    future: S
+    at_s: float
+    limit_s: float | None = None
+    """Its own time limit, instead of ``delivery_timeout_s``."""
+
+
+Entry: TypeAlias = "Item[S] | Whole[S]"
 
 
 @dataclass(slots=True, eq=False)
@@ -177,17 +195,34 @@ class Batch(Generic[S]):
     """The messages of one request."""
 
     lane: Lane[S]
-    items: list[Item[S]]
+    items: list[Entry[S]]
+    """Items, or one whole request."""
     in_doubt: bool = False
     """Whether an attempt may have been executed."""
 
+    @property
+    def futures(self) -> list[S]:
+        """One for each message, or one for a whole request."""
+        return [item.future for item in self.items]
+
+    @property
+    def messages(self) -> int:
+        """How many messages it has."""
+        first = self.items[0]
+        return len(first.request.messages) if isinstance(first, Whole) else len(self.items)
+
     def request(self) -> PublishRequest:
         """The publish request of all its messages."""
-        attributes = [dict(item.attributes or {}) for item in self.items]
+        first = self.items[0]
+        if isinstance(first, Whole):
+            return first.request
+        items = cast("list[Item[S]]", self.items)
+        attributes = [dict(item.attributes or {}) for item in items]
         return PublishRequest(
-            [item.payload for item in self.items],
-            message_ttls_s=own_ttls([item.ttl_s for item in self.items]),
+            [item.payload for item in items],
+            message_ttls_s=own_ttls([item.ttl_s for item in items]),
             attributes=attributes if any(attributes) else None,
+            sequence_ids=None if first.sequence_id < 0 else [item.sequence_id for item in items],
         )
 
 
@@ -198,7 +233,7 @@ class Lane(Generic[S]):
     topic: str
     backoff: Backoff
     again: deque[Batch[S]] = field(default_factory=deque)
-    waiting: deque[Item[S]] = field(default_factory=deque)
+    waiting: deque[Entry[S]] = field(default_factory=deque)
     waiting_bytes: int = 0
     under_way: Batch[S] | None = None
     not_before_s: float = 0.0
@@ -211,12 +246,20 @@ class Lost(NamedTuple, Generic[S]):
     """Messages that were given up, and the error."""
 
     topic: str
-    items: list[Item[S]]
+    items: list[Entry[S]]
     error: PlainsongError
+
+    @property
+    def futures(self) -> list[S]:
+        """The futures of the messages."""
+        return [item.future for item in self.items]
 
 
 class PublisherQueue(Generic[S]):
     """All lanes of one publisher. ``S`` is the type of the futures."""
+
+    #: What the error says of messages that are given up at the end.
+    closed_detail = "the publisher was closed"
 
     def __init__(self, bounds: Bounds, random: Callable[[], float]) -> None:
         self.bounds = bounds
@@ -229,6 +272,8 @@ class PublisherQueue(Generic[S]):
         self._lanes: dict[str, Lane[S]] = {}
         #: Of topics where a request got no answer in time.
         self._portions: dict[str, Portion] = {}
+        self._wholes = 0
+        """Whole requests not settled yet; a publisher has none."""
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -239,12 +284,15 @@ class PublisherQueue(Generic[S]):
         size = len(payload) + ITEM_BYTES
         if self.pending_bytes + size > self.bounds.max_pending_bytes:
             return None
+        return self._add(topic, Item(payload, ttl_s, future, now_s, attributes), 1, size)
+
+    def _add(self, topic: str, entry: Entry[S], messages: int, size: int) -> Lane[S]:
         lane = self._lanes.get(topic)
         if lane is None:
             lane = self._lanes[topic] = Lane(topic, Backoff(PAUSES_S, self._random))
-        lane.waiting.append(Item(payload, ttl_s, future, now_s, attributes))
+        lane.waiting.append(entry)
         lane.waiting_bytes += size
-        self.pending += 1
+        self.pending += messages
         self.pending_bytes += size
         return lane
 
@@ -259,9 +307,9 @@ class PublisherQueue(Generic[S]):
         """Whether an empty buffer has room for the message."""
         return len(payload) + ITEM_BYTES <= self.bounds.max_pending_bytes
 
-    def full(self, payload: bytes) -> BufferFull:
-        """The error for a message without room."""
-        detail = f"{self.pending_bytes} of {self.bounds.max_pending_bytes} bytes wait, this message has {len(payload)}"
+    def full(self, size: int) -> BufferFull:
+        """The error for a message of this size without room."""
+        detail = f"{self.pending_bytes} of {self.bounds.max_pending_bytes} bytes wait, this message has {size}"
         return BufferFull(detail, hint="wait for messages to be delivered, or give a larger max_pending_bytes")
 
     # --- out -----------------------------------------------------------------------------------
@@ -287,90 +335,95 @@ class PublisherQueue(Generic[S]):
 
     def next_s(self) -> float | None:
         """When ``take`` or ``overdue`` next returns something without another call; None: never."""
-        free = (lane for lane in self._lanes.values() if lane.under_way is None)
-        return min((min(self._ready_s(lane), self._overdue_s(lane)) for lane in free), default=None)
+        next_s = inf
+        for lane in self._lanes.values():
+            if lane.under_way is None:
+                next_s = min(next_s, self._ready_s(lane))
+            next_s = min(next_s, self._overdue_s(lane))
+        return None if next_s == inf else next_s
 
     def overdue(self, now_s: float) -> list[Lost[S]]:
-        """Gives up messages older than ``delivery_timeout_s``, except those under way."""
-        found = []
+        """Gives up messages that are too old, except those under way: their request has a limit."""
+        found: list[Lost[S]] = []
         for lane in list(self._lanes.values()):
-            if lane.under_way is not None or self._overdue_s(lane) > now_s:
-                continue
-            late_s = now_s - self.bounds.delivery_timeout_s
-            for batch in lane.again:
-                late = [item for item in batch.items if item.at_s <= late_s]
-                batch.items = batch.items[len(late) :]
-                if late:
-                    found.append(Lost(lane.topic, late, self._late(lane, batch.in_doubt)))
-            lane.again = deque(batch for batch in lane.again if batch.items)
-            late = []
-            while lane.waiting and lane.waiting[0].at_s <= late_s:
-                late.append(lane.waiting.popleft())
-            lane.waiting_bytes -= _bytes(late)
-            if late:
-                found.append(Lost(lane.topic, late, self._late(lane, in_doubt=False)))
-            self._forget_if_empty(lane)
+            if self._overdue_s(lane) <= now_s:
+                found += self._given_up(lane, self._taken_out(lane, now_s))
+                self._forget_if_empty(lane)
         for lost in found:
             self._release(lost.items)
         return found
 
+    def until_s(self, entry: Entry[S]) -> float:
+        """Its deadline."""
+        return entry.at_s + self._limit_s(entry)
+
     def left_s(self, batch: Batch[S], now_s: float) -> float:
         """Seconds that an attempt with this batch may take."""
-        return max(0.001, batch.items[0].at_s + self.bounds.delivery_timeout_s - now_s)
+        return max(0.001, self.until_s(batch.items[0]) - now_s)
 
     # --- the end of a batch --------------------------------------------------------------------
 
-    def settled(self, batch: Batch[S]) -> None:
-        """The batch is durable."""
+    def settled(self, batch: Batch[S]) -> list[Lost[S]]:
+        """The batch is durable. Returns the messages given up nevertheless: of a publisher none."""
         lane = batch.lane
         lane.under_way = lane.error = None
         lane.backoff.reset()
         self._passed(lane.topic)
         self._release(batch.items)
         self._forget_if_empty(lane)
+        return []
 
-    def failed(self, batch: Batch[S], error: PlainsongError, now_s: float) -> Lost[S] | None:
-        """An attempt failed. Returns the messages given up; None when the batch, or its halves, will be retried."""
+    def failed(self, batch: Batch[S], error: PlainsongError, now_s: float) -> list[Lost[S]]:
+        """An attempt failed. Returns the messages given up; none when the batch, or its halves, will be retried."""
         lane = batch.lane
         lane.under_way = None
         lane.error = error
         batch.in_doubt |= error.outcome == "unknown"
-        if isinstance(error, DeadlineExceeded) and error.outcome == "unknown":
-            self._portion(lane.topic).timed_out(len(batch.items), _payload_bytes(batch.items))
-        repeat: Literal["harmless", "twice"] = "harmless" if self.bounds.retry_unknown else "twice"
-        if may_repeat(repeat, error) and not (batch.in_doubt and repeat == "twice"):
-            lane.not_before_s = now_s + pause_after(error, lane.backoff)
+        if isinstance(error, TooSlow) or (isinstance(error, DeadlineExceeded) and error.outcome == "unknown"):
+            self._portion(lane.topic).timed_out(*self._measured(batch.items))
+        if self._may_repeat(batch, error):
+            self._pause(lane, error, now_s)
             lane.again.appendleft(batch)
-            return None
-        if len(batch.items) > 1 and isinstance(error, (BadRequest, TooLarge)) and error.outcome == "not-applied":
+            return []
+        if len(batch.items) > 1 and is_refused_itself(error):
             # Only one message may be at fault: retrying the halves isolates it.
             middle = len(batch.items) // 2
             lane.again.appendleft(Batch(lane, batch.items[middle:], batch.in_doubt))
             lane.again.appendleft(Batch(lane, batch.items[:middle], batch.in_doubt))
-            return None
+            return []
         if error.outcome == "unknown":
             # The cause may persist: pause before the next batch, whose outcome would become unknown too.
-            lane.not_before_s = now_s + pause_after(error, lane.backoff)
+            self._pause(lane, error, now_s)
         self._release(batch.items)
         self._forget_if_empty(lane)
         if batch.in_doubt and error.outcome == "not-applied":
             error.outcome = "unknown"
-        return Lost(lane.topic, batch.items, error)
+        return [Lost(lane.topic, batch.items, error)]
 
-    def abandoned(self, batch: Batch[S], error: PlainsongError) -> Lost[S]:
+    def _may_repeat(self, batch: Batch[S], error: PlainsongError) -> bool:
+        repeat: Literal["harmless", "twice"] = "harmless" if self.bounds.retry_unknown else "twice"
+        return may_repeat(repeat, error) and not (batch.in_doubt and repeat == "twice")
+
+    def _pause(self, lane: Lane[S], error: PlainsongError, now_s: float) -> None:
+        lane.not_before_s = now_s + pause_after(error, lane.backoff)
+
+    def abandoned(self, batch: Batch[S], error: PlainsongError) -> list[Lost[S]]:
         """The attempt was cancelled and will not be repeated."""
         batch.lane.under_way = None
         self._release(batch.items)
         self._forget_if_empty(batch.lane)
-        return Lost(batch.lane.topic, batch.items, error)
+        return [Lost(batch.lane.topic, batch.items, error)]
 
     def clear(self) -> list[Lost[S]]:
         """Gives up all messages that are not under way."""
-        found = []
+        return self._clear(lambda lane, in_doubt: because(lane.error, _dropped(self.closed_detail, in_doubt)))
+
+    def _clear(self, error_of: Callable[[Lane[S], bool], PlainsongError]) -> list[Lost[S]]:
+        found: list[Lost[S]] = []
         for lane in list(self._lanes.values()):
-            found += [Lost(lane.topic, batch.items, self._closed(lane, batch.in_doubt)) for batch in lane.again]
+            found += [Lost(lane.topic, batch.items, error_of(lane, batch.in_doubt)) for batch in lane.again]
             if lane.waiting:
-                found.append(Lost(lane.topic, list(lane.waiting), self._closed(lane, in_doubt=False)))
+                found.append(Lost(lane.topic, list(lane.waiting), error_of(lane, False)))
             lane.again.clear()
             lane.waiting.clear()
             lane.waiting_bytes = 0
@@ -383,7 +436,7 @@ class PublisherQueue(Generic[S]):
         """The futures of all messages not settled yet."""
         for lane in self._lanes.values():
             for batch in ([lane.under_way] if lane.under_way else []) + list(lane.again):
-                yield from (item.future for item in batch.items)
+                yield from batch.futures
             yield from (item.future for item in lane.waiting)
 
     # --- within --------------------------------------------------------------------------------
@@ -393,16 +446,67 @@ class PublisherQueue(Generic[S]):
         return len(lane.waiting) >= self.bounds.max_batch_messages or lane.waiting_bytes >= full_bytes
 
     def _ready_s(self, lane: Lane[S]) -> float:
-        """When the lane may send: at once, after its pause, or after lingering."""
+        """When the lane may send: at once, after its pause, or after lingering; inf: it has nothing to send."""
         if lane.again:
             return lane.not_before_s
-        if self.flushing or self._is_full(lane) or not lane.waiting:
+        if not lane.waiting:
+            return inf
+        if self.flushing or self._wholes or self._is_full(lane):
             return lane.not_before_s
         return max(lane.not_before_s, lane.waiting[0].at_s + self.bounds.linger_s)
 
     def _overdue_s(self, lane: Lane[S]) -> float:
-        first = lane.again[0].items[0] if lane.again else lane.waiting[0]
-        return first.at_s + self.bounds.delivery_timeout_s
+        """When ``overdue`` next gives something up; never later than that."""
+        if lane.again:
+            return self.until_s(lane.again[0].items[0])
+        return self.until_s(lane.waiting[0]) if lane.waiting else inf
+
+    def _limit_s(self, entry: Entry[S]) -> float:
+        own_s = entry.limit_s if isinstance(entry, Whole) else None
+        return self.bounds.delivery_timeout_s if own_s is None else own_s
+
+    @property
+    def keeps_gaps_out(self) -> bool:
+        """Whether no message may be stored after one of its lane that was given up."""
+        return False
+
+    def _taken_out(self, lane: Lane[S], now_s: float) -> list[tuple[Entry[S], bool]]:
+        """Takes what is overdue out of a lane, and what may not follow it; with whether it is in doubt."""
+        found: list[tuple[Entry[S], bool]] = []
+
+        def ends(entry: Entry[S]) -> bool:
+            return self.until_s(entry) <= now_s or (bool(found) and self.keeps_gaps_out)
+
+        for batch in lane.again:
+            stay = []
+            for entry in batch.items:
+                if ends(entry):
+                    found.append((entry, batch.in_doubt))
+                else:
+                    stay.append(entry)
+            batch.items = stay
+        lane.again = deque(batch for batch in lane.again if batch.items)
+        passed: list[Entry[S]] = []
+        out: list[Entry[S]] = []
+        waiting = lane.waiting
+        while waiting:
+            if ends(waiting[0]):
+                out.append(waiting[0])
+                found.append((waiting.popleft(), False))
+            elif self._wholes:
+                passed.append(waiting.popleft())
+            else:
+                break  # all have the same limit, so those after it have more time
+        waiting.extendleft(reversed(passed))
+        lane.waiting_bytes -= self._bytes(out)
+        return found
+
+    def _given_up(self, lane: Lane[S], found: list[tuple[Entry[S], bool]]) -> list[Lost[S]]:
+        lost = []
+        for (limit_s, in_doubt), group in groupby(found, lambda each: (self._limit_s(each[0]), each[1])):
+            entries = [entry for entry, _ in group]
+            lost.append(Lost(lane.topic, entries, self._late(lane, limit_s, entries[0], in_doubt)))
+        return lost
 
     def _again(self, lane: Lane[S]) -> Batch[S]:
         """The first batch to send again, or as much of it as goes at once by now."""
@@ -413,17 +517,25 @@ class PublisherQueue(Generic[S]):
         return batch
 
     def _gathered(self, lane: Lane[S]) -> Batch[S]:
+        """The first messages of a lane, as many as one request carries."""
         waiting = lane.waiting
-        items: list[Item[S]] = []
+        items: list[Entry[S]] = []
         portion = self._portions.get(lane.topic)
         room = self.bounds.max_batch_bytes if portion is None else portion.bytes
         most = self.bounds.max_batch_messages if portion is None else portion.messages
+        last = -1
         for _ in range(min(len(waiting), most)):
-            room -= len(waiting[0].payload)
-            if room < 0 and items:
+            head = waiting[0]
+            if isinstance(head, Whole):
+                if not items:
+                    items.append(waiting.popleft())
                 break
+            room -= len(head.payload)
+            if items and (room < 0 or head.sequence_id <= last >= 0):
+                break
+            last = head.sequence_id
             items.append(waiting.popleft())
-        lane.waiting_bytes -= _bytes(items)
+        lane.waiting_bytes -= self._bytes(items)
         return Batch(lane, items)
 
     def _portion(self, topic: str) -> Portion:
@@ -441,36 +553,60 @@ class PublisherQueue(Generic[S]):
             if portion.is_whole:
                 del self._portions[topic]
 
-    def _release(self, items: list[Item[S]]) -> None:
-        self.pending -= len(items)
-        self.pending_bytes -= _bytes(items)
+    def _measured(self, entries: Sequence[Entry[S]]) -> tuple[int, int]:
+        """How many messages, and the bytes of their payloads."""
+        if not self._wholes:
+            return len(entries), sum([len(item.payload) for item in cast("Sequence[Item[S]]", entries)])
+        messages = size = 0
+        for each in entries:
+            payloads = each.request.messages if isinstance(each, Whole) else (each.payload,)
+            messages += len(payloads)
+            size += sum(map(len, payloads))
+        return messages, size
+
+    def _bytes(self, entries: Sequence[Entry[S]]) -> int:
+        messages, size = self._measured(entries)
+        return size + ITEM_BYTES * messages
+
+    def _release(self, entries: Sequence[Entry[S]]) -> None:
+        messages, size = self._measured(entries)
+        self.pending -= messages
+        self.pending_bytes -= size + ITEM_BYTES * messages
+        if self._wholes:
+            self._wholes -= sum(isinstance(each, Whole) for each in entries)
 
     def _forget_if_empty(self, lane: Lane[S]) -> None:
         if not (lane.under_way or lane.again or lane.waiting):
             self._lanes.pop(lane.topic, None)
 
-    def _late(self, lane: Lane[S], in_doubt: bool) -> PlainsongError:
-        outcome: Literal["unknown", "not-applied"] = "unknown" if in_doubt else "not-applied"
-        detail = f"not delivered within {self.bounds.delivery_timeout_s:g} s"
+    def _late(self, lane: Lane[S], limit_s: float, entry: Entry[S], in_doubt: bool) -> PlainsongError:
+        detail = f"not delivered within {limit_s:g} s"
         if self.bounds.mode == "best_effort":
-            return because(lane.error, MessageDropped(detail, outcome=outcome))
-        return because(lane.error, DeadlineExceeded(detail, outcome=outcome, hint="delivery_timeout_s is the limit"))
-
-    def _closed(self, lane: Lane[S], in_doubt: bool) -> PlainsongError:
-        outcome: Literal["unknown", "not-applied"] = "unknown" if in_doubt else "not-applied"
-        return because(lane.error, MessageDropped("the publisher was closed", outcome=outcome))
+            return because(lane.error, _dropped(detail, in_doubt))
+        own = isinstance(entry, Whole) and entry.limit_s is not None
+        late = DeadlineExceeded(
+            detail,
+            outcome="unknown" if in_doubt else "not-applied",
+            hint=f"{'deadline_s' if own else 'delivery_timeout_s'} is the limit",
+        )
+        return because(lane.error, late)
 
     def waiting_for(self) -> list[PlainsongError]:
         """Why messages wait that have been tried already."""
         return [lane.error for lane in self._lanes.values() if lane.error is not None]
 
 
-def _payload_bytes(items: list[Item[S]]) -> int:
-    return sum([len(item.payload) for item in items])
+def _dropped(detail: str, in_doubt: bool) -> MessageDropped:
+    return MessageDropped(detail, outcome="unknown" if in_doubt else "not-applied")
 
 
-def _bytes(items: list[Item[S]]) -> int:
-    return _payload_bytes(items) + ITEM_BYTES * len(items)
+class TooSlow(DeadlineExceeded):
+    """A request got no answer in time, nothing of it is stored, and its messages may go in smaller ones; never raised to callers."""
+
+
+def is_refused_itself(error: PlainsongError) -> bool:
+    """Whether the daemon refused one message of a request, so that the others may succeed without it."""
+    return error.outcome == "not-applied" and isinstance(error, (BadRequest, TooLarge))
 
 
 # --- failures and counts -------------------------------------------------------------------------

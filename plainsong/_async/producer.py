@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from plainsong import tracing
-from plainsong._async._backend import BLOCK_HINT, let_others_run, now, shielded
-from plainsong._async._futures import AsyncProduced, AsyncProducedWhole, Settling, settle
+from plainsong._async._backend import let_others_run, now, shielded
+from plainsong._async._futures import AsyncProduced, AsyncProducedWhole
 from plainsong._async.delivery import AsyncDelivery, begin
-from plainsong._async.publisher import AsyncSender
+from plainsong._async.publisher import AsyncBuffered
 from plainsong._async.transaction import AsyncTransactionContext
 from plainsong._async.transaction_messages import left_s
-from plainsong.errors import BufferFull, Closed, MessageDropped, NotSent
-from plainsong.producer_queue import Ended, ProducerState, atomic_request, prepared, whole_request
+from plainsong.errors import BufferFull, Closed
+from plainsong.producer_queue import ProducerQueue, atomic_request, prepared, whole_request
 from plainsong.protocol.errors import PlainsongError
-from plainsong.publisher_queue import ITEM_BYTES, MESSAGES_PER_YIELD, client_bug
+from plainsong.publisher_queue import ITEM_BYTES, MESSAGES_PER_YIELD, Item, Lost, client_bug
 from plainsong.serializers import serializer_for
 from plainsong.transactions import block_of, pointer_of
 
@@ -26,20 +25,18 @@ if TYPE_CHECKING:
     from plainsong._async._futures import AsyncSettled
     from plainsong._async.retry import AsyncChannel
     from plainsong.lightweight import Lightweight, LightweightState
-    from plainsong.messages import Counts, Receipt
-    from plainsong.producer_queue import Prepared, ProducerBatch
+    from plainsong.messages import Receipt
+    from plainsong.producer_queue import Delivered, Prepared, Session
     from plainsong.protocol.requests import PublishRequest
-    from plainsong.publisher_queue import Bounds, Overflow
+    from plainsong.publisher_queue import Batch, Bounds, Overflow
     from plainsong.serializers import Serializer, SerializerLike
     from plainsong.transactions import Transaction
 
-log = logging.getLogger("plainsong.producer")
-
-#: One delivers, the other watches the deadlines of the messages behind it.
+#: One delivers, the other watches the deadlines of the messages that wait.
 WORKERS = 2
 
 
-class AsyncProducer:
+class AsyncProducer(AsyncBuffered["ProducerQueue[AsyncSettled[Any]]", "AsyncSettled[Any]"]):
     """Sends messages under a name, each stored once; made by ``AsyncClient.producer``, which explains the options.
 
     Use it in an ``async with`` block, which opens it; one task may enter it and another leave it. The order of calls is
@@ -63,17 +60,12 @@ class AsyncProducer:
         exit_timeout_s: float,
         deadline_s: float | None,
     ) -> None:
+        super().__init__("producer", channel, bounds, overflow, exit_timeout_s)
         self._client = client
-        self._channel = channel
         self._topic_and_name = (topic, name)
         self._session_options = (initial_sequence_id, optional, retention_s, deadline_s)
-        self._bounds = bounds
         self._serializer = serializer
-        self._overflow = overflow
         self._transaction_timeout_s = transaction_timeout_s
-        self.exit_timeout_s = exit_timeout_s
-        self._settling = Settling()
-        self._begun: ProducerState[AsyncSettled[Any]] | None = None
         self._is_taken = False
 
     async def _open(self) -> None:
@@ -91,81 +83,54 @@ class AsyncProducer:
             retention_s=retention_s,
             deadline_s=deadline_s,
         )
-        self._begun = ProducerState(
-            session, self._bounds, self._serializer, initial_sequence_id, self._transaction_timeout_s
+        self._start_with(session, initial_sequence_id)
+        await super()._open()
+
+    def _start_with(self, session: Session, initial_sequence_id: int | None) -> None:
+        queue: ProducerQueue[AsyncSettled[Any]] = ProducerQueue(
+            session,
+            self._bounds,
+            self._serializer,
+            initial_sequence_id,
+            self._transaction_timeout_s,
+            self._channel.random,
         )
-        self._make_sender(self._begun)
-        await self._sender.open()
-
-    def _make_sender(self, state: ProducerState[AsyncSettled[Any]]) -> None:
-        self._sender: AsyncSender[ProducerBatch[AsyncSettled[Any]], Ended[AsyncSettled[Any]]] = AsyncSender(
-            f"plainsong-producer-{state.session.name}", state, self._deliver, self._give_up, WORKERS
-        )
-        self._lock = self._sender.lock
-
-    @property
-    def _state(self) -> ProducerState[AsyncSettled[Any]]:
-        """Raises Closed before ``_open``."""
-        if self._begun is None:
-            raise Closed("the producer is not open", hint=BLOCK_HINT)
-        return self._begun
-
-    @property
-    def _is_open(self) -> bool:
-        """Whether it takes messages."""
-        return self._begun is not None and not self._begun.closed
-
-    async def __aenter__(self) -> Self:
-        await self._open()  # async only
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self._sender.leave(
-            kind,
-            self.aclose,
-            self.exit_timeout_s,
-            lambda detail: log.warning("a block with a producer was left by an error: %s", detail),
-        )
+        self._use(queue, f"plainsong-producer-{session.name}", WORKERS)
 
     def __repr__(self) -> str:
-        return f"<AsyncProducer {self.name!r} of {self.topic}>" if self._begun else "<AsyncProducer, not opened>"
+        return f"<AsyncProducer {self.name!r} of {self.topic}>" if self._queue else "<AsyncProducer, not opened>"
 
     # --- its state ------------------------------------------------------------------------------
 
     @property
     def topic(self) -> str:
         """The topic of its messages."""
-        return self._state.session.topic
+        return self._opened.session.topic
 
     @property
     def name(self) -> str:
         """Its name, given or chosen by the daemon."""
-        return self._state.session.name
+        return self._opened.session.name
 
     @property
     def epoch(self) -> int | None:
         """The number of its session; None where deduplication is switched off."""
-        return self._state.session.epoch
+        return self._opened.session.epoch
 
     @property
     def generation(self) -> int:
         """The topic's generation; 0 where deduplication is switched off."""
-        return self._state.session.generation
+        return self._opened.session.generation
 
     @property
     def last_sequence_id(self) -> int:
         """The highest sequence id known to be durable; -1: none."""
-        return self._state.session.last_sequence_id
+        return self._opened.session.last_sequence_id
 
     @property
     def deduplicated(self) -> bool:
         """Whether each message is stored once. False only with ``optional=True``."""
-        return self._state.session.epoch is not None
-
-    @property
-    def counts(self) -> Counts:
-        """Messages that wait, were delivered or failed so far."""
-        return self._state.tally.counts(self._state.pending, self._state.waiting.pending_bytes)
+        return self._opened.session.epoch is not None
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -187,17 +152,17 @@ class AsyncProducer:
           ProducerFenced, ProducerExpired, GenerationChanged, ProducerStopped: an earlier error ended the
             producer; nothing happened to this message.
         """
-        state = self._begun or self._state
-        made = prepared(message, state.serializer, sequence_id, attributes, routing_key)
+        queue = self._queue or self._opened
+        made = prepared(message, queue.serializer, sequence_id, attributes, routing_key)
         future = AsyncProduced(self._settling)
-        if self._sender.is_inside():
-            self._put_late(state, made, future)
+        if self._is_inside():
+            self._put_late(queue, made, future)
             return future
         with self._lock:
-            await self._wait_for_room(state, len(made.payload), 1)
-            if state.take(made, future, now()):
+            await self._wait_for_room(queue, len(made.payload), 1)
+            if queue.wants_sender(queue.put_numbered(made, future, now())):
                 self._sender.wake_worker()
-        if not state.waiting.pending % MESSAGES_PER_YIELD:  # async only
+        if not queue.pending % MESSAGES_PER_YIELD:  # async only
             await let_others_run()  # else a caller's loop that never waits would starve the sender
         return future
 
@@ -229,7 +194,7 @@ class AsyncProducer:
           as ``send``; SequenceConsumed: the ids were used in another transaction. OutcomeUnknown: it cannot be
             found out, and it was not sent again. TopicNotFound, MessageTooLarge, DeadlineExceeded, …: nothing happened.
         """
-        using = self._state.serializer if serializer is None else serializer_for(serializer)
+        using = self._opened.serializer if serializer is None else serializer_for(serializer)
         request, ids = whole_request(messages, using, ttl_s=ttl_s, attributes=attributes, routing_key=routing_key)
         tracing.stamp(request)
         given: Sequence[int | None] = ids if sequence_ids is None else list(sequence_ids)
@@ -263,7 +228,7 @@ class AsyncProducer:
           MaxTransactionSizeExceeded: over 16 MiB of serialized bytes, or 65 536 messages. PartialDuplicate: some
             messages were stored before. TransactionOutcomeUnknown; and as ``publish``.
         """
-        using = self._state.serializer if serializer is None else serializer_for(serializer)
+        using = self._opened.serializer if serializer is None else serializer_for(serializer)
         request, ids = atomic_request(routing_key, messages, using, ttl_s=ttl_s)
         tracing.stamp(request)
         return await self._sent(request, ids if sequence_ids is None else list(sequence_ids), deadline_s)
@@ -277,7 +242,7 @@ class AsyncProducer:
           TransactionInProgress: one is open. Closed, and the error that stopped the producer.
         """
         with self._lock:
-            opened = self._state.begin(routing_key, timeout_s, now())
+            opened = self._opened.begin(routing_key, timeout_s, now())
             self._sender.wake_worker()  # a worker also watches its time-out
         return AsyncLightweightTransaction(self, opened)
 
@@ -289,62 +254,53 @@ class AsyncProducer:
         self, request: PublishRequest, ids: Sequence[int | None], limit_s: float | None
     ) -> AsyncProducedWhole:
         future = AsyncProducedWhole(self._settling)
-        state = self._state
-        if self._sender.is_inside():
+        queue = self._opened
+        if self._is_inside():
             raise BufferFull(
                 "a signal handler or a finalizer has interrupted the producer, which this call would wait for",
                 hint="use send there, which does not wait",
             )
         with self._lock:
-            await self._wait_for_room(state, sum(map(len, request.messages)), len(request.messages))
-            state.take_whole(request, ids, future, now(), limit_s)
+            await self._wait_for_room(queue, sum(map(len, request.messages)), len(request.messages))
+            queue.put_whole(request, ids, future, now(), limit_s)
             self._sender.wake_worker()
         return future
 
-    async def _wait_for_room(self, state: ProducerState[AsyncSettled[Any]], size: int, messages: int) -> None:
+    async def _wait_for_room(self, queue: ProducerQueue[AsyncSettled[Any]], size: int, messages: int) -> None:
         """Waits for room, and makes sure that a worker runs. The caller holds the lock.
 
         Raises:
           BufferFull, and as ``check_usable``: nothing happened.
         """
-        state.check_usable()
+        queue.check_usable()
         if not self._sender.ready and (full := self._sender.make_ready("the producer is closed")) is not None:
             raise full
-        while not state.waiting.has_room(size, messages):
+        while not queue.has_room(size, messages):
             if self._overflow != "wait":
-                raise state.waiting.full(size)
+                raise queue.full(size)
             await self._sender.room.wait()
-            state.check_usable()
+            queue.check_usable()
 
-    def _put_late(self, state: ProducerState[AsyncSettled[Any]], made: Prepared, future: AsyncProduced) -> None:
+    def _put_late(self, queue: ProducerQueue[AsyncSettled[Any]], made: Prepared, future: AsyncProduced) -> None:
         """``send`` of a signal handler or a finalizer, which has interrupted this producer: never waits for room."""
+        size, at_s = len(made.payload), now()
 
-        def put() -> Ended[AsyncSettled[Any]] | None:
+        def put() -> Lost[AsyncSettled[Any]] | None:
             try:
-                state.check_usable()
-                if not state.waiting.has_room(len(made.payload)):
-                    raise state.waiting.full(len(made.payload))
-                if state.take(made, future, now()):
+                queue.check_usable()
+                if not queue.has_room(size):
+                    raise queue.full(size)
+                if queue.wants_sender(queue.put_numbered(made, future, now())):
                     self._sender.wake_worker()
             except PlainsongError as error:
-                return Ended([future], error)
+                return Lost(self.topic, [Item(made.payload, made.ttl_s, future, at_s)], error)
             return None
 
-        state.check_usable()
-        room = self._bounds.max_pending_bytes - state.waiting.pending_bytes
-        self._sender.put_late("the producer is closed", put, len(made.payload) + ITEM_BYTES, room)
+        queue.check_usable()
+        room = self._bounds.max_pending_bytes - queue.pending_bytes
+        self._sender.put_late("the producer is closed", put, size + ITEM_BYTES, room)
 
     # --- the end -------------------------------------------------------------------------------
-
-    async def flush(self, timeout_s: float | None = None) -> None:
-        """Waits until everything is durable, without lingering.
-
-        Raises:
-          NotSent: a message still waits after ``timeout_s`` (None: no limit), or failed since the last flush
-            without its future being awaited. The flush gives up nothing.
-        """
-        tally = self._state.tally
-        tally.raise_if_unretrieved(await self._sender.flush(timeout_s))
 
     async def aclose(self, timeout_s: float | None = None) -> None:
         """Aborts an open transaction, flushes, and gives up messages left after ``timeout_s``. Idempotent.
@@ -354,66 +310,32 @@ class AsyncProducer:
         Raises:
           NotSent: as ``flush`` does.
         """
-        state = self._state
         with self._lock:
-            state.close()
-        under_way = await self._sender.aclose(timeout_s)
-        if under_way is not None:
-            state.tally.raise_if_unretrieved(0, under_way)
+            self._opened.close()
+        await super().aclose(timeout_s)
 
     # --- delivering ----------------------------------------------------------------------------
 
-    async def _deliver(self, batch: ProducerBatch[AsyncSettled[Any]]) -> None:
-        state = self._state
-        delivered, error = None, None
+    async def _attempt(self, batch: Batch[AsyncSettled[Any]]) -> Delivered:
+        queue = self._opened
+        until_s, may_split = queue.until_s(batch.items[0]), len(batch.items) > 1
         try:
-            until_s, may_split = state.waiting.until_s(batch), len(batch.singles) > 1
-            delivery = AsyncDelivery(self._channel, state.session, batch.request, until_s, may_split=may_split)
-            delivered = await delivery.run()
-        except PlainsongError as failed:
-            error = failed
-        except Exception as bug:  # an escaped exception would leave the futures pending forever
-            log.exception("a request could not be made")
-            error = client_bug(bug)
-            error.outcome = "unknown"
-        except BaseException:
-            given_up = MessageDropped("the producer was cancelled under way", outcome="unknown")
-            with self._lock:
-                ended = state.failed(batch, given_up)
-            self._give_up(ended)
+            delivery = AsyncDelivery(self._channel, queue.session, batch.request(), until_s, may_split=may_split)
+            return await delivery.run()
+        except PlainsongError:
             raise
-        with self._lock:
-            ended = state.delivered(batch) if error is None else state.failed(batch, error)
-            ended += self._sender.settled()
-        if delivered is not None:
-            settle(self._settling, batch.futures, delivered)
-        self._give_up(ended)
+        except Exception as bug:
+            self._log.exception("a request could not be made")
+            error = client_bug(bug)
+            error.outcome = "unknown"  # it may have been sent
+            raise error from bug
 
-    def _give_up(self, ended: list[Ended[AsyncSettled[Any]]]) -> None:
-        """Settles the futures and counts; without the lock."""
-        for each in ended:
-            settle(self._settling, each.futures, each.error)
-            self._state.tally.failed(list(each.futures), each.error)
-
-    # --- fork and exit hooks of the synchronous client -----------------------------------------
-
-    async def _after_fork(self) -> None:
-        """Closes it in a child: the parent keeps the session and the waiting messages."""
-        state = self._state
-        waiting = list(state.waiting.futures())
-        self._settling.renew()
-        state.close()
-        self._make_sender(state)
+    async def _start_in_child(self) -> None:
+        """Closes it: the parent keeps the session."""
+        queue = self._opened
+        queue.close()
+        self._use(queue, f"plainsong-producer-{self.name}", WORKERS)
         self._sender.stop()
-        error = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
-        settle(self._settling, waiting, error)
-
-    async def _at_exit(self) -> None:
-        """Sends what it can within ``exit_timeout_s``, and logs the rest."""
-        try:
-            await self.aclose(self.exit_timeout_s)
-        except NotSent as error:
-            log.error("a producer was never closed, and the program ended: %s", error.detail)
 
 
 class AsyncLightweightTransaction:

@@ -18,7 +18,6 @@ from plainsong.errors import DeadlineExceeded, TransactionOutcomeUnknown
 from plainsong.producer_queue import (
     FINAL,
     Session,
-    TooSlow,
     as_answered,
     as_found,
     check_name,
@@ -38,7 +37,7 @@ from plainsong.protocol.errors import (
     ProducerNotFound,
     TopicNotFound,
 )
-from plainsong.publisher_queue import made
+from plainsong.publisher_queue import TooSlow, made
 from plainsong.retry import PAUSES_S, may_repeat, pause_after
 
 if TYPE_CHECKING:

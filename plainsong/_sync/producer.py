@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from plainsong import tracing
-from plainsong._sync._backend import BLOCK_HINT, now, shielded
-from plainsong._sync._futures import Produced, ProducedWhole, Settling, settle
+from plainsong._sync._backend import now, shielded
+from plainsong._sync._futures import Produced, ProducedWhole
 from plainsong._sync.delivery import Delivery, begin
-from plainsong._sync.publisher import Sender
+from plainsong._sync.publisher import Buffered
 from plainsong._sync.transaction import TransactionContext
 from plainsong._sync.transaction_messages import left_s
-from plainsong.errors import BufferFull, Closed, MessageDropped, NotSent
-from plainsong.producer_queue import Ended, ProducerState, atomic_request, prepared, whole_request
+from plainsong.errors import BufferFull, Closed
+from plainsong.producer_queue import ProducerQueue, atomic_request, prepared, whole_request
 from plainsong.protocol.errors import PlainsongError
-from plainsong.publisher_queue import ITEM_BYTES, client_bug
+from plainsong.publisher_queue import ITEM_BYTES, Item, Lost, client_bug
 from plainsong.serializers import serializer_for
 from plainsong.transactions import block_of, pointer_of
 
@@ -27,20 +26,18 @@ if TYPE_CHECKING:
     from plainsong._sync._futures import Settled
     from plainsong._sync.retry import Channel
     from plainsong.lightweight import Lightweight, LightweightState
-    from plainsong.messages import Counts, Receipt
-    from plainsong.producer_queue import Prepared, ProducerBatch
+    from plainsong.messages import Receipt
+    from plainsong.producer_queue import Delivered, Prepared, Session
     from plainsong.protocol.requests import PublishRequest
-    from plainsong.publisher_queue import Bounds, Overflow
+    from plainsong.publisher_queue import Batch, Bounds, Overflow
     from plainsong.serializers import Serializer, SerializerLike
     from plainsong.transactions import Transaction
 
-log = logging.getLogger("plainsong.producer")
-
-#: One delivers, the other watches the deadlines of the messages behind it.
+#: One delivers, the other watches the deadlines of the messages that wait.
 WORKERS = 2
 
 
-class Producer:
+class Producer(Buffered["ProducerQueue[Settled[Any]]", "Settled[Any]"]):
     """Sends messages under a name, each stored once; made by ``Client.producer``, which explains the options.
 
     Thread-safe: the order of calls is the order in the topic, and that of automatic sequence ids. Use it in a ``with``
@@ -64,17 +61,12 @@ class Producer:
         exit_timeout_s: float,
         deadline_s: float | None,
     ) -> None:
+        super().__init__("producer", channel, bounds, overflow, exit_timeout_s)
         self._client = client
-        self._channel = channel
         self._topic_and_name = (topic, name)
         self._session_options = (initial_sequence_id, optional, retention_s, deadline_s)
-        self._bounds = bounds
         self._serializer = serializer
-        self._overflow = overflow
         self._transaction_timeout_s = transaction_timeout_s
-        self.exit_timeout_s = exit_timeout_s
-        self._settling = Settling()
-        self._begun: ProducerState[Settled[Any]] | None = None
         self._is_taken = False
 
     def _open(self) -> None:
@@ -92,80 +84,54 @@ class Producer:
             retention_s=retention_s,
             deadline_s=deadline_s,
         )
-        self._begun = ProducerState(
-            session, self._bounds, self._serializer, initial_sequence_id, self._transaction_timeout_s
+        self._start_with(session, initial_sequence_id)
+        super()._open()
+
+    def _start_with(self, session: Session, initial_sequence_id: int | None) -> None:
+        queue: ProducerQueue[Settled[Any]] = ProducerQueue(
+            session,
+            self._bounds,
+            self._serializer,
+            initial_sequence_id,
+            self._transaction_timeout_s,
+            self._channel.random,
         )
-        self._make_sender(self._begun)
-        self._sender.open()
-
-    def _make_sender(self, state: ProducerState[Settled[Any]]) -> None:
-        self._sender: Sender[ProducerBatch[Settled[Any]], Ended[Settled[Any]]] = Sender(
-            f"plainsong-producer-{state.session.name}", state, self._deliver, self._give_up, WORKERS
-        )
-        self._lock = self._sender.lock
-
-    @property
-    def _state(self) -> ProducerState[Settled[Any]]:
-        """Raises Closed before ``_open``."""
-        if self._begun is None:
-            raise Closed("the producer is not open", hint=BLOCK_HINT)
-        return self._begun
-
-    @property
-    def _is_open(self) -> bool:
-        """Whether it takes messages."""
-        return self._begun is not None and not self._begun.closed
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._sender.leave(
-            kind,
-            self.close,
-            self.exit_timeout_s,
-            lambda detail: log.warning("a block with a producer was left by an error: %s", detail),
-        )
+        self._use(queue, f"plainsong-producer-{session.name}", WORKERS)
 
     def __repr__(self) -> str:
-        return f"<Producer {self.name!r} of {self.topic}>" if self._begun else "<Producer, not opened>"
+        return f"<Producer {self.name!r} of {self.topic}>" if self._queue else "<Producer, not opened>"
 
     # --- its state ------------------------------------------------------------------------------
 
     @property
     def topic(self) -> str:
         """The topic of its messages."""
-        return self._state.session.topic
+        return self._opened.session.topic
 
     @property
     def name(self) -> str:
         """Its name, given or chosen by the daemon."""
-        return self._state.session.name
+        return self._opened.session.name
 
     @property
     def epoch(self) -> int | None:
         """The number of its session; None where deduplication is switched off."""
-        return self._state.session.epoch
+        return self._opened.session.epoch
 
     @property
     def generation(self) -> int:
         """The topic's generation; 0 where deduplication is switched off."""
-        return self._state.session.generation
+        return self._opened.session.generation
 
     @property
     def last_sequence_id(self) -> int:
         """The highest sequence id known to be durable; -1: none."""
-        return self._state.session.last_sequence_id
+        return self._opened.session.last_sequence_id
 
     @property
     def deduplicated(self) -> bool:
         """Whether each message is stored once. False only with ``optional=True``."""
-        return self._state.session.epoch is not None
-
-    @property
-    def counts(self) -> Counts:
-        """Messages that wait, were delivered or failed so far."""
-        return self._state.tally.counts(self._state.pending, self._state.waiting.pending_bytes)
+        return self._opened.session.epoch is not None
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -187,15 +153,15 @@ class Producer:
           ProducerFenced, ProducerExpired, GenerationChanged, ProducerStopped: an earlier error ended the
             producer; nothing happened to this message.
         """
-        state = self._begun or self._state
-        made = prepared(message, state.serializer, sequence_id, attributes, routing_key)
+        queue = self._queue or self._opened
+        made = prepared(message, queue.serializer, sequence_id, attributes, routing_key)
         future = Produced(self._settling)
-        if self._sender.is_inside():
-            self._put_late(state, made, future)
+        if self._is_inside():
+            self._put_late(queue, made, future)
             return future
         with self._lock:
-            self._wait_for_room(state, len(made.payload), 1)
-            if state.take(made, future, now()):
+            self._wait_for_room(queue, len(made.payload), 1)
+            if queue.wants_sender(queue.put_numbered(made, future, now())):
                 self._sender.wake_worker()
         return future
 
@@ -227,7 +193,7 @@ class Producer:
           as ``send``; SequenceConsumed: the ids were used in another transaction. OutcomeUnknown: it cannot be
             found out, and it was not sent again. TopicNotFound, MessageTooLarge, DeadlineExceeded, …: nothing happened.
         """
-        using = self._state.serializer if serializer is None else serializer_for(serializer)
+        using = self._opened.serializer if serializer is None else serializer_for(serializer)
         request, ids = whole_request(messages, using, ttl_s=ttl_s, attributes=attributes, routing_key=routing_key)
         tracing.stamp(request)
         given: Sequence[int | None] = ids if sequence_ids is None else list(sequence_ids)
@@ -261,7 +227,7 @@ class Producer:
           MaxTransactionSizeExceeded: over 16 MiB of serialized bytes, or 65 536 messages. PartialDuplicate: some
             messages were stored before. TransactionOutcomeUnknown; and as ``publish``.
         """
-        using = self._state.serializer if serializer is None else serializer_for(serializer)
+        using = self._opened.serializer if serializer is None else serializer_for(serializer)
         request, ids = atomic_request(routing_key, messages, using, ttl_s=ttl_s)
         tracing.stamp(request)
         return self._sent(request, ids if sequence_ids is None else list(sequence_ids), deadline_s)
@@ -275,7 +241,7 @@ class Producer:
           TransactionInProgress: one is open. Closed, and the error that stopped the producer.
         """
         with self._lock:
-            opened = self._state.begin(routing_key, timeout_s, now())
+            opened = self._opened.begin(routing_key, timeout_s, now())
             self._sender.wake_worker()  # a worker also watches its time-out
         return LightweightTransaction(self, opened)
 
@@ -285,62 +251,53 @@ class Producer:
 
     def _hand_over(self, request: PublishRequest, ids: Sequence[int | None], limit_s: float | None) -> ProducedWhole:
         future = ProducedWhole(self._settling)
-        state = self._state
-        if self._sender.is_inside():
+        queue = self._opened
+        if self._is_inside():
             raise BufferFull(
                 "a signal handler or a finalizer has interrupted the producer, which this call would wait for",
                 hint="use send there, which does not wait",
             )
         with self._lock:
-            self._wait_for_room(state, sum(map(len, request.messages)), len(request.messages))
-            state.take_whole(request, ids, future, now(), limit_s)
+            self._wait_for_room(queue, sum(map(len, request.messages)), len(request.messages))
+            queue.put_whole(request, ids, future, now(), limit_s)
             self._sender.wake_worker()
         return future
 
-    def _wait_for_room(self, state: ProducerState[Settled[Any]], size: int, messages: int) -> None:
+    def _wait_for_room(self, queue: ProducerQueue[Settled[Any]], size: int, messages: int) -> None:
         """Waits for room, and makes sure that a worker runs. The caller holds the lock.
 
         Raises:
           BufferFull, and as ``check_usable``: nothing happened.
         """
-        state.check_usable()
+        queue.check_usable()
         if not self._sender.ready and (full := self._sender.make_ready("the producer is closed")) is not None:
             raise full
-        while not state.waiting.has_room(size, messages):
+        while not queue.has_room(size, messages):
             if self._overflow != "wait":
-                raise state.waiting.full(size)
+                raise queue.full(size)
             self._sender.room.wait()
-            state.check_usable()
+            queue.check_usable()
 
-    def _put_late(self, state: ProducerState[Settled[Any]], made: Prepared, future: Produced) -> None:
+    def _put_late(self, queue: ProducerQueue[Settled[Any]], made: Prepared, future: Produced) -> None:
         """``send`` of a signal handler or a finalizer, which has interrupted this producer: never waits for room."""
+        size, at_s = len(made.payload), now()
 
-        def put() -> Ended[Settled[Any]] | None:
+        def put() -> Lost[Settled[Any]] | None:
             try:
-                state.check_usable()
-                if not state.waiting.has_room(len(made.payload)):
-                    raise state.waiting.full(len(made.payload))
-                if state.take(made, future, now()):
+                queue.check_usable()
+                if not queue.has_room(size):
+                    raise queue.full(size)
+                if queue.wants_sender(queue.put_numbered(made, future, now())):
                     self._sender.wake_worker()
             except PlainsongError as error:
-                return Ended([future], error)
+                return Lost(self.topic, [Item(made.payload, made.ttl_s, future, at_s)], error)
             return None
 
-        state.check_usable()
-        room = self._bounds.max_pending_bytes - state.waiting.pending_bytes
-        self._sender.put_late("the producer is closed", put, len(made.payload) + ITEM_BYTES, room)
+        queue.check_usable()
+        room = self._bounds.max_pending_bytes - queue.pending_bytes
+        self._sender.put_late("the producer is closed", put, size + ITEM_BYTES, room)
 
     # --- the end -------------------------------------------------------------------------------
-
-    def flush(self, timeout_s: float | None = None) -> None:
-        """Waits until everything is durable, without lingering.
-
-        Raises:
-          NotSent: a message still waits after ``timeout_s`` (None: no limit), or failed since the last flush
-            without a caller retrieving it. The flush gives up nothing.
-        """
-        tally = self._state.tally
-        tally.raise_if_unretrieved(self._sender.flush(timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
         """Aborts an open transaction, flushes, and gives up messages left after ``timeout_s``. Idempotent.
@@ -350,66 +307,32 @@ class Producer:
         Raises:
           NotSent: as ``flush`` does.
         """
-        state = self._state
         with self._lock:
-            state.close()
-        under_way = self._sender.close(timeout_s)
-        if under_way is not None:
-            state.tally.raise_if_unretrieved(0, under_way)
+            self._opened.close()
+        super().close(timeout_s)
 
     # --- delivering ----------------------------------------------------------------------------
 
-    def _deliver(self, batch: ProducerBatch[Settled[Any]]) -> None:
-        state = self._state
-        delivered, error = None, None
+    def _attempt(self, batch: Batch[Settled[Any]]) -> Delivered:
+        queue = self._opened
+        until_s, may_split = queue.until_s(batch.items[0]), len(batch.items) > 1
         try:
-            until_s, may_split = state.waiting.until_s(batch), len(batch.singles) > 1
-            delivery = Delivery(self._channel, state.session, batch.request, until_s, may_split=may_split)
-            delivered = delivery.run()
-        except PlainsongError as failed:
-            error = failed
-        except Exception as bug:  # an escaped exception would leave the futures pending forever
-            log.exception("a request could not be made")
-            error = client_bug(bug)
-            error.outcome = "unknown"
-        except BaseException:
-            given_up = MessageDropped("the producer was cancelled under way", outcome="unknown")
-            with self._lock:
-                ended = state.failed(batch, given_up)
-            self._give_up(ended)
+            delivery = Delivery(self._channel, queue.session, batch.request(), until_s, may_split=may_split)
+            return delivery.run()
+        except PlainsongError:
             raise
-        with self._lock:
-            ended = state.delivered(batch) if error is None else state.failed(batch, error)
-            ended += self._sender.settled()
-        if delivered is not None:
-            settle(self._settling, batch.futures, delivered)
-        self._give_up(ended)
+        except Exception as bug:
+            self._log.exception("a request could not be made")
+            error = client_bug(bug)
+            error.outcome = "unknown"  # it may have been sent
+            raise error from bug
 
-    def _give_up(self, ended: list[Ended[Settled[Any]]]) -> None:
-        """Settles the futures and counts; without the lock."""
-        for each in ended:
-            settle(self._settling, each.futures, each.error)
-            self._state.tally.failed(list(each.futures), each.error)
-
-    # --- fork and exit hooks of the synchronous client -----------------------------------------
-
-    def _after_fork(self) -> None:
-        """Closes it in a child: the parent keeps the session and the waiting messages."""
-        state = self._state
-        waiting = list(state.waiting.futures())
-        self._settling.renew()
-        state.close()
-        self._make_sender(state)
+    def _start_in_child(self) -> None:
+        """Closes it: the parent keeps the session."""
+        queue = self._opened
+        queue.close()
+        self._use(queue, f"plainsong-producer-{self.name}", WORKERS)
         self._sender.stop()
-        error = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
-        settle(self._settling, waiting, error)
-
-    def _at_exit(self) -> None:
-        """Sends what it can within ``exit_timeout_s``, and logs the rest."""
-        try:
-            self.close(self.exit_timeout_s)
-        except NotSent as error:
-            log.error("a producer was never closed, and the program ended: %s", error.detail)
 
 
 class LightweightTransaction:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from plainsong import calls, tracing
 from plainsong._sync._backend import (
@@ -42,12 +42,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Self
 
+    from plainsong._sync._futures import Settled
     from plainsong._sync.retry import Channel
     from plainsong.messages import Receipt
+    from plainsong.producer_queue import Delivered
     from plainsong.publisher_queue import Bounds, Lane, Overflow
 
-log = logging.getLogger("plainsong.publisher")
-
+F = TypeVar("F", bound="Settled[Any]")
+Q = TypeVar("Q", bound="PublisherQueue[Any]")
 W = TypeVar("W")
 P = TypeVar("P", covariant=True)
 G = TypeVar("G")
@@ -325,7 +327,153 @@ class Sender(Generic[W, G]):
             warn((unsent or NotSent(0, under_way)).detail)
 
 
-class Publisher:
+class Buffered(Generic[Q, F]):
+    """A buffer and the tasks that empty it: what publishers and producers have in common.
+
+    Args:
+      noun: what messages and logs call it.
+    """
+
+    def __init__(self, noun: str, channel: Channel, bounds: Bounds, overflow: Overflow, exit_timeout_s: float) -> None:
+        self._noun = noun
+        self._channel = channel
+        self._bounds = bounds
+        self._overflow = overflow
+        self.exit_timeout_s = exit_timeout_s
+        self._settling = Settling()
+        self._queue: Q | None = None
+        self._log = logging.getLogger(f"plainsong.{noun}")
+
+    def _use(self, queue: Q, name: str, workers: int) -> None:
+        """Starts afresh with an empty queue."""
+        self._queue = queue
+        self._tally = Tally[F]()
+        self._sender: Sender[Batch[F], Lost[F]] = Sender(name, queue, self._deliver, self._give_up, workers)
+        self._lock = self._sender.lock
+        self._is_inside = self._sender.is_inside
+
+    @property
+    def _opened(self) -> Q:
+        """Its queue. Raises Closed before it is opened."""
+        if self._queue is None:
+            raise Closed(f"the {self._noun} is not open", hint=BLOCK_HINT)
+        return self._queue
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether it takes messages."""
+        return self._queue is not None and not self._sender.closed
+
+    def _open(self) -> None:
+        self._sender.open()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._sender.leave(
+            kind,
+            self.close,
+            self.exit_timeout_s,
+            lambda detail: self._log.warning("a block with a %s was left by an error: %s", self._noun, detail),
+        )
+
+    @property
+    def counts(self) -> Counts:
+        """Messages that wait, were delivered, failed or were dropped so far."""
+        queue = self._opened
+        return self._tally.counts(queue.pending, queue.pending_bytes)
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Waits until the buffer is empty, without lingering.
+
+        Raises:
+          NotSent: a message still waits after ``timeout_s`` (None: no limit), or failed since the last
+            flush without a caller retrieving it. The flush gives up nothing. Never in best effort.
+        """
+        queue = self._opened
+        left = self._sender.flush(timeout_s)
+        if self._bounds.mode == "reliable":
+            self._tally.raise_if_unretrieved(left, causes=queue.waiting_for())
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flushes, then gives up messages left after ``timeout_s``. Idempotent.
+
+        Args:
+          timeout_s: None: as long as ``delivery_timeout_s`` allows; in best effort ``exit_timeout_s``.
+
+        Raises:
+          NotSent: as ``flush`` does; never in best effort.
+        """
+        if timeout_s is None and self._bounds.mode == "best_effort":
+            timeout_s = self.exit_timeout_s
+        under_way = self._sender.close(timeout_s)
+        if under_way is not None and self._bounds.mode == "reliable":
+            self._tally.raise_if_unretrieved(0, under_way)
+
+    # --- delivering ----------------------------------------------------------------------------
+
+    def _attempt(self, batch: Batch[F]) -> Receipt | Delivered:
+        """Delivers a batch. Raises PlainsongError."""
+        raise NotImplementedError
+
+    def _deliver(self, batch: Batch[F]) -> None:
+        queue = self._opened
+        receipt, error = None, None
+        try:
+            receipt = self._attempt(batch)
+        except PlainsongError as failed:
+            error = failed
+        except Exception as bug:  # noqa: BLE001 - one that escaped would leave the futures pending for ever
+            self._log.exception("a request could not be made")
+            error = client_bug(bug)
+        except BaseException:
+            given_up = MessageDropped(f"the {self._noun} was cancelled under way", outcome="unknown")
+            with self._lock:
+                lost = queue.abandoned(batch, given_up)
+            self._give_up(lost)
+            raise
+        with self._lock:
+            lost = queue.settled(batch) if error is None else queue.failed(batch, error, now())
+            lost += self._sender.settled()
+        if receipt is not None:
+            self._tally.delivered(batch.messages)
+            settle(self._settling, batch.futures, receipt)
+        self._give_up(lost)
+
+    def _give_up(self, given_up: list[Lost[F]]) -> None:
+        """Settles the futures, and counts; without the lock."""
+        for lost in given_up:
+            settle(self._settling, lost.futures, lost.error)
+            self._count_lost(lost)
+
+    def _count_lost(self, lost: Lost[F]) -> None:
+        self._tally.failed(lost.futures, lost.error)
+
+    # --- fork and exit hooks of the synchronous client -----------------------------------------
+
+    def _after_fork(self) -> None:
+        """Forgets the parent's messages in a child, and fails their futures."""
+        waiting = list(self._opened.futures())
+        self._settling.renew()
+        self._start_in_child()
+        error = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
+        settle(self._settling, waiting, error)
+
+    def _start_in_child(self) -> None:
+        raise NotImplementedError
+
+    def _at_exit(self) -> None:
+        """Sends what it can within ``exit_timeout_s``, and logs the rest."""
+        try:
+            self.close(self.exit_timeout_s)
+        except NotSent as error:
+            self._log.error("a %s was never closed, and the program ended: %s", self._noun, error.detail)
+
+
+class Publisher(Buffered["PublisherQueue[Sent]", Sent]):
     """A buffer and the threads that empty it; made by ``Client.publisher``, which explains the options.
 
     Thread-safe. The order of ``send`` calls is the order in each topic, also across retries; a lock orders calls of
@@ -348,45 +496,17 @@ class Publisher:
     ) -> None:
         if topic is not None:
             topic_name(channel.namespace, topic)
-        self._channel = channel
-        self._bounds = bounds
+        super().__init__("publisher", channel, bounds, overflow, exit_timeout_s)
         self._topic = topic
-        self._overflow = overflow
         self._connections = connections
         self._serializer = serializer_for(serializer)
         self._as_it_is = self._serializer is BYTES
         self._on_drop = on_drop
-        self.exit_timeout_s = exit_timeout_s
-        self._settling = Settling()
         self._start_afresh()
 
     def _start_afresh(self) -> None:
-        self._tally = Tally[Sent]()
-        self._queue: PublisherQueue[Sent] = PublisherQueue(self._bounds, self._channel.random)
-        self._sender: Sender[Batch[Sent], Lost[Sent]] = Sender(
-            "plainsong-publisher", self._queue, self._deliver, self._give_up, self._connections
-        )
-        self._lock = self._sender.lock
-        self._is_inside = self._sender.is_inside
-
-    def _open(self) -> None:
-        self._sender.open()
-
-    @property
-    def _is_open(self) -> bool:
-        """Whether it takes messages."""
-        return not self._sender.closed
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._sender.leave(
-            kind,
-            self.close,
-            self.exit_timeout_s,
-            lambda detail: log.warning("a block with a publisher was left by an error: %s", detail),
-        )
+        queue = PublisherQueue[Sent](self._bounds, self._channel.random)
+        self._use(queue, "plainsong-publisher", self._connections)
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -411,7 +531,7 @@ class Publisher:
         if topic is not None:
             topic_name(self._channel.namespace, topic)
         future = Sent(self._settling)
-        queue = self._queue
+        queue = self._queue or self._opened
         lane = full = None
         if self._is_inside():
             self._put_late(name, payload, ttl_s, attributes, future)
@@ -426,19 +546,19 @@ class Publisher:
                 if lane is not None and queue.wants_sender(lane):
                     self._sender.wake_worker()
         if lane is None:
-            self._without_room(name, payload, future, full or queue.full(payload))
+            self._without_room(name, payload, future, full or queue.full(len(payload)))
         return future
 
     def _put_late(
         self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, future: Sent
     ) -> None:
         """``send`` of a signal handler or a finalizer, which has interrupted this publisher: never waits for room."""
-        queue = self._queue
+        queue = self._opened
 
         def put() -> Lost[Sent] | None:
             lane = queue.put(topic, payload, ttl_s, future, now(), attributes)
             if lane is None:
-                return Lost(topic, [Item(payload, ttl_s, future, now(), attributes)], queue.full(payload))
+                return Lost(topic, [Item(payload, ttl_s, future, now(), attributes)], queue.full(len(payload)))
             if queue.wants_sender(lane):
                 self._sender.wake_worker()
             return None
@@ -453,11 +573,12 @@ class Publisher:
         self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, future: Sent
     ) -> Lane[Sent] | None:
         """None: the message is larger than the buffer. The caller holds the lock."""
-        while self._queue.fits(payload):
+        queue = self._opened
+        while queue.fits(payload):
             self._sender.room.wait()
             if self._sender.closed:
                 raise Closed("the publisher was closed while this message waited for room")
-            lane = self._queue.put(topic, payload, ttl_s, future, now(), attributes)
+            lane = queue.put(topic, payload, ttl_s, future, now(), attributes)
             if lane is not None:
                 return lane
         return None
@@ -470,102 +591,28 @@ class Publisher:
         self._tally.dropped(1)
         report_drops(self._on_drop, [DroppedMessage(topic, payload, dropped)])
 
-    # --- the end -------------------------------------------------------------------------------
-
-    def flush(self, timeout_s: float | None = None) -> None:
-        """Waits until the buffer is empty, without lingering.
-
-        Raises:
-          NotSent: a message still waits after ``timeout_s`` (None: no limit), or failed since the last
-            flush without a caller retrieving it. The flush gives up nothing. Never in best effort.
-        """
-        left = self._sender.flush(timeout_s)
-        if self._bounds.mode == "reliable":
-            self._tally.raise_if_unretrieved(left, causes=self._queue.waiting_for())
-
-    def close(self, timeout_s: float | None = None) -> None:
-        """Flushes, then gives up messages left after ``timeout_s``. Idempotent.
-
-        Args:
-          timeout_s: None: as long as ``delivery_timeout_s`` allows; in best effort ``exit_timeout_s``.
-
-        Raises:
-          NotSent: as ``flush`` does; never in best effort.
-        """
-        if timeout_s is None and self._bounds.mode == "best_effort":
-            timeout_s = self.exit_timeout_s
-        under_way = self._sender.close(timeout_s)
-        if under_way is not None and self._bounds.mode == "reliable":
-            self._tally.raise_if_unretrieved(0, under_way)
-
-    @property
-    def counts(self) -> Counts:
-        """Messages that wait, were delivered, failed or were dropped so far."""
-        return self._tally.counts(self._queue.pending, self._queue.pending_bytes)
-
     # --- delivering ----------------------------------------------------------------------------
 
-    def _deliver(self, batch: Batch[Sent]) -> None:
-        queue = self._queue
-        try:
-            receipt, error = self._attempt(batch)
-        except BaseException:
-            given_up = MessageDropped("the publisher was cancelled under way", outcome="unknown")
-            with self._lock:
-                lost = queue.abandoned(batch, given_up)
-            self._give_up([lost])
-            raise
-        with self._lock:
-            left: list[Lost[Sent]] = []
-            if error is None:
-                queue.settled(batch)
-            elif (failed := queue.failed(batch, error, now())) is not None:
-                left.append(failed)
-            left += self._sender.settled()
-        if receipt is not None:
-            self._tally.delivered(len(batch.items))
-            settle(self._settling, [item.future for item in batch.items], receipt)
-        self._give_up(left)
+    def _attempt(self, batch: Batch[Sent]) -> Receipt:
+        topic, request = batch.lane.topic, batch.request()
+        call = made(lambda: calls.publish(self._channel.namespace, topic, request))
+        left_s = self._opened.left_s(batch, now())
+        with tracing.sending(self._channel.namespace, topic, len(request.messages), request.attributes) as span:
+            receipt, error = self._channel.attempt(span.carried(call), left_s)
+            span.sent(receipt)
+        if error is not None:
+            raise error
+        assert receipt is not None
+        return receipt
 
-    def _attempt(self, batch: Batch[Sent]) -> tuple[Receipt | None, PlainsongError | None]:
-        try:
-            topic, request = batch.lane.topic, batch.request()
-            call = made(lambda: calls.publish(self._channel.namespace, topic, request))
-            with tracing.sending(self._channel.namespace, topic, len(request.messages), request.attributes) as span:
-                receipt, error = self._channel.attempt(span.carried(call), self._queue.left_s(batch, now()))
-                span.sent(receipt)
-            return receipt, error
-        except PlainsongError as error:
-            return None, error
-        except Exception as bug:  # an escaped exception would leave the futures pending forever
-            log.exception("a request could not be made")
-            return None, client_bug(bug)
+    def _count_lost(self, lost: Lost[Sent]) -> None:
+        if self._bounds.mode == "reliable":
+            super()._count_lost(lost)
+            return
+        self._tally.dropped(len(lost.items))
+        items = cast("list[Item[Sent]]", lost.items)
+        report_drops(self._on_drop, [DroppedMessage(lost.topic, item.payload, lost.error) for item in items])
 
-    def _give_up(self, given_up: list[Lost[Sent]]) -> None:
-        """Settles the futures, counts, and calls ``on_drop``; without the lock."""
-        for lost in given_up:
-            futures = [item.future for item in lost.items]
-            settle(self._settling, futures, lost.error)
-            if self._bounds.mode == "reliable":
-                self._tally.failed(futures, lost.error)
-                continue
-            self._tally.dropped(len(lost.items))
-            report_drops(self._on_drop, [DroppedMessage(lost.topic, item.payload, lost.error) for item in lost.items])
-
-    # --- fork and exit hooks of the synchronous client -----------------------------------------
-
-    def _after_fork(self) -> None:
-        """Starts afresh in a child, and fails the futures of the parent's messages."""
-        waiting = list(self._queue.futures())
-        self._settling.renew()
+    def _start_in_child(self) -> None:
         self._start_afresh()
         self._open()
-        error = MessageDropped("the process forked: the parent sends this message", outcome="unknown")
-        settle(self._settling, waiting, error)
-
-    def _at_exit(self) -> None:
-        """Sends what it can within ``exit_timeout_s``, and logs the rest."""
-        try:
-            self.close(self.exit_timeout_s)
-        except NotSent as error:
-            log.error("a publisher was never closed, and the program ended: %s", error.detail)

@@ -12,7 +12,7 @@ import pytest
 from plainsong import Client
 from plainsong._sync import _backend
 from plainsong.errors import BufferFull, Closed
-from plainsong.producer_queue import ProducerState
+from plainsong.producer_queue import ProducerQueue
 from plainsong.publisher_queue import PublisherQueue
 from plainsong.stream_queue import StreamQueue
 from tests.patience import PATIENCE_S
@@ -63,7 +63,7 @@ def in_time(work: Callable[[], Any]) -> Any:
 
 PLACES = {
     "publisher": (PublisherQueue, ("put", "wants_sender", "take", "settled")),
-    "producer": (ProducerState, ("check_usable", "take", "work", "delivered")),
+    "producer": (ProducerQueue, ("check_usable", "put_numbered", "work", "settled")),
     "stream": (StreamQueue, ("put_single", "take", "take_answers")),
 }
 
@@ -102,7 +102,9 @@ def test_messages_after_the_one_of_a_handler_are_stored_after_it(client: Any, to
         sender = getattr(client, kind)(topic, **options)
         send = sender.publish if kind == "stream" else sender.send
         send(b"before")
-        interrupt(queue, "take" if kind == "producer" else places[0], lambda: [send(b"handler 1"), send(b"handler 2")])
+        interrupt(
+            queue, "put_numbered" if kind == "producer" else places[0], lambda: [send(b"handler 1"), send(b"handler 2")]
+        )
         send(b"interrupted")
         send(b"after")
         sender.close(PATIENCE_S)
@@ -145,7 +147,7 @@ def test_a_handler_is_refused_what_would_wait_for_the_thread_that_it_interrupts(
         refused.append(error.value.outcome)
 
     producer = client.producer(topic, "p")
-    interrupt(ProducerState, "take", publish)
+    interrupt(ProducerQueue, "put_numbered", publish)
     in_time(lambda: producer.send(b"first").result(PATIENCE_S))
     assert refused == ["not-applied"]
     producer.close(PATIENCE_S)

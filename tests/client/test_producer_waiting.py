@@ -24,7 +24,7 @@ from plainsong.lightweight import MAX_BYTES, Lightweight
 from plainsong.messages import Receipt
 from plainsong.producer_queue import (
     Prepared,
-    ProducerState,
+    ProducerQueue,
     Session,
     atomic_request,
     prepared,
@@ -47,7 +47,7 @@ class Fate:
     retrieved: bool = False
 
 
-def producer_state(*, last: int = -1, initial: int | None = None, **bounds: Any) -> ProducerState[Fate]:
+def producer_queue(*, last: int = -1, initial: int | None = None, **bounds: Any) -> ProducerQueue[Fate]:
     given = {
         "linger_ms": 0,
         "max_batch_messages": 4,
@@ -57,25 +57,29 @@ def producer_state(*, last: int = -1, initial: int | None = None, **bounds: Any)
         "delivery_timeout_s": 120,
     }
     session = Session("t", "p", 1, 1, last, optional=False)
-    return ProducerState(session, producer_bounds(**{**given, **bounds}), BYTES, initial, 30.0)
+    return ProducerQueue(session, producer_bounds(**{**given, **bounds}), BYTES, initial, 30.0)
 
 
-def put(one: ProducerState[Fate], *ids: int | None, now_s: float = 0.0) -> list[Fate]:
+def put(one: ProducerQueue[Fate], *ids: int | None, now_s: float = 0.0) -> list[Fate]:
     fates = [Fate() for _ in ids]
     for given, fate in zip(ids, fates, strict=True):
-        one.take(Prepared(b"m", None, None, given), fate, now_s)
+        one.put_numbered(Prepared(b"m", None, None, given), fate, now_s)
     return fates
 
 
-def taken(one: ProducerState[Fate], now_s: float = 0.0) -> list[int]:
+def taken(one: ProducerQueue[Fate], now_s: float = 0.0) -> list[int]:
     parcel, _ = one.work(now_s)
     assert parcel is not None
-    return list(parcel.request.sequence_ids or [])
+    return list(parcel.request().sequence_ids or [])
 
 
-def settle(one: ProducerState[Fate]) -> None:
-    assert one.waiting.under_way is not None
-    one.delivered(one.waiting.under_way)
+def under_way(one: ProducerQueue[Fate]) -> Any:
+    """The one batch that is being delivered."""
+    return one._lanes["t"].under_way
+
+
+def settle(one: ProducerQueue[Fate]) -> None:
+    one.settled(under_way(one))
 
 
 # --- numbers -----------------------------------------------------------------------------------------
@@ -83,32 +87,32 @@ def settle(one: ProducerState[Fate]) -> None:
 
 @pytest.mark.parametrize(("last", "initial", "first"), [(-1, None, 0), (7, None, 8), (-1, 5, 5), (7, 3, 3), (7, 0, 0)])
 def test_the_first_automatic_id_is_the_next_one_unless_it_is_said(last: int, initial: int | None, first: int):
-    one = producer_state(last=last, initial=initial)
+    one = producer_queue(last=last, initial=initial)
     put(one, None, None)
     assert taken(one) == [first, first + 1]
 
 
 def test_explicit_and_automatic_ids_are_never_mixed():
-    one = producer_state()
+    one = producer_queue()
     put(one, 4)
     with pytest.raises(ValueError, match="some have none"):
         put(one, None)
     with pytest.raises(SequenceIdsMixed):
-        one.take_whole(whole_request([b"x"], BYTES)[0], None, Fate(), 0)
-    other = producer_state()
+        one.put_whole(whole_request([b"x"], BYTES)[0], None, Fate(), 0)
+    other = producer_queue()
     put(other, None)
     with pytest.raises(SequenceIdsMixed):
         put(other, 9)
     with pytest.raises(SequenceIdsMixed):
-        producer_state().take_whole(whole_request([b"x", b"y"], BYTES)[0], [1, None], Fate(), 0)
+        producer_queue().put_whole(whole_request([b"x", b"y"], BYTES)[0], [1, None], Fate(), 0)
 
 
 @pytest.mark.parametrize("ids", [[2, 2], [3, 1], [1], [-1, 4], [True, 2], [1, 1 << 63]])
 def test_ids_that_are_none_are_refused_before_anything_is_sent(ids: list[int]):
-    one = producer_state()
+    one = producer_queue()
     with pytest.raises(InvalidSequenceIds):
-        one.take_whole(whole_request([b"x", b"y"], BYTES)[0], ids, Fate(), 0)
-    assert one.waiting.pending == 0
+        one.put_whole(whole_request([b"x", b"y"], BYTES)[0], ids, Fate(), 0)
+    assert one.pending == 0
     put(one, None)
     assert taken(one) == [0]
 
@@ -117,18 +121,18 @@ def test_ids_that_are_none_are_refused_before_anything_is_sent(ids: list[int]):
 
 
 def test_one_request_is_under_way_and_what_comes_meanwhile_is_gathered():
-    one = producer_state()
+    one = producer_queue()
     put(one, None)
     assert taken(one) == [0]
     put(one, None, None, None)
     assert one.work(0) == (None, [])
     settle(one)
     assert taken(one) == [1, 2, 3]
-    assert one.waiting.pending == 3
+    assert one.pending == 3
 
 
 def test_ids_that_go_back_begin_another_request():
-    one = producer_state()
+    one = producer_queue()
     put(one, 5, 6, 6, 2, 9)
     found = []
     for _ in range(3):
@@ -138,50 +142,49 @@ def test_ids_that_go_back_begin_another_request():
 
 
 def test_messages_that_were_given_together_are_a_request_of_their_own():
-    one = producer_state()
+    one = producer_queue()
     put(one, None)
-    one.take_whole(whole_request([b"x"] * 6, BYTES)[0], None, Fate(), 0)
+    one.put_whole(whole_request([b"x"] * 6, BYTES)[0], None, Fate(), 0)
     put(one, None)
     found = []
     for _ in range(3):
         found.append(taken(one))
         settle(one)
     assert found == [[0], [1, 2, 3, 4, 5, 6], [7]]
-    assert (one.waiting.pending, one.waiting.pending_bytes) == (0, 0)
+    assert (one.pending, one.pending_bytes) == (0, 0)
 
 
 def test_attributes_and_ttls_of_each_message_go_along():
-    one = producer_state()
-    one.take(prepared(Outgoing(b"a", 5), BYTES, None, {"h": "1"}, "key"), Fate(), 0)
+    one = producer_queue()
+    one.put_numbered(prepared(Outgoing(b"a", 5), BYTES, None, {"h": "1"}, "key"), Fate(), 0)
     put(one, None)
     parcel, _ = one.work(0)
     assert parcel is not None
-    assert parcel.request.attributes == [{"h": "1", "routingKey": "key"}, {}]
-    assert parcel.request.message_ttls_s == [5, None]
+    assert parcel.request().attributes == [{"h": "1", "routingKey": "key"}, {}]
+    assert parcel.request().message_ttls_s == [5, None]
 
 
 def test_lingering_ends_with_a_full_request_or_a_flush():
-    one = producer_state(linger_ms=1000)
+    one = producer_queue(linger_ms=1000)
     put(one, None)
     assert one.next_s() == 1.0
     put(one, None, None, None)
     assert taken(one) == [0, 1, 2, 3]
     settle(one)
     put(one, None)
-    one.waiting.flushing = True
+    one.flushing = True
     assert taken(one) == [4]
 
 
 # --- failures ----------------------------------------------------------------------------------------
 
 
-def failed(one: ProducerState[Fate], error: Any) -> list[Any]:
-    assert one.waiting.under_way is not None
-    return one.failed(one.waiting.under_way, error)
+def failed(one: ProducerQueue[Fate], error: Any) -> list[Any]:
+    return one.failed(under_way(one), error, 0.0)
 
 
 def test_a_refused_message_with_an_automatic_id_fails_alone():
-    one = producer_state()
+    one = producer_queue()
     fates = put(one, None, None, None)
     assert taken(one) == [0, 1, 2]
     assert failed(one, MessageTooLarge()) == []
@@ -195,7 +198,7 @@ def test_a_refused_message_with_an_automatic_id_fails_alone():
 
 
 def test_a_refused_message_with_an_id_of_its_own_stops_its_producer_and_nothing_overtakes_it():
-    one = producer_state()
+    one = producer_queue()
     fates = put(one, 1, 2, 3)
     taken(one)
     put_later = put(one, 7)
@@ -206,7 +209,7 @@ def test_a_refused_message_with_an_id_of_its_own_stops_its_producer_and_nothing_
     failed(one, MessageTooLarge())
     assert taken(one) == [2]
     ended = failed(one, MessageTooLarge())
-    assert [each.futures for each in ended] == [[fates[1]], [fates[2], put_later[0]]]
+    assert [each.futures for each in ended] == [[fates[1]], [fates[2]], put_later]
     assert isinstance(ended[1].error, ProducerStopped)
     assert ended[1].error.outcome == "not-applied"
     with pytest.raises(ProducerStopped):
@@ -214,13 +217,13 @@ def test_a_refused_message_with_an_id_of_its_own_stops_its_producer_and_nothing_
 
 
 def test_after_an_unknown_outcome_automatic_ids_go_on_and_explicit_ones_stop():
-    one = producer_state()
+    one = producer_queue()
     put(one, None)
     taken(one)
     failed(one, OutcomeUnknown())
     put(one, None)
     assert taken(one) == [1]
-    other = producer_state()
+    other = producer_queue()
     put(other, 4)
     taken(other)
     failed(other, OutcomeUnknown())
@@ -229,8 +232,8 @@ def test_after_an_unknown_outcome_automatic_ids_go_on_and_explicit_ones_stop():
 
 
 def test_whoever_waits_for_a_request_decides_himself_what_follows():
-    one = producer_state()
-    one.take_whole(whole_request([b"x"], BYTES)[0], [3], Fate(), 0)
+    one = producer_queue()
+    one.put_whole(whole_request([b"x"], BYTES)[0], [3], Fate(), 0)
     taken(one)
     behind = put(one, 4)
     ended = failed(one, OutcomeUnknown())
@@ -241,7 +244,7 @@ def test_whoever_waits_for_a_request_decides_himself_what_follows():
 
 
 def test_who_was_fenced_off_is_told_so_for_all_that_waits():
-    one = producer_state()
+    one = producer_queue()
     put(one, None)
     taken(one)
     behind = put(one, None)
@@ -253,17 +256,17 @@ def test_who_was_fenced_off_is_told_so_for_all_that_waits():
 
 
 def test_what_waited_too_long_is_given_up():
-    one = producer_state()
+    one = producer_queue()
     fates = put(one, None, None)
     parcel, ended = one.work(121)
     assert parcel is None
     assert [sent for each in ended for sent in each.futures] == fates
-    assert (one.waiting.pending, one.waiting.pending_bytes) == (0, 0)
+    assert (one.pending, one.pending_bytes) == (0, 0)
 
 
-def whole(one: ProducerState[Fate], limit_s: float | None, *ids: int, now_s: float = 0.0) -> Fate:
+def whole(one: ProducerQueue[Fate], limit_s: float | None, *ids: int, now_s: float = 0.0) -> Fate:
     fate = Fate()
-    one.take_whole(whole_request([b"w"], BYTES)[0], ids or None, fate, now_s, limit_s)
+    one.put_whole(whole_request([b"w"], BYTES)[0], ids or None, fate, now_s, limit_s)
     return fate
 
 
@@ -272,7 +275,7 @@ def lost(ended: list[Any]) -> list[Any]:
 
 
 def test_a_deadline_of_ones_own_counts_while_another_request_is_under_way():
-    one = producer_state()
+    one = producer_queue()
     put(one, None)
     taken(one)
     fates = put(one, None)
@@ -284,25 +287,25 @@ def test_a_deadline_of_ones_own_counts_while_another_request_is_under_way():
     assert (parcel, lost(ended)) == (None, [short])
     assert "within 1 s" in ended[0].error.detail
     assert ended[0].error.outcome == "not-applied"
-    assert (one.next_s(), one.waiting.pending) == (120, 3)
+    assert (one.next_s(), one.pending) == (120, 3)
     settle(one)
     assert taken(one, 2) == [1, 3]
     settle(one)
-    assert (one.next_s(), one.waiting.pending, one.waiting.pending_bytes) == (None, 0, 0)
+    assert (one.next_s(), one.pending, one.pending_bytes) == (None, 0, 0)
 
 
 def test_messages_that_wait_too_long_are_given_up_while_another_request_is_under_way():
-    one = producer_state()
+    one = producer_queue()
     whole(one, 600.0)
     taken(one)
     fates = put(one, None, now_s=5.0)
     assert one.next_s() == 125.0
     assert lost(one.work(125.0)[1]) == fates
-    assert one.waiting.under_way is not None
+    assert under_way(one) is not None
 
 
 def test_a_deadline_longer_than_the_delivery_time_out_is_waited_for():
-    one = producer_state()
+    one = producer_queue()
     put(one, None)
     taken(one)
     long, fates = whole(one, 600.0), put(one, None)
@@ -311,11 +314,11 @@ def test_a_deadline_longer_than_the_delivery_time_out_is_waited_for():
     settle(one)
     parcel, _ = one.work(599.0)
     assert parcel is not None
-    assert (parcel.futures, one.waiting.until_s(parcel)) == ([long], 600)
+    assert (parcel.futures, one.until_s(parcel.items[0])) == ([long], 600)
 
 
 def test_with_ids_of_ones_own_what_is_behind_a_late_one_ends_and_what_is_before_goes_on():
-    one = producer_state()
+    one = producer_queue()
     put(one, 1)
     taken(one)
     put(one, 2)
@@ -330,7 +333,7 @@ def test_with_ids_of_ones_own_what_is_behind_a_late_one_ends_and_what_is_before_
 
 
 def test_with_ids_of_ones_own_a_late_message_stops_its_producer():
-    one = producer_state()
+    one = producer_queue()
     put(one, 1)
     taken(one)
     long, late = whole(one, 600.0, 2), put(one, 3, 4)
@@ -345,14 +348,14 @@ def test_with_ids_of_ones_own_a_late_message_stops_its_producer():
 
 def test_dropping_is_not_for_producers():
     with pytest.raises(InvalidParameter):
-        producer_state(overflow="drop")
+        producer_queue(overflow="drop")
 
 
 # --- lightweight transactions ------------------------------------------------------------------------
 
 
 def test_one_transaction_is_open_at_a_time():
-    one = producer_state()
+    one = producer_queue()
     first = one.begin("k", None, 0)
     with pytest.raises(TransactionInProgress):
         one.begin("k", None, 1)
@@ -367,7 +370,7 @@ def test_one_transaction_is_open_at_a_time():
 
 
 def test_an_aborted_one_uses_up_no_id():
-    one = producer_state()
+    one = producer_queue()
     held = one.begin("k", None, 0)
     held.write(b"x", sequence_id=None, ttl_s=None, now_s=0)
     held.abort()
@@ -456,7 +459,7 @@ def test_its_time_counts_only_while_it_is_open():
 
 
 def test_a_producer_frees_the_buffer_when_the_time_is_over():
-    one = producer_state()
+    one = producer_queue()
     held = one.begin("k", 10, 0)
     write(held, b"x")
     assert one.next_s() == 10

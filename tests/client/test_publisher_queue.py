@@ -87,7 +87,7 @@ def test_a_failed_batch_is_tried_again_before_anything_that_came_later():
     held.put("t", b"1", None, 1, 0)
     batch = held.take(0)
     held.put("t", b"2", None, 2, 0)
-    assert held.failed(batch, ConnectFailed(), 0) is None
+    assert held.failed(batch, ConnectFailed(), 0) == []
     assert held.take(0) is None, "after a pause"
     assert payloads(held.take(1)) == [b"1"]
 
@@ -97,7 +97,7 @@ def test_a_batch_that_may_have_taken_is_not_tried_again_and_its_followers_go_on(
     held.put("t", b"1", None, 1, 0)
     batch = held.take(0)
     held.put("t", b"2", None, 2, 0)
-    lost = held.failed(batch, ConnectionLost(), 0)
+    [lost] = held.failed(batch, ConnectionLost(), 0)
     assert [item.future for item in lost.items] == [1]
     assert lost.error.outcome == "unknown"
     assert held.take(0) is None, "after a pause"
@@ -107,7 +107,7 @@ def test_a_batch_that_may_have_taken_is_not_tried_again_and_its_followers_go_on(
 def test_a_batch_that_may_have_taken_is_tried_again_when_at_least_once_is_wanted():
     held = publisher_queue(retry_unknown=True)
     held.put("t", b"1", None, 1, 0)
-    assert held.failed(held.take(0), ConnectionLost(), 0) is None
+    assert held.failed(held.take(0), ConnectionLost(), 0) == []
     assert payloads(held.take(1)) == [b"1"]
 
 
@@ -129,8 +129,7 @@ def test_one_message_that_is_refused_takes_none_of_its_neighbours_with_it(refuse
     delivered, lost = [], []
     while (batch := held.take(0)) is not None:
         if any(item.future == guilty for item in batch.items):
-            gone = held.failed(batch, refused(), 0)
-            lost += [item.future for item in gone.items] if gone else []
+            lost += [future for gone in held.failed(batch, refused(), 0) for future in gone.futures]
         else:
             delivered += [item.future for item in batch.items]
             held.settled(batch)
@@ -142,7 +141,7 @@ def test_one_message_that_is_refused_takes_none_of_its_neighbours_with_it(refuse
 def test_a_topic_that_is_not_there_fails_at_once():
     held = publisher_queue()
     held.put("t", b"1", None, 1, 0)
-    lost = held.failed(held.take(0), TopicNotFound(), 0)
+    [lost] = held.failed(held.take(0), TopicNotFound(), 0)
     assert isinstance(lost.error, TopicNotFound)
 
 
@@ -171,7 +170,7 @@ def test_an_hour_without_a_daemon_costs_a_bounded_memory_and_drops_the_oldest_in
         batch = held.take(now_s)
         if batch is not None:
             assert held.left_s(batch, now_s) <= 10
-            assert held.failed(batch, ConnectFailed(), now_s) is None
+            assert held.failed(batch, ConnectFailed(), now_s) == []
         highest = max(highest, held.pending_bytes)
     assert highest <= 1 << 20
     assert dropped > 350_000
@@ -223,7 +222,7 @@ def test_each_topic_keeps_the_order_of_calls_whatever_fails(seed: int, messages:
                 if took and random.random() < 0.7:
                     held.settled(batch)
                 else:
-                    assert held.failed(batch, ConnectionLost() if took else Unavailable(), now_s) is None
+                    assert held.failed(batch, ConnectionLost() if took else Unavailable(), now_s) == []
     for order in stored.values():
         first = list(dict.fromkeys(order))
         assert first == sorted(first)
@@ -235,7 +234,8 @@ def test_after_a_time_out_less_goes_at_once_and_more_again_when_it_is_answered()
     for n in range(1_000):
         held.put("t", b"x" * 100, None, n, 0)
     late = held.take(0)
-    assert held.failed(late, DeadlineExceeded("late", outcome="unknown"), 0).items == late.items
+    [lost] = held.failed(late, DeadlineExceeded("late", outcome="unknown"), 0)
+    assert lost.items == late.items
     sizes = []
     while (batch := held.take(10)) is not None:
         sizes.append(len(batch.items))
@@ -252,7 +252,7 @@ def test_a_batch_that_is_sent_again_after_a_time_out_goes_in_halves_and_in_order
     while (batch := held.take(now_s)) is not None:
         now_s += 1
         if len(batch.items) > 2:
-            assert held.failed(batch, DeadlineExceeded("late", outcome="unknown"), now_s - 1) is None
+            assert held.failed(batch, DeadlineExceeded("late", outcome="unknown"), now_s - 1) == []
         else:
             sent.append(payloads(batch))
             held.settled(batch)
@@ -266,7 +266,7 @@ def test_what_is_no_time_out_leaves_batches_as_large_as_they_are(error: Exceptio
     for n in range(8):
         held.put("t", b"%d" % n, None, n, 0)
     batch = held.take(0)
-    assert held.failed(batch, error, 0) is None
+    assert held.failed(batch, error, 0) == []
     assert held.take(10) is batch
     held.settled(batch)
     assert len(held.take(10).items) == 4

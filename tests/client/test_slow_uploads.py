@@ -14,11 +14,13 @@ from plainsong._async.stream import AsyncStream
 from plainsong._sync import stream as sync_stream
 from plainsong.calls import Answer, Failure, Send
 from plainsong.errors import DeadlineExceeded, OutcomeUnknown
-from plainsong.producer_queue import ProducerQueue, Single, TooSlow, producer_bounds
+from plainsong.producer_queue import Prepared, ProducerQueue, Session, producer_bounds
 from plainsong.protocol.codec import AVRO
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.requests import PublishRequest, Receipt
+from plainsong.publisher_queue import TooSlow
+from plainsong.serializers import BYTES
 from tests.client.simulation import SILENT, Simulation, kind
 
 pytestmark = pytest.mark.usefixtures("both_clients")
@@ -151,16 +153,16 @@ def test_what_a_producer_gathered_goes_in_smaller_requests_after_a_time_out_each
     channel = line.channel()
     opening = {"initial_sequence_id": None, "optional": False, "retention_s": None, "deadline_s": None}
     session = line.run(partial(kind().begin, channel, "t", "p", **opening))
-    queue: ProducerQueue[int] = ProducerQueue(BOUNDS)
+    queue: ProducerQueue[int] = ProducerQueue(session, BOUNDS, BYTES, None, 30.0)
     for number in range(20):
-        queue.put(Single(b"%03d" % number + bytes(500), None, None, number, number, 0.0))
+        queue.put_numbered(Prepared(b"%03d" % number + bytes(500), None, None, None), number, 0.0)
     while (batch := queue.take(line.now_s)) is not None:
-        delivery = kind().Delivery(channel, session, batch.request, 1e6, may_split=len(batch.singles) > 1)
+        delivery = kind().Delivery(channel, session, batch.request(), 1e6, may_split=len(batch.items) > 1)
         try:
             line.run(delivery.run)
-            queue.delivered(batch)
+            queue.settled(batch)
         except PlainsongError as error:
-            assert queue.failed(batch, error, explicit=False) == []
+            assert queue.failed(batch, error, line.now_s) == []
     assert [int(payload[:3]) for payload in topic.payloads] == list(range(20))
     assert queue.pending == 0
     if not arrives:
@@ -169,15 +171,20 @@ def test_what_a_producer_gathered_goes_in_smaller_requests_after_a_time_out_each
 
 @pytest.mark.parametrize("explicit", [False, True])
 def test_what_waits_to_be_sent_again_is_given_up_when_its_time_is_over(explicit: bool):
-    queue: ProducerQueue[int] = ProducerQueue(BOUNDS)
+    session = Session("t", "p", 1, 1, -1, optional=False)
+    queue: ProducerQueue[int] = ProducerQueue(session, BOUNDS, BYTES, None, 30.0)
+
+    def put(number: int, now_s: float) -> None:
+        queue.put_numbered(Prepared(b"x", None, None, number if explicit else None), number, now_s)
+
     for number in range(6):
-        queue.put(Single(b"x", None, None, number, number, 0.0))
+        put(number, 0.0)
     batch = queue.take(0.0)
     assert batch is not None
-    assert queue.failed(batch, TooSlow("no answer"), explicit=explicit) == []
-    queue.put(Single(b"x", None, None, 6, 6, BOUNDS.delivery_timeout_s - 1))
-    assert queue.overdue(BOUNDS.delivery_timeout_s - 1, explicit=explicit) == []
-    ended = queue.overdue(BOUNDS.delivery_timeout_s, explicit=explicit)
+    assert queue.failed(batch, TooSlow("no answer"), 0.0) == []
+    put(6, BOUNDS.delivery_timeout_s - 1)
+    assert queue.overdue(BOUNDS.delivery_timeout_s - 1) == []
+    ended = queue.overdue(BOUNDS.delivery_timeout_s)
     given_up = [future for each in ended for future in each.futures]
     # Whoever gives the ids decides what becomes of what is behind them.
     assert given_up == (list(range(7)) if explicit else list(range(6)))
