@@ -4,7 +4,7 @@ glibc gives memory back to the kernel as soon as more than 128 KiB at the end of
 largest block at most, and has a mapping for each large block. A page of 10 000 messages is one block of a megabyte and
 twenty of a tenth of that, all freed when it has been sent: so each page gave all of it back, and had the kernel map and
 clear it again, 640 pages of memory at a time. Measured with one client that reads page after page: 7.6 ms of processor
-time a page instead of 6.1, and 8.9 instead of 7.3 of messages that came in small requests (docs/design.md).
+time a page instead of 6.1, and 8.9 instead of 7.3 of messages that came in small requests.
 """
 
 from __future__ import annotations
