@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.state import TopicState
     from plainsong.protocol.transactions.transaction import Authority
     from storage.backup.folder import BackupFolder
-    from storage.base import Row, StoreView
+    from storage.base import RawRow, Row, StoreView
     from storage.copy_parts import Part
 
 #: What the epochs of all producers grow by: more sessions than anybody opened between a backup and its loss.
@@ -129,6 +129,8 @@ class RestoredStore:
     """``storage.base.Store`` of what a backup is to become; it can only be read."""
 
     traits = StoreTraits("backup", "it is only read", None, whole_commits=True)
+    bell = None
+    topics_number = None
 
     def __init__(self, folder: BackupFolder, manifest: Mapping[str, Any], request: RestoreRequest, now_ms: int) -> None:
         """Use ``open``."""
@@ -495,6 +497,20 @@ class RestoredStore:
         """See ``Store.may_have``."""
         del table
         return start < stop
+
+    async def file_of(self, table: Table, key: bytes) -> None:
+        """See ``Store.file_of``; a row is made of several objects."""
+        del table, key
+        await trio.lowlevel.checkpoint()
+
+    async def begin_files(self) -> NoReturn:
+        """See ``Store.begin_files``; refused."""
+        raise _only_read()
+
+    async def scan_raw(self, table: Table, start: bytes, stop: bytes, take: Callable[[list[RawRow]], object]) -> None:
+        """See ``Store.scan_raw``; of an object that is damaged nothing is given."""
+        del table, start, stop, take
+        await trio.lowlevel.checkpoint()
 
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> NoReturn:
         """See ``Store.reclaim``; refused."""

@@ -32,7 +32,7 @@ from plainsong.protocol.keys import (
     topic_range,
 )
 from plainsong.protocol.names import TopicName
-from storage.base import NamesFiles, StoreError, Unreadable
+from storage.base import StoreError, Unreadable
 from storage.cleaning import is_message, is_payload
 from storage.damage import approach, behind, last_before, read_around, shown_place
 from storage.directory import write_whole
@@ -250,11 +250,9 @@ class Scrub:
             for start, stop in unnamed:
                 await self._rows_of(start, stop, None)
         for each in self._found:
-            if isinstance(self._store, NamesFiles):
-                # Where a whole place cannot be read, its first key may be before that of any row.
-                each.file = await self._store.file_of(each.table, each.first) or await self._store.file_of(
-                    each.table, each.last
-                )
+            # Where a whole place cannot be read, its first key may be before that of any row.
+            each.file = await self._store.file_of(each.table, each.first)
+            each.file = each.file or await self._store.file_of(each.table, each.last)
         if report.unread:
             await self._end_incomplete()
             return False

@@ -25,7 +25,7 @@ from plainsong.protocol.errors import LowSpace, NotFound, OutcomeUnknown
 from plainsong.protocol.ids import FIRST_BOUND, POSITION_BYTES, ordinal, position_at, unpack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.topic.asks import Cleaned, Look, NoteSetAside, PlanCleaning, SliceCleaned, Stats
-from storage.base import BeginsFiles, ReadsRaw, StoreError, read_rows
+from storage.base import StoreError, read_rows
 from storage.cleaning import counted, is_message, is_payload, is_reference, payloads_of
 from storage.damage import read_around
 from storage.directory import sync_directory
@@ -140,7 +140,7 @@ class SetAsides:
             raise StoreError(f"{error.detail}; no row was touched", hint="look at the disk, and do it again") from error
 
     async def _remove(self, name: TopicName, work: _Work, stretch: Stretch, prefix: bytes) -> None:
-        if stretch.gaps and isinstance(self._store, BeginsFiles):
+        if stretch.gaps:
             # What is published from now on would stand in the damaged block's range of keys, and could not be read.
             await self._store.begin_files()
         note = NoteSetAside(work.span.generation, stretch.first, stretch.last, stretch.known_rows)
@@ -192,7 +192,7 @@ class _Work:
     async def _read(self, store: Store, table: Table, start: bytes, stop: bytes, end: bytes) -> list[Gap]:
         """Read a range, and of places that cannot be read what the store has there."""
         gaps = await read_around(store, table, start, stop, end, self._take(table))
-        if isinstance(store, ReadsRaw) and self._file is not None:
+        if self._file is not None:
             for gap in gaps:
                 await store.scan_raw(table, gap.start, gap.stop, partial(self._keep_raw, table))
         return gaps

@@ -85,7 +85,7 @@ from broker.thrift import THRIFT, GrantedMethods, TephraMethods, serve_thrift
 from broker.tracing import traced
 from plainsong.protocol.codec import avro
 from plainsong.protocol.topic.state import TopicLimits
-from storage.base import HasBell, WritesInline
+from storage.base import WritesInline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -651,7 +651,7 @@ async def serve(
             begin=daemon.begin,
             peers=peers,
             turns=daemon.directory.environment.turns,
-            bell=daemon.store.bell if isinstance(daemon.store, HasBell) else None,
+            bell=daemon.store.bell,
             accounting=daemon.accounting,
             descriptors=daemon.descriptors,
             task_status=task_status,

@@ -178,62 +178,11 @@ class WritesInline(Protocol):
         """Write what was gathered as one, and call each ``completed``, before this returns."""
 
 
-@runtime_checkable
-class HasBell(Protocol):
-    """A store whose threads wake the event loop."""
-
-    bell: Bell
-
-
-@runtime_checkable
-class NumbersTopics(Protocol):
-    """A store that nobody else writes to, and that numbers the changes of its topics' rows."""
-
-    @property
-    def topics_number(self) -> int | None:
-        """Another number once a topic's row of the metadata table has changed, before that is acknowledged; never waits.
-
-        Where it is the same as before, so are these rows. None: it is not known just now, as while the store is being
-        opened again.
-        """
-        ...
-
-
-@runtime_checkable
-class NamesFiles(Protocol):
-    """A store that can say where on the disk a row stands."""
-
-    async def file_of(self, table: Table, key: bytes) -> str | None:
-        """The file or folder, relative to the store's directory, where the row with this key would be; None: none."""
-        ...
-
-
-@runtime_checkable
-class BeginsFiles(Protocol):
-    """A store whose files are read together, so that damage in one keeps later rows from being read."""
-
-    async def begin_files(self) -> None:
-        """Write rows to files of their own from now on, beside those there are. Raises StoreError."""
-        ...
-
-
 class RawRow(NamedTuple):
-    """A row of the store's own, with whatever the store has there."""
+    """A row as the store keeps it, with all its cells; a store may keep several rows of a table in one."""
 
     key: bytes
     cells: Mapping[bytes, bytes]
-
-
-@runtime_checkable
-class ReadsRaw(Protocol):
-    """A store that has the bytes also of what is ``Unreadable``; its ``drop`` removes that too."""
-
-    async def scan_raw(self, table: Table, start: bytes, stop: bytes, take: Callable[[list[RawRow]], object]) -> None:
-        """Give the store's own rows that are unreadable, and end in ``[start, stop)`` of a topic, to ``take``.
-
-        ``take`` runs off the event loop. Raises StoreError.
-        """
-        ...
 
 
 class Reads(Protocol):
@@ -289,6 +238,20 @@ class Store(Reads, Protocol):
     """Three ordered tables. One task at a time writes a topic; any task may read."""
 
     traits: StoreTraits
+
+    @property
+    def bell(self) -> Bell | None:
+        """What the store's threads wake the event loop with; None: it has no such threads."""
+        ...
+
+    @property
+    def topics_number(self) -> int | None:
+        """Changes whenever a topic's row of the metadata table has changed, before that is acknowledged; never waits.
+
+        While the number stays the same, so do these rows. None: unknown, because the store is being opened again, or
+        because other processes write to it as well.
+        """
+        ...
 
     async def claim(self, name: TopicName) -> Claim:
         """Become the one writer of a topic; a later claim deposes an earlier one.
@@ -356,6 +319,28 @@ class Store(Reads, Protocol):
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
         """Whether there may be rows in a range; never waits. False is certain."""
+        ...
+
+    async def file_of(self, table: Table, key: bytes) -> str | None:
+        """Return where the row with this key would be: a file or folder, relative to the store's directory.
+
+        None: nowhere, or the store does not keep its rows in files of its own. Raises StoreError.
+        """
+        ...
+
+    async def begin_files(self) -> None:
+        """Write rows to new files from now on, so that damage in those there are cannot hide later rows.
+
+        Does nothing in a store where damage never hides other rows. Raises StoreError.
+        """
+        ...
+
+    async def scan_raw(self, table: Table, start: bytes, stop: bytes, take: Callable[[list[RawRow]], object]) -> None:
+        """Give ``take`` the bytes of the rows that are ``Unreadable`` and end in ``[start, stop)`` of a topic.
+
+        ``take`` may run off the event loop. It is not called if the store has no such bytes. Where it is called, ``drop``
+        removes these rows too. Raises StoreError.
+        """
         ...
 
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import trio
 
 from plainsong.protocol.effects import Delete, Put, RollBack, Table, put_one
-from storage.base import NumbersTopics, StoreError, drop_rows
+from storage.base import StoreError, drop_rows
 from storage.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.effects import Expect, Operation
     from plainsong.protocol.names import TopicName
-    from storage.base import Claim, Row, Store, StoreStatistics, StoreView
+    from storage.base import Claim, RawRow, Row, Store, StoreStatistics, StoreView
 
 Op = Literal["claim", "write", "discard", "get", "scan", "reclaim"]
 
@@ -117,6 +117,7 @@ class FaultyStore(Faults):
     def __init__(self, inner: Store) -> None:
         super().__init__()
         self.traits = replace(inner.traits, whole_commits=False, drops_ranges=False)
+        self.bell = inner.bell
         self.inner = inner
         self._broken = False
         self._closed = False
@@ -207,10 +208,21 @@ class FaultyStore(Faults):
 
     @property
     def topics_number(self) -> int | None:
-        """See ``NumbersTopics``."""
-        if self._broken or not isinstance(self.inner, NumbersTopics):
-            return None
-        return self.inner.topics_number
+        """See ``Store.topics_number``."""
+        return None if self._broken else self.inner.topics_number
+
+    async def file_of(self, table: Table, key: bytes) -> str | None:
+        """See ``Store.file_of``."""
+        return await self.inner.file_of(table, key)
+
+    async def begin_files(self) -> None:
+        """See ``Store.begin_files``."""
+        self._refuse_if_broken()
+        await self.inner.begin_files()
+
+    async def scan_raw(self, table: Table, start: bytes, stop: bytes, take: Callable[[list[RawRow]], object]) -> None:
+        """See ``Store.scan_raw``."""
+        await self.inner.scan_raw(table, start, stop, take)
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``."""

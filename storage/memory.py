@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.effects import Expect, Operation
     from plainsong.protocol.names import TopicName
-    from storage.base import Row
+    from storage.base import RawRow, Row
 
 #: Keys that a walk takes at once, so that it holds no position in a list that other tasks change.
 _WALK_KEYS = 256
@@ -152,6 +152,7 @@ class MemoryStore:
         max_row_bytes=None,
         whole_commits=True,
     )
+    bell = None
 
     def __init__(self) -> None:
         self.tables = {table: MemoryTable() for table in Table}
@@ -211,8 +212,23 @@ class MemoryStore:
 
     @property
     def topics_number(self) -> int | None:
-        """See ``NumbersTopics``."""
+        """See ``Store.topics_number``."""
         return None if self._closed else self.tables[Table.METADATA].changes
+
+    async def file_of(self, table: Table, key: bytes) -> str | None:
+        """See ``Store.file_of``: there are no files."""
+        del table, key
+        await self._enter()
+        return None
+
+    async def begin_files(self) -> None:
+        """See ``Store.begin_files``: nothing in memory is damaged."""
+        await self._enter()
+
+    async def scan_raw(self, table: Table, start: bytes, stop: bytes, take: Callable[[list[RawRow]], object]) -> None:
+        """See ``Store.scan_raw``: every row can be read."""
+        del table, start, stop, take
+        await self._enter()
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``Store.get``."""

@@ -26,7 +26,6 @@ from plainsong.protocol.properties import parse_properties
 from plainsong.protocol.records import Metadata
 from plainsong.protocol.topic.asks import Create, Describe, Remove, SetProperties, Undelete
 from plainsong.protocol.topic.producer_state import effective_policy
-from storage.base import NumbersTopics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -79,8 +78,8 @@ class KeptNames:
     #: What a list takes beside its bytes and the namespace's.
     LIST_BYTES = 512
 
-    def __init__(self, store: object) -> None:
-        self._store = store if isinstance(store, NumbersTopics) else None
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._number: int | None = None
         self._bodies: dict[str, bytes] = {}
         self._bytes = 0
@@ -88,7 +87,7 @@ class KeptNames:
     @property
     def number(self) -> int | None:
         """The store's, which is another one once a topic has changed; None: it is not known."""
-        return None if self._store is None else self._store.topics_number
+        return self._store.topics_number
 
     def get(self, namespace: str) -> bytes | None:
         """The list as a body, if it is kept and no topic has changed since."""

@@ -68,6 +68,10 @@ class LiveView:
 class HBaseStore:
     """``storage.base.Store`` on three tables of HBase, which other instances may share."""
 
+    bell = None
+    #: Other instances create and delete topics, too.
+    topics_number = None
+
     def __init__(self, pool: Pool, tables: Tables, options: HBaseOptions) -> None:
         """Use ``open``."""
         self.traits = StoreTraits(
@@ -186,11 +190,23 @@ class HBaseStore:
         return len(keys)
 
     async def scan_raw(self, table: Table, start: bytes, stop: bytes, take: Callable[[list[RawRow]], object]) -> None:
-        """See ``ReadsRaw.scan_raw``."""
+        """See ``Store.scan_raw``."""
         self._refuse_if_closed()
         await self._reader.damaged(
             table, start, stop, lambda found: take([RawRow(row.key, row.columns) for row in found])
         )
+
+    async def file_of(self, table: Table, key: bytes) -> str | None:
+        """See ``Store.file_of``: HBase's files are its own."""
+        del table, key
+        self._refuse_if_closed()
+        await trio.lowlevel.checkpoint()
+        return None
+
+    async def begin_files(self) -> None:
+        """See ``Store.begin_files``: a cell that cannot be read hides no other."""
+        self._refuse_if_closed()
+        await trio.lowlevel.checkpoint()
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
         """See ``Store.may_have``; HBase would have to be asked."""
