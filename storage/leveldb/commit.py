@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 from plainsong.protocol.effects import Delete, Put, RollBack, Table
 from plainsong.protocol.ids import POSITION_BYTES
 from storage.base import NothingWritten, StoreError, Unreadable, rolled_back
+from storage.leveldb.engine.packs import MARK, PACKED_TABLE, RowEdits, are_many, is_of_topic, packs_of, stored
 from storage.leveldb.metadata import ROW, Changes, dead_key, encode_entry
-from storage.leveldb.packs import MARK, PACKED_TABLE, RowEdits, are_many, is_of_topic, packs_of, stored
 from storage.leveldb.view import PinnedView
 from storage.leveldb.volume import JOURNAL
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.effects import Expect, Operation
     from storage.base import Row, StoreConflict
-    from storage.leveldb.database import Database
+    from storage.leveldb.engine.database import Database
     from storage.leveldb.metadata import Metadata
     from storage.leveldb.open_databases import OpenDatabases
     from storage.leveldb.options import LevelDBOptions

@@ -26,10 +26,10 @@ from storage.base import NothingWritten, StoreError, StoreUnusable, Unreadable, 
 from storage.directory import sync_directory
 from storage.leveldb import threads
 from storage.leveldb.commit import PendingWrite, Pin, Replace, Unpin
-from storage.leveldb.compression import Stretch, is_worth_it
-from storage.leveldb.errors import call_failed, without_folders
+from storage.leveldb.engine.compression import Stretch, is_worth_it
+from storage.leveldb.engine.errors import call_failed, without_folders
+from storage.leveldb.engine.packs import RowEdits
 from storage.leveldb.open_databases import VolumeDamaged
-from storage.leveldb.packs import RowEdits
 from storage.leveldb.reads import VolumeReads
 from storage.leveldb.volume import TABLES, Volume, save_index
 from storage.leveldb.volume_list import Listed, ListUnknown, remove_slowly, remove_volume, write_list
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from storage.leveldb.commit import SealedChange, SetChange
-    from storage.leveldb.database import Database
+    from storage.leveldb.engine.database import Database
     from storage.leveldb.metadata import Metadata
     from storage.leveldb.open_databases import OpenDatabases
     from storage.leveldb.options import LevelDBOptions

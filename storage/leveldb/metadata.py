@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from storage.base import Row
-    from storage.leveldb.database import Database, Snapshot
+    from storage.leveldb.engine.database import Database, Snapshot
 
 APPLIED = b"\x00"
 ROW = b"\x01"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from storage.base import StoreDamaged, StoreError, StoreUnusable, Unreadable
 from storage.leveldb import threads
-from storage.leveldb.database import Database
+from storage.leveldb.engine.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from storage.base import StoreDamaged, StoreUnusable, Unreadable
 from storage.directory import DAMAGED_HINT, opening_failed, sync_directory
-from storage.leveldb.database import Database, Shape
+from storage.leveldb.engine.database import Database, Shape
+from storage.leveldb.engine.manifest import check_files
 from storage.leveldb.index import DeadRanges
-from storage.leveldb.manifest import check_files
 from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, TABLES, Volume, log_sizes, save_index
 from storage.leveldb.volume_list import Listed, read_list, remove_unlisted, unlisted, write_list
 from storage.leveldb.volume_set import VolumeSet, estimate_live

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storage.leveldb.compression import VOLUME_BLOCK_BYTES
-from storage.leveldb.database import KIB, MIB, Shape
+from storage.leveldb.engine.compression import VOLUME_BLOCK_BYTES
+from storage.leveldb.engine.database import KIB, MIB, Shape
 
 #: So small that LevelDB keeps the tables of a volume where they are: above a tenth of a table it would move the second
 #: one to a level whose bound of 10 MiB makes it merge.

@@ -14,14 +14,14 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from storage.base import chunks_of_runs
-from storage.leveldb.errors import FOREIGN, call_failed
+from storage.leveldb.engine.errors import FOREIGN, call_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from plainsong.protocol.effects import Table
     from storage.base import Row
-    from storage.leveldb.database import Readable
+    from storage.leveldb.engine.database import Readable
     from storage.leveldb.index import DeadRanges
     from storage.leveldb.open_databases import OpenDatabases
     from storage.leveldb.view import PinnedView

@@ -21,10 +21,10 @@ from storage.base import StoreConflict, StoreDamaged, StoreError, StoreUnusable,
 from storage.directory import METADATA_NAME, VOLUMES_NAME, opening_failed
 from storage.leveldb import threads
 from storage.leveldb.commit import Committer, PendingWrite
-from storage.leveldb.database import Database, size_of
-from storage.leveldb.errors import FOREIGN, call_failed
+from storage.leveldb.engine.database import Database, size_of
+from storage.leveldb.engine.errors import FOREIGN, call_failed
+from storage.leveldb.engine.manifest import check_files
 from storage.leveldb.keeper import Keeper
-from storage.leveldb.manifest import check_files
 from storage.leveldb.metadata import Metadata
 from storage.leveldb.open_databases import OpenDatabases
 from storage.leveldb.opening import first_set, listed_volumes, make_first

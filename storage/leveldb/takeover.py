@@ -33,8 +33,8 @@ from storage.directory import (
     sync_directory,
     write_format,
 )
-from storage.leveldb.database import Database
-from storage.leveldb.errors import FOREIGN, call_failed
+from storage.leveldb.engine.database import Database
+from storage.leveldb.engine.errors import FOREIGN, call_failed
 from storage.leveldb.metadata import ROW
 from storage.leveldb.opening import make_first
 from storage.leveldb.volume_list import LIST_NAME, Listed

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Condition", "Empty", "Lock", "Queue", "Thread", "spawn"]
+__all__ = ["Condition", "Empty", "Lock", "Queue", "Thread", "native_ids", "spawn"]
 
 Lock = threading.Lock
 Condition = threading.Condition
@@ -22,7 +22,15 @@ Thread = threading.Thread
 
 
 def spawn(name: str, run: Callable[[], None]) -> Thread:
-    """Start a thread. It is a daemon thread: if nothing closes the store any more, the thread does not delay the exit."""
+    """Start a thread. It is a daemon thread: if nothing closes the store any more, the thread does not delay the exit.
+
+    Raises RuntimeError: the process may have no more threads.
+    """
     thread = Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
+
+
+def native_ids() -> set[int | None]:
+    """The kernel's ids of all threads that Python has started."""
+    return {each.native_id for each in threading.enumerate()}

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 from storage.base import StoreError, StoreUnusable
 from storage.directory import sync_directory
 from storage.leveldb.commit import ForgetDead, Seal
-from storage.leveldb.errors import FOREIGN, call_failed, without_folders
+from storage.leveldb.engine.errors import FOREIGN, call_failed, without_folders
+from storage.leveldb.engine.packs import PACKED_TABLE, RowEdits, laid_out
 from storage.leveldb.index import DeadRanges, part_within
 from storage.leveldb.open_databases import VolumeDamaged
-from storage.leveldb.packs import PACKED_TABLE, RowEdits, laid_out
 from storage.leveldb.volume import TABLES, Extent, Extents, Volume, group_of, save_index
 from storage.leveldb.volume_list import remove_volume
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.effects import Table
     from storage.leveldb.commit import SetChange
-    from storage.leveldb.database import Database
+    from storage.leveldb.engine.database import Database
     from storage.leveldb.keeper import Keeper
     from storage.leveldb.options import LevelDBOptions
 

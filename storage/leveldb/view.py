@@ -19,7 +19,7 @@ from storage.base import StoreError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from storage.leveldb.database import Database, Readable, Snapshot
+    from storage.leveldb.engine.database import Database, Readable, Snapshot
     from storage.leveldb.metadata import PinnedMetadata
     from storage.leveldb.volume import Volume
     from storage.leveldb.volume_set import VolumeSet

@@ -23,10 +23,10 @@ from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import MESSAGE_TAIL_BYTES, topic_prefix
 from storage.base import StoreDamaged, Unreadable
 from storage.directory import DAMAGED_HINT, sync_directory
-from storage.leveldb.database import MIB, Database, Shape, size_of
-from storage.leveldb.errors import FOREIGN, call_failed
+from storage.leveldb.engine.database import MIB, Database, Shape, size_of
+from storage.leveldb.engine.errors import FOREIGN, call_failed
+from storage.leveldb.engine.packs import PACKED_TABLE
 from storage.leveldb.index import Groups, part_within
-from storage.leveldb.packs import PACKED_TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

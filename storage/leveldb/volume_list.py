@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from storage.base import StoreDamaged
 from storage.directory import DAMAGED_HINT, sync_directory
-from storage.leveldb.shrinking import PAUSE_S, STEP_BYTES, shrunk
+from storage.leveldb.engine.old_logs import PAUSE_S, STEP_BYTES, shrunk
 from storage.leveldb.volume import index_path
 
 if TYPE_CHECKING:

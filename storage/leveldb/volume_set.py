@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from plainsong.protocol.effects import Table
-    from storage.leveldb.database import Snapshot
+    from storage.leveldb.engine.database import Snapshot
     from storage.leveldb.volume import Extents, Volume
 
 

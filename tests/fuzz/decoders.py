@@ -72,8 +72,8 @@ from storage.backup.objects import DamagedObject, decode_rows, encode_row
 from storage.base import StoreDamaged, StoreUnusable
 from storage.directory import read_format
 from storage.inspect.describe import describe
+from storage.leveldb.engine.packs import MARK, Pack, packs_of
 from storage.leveldb.metadata import decode_entry, encode_entry
-from storage.leveldb.packs import MARK, Pack, packs_of
 from storage.leveldb.volume_list import LIST_NAME, Listed, read_list, write_list
 from tests.storage.rows_of_all_kinds import rows_about_producers, rows_about_staging, rows_of_all_kinds
 

@@ -32,11 +32,12 @@ from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.names import TopicName
 from storage.base import NothingWritten, StoreConflict, StoreError
-from storage.leveldb import commit, database, keeper, packs, tidying, view, volume, volume_list
+from storage.leveldb import commit, keeper, tidying, view, volume, volume_list
 from storage.leveldb import tables as tables_module
 from storage.leveldb import threads as seam
 from storage.leveldb.commit import MarkDead, PendingWrite, Seal
-from storage.leveldb.errors import call_failed
+from storage.leveldb.engine import database, newest_log, old_logs, packs
+from storage.leveldb.engine.errors import call_failed
 from storage.leveldb.options import LevelDBOptions
 from storage.leveldb.tables import LevelDBTables
 from tests.schedules import scheduler as sched
@@ -511,7 +512,11 @@ def copied(source: Path, copy: Path) -> bool:
 def outside() -> Iterator[None]:
     """The store without a schedule, for a look at a copy."""
     originals = {"Lock": _LOCK, "Condition": _CONDITION, "Queue": _QUEUE, "Thread": _THREAD}
-    with mock.patch.multiple(seam, **originals), mock.patch.object(_Reached, "world", None):
+    with (
+        mock.patch.multiple(seam, **originals),
+        mock.patch.object(newest_log, "old_logs", old_logs.old_logs),
+        mock.patch.object(_Reached, "world", None),
+    ):
         chosen = sched.scheduler()
         chosen.is_frozen = True
         try:
@@ -593,6 +598,11 @@ def patched(world: World) -> Iterator[None]:
         for owner, name, is_file in _CALLS:
             stack.enter_context(mock.patch.object(owner, name, _reaching(getattr(owner, name), is_file=is_file)))
         stack.enter_context(mock.patch.object(database._GuardedBatch, "__exit__", _exit_of_batch))
+        # LevelDB removes logs in a thread of its own, which no schedule waits for.
+        stack.enter_context(
+            mock.patch.object(newest_log, "old_logs", old_logs.OldLogs(sched.nap, sched.scheduler().point))
+        )
+        stack.enter_context(mock.patch.object(old_logs, "LOOKS", 5))
         stack.enter_context(mock.patch.object(packs, "MIN_ROWS", world.random.choice([2, 32])))
         stack.enter_context(mock.patch.object(_Reached, "world", world))
         yield

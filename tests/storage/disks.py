@@ -13,7 +13,7 @@ import pytest
 from plainsong.protocol.effects import Put, Table
 from plainsong.protocol.names import TopicName
 from storage.base import Store
-from storage.leveldb.torn_end import SECTOR_BYTES
+from storage.leveldb.engine.torn_end import SECTOR_BYTES
 
 NAME = TopicName("ns", "topic")
 

@@ -6,7 +6,7 @@ opening a database for each. ``test_torn_end.py`` compares it with LevelDB itsel
 
 from __future__ import annotations
 
-from storage.leveldb.log_format import BLOCK_BYTES, FIRST, FULL, HEADER, LAST, MIDDLE
+from storage.leveldb.engine.log_format import BLOCK_BYTES, FIRST, FULL, HEADER, LAST, MIDDLE
 
 
 class Refused(Exception):

@@ -9,13 +9,13 @@ import threading
 
 import pytest
 
-from storage.leveldb.background import LOOKS, NICER_BY, BackgroundThread
+from storage.leveldb.engine.background import LOOKS, NICER_BY, BackgroundThread
 
 WRITER = """
 import os, sys, threading, time
 from pathlib import Path
 from storage.leveldb import LevelDBOptions
-from storage.leveldb.database import Database
+from storage.leveldb.engine.database import Database
 
 database = Database(Path(sys.argv[1]), LevelDBOptions().volume_shape(compressed=False), create=True)
 
@@ -47,8 +47,8 @@ def test_leveldbs_thread_gives_way_to_all_others_of_the_process(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     here = os.getpriority(os.PRIO_PROCESS, 0)
-    # The one that waits for old logs, and the one that writes.
-    assert done.stdout.strip() == str([(False, here + NICER_BY), (True, here), (True, here)])
+    # The one that writes, and perhaps the one that waits for old logs.
+    assert done.stdout.strip() in [str([(False, here + NICER_BY), *[(True, here)] * count]) for count in (1, 2)]
 
 
 def told(*of_others):

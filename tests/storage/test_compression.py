@@ -14,8 +14,8 @@ from disks import copied_at_once
 
 from plainsong.protocol.ids import pack_position
 from storage.leveldb import LevelDBOptions, LevelDBStore, tidying
-from storage.leveldb.compression import Stretch, is_worth_it
-from storage.leveldb.database import Database
+from storage.leveldb.engine.compression import Stretch, is_worth_it
+from storage.leveldb.engine.database import Database
 from storage.leveldb.volume_list import read_list
 from tests.storage.contract import MESSAGE, NAME, everything
 from tests.storage.tiny_volumes import PREFIX, TINY, key, message, settled

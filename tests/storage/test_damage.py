@@ -14,8 +14,8 @@ from plainsong.protocol.effects import Table
 from storage.base import Row, StoreDamaged, StoreError, StoreUnusable
 from storage.inspect.readonly import open_stopped
 from storage.leveldb import LevelDBOptions, LevelDBStore
-from storage.leveldb.database import Database
-from storage.leveldb.manifest import newest_log
+from storage.leveldb.engine.database import Database
+from storage.leveldb.engine.manifest import newest_log
 from tests.storage.contract import LAST, everything
 
 SMALL = LevelDBOptions(write_buffer_bytes=1 << 16)

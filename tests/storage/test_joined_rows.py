@@ -20,9 +20,9 @@ from plainsong.protocol.topic.asks import Span
 from plainsong.protocol.topic.reading import Paging
 from storage.base import MAX_CHUNK_ROWS, Blocks, chunks_of_runs
 from storage.leveldb import LevelDBOptions, LevelDBStore
-from storage.leveldb.database import Database
-from storage.leveldb.packs import MARK, MIN_ROWS, packs_of, stored
-from storage.leveldb.ranges import JOINED_ROWS, LIST_ROWS, TOGETHER
+from storage.leveldb.engine.database import Database
+from storage.leveldb.engine.packs import MARK, MIN_ROWS, packs_of, stored
+from storage.leveldb.engine.ranges import JOINED_ROWS, LIST_ROWS, TOGETHER
 from tests.storage.contract import LAST
 from tests.storage.fed_in_lists import page_in_lists
 

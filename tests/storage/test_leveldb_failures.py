@@ -21,7 +21,7 @@ from storage.leveldb import LevelDBOptions, LevelDBStore, tidying, volume_list
 from storage.leveldb import commit as commit_module
 from storage.leveldb import keeper as keeper_module
 from storage.leveldb.commit import ForgetDead, MarkDead, PendingWrite, Seal
-from storage.leveldb.database import Database, Shape
+from storage.leveldb.engine.database import Database, Shape
 from storage.leveldb.index import DeadRanges
 from storage.leveldb.keeper import Keeper, Stopped
 from storage.leveldb.tables import LevelDBTables

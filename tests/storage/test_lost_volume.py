@@ -10,7 +10,7 @@ from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import stop_after
 from storage.base import StoreError, Unreadable
 from storage.leveldb import LevelDBOptions, LevelDBStore
-from storage.leveldb.database import Database
+from storage.leveldb.engine.database import Database
 from storage.leveldb.volume_list import read_list, write_list
 from tests.patience import PATIENCE_S
 from tests.storage.contract import MESSAGE, METADATA, NAME, everything

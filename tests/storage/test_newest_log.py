@@ -15,10 +15,10 @@ from disks import newest_log, write_commits, written
 from plainsong.protocol.effects import Put, Table
 from storage.base import StoreError
 from storage.leveldb import LevelDBOptions, LevelDBStore
-from storage.leveldb.database import Database
-from storage.leveldb.log_format import BLOCK_BYTES, HEADER
-from storage.leveldb.newest_log import LARGE_BYTES, SMALL_BYTES, STEP_BYTES, ZEROS_BYTES, NewestLog
-from storage.leveldb.shrinking import MAX_HELD
+from storage.leveldb.engine.database import Database
+from storage.leveldb.engine.log_format import BLOCK_BYTES, HEADER
+from storage.leveldb.engine.newest_log import LARGE_BYTES, SMALL_BYTES, STEP_BYTES, ZEROS_BYTES, NewestLog
+from storage.leveldb.engine.old_logs import MAX_HELD
 from tests.storage.contract import NAME, everything
 from tests.storage.old_logs import removed_logs_freed, until
 from tests.storage.test_leveldb_failures import no_file_beyond

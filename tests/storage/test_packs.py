@@ -21,8 +21,9 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import MessageRow, PlainRows, encode_row, plain_head
 from plainsong.protocol.topic.asks import Span
 from storage.base import Blocks, chunks, chunks_of_runs, read_rows
-from storage.leveldb import LevelDBOptions, LevelDBStore, packs, tidying
-from storage.leveldb.packs import MARK, PACK_BYTES, Pack, PlainPart, PlainParts, packs_of, stored
+from storage.leveldb import LevelDBOptions, LevelDBStore, tidying
+from storage.leveldb.engine import packs
+from storage.leveldb.engine.packs import MARK, PACK_BYTES, Pack, PlainPart, PlainParts, packs_of, stored
 from tests.storage.contract import LAST, everything
 from tests.storage.fed_in_lists import page_in_lists
 from tests.storage.rolling_contract import under

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.leveldb.log_format import BLOCK_BYTES, HEADER
-from storage.leveldb.torn_end import SECTOR_BYTES, torn_record
+from storage.leveldb.engine.log_format import BLOCK_BYTES, HEADER
+from storage.leveldb.engine.torn_end import SECTOR_BYTES, torn_record
 from tests.storage.log_format import Refused, append, read
 
 ROOM = bytes(3 * SECTOR_BYTES)

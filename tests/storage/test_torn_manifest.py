@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from storage.base import StoreDamaged
-from storage.leveldb.database import Database, Shape
-from storage.leveldb.torn_end import SECTOR_BYTES
+from storage.leveldb.engine.database import Database, Shape
+from storage.leveldb.engine.torn_end import SECTOR_BYTES
 from tests.storage.disks import copied_at_once
 
 SHAPE = Shape(1 << 20, 1 << 20, 1 << 20)

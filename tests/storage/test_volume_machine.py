@@ -22,7 +22,8 @@ from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, payload_prefix, stop_after
 from plainsong.protocol.names import TopicName
 from storage.base import Row, StoreView, read_rows
-from storage.leveldb import LevelDBOptions, LevelDBStore, packs
+from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.leveldb.engine import packs
 from storage.memory import MemoryStore
 from tests.storage.contract import LAST, everything
 from tests.storage.rolling_contract import under

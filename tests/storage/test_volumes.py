@@ -23,9 +23,9 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import decode_row
 from storage.base import StoreDamaged, StoreError, StoreUnusable, read_rows
 from storage.leveldb import LevelDBStore, tidying
-from storage.leveldb.database import Database
+from storage.leveldb.engine.database import Database
+from storage.leveldb.engine.old_logs import STEP_BYTES
 from storage.leveldb.keeper import Stopped
-from storage.leveldb.shrinking import STEP_BYTES
 from storage.leveldb.volume import Volume, index_path
 from storage.leveldb.volume_list import MAX_PAUSES_S, remove_slowly
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything

@@ -15,7 +15,8 @@ from plainsong.protocol.effects import Put
 from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.names import TopicName
-from storage.leveldb import LevelDBOptions, LevelDBStore, packs, tidying
+from storage.leveldb import LevelDBOptions, LevelDBStore, tidying
+from storage.leveldb.engine import packs
 from storage.leveldb.volume_list import Listed, read_list, write_list
 from tests.storage.contract import MESSAGE, NAME
 

@@ -1,7 +1,7 @@
 """Leaves out a record that a power cut, or a kill, has torn at the end of a log or manifest, where LevelDB reports damage.
 
 Both files have LevelDB's log format. The log of the database that is written is longer than what was written to it
-(``storage.leveldb.newest_log``), and the rest reads as zeros. When the power goes during a sync, the disk may have stored
+(``storage.leveldb.engine.newest_log``), and the rest reads as zeros. When the power goes during a sync, the disk may have stored
 any sectors of the record under way and not the others, which then read as zeros too; file systems that make a file longer
 may have stored later pages and not an earlier one. LevelDB passes over zeros where a record could begin, and refuses the
 rest.
@@ -27,7 +27,7 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from storage.leveldb.log_format import BLOCK_BYTES, FIRST, FULL, HEADER, LAST, MIDDLE
+from storage.leveldb.engine.log_format import BLOCK_BYTES, FIRST, FULL, HEADER, LAST, MIDDLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from storage.base import StoreDamaged
 from storage.directory import DAMAGED_HINT, opening_failed
-from storage.leveldb.log_format import BLOCK_BYTES, FIRST, FULL, HEADER, LAST, MIDDLE
-from storage.leveldb.torn_end import torn_record
+from storage.leveldb.engine.log_format import BLOCK_BYTES, FIRST, FULL, HEADER, LAST, MIDDLE
+from storage.leveldb.engine.torn_end import torn_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

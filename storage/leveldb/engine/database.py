@@ -17,13 +17,12 @@ from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES
 from storage.base import Blocks, StoreDamaged, StoreError, StoreUnusable
 from storage.directory import opening_failed
-from storage.leveldb.errors import FOREIGN, call_failed
-from storage.leveldb.manifest import check_files
-from storage.leveldb.newest_log import STEP_BYTES, SYNCS_EARLY, NewestLog
-from storage.leveldb.packs import MARK, PACKED_TABLE, Pack, is_of_topic
-from storage.leveldb.ranges import RangeScan, lists_down, lists_up, look_behind, look_for_damage, one_by_one
-from storage.leveldb.shrinking import old_logs
-from storage.leveldb.torn_end import copy_without, cut, torn_ends
+from storage.leveldb.engine.errors import FOREIGN, call_failed
+from storage.leveldb.engine.manifest import check_files
+from storage.leveldb.engine.newest_log import STEP_BYTES, SYNCS_EARLY, NewestLog
+from storage.leveldb.engine.packs import MARK, PACKED_TABLE, Pack, is_of_topic
+from storage.leveldb.engine.ranges import RangeScan, lists_down, lists_up, look_behind, look_for_damage, one_by_one
+from storage.leveldb.engine.torn_end import copy_without, cut, torn_ends
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,7 +57,7 @@ class Shape:
     compressed: bool = True
     """Whether blocks that are written are compressed; each says whether it is, so that any can be read."""
     packed: bool = False
-    """Whether rows of messages may be in packs; see ``storage.leveldb.packs``."""
+    """Whether rows of messages may be in packs; see ``storage.leveldb.engine.packs``."""
 
 
 # The first byte of a key is the table's number; keys of the store's own use begin with 00 or 04.
@@ -273,8 +272,6 @@ class Database(Readable):
         self._has_packs = shape.packed
         self._path = path
         self._failed_write = ""
-        with suppress(RuntimeError):  # there is no further thread: logs are closed at once then
-            old_logs.start()
         # LevelDB begins another log when its buffer is full: more room than a part of it would be of no use.
         self._log = NewestLog(path, min(STEP_BYTES, shape.write_buffer_bytes // 4))
         self._tables = {table: self._db.prefixed_db(byte) for table, byte in _TABLE_BYTE.items()}

@@ -16,8 +16,8 @@ from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import stop_after
 from plainsong.protocol.rows import JOINED_VALUE, PLAIN, PLAIN_GAP, PlainItems
 from storage.base import GROWTH
-from storage.leveldb.errors import FOREIGN
-from storage.leveldb.packs import MARK, PACK_BYTES, Pack, PlainPart, PlainParts
+from storage.leveldb.engine.errors import FOREIGN
+from storage.leveldb.engine.packs import MARK, PACK_BYTES, Pack, PlainPart, PlainParts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

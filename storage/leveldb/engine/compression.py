@@ -11,15 +11,15 @@ import zlib
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from storage.leveldb.database import KIB, MIB
-from storage.leveldb.errors import FOREIGN
+from storage.leveldb.engine.database import KIB, MIB
+from storage.leveldb.engine.errors import FOREIGN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from plainsong.protocol.effects import Table
     from storage.base import Row
-    from storage.leveldb.database import Readable
+    from storage.leveldb.engine.database import Readable
 
 #: A new volume is compressed if that saves this part of what a sample has.
 WORTH_SAVING = 0.1

@@ -1,25 +1,25 @@
-"""LevelDB's own thread, which writes its tables: it gives way to the threads whose work somebody waits for.
+"""Lowers the priority of LevelDB's own thread, which writes tables, below that of the threads that requests wait for.
 
-LevelDB has one such thread for all databases of a process, from when it first writes a table on. On two cores, which the
-daemon and those who ask it keep busy, that thread took one of them for as long as it wrote a table of 32 MiB, and what
-was published meanwhile came to wait. Niced by 5 beside none, 32 connections, 20 000 and 29 000 publishes a second (half
-and three quarters of the most): p99.9 4.7 ms beside 9.6, and 15 beside 29, medians of seven turns. By 10 it was no better
-than by 5, and beside programs that take all there is the thread would get a tenth of a core instead of a quarter.
+LevelDB has one such thread for all databases of a process, from its first table on. On two busy cores it took one of them
+for as long as it wrote a table of 32 MiB, and publishes waited. With 5 added to its niceness the p99.9 of 20 000 publishes
+a second over 32 connections (half of the most) was 4.7 ms instead of 9.6, of 29 000 15 ms instead of 29, medians of seven
+turns. 10 was no better, and next to programs that take all cores the thread would get a tenth of one instead of a quarter.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
 from typing import TYPE_CHECKING
+
+from storage.leveldb import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 NICER_BY = 5
-#: A thread is LevelDB's if it is the only unknown one, so often one look after the other.
+#: A thread is LevelDB's if it is the only unknown one at this many looks in a row.
 LOOKS = 4
 
 
@@ -34,7 +34,7 @@ def _lower_priority(thread: int) -> None:
 
 
 class BackgroundThread:
-    """Looks for LevelDB's thread, and lowers its priority: the one that Python has not begun."""
+    """Finds LevelDB's thread, the one that Python has not started, and lowers its priority."""
 
     def __init__(
         self,
@@ -43,19 +43,19 @@ class BackgroundThread:
     ) -> None:
         self._threads = threads
         self._lower_priority = lower_priority
-        #: Threads that Python does not know, and how often each was there, one look after the other.
+        #: Threads that Python does not know, and at how many looks in a row each was there.
         self._seen: dict[int, int] = {}
         self._is_over = False
 
     def look(self) -> None:
-        """Call this again and again, some milliseconds apart, while a table is being written. Never raises.
+        """Look once; called some milliseconds apart while a table is being written. Never raises.
 
-        A thread of Python's own that just begins or ends is not known to Python, either: so one look is not enough.
+        One look is not enough: Python does not know its own threads either while they begin or end.
         """
         if self._is_over:
             return
         try:
-            unknown = self._threads() - {each.native_id for each in threading.enumerate()}
+            unknown = self._threads() - threads.native_ids()
             self._seen = {thread: self._seen.get(thread, 0) + 1 for thread in unknown}
             if len(unknown) == 1 and min(self._seen.values()) >= LOOKS:
                 self._is_over = True

@@ -31,9 +31,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from storage.leveldb.log_format import BLOCK_BYTES, FIRST, FULL, HEADER
-from storage.leveldb.shrinking import close_quietly, has_name, old_logs
-from storage.leveldb.torn_end import logs_among, newest_log_of
+from storage.leveldb.engine.log_format import BLOCK_BYTES, FIRST, FULL, HEADER
+from storage.leveldb.engine.old_logs import close_quietly, has_name, old_logs
+from storage.leveldb.engine.torn_end import logs_among, newest_log_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from storage.leveldb import LevelDBOptions, newest_log
-from storage.leveldb.database import Database
-from storage.leveldb.shrinking import LOOKS, MAX_HELD, STEP_BYTES, OldLogs
+from storage.leveldb import LevelDBOptions, threads
+from storage.leveldb.engine import newest_log
+from storage.leveldb.engine.database import Database
+from storage.leveldb.engine.old_logs import LOOKS, MAX_HELD, STEP_BYTES, OldLogs
 from tests.storage.old_logs import removed_logs_freed, until
 
 SIZE = 5 * STEP_BYTES // 2
@@ -44,7 +45,6 @@ def opened(path, size=SIZE):
 def taken(*descriptors, nap=no_nap, meanwhile=lambda: None):
     """Logs that have been taken."""
     logs = OldLogs(nap, meanwhile)
-    logs.start()
     for descriptor in descriptors:
         logs.take(descriptor)
     return logs
@@ -72,6 +72,17 @@ def test_a_log_that_has_been_removed_gets_shorter_in_steps_and_is_closed(tmp_pat
     freed(taken(descriptor))
     assert cut == [(3 * STEP_BYTES // 2, False), (STEP_BYTES // 2, False)]
     assert not is_open(file)
+
+
+def test_the_thread_ends_with_the_last_log_and_another_one_has_the_next(tmp_path):
+    logs = OldLogs(no_nap, lambda: None)
+    for number in (3, 4):
+        file = tmp_path / f"00000{number}.log"
+        descriptor = opened(file)
+        file.unlink()
+        logs.take(descriptor)
+        until(lambda: not [each for each in threading.enumerate() if each.name == "old logs"])
+        assert not is_open(file)
 
 
 def test_a_log_keeps_its_length_until_it_is_removed(tmp_path, cut):
@@ -140,10 +151,13 @@ def test_a_file_that_is_held_already_is_not_held_twice(tmp_path):
     assert not is_open(file)
 
 
-def test_without_a_thread_logs_are_closed_at_once(tmp_path):
+def test_where_the_process_may_have_no_more_threads_logs_are_closed_at_once(tmp_path, monkeypatch):
+    def refuse(name, run):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads, "spawn", refuse)
     file = tmp_path / "000003.log"
-    logs = OldLogs()
-    logs.take(opened(file))
+    logs = taken(opened(file))
     assert not logs.count
     assert not is_open(file)
 
