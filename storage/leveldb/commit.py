@@ -356,7 +356,7 @@ class Committer:
             database.make_room(batch.approximate_size())
         if while_syncing is not None:
             if early:
-                database.sync_beside(while_syncing)
+                database.sync_while(while_syncing)
             else:
                 while_syncing()
         if changes:

@@ -172,7 +172,7 @@ def test_ending_what_was_never_begun_is_not_found(cli: Cli, client: Client):
         assert cli("tx", verb, "17", "--yes", code=Exit.NOT_FOUND).err.startswith("error: ")
 
 
-def test_invalidate_hides_and_truncate_takes_off_the_list(cli: Cli, client: Client):
+def test_invalidate_hides_and_truncate_strips_prefix_the_list(cli: Cli, client: Client):
     first, second = published(client, b"a"), published(client, b"b")
     for number in (first, second):
         assert f"{number} is invalid" in cli("tx", "invalidate", str(number), "--yes").out

@@ -182,7 +182,7 @@ class Syncs:
             batch.put(key, value)
             database.make_room(batch.approximate_size())
         if early:
-            database.sync_beside(lambda: None)
+            database.sync_while(lambda: None)
         return self.synced if early else None
 
 

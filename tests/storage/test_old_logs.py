@@ -214,7 +214,7 @@ def with_rows(tmp_path, *, early, rows=600):
             batch.put(b"\2%06d" % number, value)
             database.make_room(batch.approximate_size())
         if beside:
-            database.sync_beside(lambda: None)
+            database.sync_while(lambda: None)
     return database
 
 

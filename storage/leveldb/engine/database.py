@@ -1,6 +1,6 @@
-"""One LevelDB, in blocking calls: its sizes, batches, rows and ranges of rows.
+"""One open LevelDB, in blocking calls: batches, rows, ranges and snapshots.
 
-A store has several: the database of the metadata, and a volume for every stretch of messages.
+A store has several: the metadata's, and one for each volume of messages.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ _AFTER_ALL = b"\xff" * 8
 
 
 class Readable:
-    """The rows of a database, as they are or as they were: what ``Database`` and ``Snapshot`` share."""
+    """Reads of rows, shared by ``Database`` and ``Snapshot``."""
 
     _tables: dict[Table, Any]
     _database: Any
-    """That of plyvel, with all tables."""
+    """plyvel's database or snapshot, with all tables."""
     _has_packs: bool
     """Whether rows of messages may be in packs."""
-    _takes_off = False
-    """Whether its iterators can take off a prefix of keys."""
+    _strips_prefix = False
+    """True if its iterators can strip a prefix from keys."""
 
     def get(self, table: Table, key: bytes, *, packed: bool = True) -> bytes | None:
         """A row's value, None if there is none.
@@ -154,16 +154,16 @@ class Readable:
     def _prefix_of(self, table: Table, start: bytes, stop: bytes) -> bytes:
         """What the keys of all rows of ``[start, stop)`` have before the position; empty if that may differ."""
         prefix = start[:-POSITION_BYTES] if table is PACKED_TABLE else b""
-        return prefix if self._takes_off and stop.startswith(prefix) and is_of_topic(start) else b""
+        return prefix if self._strips_prefix and stop.startswith(prefix) and is_of_topic(start) else b""
 
 
 def _after(byte: bytes) -> bytes:
-    """The key behind all of a table."""
+    """The first key after all keys of a table."""
     return bytes([byte[0] + 1])
 
 
 class Snapshot(Readable):
-    """A database as it was when ``Database.snapshot`` was called, until it is closed."""
+    """A database as it was when ``Database.snapshot`` was called."""
 
     def __init__(self, database: Any, tables: dict[Table, Any], *, has_packs: bool) -> None:
         self._database = database
@@ -231,7 +231,7 @@ def _cut_torn_ends(path: Path, attempt: Callable[[Path], Any]) -> Sequence[tuple
 
 
 class _GuardedBatch:
-    """``Database.batch``: as a generator it would take a microsecond more of each commit."""
+    """``Database.batch``. A generator would cost each commit a microsecond more."""
 
     __slots__ = ("_database", "_real")
 
@@ -255,7 +255,7 @@ class _GuardedBatch:
 class Database(Readable):
     """An open LevelDB. Methods block, are for threads, and raise StoreError; one thread at a time writes."""
 
-    _takes_off = True
+    _strips_prefix = True
 
     def __init__(self, path: Path, shape: Shape, *, create: bool, check: bool = True) -> None:
         """Open ``path``; LevelDB reads its log again.
@@ -288,7 +288,7 @@ class Database(Readable):
           StoreError: it failed, or one before it did; the database must be opened again.
         """
         if self._failed_write:
-            # The log may end in a torn record: what is written behind it is lost, or makes it unreadable.
+            # The log may end in a torn record: anything after it would be lost, or make the log damaged.
             raise StoreError(f"a write failed before, and the database was not opened again: {self._failed_write}")
         self._log.begins()
         try:
@@ -298,7 +298,7 @@ class Database(Readable):
             raise
 
     def write_failed(self, error: BaseException) -> None:
-        """Nothing is written any more. Raises StoreError instead of a foreign error."""
+        """Refuse all further batches. Raises StoreError instead of a foreign error."""
         if not isinstance(error, FOREIGN):
             self._failed_write = repr(error)
             return
@@ -307,19 +307,20 @@ class Database(Readable):
         raise failed from error
 
     def make_room(self, size: int) -> None:
-        """Keep the log longer than what is written to it, which makes a sync cheaper; before a batch of this size is.
+        """Make the log longer before a batch of this size is written, so that its sync is cheaper.
 
-        Every batch is to be synced then: of several that were not, a power cut could tear one that has others behind it.
+        Every such batch must be synced before the next one: of several unsynced ones a power cut could tear one that has
+        others after it.
         """
         self._log.take(size)
 
     @property
     def syncs_early(self) -> bool:
-        """Whether a batch may be written without a sync, for ``sync_beside`` to make it durable."""
+        """True if a batch may be written without a sync, for ``sync_while`` to make it durable."""
         return SYNCS_EARLY and self._log.is_known
 
-    def sync_beside(self, work: Callable[[], object]) -> None:
-        """Make the last batch durable, for which room was made; the disk works on it while ``work`` runs, which never raises.
+    def sync_while(self, work: Callable[[], object]) -> None:
+        """Make the last batch durable, for which room was made. ``work`` runs while the disk syncs; it does not raise.
 
         Raises:
           StoreError: it failed; the database must be opened again.
@@ -335,17 +336,18 @@ class Database(Readable):
             raise
 
     def end_log(self) -> None:
-        """Let go of the log: what is still written is little. For the thread that writes; without, a log takes space for as
-        long as the database is open, although LevelDB has removed it.
+        """Let go of the log, because little more is written. For the thread that writes.
+
+        Otherwise the log takes space while the database is open, although LevelDB has removed it.
         """
         self._log.let_go()
 
     def snapshot(self) -> Snapshot:
-        """The tables as they are now. For the thread that writes: each table is looked at in turn."""
+        """Take a snapshot. For the thread that writes, because the tables are read one after the other."""
         return Snapshot(self._db, self._tables, has_packs=self._has_packs)
 
     def own_rows(self, start: bytes, stop: bytes) -> list[Row]:
-        """Rows of the store's own use, with whole keys."""
+        """The store's own rows of a range, with whole keys. Raises StoreError."""
         try:
             with closing(self._db.iterator(start=start, stop=stop, verify_checksums=True, fill_cache=False)) as rows:
                 found = list(rows)
@@ -357,7 +359,7 @@ class Database(Readable):
             raise call_failed(error, "reading the store's own rows") from error
 
     def outermost_own_key(self, start: bytes, stop: bytes, *, last: bool = False) -> bytes | None:
-        """The first or last whole key of a range, None if it has none. Raises StoreError."""
+        """The first or last whole key of a range; None if it has none. Raises StoreError."""
         try:
             # Verify checksums, and do not cache: a block in the cache is never verified.
             iterator = self._db.iterator(
@@ -387,7 +389,7 @@ class Database(Readable):
         """Write what is in memory to a table file, so that the log is empty."""
         self._log.let_go_of_all()
         try:
-            # Behind all keys: LevelDB writes its memory, and finds no file to merge.
+            # A range after all keys: LevelDB writes its memory, and finds no file to merge.
             self._db.compact_range(start=_AFTER_ALL, stop=_AFTER_ALL + b"\xff")
         except FOREIGN as error:
             raise call_failed(error, "writing a table") from error
@@ -400,10 +402,6 @@ class Database(Readable):
     def table_count(self) -> int:
         """How many tables it has, whether or not their files are there."""
         return sum(int(self._db.get_property(b"leveldb.num-files-at-level%d" % level) or 0) for level in range(_LEVELS))
-
-    def memory_bytes(self) -> int:
-        """What LevelDB holds in memory: rows that are in no table yet, and cached blocks."""
-        return int(self._db.get_property(b"leveldb.approximate-memory-usage") or 0)
 
     def bytes_on_disk(self) -> int:
         """The sizes of its files."""

@@ -1,4 +1,4 @@
-"""Checks, before LevelDB opens a directory, that the files exist which LevelDB takes for granted.
+"""Checks that the files exist which LevelDB takes for granted, before it opens a directory.
 
 LevelDB trusts its manifest. If the manifest has lost its end, LevelDB opens an older state without an error, and
 removes the newer tables as leftovers. The sign is a log file that the older state names and that was removed since:

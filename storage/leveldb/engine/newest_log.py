@@ -1,25 +1,22 @@
-"""The log that LevelDB writes, as its one writer knows it: kept longer than what was written to it, and synced early.
+"""The log that LevelDB appends to: made longer ahead of commits, and synced early.
 
-LevelDB appends each commit to its log and syncs it. Where that makes the file longer, the file system writes its journal
-beside the data, and lets the disk empty its cache twice: on ext4, 1.00 transactions of the journal a commit of 200 bytes
-and 34 sectors, beside 0.06 and 11 where the file was long enough. LevelDB begins to write at the beginning of a log of
-its own and goes on from there, whatever the file's length is, and its reader passes over zeros. ``torn_end`` has what
-that means for a commit that a power cut has torn.
+**Longer.** LevelDB appends each commit to its log and syncs it. If that makes the file longer, the file system writes its
+journal as well and has the disk empty its cache twice: on ext4 1.00 journal transactions and 34 sectors for a commit of
+200 bytes, compared with 0.06 and 11 if the file was long enough. LevelDB writes at an offset that it counts itself,
+whatever the file's length, and its reader passes over zeros. ``torn_end`` deals with what that means for a commit that a
+power cut has torn. Only the length is changed (``ftruncate``), which takes no blocks; ``fallocate`` gained no more. If the
+file system refuses, commits take as long as they would.
 
-The length alone is changed (``ftruncate``), which takes no block from the disk. Setting blocks aside (``fallocate``)
-gained no more. Where the file system refuses, commits take as long as they did.
+**Zeros ahead.** A commit that reaches a new block of the file still costs a journal write for that block, of which a small
+commit needs one every few kilobytes. So zeros are written ahead of small commits. Compared with the length alone, write and
+sync of 1.3 kB took 80 µs instead of 95, of 4.3 kB 85 instead of 128, of 16 kB 100 instead of 144. They take blocks:
+``ZEROS_BYTES`` of the newest log alone. They are written only after the last record, if nothing but zeros was read there.
 
-A commit that comes to a new block of the file still has the journal written, for that block; of a few kilobytes each
-does. So for small ones zeros are written ahead, a stretch at a time. Beside the length alone, write and sync of 1.3 kB
-took 80 µs instead of 95, of 4.3 kB 85 instead of 128, and of 16 kB 100 instead of 144, with less written to the disk: the
-journal takes 17 kB each time. They take blocks: ``ZEROS_BYTES``, of the newest log alone. Zeros go only where it is known
-that LevelDB has written nothing, and where nothing but zeros was read just before.
-
-A synced write of LevelDB hands the data to the disk and waits, then has the disk empty its cache and waits again. A
-writer that has something else to do meanwhile writes without a sync, begins to hand the data over (``begin_sync``), does
-it, and waits only then (``finish_sync``): 25 µs of work beside a sync of 88 µs left it as long as it was. There is a
-descriptor of its own for that. LevelDB begins another log when it likes, so that each time the header of the record is
-read back where it has to be; if it is not there, all logs of the database are synced.
+**Early.** A synced write of LevelDB hands the data to the disk and waits, then has the disk empty its cache and waits
+again. A writer with other work writes without a sync, hands the data over (``begin_sync``), works, and waits only then
+(``finish_sync``): 25 µs of work next to a sync of 88 µs left it as long as it was. The descriptor is our own, and LevelDB
+begins another log when it likes. So the header of the record is read back each time; if it is not where it must be, all
+logs of the database are synced.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ log = logging.getLogger(__name__)
 STEP_BYTES = 1 << 20
 #: A batch of this size takes new blocks of the disk, so that its sync writes the journal however long the file is.
 LARGE_BYTES = 1 << 16
-#: Batches below this size have zeros written ahead of them, so much at a time. Of larger ones writing everything twice
+#: Zeros are written ahead of batches below this size, and how many at a time. With larger ones, writing everything twice
 #: would cost the disk more than its journal.
 SMALL_BYTES = 1 << 14
 ZEROS_BYTES = 1 << 17
@@ -77,28 +74,28 @@ class Syncing:
 
     descriptors: list[int]
     opened: bool = False
-    """Whether they were opened for it, and are closed behind it."""
+    """True if they were opened for this sync, and are closed after it."""
 
 
 class NewestLog:
-    """The newest log of an open database, for the one thread at a time that writes it."""
+    """The newest log of an open database. One thread at a time uses it: the one that writes the database."""
 
     def __init__(self, directory: Path, step_bytes: int) -> None:
         self._directory = directory
         self._step_bytes = step_bytes
         self._name: str | None = None
         self._descriptor = -1
-        #: Whether the file system counts the names of the file.
+        #: True if the file system counts the names of the file.
         self._counts_names = False
         #: How long the file is, and where the next record begins, unless LevelDB has begun another log.
         self._length = 0
         self._end = 0
-        #: Up to where zeros were written ahead.
+        #: Zeros were written ahead up to here.
         self._zeroed = 0
-        #: Where the record of the batch begins that was announced last, and the header that it then has.
+        #: Where the record of the last announced batch begins, and its header: length and kind.
         self._header_at = 0
         self._header = (0, 0)
-        #: Batches that were begun without being announced: where the next record begins is not known.
+        #: Batches that were begun and not announced. Above 0 it is unknown where the next record begins.
         self._unknown = 0
         self._refused = False
 
@@ -107,10 +104,10 @@ class NewestLog:
         self._unknown += 1
 
     def take(self, size: int) -> None:
-        """A batch of this size is written next: make room for it if need be.
+        """Announce that a batch of this size is written next, and make room for it if need be.
 
-        LevelDB begins another log when it likes. That is noticed by ``begin_sync``, or else when the room of the one before
-        would have come to its end; until then the new one grows with each commit.
+        LevelDB begins another log when it likes. ``begin_sync`` notices that; without it, it is noticed when the room of the
+        log before would have been used up, and until then the new log grows with each commit.
         """
         self._unknown -= 1
         begin = self._end
@@ -119,7 +116,7 @@ class NewestLog:
             try:
                 self._make_longer(size)
             except OSError as error:
-                # A log that LevelDB has removed meanwhile, or a file system that cannot: the commit itself is as good.
+                # LevelDB has just removed the log, or the file system cannot do it: the commit only takes longer.
                 self._length = self._end + self._step_bytes
                 if not self._refused:
                     log.info("a log was not made longer ahead of commits", extra={"why": str(error)})
@@ -129,11 +126,11 @@ class NewestLog:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known where the next record begins, unless LevelDB has begun another log."""
+        """True if it is known where the next record begins, unless LevelDB has begun another log."""
         return self._descriptor >= 0 and not self._unknown
 
     def begin_sync(self) -> Syncing:
-        """Begin to make the last batch durable, which was announced and written without a sync.
+        """Begin to make the last batch durable. It was announced, and written without a sync.
 
         Returns:
           What ``finish_sync`` waits for.
@@ -144,14 +141,14 @@ class NewestLog:
         if not self.is_known:
             return Syncing(self._open_all(), opened=True)
         if _begin_writing is not None:
-            # What it says of errors, the sync says as well.
+            # Errors are ignored here: fdatasync reports them.
             _begin_writing(self._descriptor, self._header_at, self._end - self._header_at, _BEGIN_WRITING)
-        # Looked at behind it: the disk is at work.
+        # Only now, so that the disk works in the meantime.
         return Syncing([self._descriptor]) if self._is_there() else Syncing(self._open_all(), opened=True)
 
     @staticmethod
     def finish_sync(syncing: Syncing) -> None:
-        """Wait until it is durable; nobody has let go of the log meanwhile. Raises OSError: it may not be."""
+        """Wait until it is durable. The log has not been let go of since ``begin_sync``. Raises OSError: it may not be."""
         try:
             for descriptor in syncing.descriptors:
                 os.fdatasync(descriptor)
@@ -161,17 +158,17 @@ class NewestLog:
                     os.close(descriptor)
 
     def let_go(self) -> None:
-        """Let go of a file that LevelDB removes soon, or has removed. Idempotent."""
+        """Let go of a log that LevelDB removes soon, or has removed. Idempotent."""
         self._leave(old_logs.take if self._counts_names else close_quietly)
 
     def let_go_of_all(self) -> None:
-        """LevelDB is about to put what is in its memory into a table, and to remove every log that is there now."""
+        """Let go of every log there is: LevelDB is about to write its memory to a table, and to remove them."""
         self.let_go()
         names: list[str] = []
         with suppress(OSError):
             names = logs_among(os.listdir(self._directory))
         for name in names:
-            with suppress(OSError):  # LevelDB has removed it by now
+            with suppress(OSError):  # LevelDB may have removed it by now
                 descriptor = os.open(self._directory / name, os.O_RDWR | os.O_CLOEXEC)
                 if has_name(descriptor):
                     old_logs.take(descriptor)
@@ -179,7 +176,7 @@ class NewestLog:
                     os.close(descriptor)
 
     def close(self) -> None:
-        """Let go of the file, since LevelDB is closed and leaves it. Idempotent."""
+        """Let go of the log when LevelDB is closed, which leaves it in place. Idempotent."""
         self._leave(close_quietly)
 
     def _leave(self, leave: Callable[[int], None]) -> None:
@@ -191,7 +188,7 @@ class NewestLog:
     # --- where records are ------------------------------------------------------------------------
 
     def _place(self, size: int) -> None:
-        """Where a record of this size comes, and the next one behind it: see LevelDB's ``log_format.md``."""
+        """Compute where a record of this size begins and ends: see LevelDB's ``log_format.md``."""
         at = self._end
         room = BLOCK_BYTES - at % BLOCK_BYTES
         if room < HEADER.size:
@@ -207,17 +204,17 @@ class NewestLog:
         self._end = at + HEADER.size + room + blocks * BLOCK_BYTES + (HEADER.size + last if last else 0)
 
     def _is_there(self) -> bool:
-        """Whether the record is where it has to be. Nothing was written there before, so that all read as zeros."""
+        """True if the record is where it must be. Before it was written, zeros stood there."""
         found = os.pread(self._descriptor, HEADER.size, self._header_at)
         return len(found) == HEADER.size and HEADER.unpack(found)[1:] == self._header
 
     def _open_all(self) -> list[int]:
-        """All logs: mostly since there is a new one, which is made longer before the next batch."""
+        """Open every log. Usually LevelDB has begun another one, which is made longer before the next batch."""
         opened: list[int] = []
         names = logs_among(os.listdir(self._directory))
         try:
             for name in names:
-                # One that LevelDB has removed is in a table, which is synced.
+                # The rows of a log that LevelDB has removed are in a synced table.
                 with suppress(FileNotFoundError):
                     opened.append(os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC))
         except BaseException:
@@ -231,19 +228,21 @@ class NewestLog:
         return opened
 
     def _write_zeros(self, begin: int) -> None:
-        """Write zeros from the next page on behind ``begin``, where the last record ends."""
+        """Write zeros from the first page after ``begin`` on. The last record ends at ``begin``."""
         start = begin + -begin % _PAGE_BYTES
         size = min(ZEROS_BYTES, self._step_bytes)
         self._zeroed = start + size
         try:
             there = os.pread(self._descriptor, start + size - begin, begin)
             if there != _ZEROS[: len(there)]:
-                # Somebody has written what was not announced: from now on nothing is known of this log.
+                # A record was written that was not announced: where the next one begins is unknown from now on.
                 self._unknown += 1
                 return
             os.pwrite(self._descriptor, _ZEROS[:size], start)
         except OSError as error:
-            log.debug("no zeros were written ahead of commits", extra={"why": str(error)})  # it is as good without
+            log.debug(
+                "no zeros were written ahead of commits", extra={"why": str(error)}
+            )  # the commit only takes longer
             return
         self._length = max(self._length, self._zeroed)
 
@@ -262,7 +261,7 @@ class NewestLog:
             self._zeroed = self._end
             self._unknown = 0
             self._place(size)
-        # Never shorter: nobody but this thread writes to the log.
+        # Never shorter: only LevelDB, called by this thread, writes to the log.
         length = max(os.fstat(self._descriptor).st_size, self._end) + self._step_bytes
         os.ftruncate(self._descriptor, length)
         self._length = length

@@ -1,9 +1,9 @@
-"""Leaves out a record that a power cut, or a kill, has torn at the end of a log or manifest, where LevelDB reports damage.
+"""Leaves out a record that a power cut or a kill has torn at the end of a log or manifest, if LevelDB refuses to open it.
 
 Both files have LevelDB's log format. The log of the database that is written is longer than what was written to it
-(``storage.leveldb.engine.newest_log``), and the rest reads as zeros. When the power goes during a sync, the disk may have stored
-any sectors of the record under way and not the others, which then read as zeros too; file systems that make a file longer
-may have stored later pages and not an earlier one. LevelDB passes over zeros where a record could begin, and refuses the
+(``newest_log``), and the rest reads as zeros. When the power goes during a sync, the disk may have stored any sectors of
+the record and not the others, which then read as zeros too; a file system that makes a file longer may have stored later
+pages and not an earlier one. LevelDB passes over zeros where a record could begin, and refuses the
 rest.
 
 Only the last record can be torn. In a log, every commit is synced before the next one is written, and nothing is written
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
 #: What a disk stores whole or not at all.
 SECTOR_BYTES = 512
-#: So many zeros at the end of a record say that the rest of it was not written.
+#: Zeros at the end of a record from which on it counts as not written to its end.
 _CUT_BYTES = 8
-#: From so many bytes of a header on, those behind them do not tell where the record ends: its length is among them.
+#: A header that has this many bytes or more before the end of a sector has a part of its length there: if they all read as
+#: zeros, it is not known where the record ends.
 _LENGTH_AT = 5
 _LOG = re.compile(r"\d{6,}\.log\Z")
 _MANIFEST = re.compile(r"MANIFEST-\d{6,}\Z")
@@ -57,7 +58,7 @@ def newest_log_of(names: Iterable[str]) -> str | None:
 
 
 def torn_ends(directory: Path) -> list[tuple[Path, int]]:
-    """The newest log and the manifest of a database, each with the place of its torn record, if it ends in one."""
+    """The newest log and the manifest of a database, if they end in a torn record, with where that begins."""
     names = [newest_log_of(os.listdir(directory)), _manifest_of(directory)]
     found = [(directory / name, torn_record((directory / name).read_bytes())) for name in names if name is not None]
     return [(file, start) for file, start in found if start is not None]
@@ -73,7 +74,7 @@ def _manifest_of(directory: Path) -> str | None:
 
 
 def torn_record(data: bytes) -> int | None:
-    """Where the last record of a log begins, if it may be torn. It is found by headers alone: no checksum is looked at."""
+    """Return where the last record of a log begins if it may be torn. Only headers are read, no checksums."""
     written = len(data.rstrip(b"\0"))
     start = None
     inside = lost = False
@@ -85,10 +86,10 @@ def torn_record(data: bytes) -> int | None:
             continue
         if not inside:
             if lost:
-                return None  # another record, or what it has left, stands behind the torn one
+                return None  # another record, or a part of one, follows the torn one
             start = at
         if _is_lost(data, at, written):
-            # Of its first block nothing more can be told; the next one begins with a header again.
+            # Nothing more is known of its first block; the next one begins with a header again.
             inside = lost = True
             at += left
             continue
@@ -105,7 +106,7 @@ def torn_record(data: bytes) -> int | None:
 
 
 def _is_lost(data: bytes, at: int, written: int) -> bool:
-    """Whether the header at ``at`` was not stored, or not the part of it that says how long the record is."""
+    """True if the header at ``at`` was not stored, or not the part of it that says how long the record is."""
     sector_end = at - at % SECTOR_BYTES + SECTOR_BYTES
     if sector_end - at >= _LENGTH_AT and not any(data[at:sector_end]):
         return True
@@ -116,7 +117,7 @@ def _is_lost(data: bytes, at: int, written: int) -> bool:
 
 
 def _has_hole(data: bytes, start: int, end: int, written: int) -> bool:
-    """Whether a sector of a record, or what it has of its first or last one, reads as zeros, or its end does."""
+    """True if a sector of a record, or its part of its first or last sector, or its end, reads as zeros."""
     if end - written >= _CUT_BYTES:
         return True
     return any(
