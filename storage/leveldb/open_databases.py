@@ -60,11 +60,6 @@ class OpenDatabases:
         """How many are open."""
         return sum(entry.database is not None for entry in list(self._entries.values()))
 
-    def used(self, volume: Volume) -> int:
-        """A number that grows with each lease of the volume; 0 if it is closed."""
-        entry = self._entries.get(volume.name)
-        return entry.used if entry is not None else 0
-
     @contextmanager
     def lease(self, volume: Volume) -> Iterator[Database]:
         """A volume's database, open until the block ends. Raises StoreError: it cannot be opened."""

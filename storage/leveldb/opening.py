@@ -176,7 +176,12 @@ def _check_journal(volumes: Sequence[Volume], metadata: Metadata) -> None:
                 f"{before.name} has lost entries {before.journal_last + 1} to {after.journal_first - 1} of the journal",
                 hint=DAMAGED_HINT,
             )
-    if known and known[-1] is volumes[-1] and max(volume.journal_last for volume in known) < metadata.position:
+    if not known or max(volume.journal_last for volume in known) >= metadata.position:
+        return
+    # The metadata may be ahead only of entries that went with their volume. Of dropped volumes numbers are missing, those
+    # that were rewritten have a suffix.
+    after = volumes[volumes.index(known[-1]) + 1 :]
+    if all(each.number == known[-1].number + at and not each.path.suffix for at, each in enumerate(after, 1)):
         raise StoreDamaged(
             f"the metadata has entry {metadata.position} of the journal, and {known[-1].name} ends before it",
             hint=DAMAGED_HINT,

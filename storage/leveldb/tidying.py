@@ -49,6 +49,9 @@ MAX_STEP_S = 20.0
 #: Pause after each piece, as a multiple of the time it took: rewriting takes a third of a core and of the disk at most.
 _PAUSE_FACTOR = 2.0
 _PIECE_ROWS = 500
+#: Rows of about this many bytes are removed from the database of version 0.1 before LevelDB merges what was around them:
+#: one call, during which the keeper does nothing else.
+SWEPT_BYTES = 16 << 20
 
 
 def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange | None, None, int]:
@@ -312,10 +315,14 @@ def sweep(keeper: Keeper, volume: Volume, until_s: float) -> Generator[float | S
             parts = keeper.volumes.dead[table].dead_parts(extent.first, extent.last + b"\x00")
             if not parts or extent.live > SWEEP_BELOW * extent.size:
                 continue
+            rows = max(_PIECE_ROWS, SWEPT_BYTES * extent.rows // max(1, extent.size))
             for start, stop in parts:
-                yield from _remove(keeper, volume, table, start, stop)
-                with keeper.databases.lease(volume) as database:
-                    database.compact(table, start, stop)
+                while start < stop:
+                    end = yield from _remove(keeper, volume, table, start, stop, rows)
+                    with keeper.databases.lease(volume) as database:
+                        database.compact(table, start, end)
+                    yield 0.0
+                    start = end
             left = _without(keeper, volume, table, group, parts)
             yield from keeper.replace_in_memory(volume, left)
             volume = left
@@ -355,15 +362,19 @@ def _shrunk(keeper: Keeper, extent: Extent, table: Table, removed: Sequence[tupl
     )
 
 
-def _remove(keeper: Keeper, volume: Volume, table: Table, start: bytes, stop: bytes) -> Generator[float, None, None]:
-    byte = bytes([table])
+def _remove(
+    keeper: Keeper, volume: Volume, table: Table, start: bytes, stop: bytes, max_rows: int
+) -> Generator[float, None, bytes]:
+    """Remove up to ``max_rows`` of the rows of a range; returns where the rest begins, or ``stop``."""
+    byte, removed, end = bytes([table]), 0, start
     pauses = _Pauses()
     with keeper.databases.lease(volume) as database:
         try:
             with database.rows(table, start, stop, values=False) as rows:
                 every = iter(rows)
-                while some := list(islice(every, _PIECE_ROWS)):
+                while some := list(islice(every, min(_PIECE_ROWS, max_rows - removed))):
                     yield pauses.next()
+                    removed, end = removed + len(some), some[-1][0] + b"\x00"
                     keeper.before_change(volume, database)
                     # Synced each time: of several batches that were not, a power cut can tear one that has others after
                     # it, which LevelDB takes for damage. They are durable, too, before the dead ranges are forgotten.
@@ -372,6 +383,7 @@ def _remove(keeper: Keeper, volume: Volume, table: Table, start: bytes, stop: by
                             batch.delete(byte + key)
         except FOREIGN as error:
             raise call_failed(error, "removing dead rows") from error
+    return end if removed == max_rows else stop
 
 
 # --- pauses -------------------------------------------------------------------------------------------

@@ -512,11 +512,7 @@ def copied(source: Path, copy: Path) -> bool:
 def outside() -> Iterator[None]:
     """The store without a schedule, for a look at a copy."""
     originals = {"Lock": _LOCK, "Condition": _CONDITION, "Queue": _QUEUE, "Thread": _THREAD}
-    with (
-        mock.patch.multiple(seam, **originals),
-        mock.patch.object(newest_log, "old_logs", old_logs.old_logs),
-        mock.patch.object(_Reached, "world", None),
-    ):
+    with mock.patch.multiple(seam, **originals), mock.patch.object(_Reached, "world", None):
         chosen = sched.scheduler()
         chosen.is_frozen = True
         try:
@@ -598,11 +594,8 @@ def patched(world: World) -> Iterator[None]:
         for owner, name, is_file in _CALLS:
             stack.enter_context(mock.patch.object(owner, name, _reaching(getattr(owner, name), is_file=is_file)))
         stack.enter_context(mock.patch.object(database._GuardedBatch, "__exit__", _exit_of_batch))
-        # LevelDB removes logs in a thread of its own, which no schedule waits for.
-        stack.enter_context(
-            mock.patch.object(newest_log, "old_logs", old_logs.OldLogs(sched.nap, sched.scheduler().point))
-        )
-        stack.enter_context(mock.patch.object(old_logs, "LOOKS", 5))
+        # No schedule decides when LevelDB removes a log.
+        stack.enter_context(mock.patch.object(newest_log, "old_logs", SimpleNamespace(take=old_logs.close_quietly)))
         stack.enter_context(mock.patch.object(packs, "MIN_ROWS", world.random.choice([2, 32])))
         stack.enter_context(mock.patch.object(_Reached, "world", world))
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -380,9 +380,10 @@ async def test_rows_that_die_while_the_volume_of_version_0_1_is_swept_are_swept_
     async def drop() -> None:
         await store.drop(MESSAGE, [(PREFIX, key(count))])
 
-    def remove_and_drop(*arguments: object) -> Iterator[float]:
-        yield from real(*arguments)
+    def remove_and_drop(*arguments: object) -> Generator[float, None, bytes]:
+        end = yield from real(*arguments)
         yield from paused_until(loop, drop)
+        return end
 
     with monkeypatch.context() as patched:
         patched.setattr(tidying, "_remove", remove_and_drop)
@@ -413,6 +414,26 @@ async def test_each_swept_piece_is_durable_before_the_next_and_before_its_rows_a
     assert len(events) > 2
     assert {*events[:-1]} == {"synced"}
     assert events[-1] == "forgotten"
+
+
+async def test_between_two_merges_of_a_swept_volume_the_keeper_does_what_has_arrived(store, monkeypatch):
+    await of_version_0_1(store)
+    events = []
+    compact = Database.compact
+
+    def noted(self: Database, *given: object) -> None:
+        events.append("merged")
+        store._db.keeper._put(lambda: events.append("done"))
+        compact(self, *given)
+
+    monkeypatch.setattr(Database, "compact", noted)
+    monkeypatch.setattr(tidying, "_PIECE_ROWS", 1)
+    monkeypatch.setattr(tidying, "SWEPT_BYTES", 1)
+    await store.tidy()
+    await settled(store)
+    assert len(events) > 4
+    assert events == ["merged", "done"] * (len(events) // 2)
+    assert len(await everything(store)) > 0
 
 
 # --- the next volume, and the list ------------------------------------------------------------------

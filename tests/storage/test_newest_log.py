@@ -255,6 +255,31 @@ def test_a_sync_that_fails_leaves_no_descriptor_and_a_database_that_is_not_writt
         syncs.commit(database, b"\2c", b"3")
 
 
+def test_a_descriptor_whose_close_fails_fails_no_commit_that_was_synced(database, monkeypatch):
+    """As on a network file system, which reports then what an earlier write came to."""
+    syncs = Syncs(monkeypatch)
+    syncs.commit(database, b"\2a", b"1")
+    real, failed = os.close, []
+
+    def fails(descriptor):
+        is_log = os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log")
+        real(descriptor)
+        if is_log:
+            failed.append(descriptor)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "close", fails)
+    database._log._end += 100  # as if it had been counted wrongly: all logs are opened, synced and closed
+    database._log._length = 1 << 30
+    assert syncs.commit(database, b"\2b", b"2")
+    assert failed
+    database.close()
+    assert len(failed) > 1, "its own descriptor of the log, too"
+    again = Database(database._path, SMALL.volume_shape(compressed=False), create=False)
+    assert [key for key, _ in again.own_rows(b"\2", b"\3")] == [b"\2a", b"\2b"]
+    again.close()
+
+
 def test_zeros_are_never_written_over_what_was_not_announced(database, monkeypatch):
     """As if LevelDB had written more than what was counted."""
     syncs = Syncs(monkeypatch)

@@ -22,7 +22,7 @@ from plainsong.protocol.keys import generation_prefix, payload_prefix, stop_afte
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import decode_row
 from storage.base import StoreDamaged, StoreError, StoreUnusable, read_rows
-from storage.leveldb import LevelDBStore, tidying
+from storage.leveldb import LevelDBStore, opening, tidying
 from storage.leveldb.engine.database import Database
 from storage.leveldb.engine.old_logs import STEP_BYTES
 from storage.leveldb.keeper import Stopped
@@ -112,26 +112,34 @@ async def test_no_more_volumes_are_open_than_allowed(store):
     assert store._db.databases.open_count <= TINY.max_open_volumes + 1
 
 
-async def test_a_range_opens_only_the_volumes_that_have_rows_of_it(store):
+def leases(store: LevelDBStore, monkeypatch: pytest.MonkeyPatch) -> set[Volume]:
+    """The volumes whose databases are leased from now on."""
+    found: set[Volume] = set()
+    acquire = store._db.databases.acquire
+    monkeypatch.setattr(store._db.databases, "acquire", lambda volume: found.add(volume) or acquire(volume))
+    return found
+
+
+async def test_a_range_opens_only_the_volumes_that_have_rows_of_it(store, monkeypatch):
     await fill(store, 60)
     await settled(store)
-    all_volumes, used = store._db.sets.current.all, store._db.databases.used
-    before = {volume: used(volume) for volume in all_volumes}
+    all_volumes = store._db.sets.current.all
+    leased = leases(store, monkeypatch)
     rows = await read_rows(store, MESSAGE, key(30), key(32), limit=10)
     assert [found for found, _ in rows] == [key(30), key(31)]
     assert store._db.sets.current.all == all_volumes
-    assert 1 <= sum(used(volume) > before[volume] for volume in all_volumes) <= 2
+    assert 1 <= len(leased) <= 2
 
 
-async def test_a_topic_of_which_a_volume_has_nothing_does_not_open_it(store):
+async def test_a_topic_of_which_a_volume_has_nothing_does_not_open_it(store, monkeypatch):
     await fill(store, 60)
     other = generation_prefix(TopicName("ns", "other"), 1)
     await store.write([message(1, prefix=other)], claim=await store.claim(NAME))
     await settled(store)
-    used = store._db.databases.used
-    before = {volume: used(volume) for volume in store._db.sets.current.all[:-1]}
+    sealed = store._db.sets.current.sealed
+    leased = leases(store, monkeypatch)
     assert len(await read_rows(store, MESSAGE, other, stop_after(other), limit=10)) == 1
-    assert all(used(volume) == number for volume, number in before.items())
+    assert leased.isdisjoint(sealed)
 
 
 # --- rows of several volumes ------------------------------------------------------------------------
@@ -582,6 +590,78 @@ async def test_a_journal_with_a_gap_is_damage(tmp_path):
         database.delete(b"\x00" + (2).to_bytes(8, "big"))
     with pytest.raises(StoreDamaged, match="entry 2 of the journal is missing"):
         await LevelDBStore.open(copy, TINY)
+
+
+async def without_last_entry(tmp_path: Path, at: int) -> Path:
+    """What a kill leaves, and then a volume loses the last entry of its journal; its metadata has all of it."""
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 20)
+        await store.reclaim(METADATA, b"", b"\xff")  # writes the metadata to its database
+        copy = await copy_of(store, tmp_path / "copy")
+        folder = [volume for volume in store._db.sets.current.all if volume.journal_last][at].name
+    for index in (copy / "volumes").glob("*.index"):
+        index.unlink()
+    with plyvel.DB(str(copy / "volumes" / folder)) as database:
+        *_, (last, _) = database.iterator(start=b"\x00", stop=b"\x01")
+        database.delete(last)
+    return copy
+
+
+async def test_a_volume_that_has_lost_the_end_of_its_journal_is_damage_although_the_metadata_has_it(tmp_path):
+    copy = await without_last_entry(tmp_path, 1)
+    with pytest.raises(StoreDamaged, match="00000002 has lost entries"):
+        await LevelDBStore.open(copy, TINY)
+
+
+async def test_a_journal_that_ends_before_the_metadata_is_damage(tmp_path):
+    copy = await without_last_entry(tmp_path, -1)
+    with pytest.raises(StoreDamaged, match="the metadata has entry 20 of the journal"):
+        await LevelDBStore.open(copy, TINY)
+
+
+async def test_no_folder_is_removed_before_the_list_that_lacks_it_is_durable(tmp_path, monkeypatch):
+    """The daemon before may have ended between replacing the list and syncing its directory."""
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 20)
+    volumes = tmp_path / "data" / "volumes"
+    unlisted = volumes / "00000001.1"
+    shutil.copytree(volumes / "00000001", unlisted)
+
+    def fails(directory: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(opening, "sync_directory", fails)
+        with pytest.raises(StoreUnusable, match="Input/output error"):
+            await LevelDBStore.open(tmp_path / "data", TINY)
+        assert unlisted.exists()
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        assert len(await everything(store)) == 20
+    assert not unlisted.exists()
+
+
+async def test_a_store_opens_although_an_index_cannot_be_written_for_want_of_space(tmp_path, monkeypatch, caplog):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 20)
+    index = tmp_path / "data" / "volumes" / "00000001.index"
+    index.unlink()
+    fsync = os.fsync
+
+    def full(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("00000001.index.tmp"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+            assert [found for found, _ in await everything(store)] == [key(number) for number in range(20)]
+            await fill(store, 1, 20)
+    assert "a volume's index was not written" in caplog.text
+    assert not index.exists()
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        assert len(await everything(store)) == 21
+    assert index.exists()
 
 
 async def test_an_index_that_is_missing_or_garbled_is_made_again(tmp_path):

@@ -40,6 +40,10 @@ header back from the log that it syncs, and if it is not there it syncs every lo
 removed by then are in synced tables. Zeros are written only after the last record, where nothing but zeros was read
 before, by the thread that writes: the file reads the same with them.
 
+A database that is no part of the store yet (the copy of a rewrite, of a takeover) is the exception: its batches are not
+synced one by one. ``flush_memory`` puts them into synced tables before anything names it, and until then its files are
+removed when the store is opened.
+
 **Torn write.** The same as a power cut, for one record: it is left out only if it is the last one, if a sector or its end
 reads as zeros, and if a copy of the database opens without it. Only then the file itself is cut, and the cut is synced. A
 record that is damaged in another way, or has others after it, was acknowledged: the database is not opened.

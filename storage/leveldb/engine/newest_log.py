@@ -155,7 +155,7 @@ class NewestLog:
         finally:
             if syncing.opened:
                 for descriptor in syncing.descriptors:
-                    os.close(descriptor)
+                    close_quietly(descriptor)  # the sync has said everything
 
     def let_go(self) -> None:
         """Let go of a log that LevelDB removes soon, or has removed. Idempotent."""
@@ -219,7 +219,7 @@ class NewestLog:
                     opened.append(os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC))
         except BaseException:
             for descriptor in opened:
-                os.close(descriptor)
+                close_quietly(descriptor)
             raise
         if newest_log_of(names) == self._name:
             self._unknown += 1
