@@ -180,19 +180,6 @@ class Mailbox:
         """Whether the receiver sleeps until something arrives."""
         return self._receiver is not None
 
-    async def receive_batch(
-        self, max_requests: int, max_bytes: int, deadline_s: float | None = None
-    ) -> list[Ticket[Any]]:
-        """Wait for a ticket, then return all that have arrived, within the bounds.
-
-        The list is empty when ``wake`` is called or the deadline passes before a ticket arrives.
-
-        Raises:
-          trio.EndOfChannel: the mailbox is closed, and all its tickets have been received.
-        """
-        await self.wait(deadline_s)
-        return self.take(max_requests, max_bytes)
-
     async def wait(self, deadline_s: float | None = None, *, turn_is_due: bool = False) -> None:
         """Wait until a ticket has arrived, ``wake`` is called, the deadline passes, or the mailbox is closed.
 
@@ -219,7 +206,11 @@ class Mailbox:
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     def take(self, max_requests: int, max_bytes: int) -> list[Ticket[Any]]:
-        """The tickets that have arrived, within the bounds. Raises trio.EndOfChannel: as ``receive_batch``."""
+        """Take the tickets that have arrived, within the bounds; none if ``wait`` ended for another reason.
+
+        Raises:
+          trio.EndOfChannel: the mailbox is closed, and all its tickets have been taken.
+        """
         if self._is_closed and not self._queue:
             raise trio.EndOfChannel
         tickets: list[Ticket[Any]] = []

@@ -80,11 +80,6 @@ class Replica:
         """The version of the service's state that the replica has."""
         return self._state.version
 
-    @property
-    def is_reached(self) -> bool:
-        """Whether the last request was answered."""
-        return self._backoff.failures == 0 and self._state.version != UNKNOWN_VERSION
-
     def forget(self) -> None:
         """Drop the state: it will be old when this replica is needed again."""
         self._state = ReplicaState()
