@@ -180,8 +180,8 @@ def _check_journal(volumes: Sequence[Volume], metadata: Metadata) -> None:
         return
     # The metadata may be ahead only of entries that went with their volume. Of dropped volumes numbers are missing, those
     # that were rewritten have a suffix.
-    after = volumes[volumes.index(known[-1]) + 1 :]
-    if all(each.number == known[-1].number + at and not each.path.suffix for at, each in enumerate(after, 1)):
+    later = volumes[volumes.index(known[-1]) + 1 :]
+    if all(each.number == known[-1].number + at and not each.path.suffix for at, each in enumerate(later, 1)):
         raise StoreDamaged(
             f"the metadata has entry {metadata.position} of the journal, and {known[-1].name} ends before it",
             hint=DAMAGED_HINT,
