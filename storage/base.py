@@ -114,12 +114,12 @@ class StoreTraits:
     max_row_bytes: int | None
     """The largest value of a row; None where memory is the bound."""
     whole_commits: bool = False
-    """Whether a crash leaves all or nothing of a commit, or of the part of it before a rollback; removals of messages
+    """True if a crash leaves all or nothing of a commit, or of the part of it before a rollback; removals of messages
     and payloads, which no reader can see any more, may be missing."""
     drops_ranges: bool = False
-    """Whether ``drop`` costs the same for any number of rows, and reads none of them."""
+    """True if ``drop`` costs the same for any number of rows, and reads none of them."""
     shared: bool = False
-    """Whether other instances may claim topics too: before it answers without a write, an owner calls ``check``."""
+    """True if other instances may claim topics too: before it answers without a write, an owner calls ``check``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Reads(Protocol):
 
         ``feed`` runs off the event loop where the store has threads, so it must not touch what the loop
         owns. It gets lists of one to a thousand rows, of a few MiB at most; one larger row comes alone. The scan
-        may or may not see rows written meanwhile. An exception of ``feed`` passes through.
+        may or may not see rows written since it began. An exception of ``feed`` passes through.
 
         Args:
           reverse: from the last row down.
@@ -223,7 +223,7 @@ class StoreView(Reads, Protocol):
     """The store as it was in one moment; ``aclose`` it, or it ends by itself, and reading raises StoreError."""
 
     exact: bool
-    """Whether it is of one moment, between two commits; else later commits are seen."""
+    """True if it is of one moment, between two commits; otherwise later commits are seen."""
 
     def renew(self, max_s: float) -> None:
         """It ends ``max_s`` from now at the latest, instead of when it was to end; nothing once it has ended."""
@@ -318,7 +318,7 @@ class Store(Reads, Protocol):
         ...
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
-        """Whether there may be rows in a range; never waits. False is certain."""
+        """True if there may be rows in a range; never waits. False is certain."""
         ...
 
     async def file_of(self, table: Table, key: bytes) -> str | None:
@@ -346,7 +346,7 @@ class Store(Reads, Protocol):
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
         """Give the space of removed rows in a range back to the disk, as far as the store can.
 
-        May take long, in a thread of its own; readers and writers go on. Raises StoreError.
+        May take long, in a thread of its own; readers and writers continue. Raises StoreError.
         """
         ...
 
@@ -358,7 +358,7 @@ class Store(Reads, Protocol):
         ...
 
     async def pin(self, max_s: float) -> StoreView:
-        """A view of all tables between two commits. Readers and writers go on; space comes back once it has ended.
+        """A view of all tables between two commits. Readers and writers continue; space comes back once it has ended.
 
         Args:
           max_s: when it ends at the latest.
@@ -463,7 +463,7 @@ def chunks_of_runs(runs: Iterable[Iterable[Row]], first_chunk: int) -> Iterator[
         for rows in run.lists if isinstance(run, Blocks) else chunks(iter(run), wanted):
             at = 0
             if isinstance(rows, PlainRows):
-                # They stay together, for whoever wants their wire form.
+                # They stay together, for readers that want their wire form.
                 if chunk and rows:
                     yield chunk
                     chunk, size, wanted = [], 0, min(wanted * GROWTH, MAX_CHUNK_ROWS)

@@ -1,4 +1,4 @@
-"""Threads beside the event loop: how they wake it, and how they let it have the interpreter lock."""
+"""Threads next to the event loop: how they wake it, and how they leave it the interpreter lock."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def nap(seconds: float) -> None:
 
 
 class Bell:
-    """Wakes the event loop from another thread, for a part of what trio's own way costs, while somebody hears it.
+    """Wakes the event loop from another thread at a part of the cost of trio's own way, while a server listens to it.
 
-    Whoever waits for a descriptor of epolls anyway hears it there, edge-triggered: nothing has to be read or registered
-    anew for each ring. What has come to pass meanwhile is looked for by whoever was woken for it.
+    A server that waits for an epoll registers the descriptor there, edge-triggered: nothing has to be read or registered
+    again for each ring. The loop then looks for what has been done.
     """
 
     def __init__(self) -> None:
-        #: Whether a ring wakes the event loop. Set there; a ring while this changes is not lost, since the loop then runs.
+        #: True if a ring wakes the event loop. Set there; a ring while this changes is not lost, because the loop runs then.
         self.is_heard = False
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
@@ -35,7 +35,7 @@ class Bell:
         os.eventfd_write(self._descriptor, 1)
 
     def close(self) -> None:
-        """Free the descriptor; nobody rings any more. Idempotent."""
+        """Free the descriptor; no thread rings any more. Idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

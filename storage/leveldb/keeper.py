@@ -102,7 +102,7 @@ class Keeper:
         self.failed: StoreError | None = None
 
         # Messages between threads.
-        #: What to do, and whether it is done also while an operation is with the commit.
+        #: What to do; True if it may be done while an operation is with the commit.
         self._inbox: threads.Queue[tuple[Callable[[], object], bool]] = threads.Queue()
         self._spares: threads.Queue[Volume | StoreError] = threads.Queue()
 
@@ -215,7 +215,7 @@ class Keeper:
         while (message := self._next()) is not None:
             try:
                 message()
-            except BaseException as raised:  # noqa: BLE001  # the thread goes on, and the store is opened again
+            except BaseException as raised:  # noqa: BLE001  # the thread continues; the store is opened again
                 self._failure(raised)
 
     def _stop(self) -> None:
@@ -279,7 +279,7 @@ class Keeper:
             self._running.remove(running)
             running.done(end.value)
             return
-        except BaseException as raised:  # noqa: BLE001  # the thread goes on, and reports it
+        except BaseException as raised:  # noqa: BLE001  # the thread continues, and reports it
             self._running.remove(running)
             running.done(self._failure(raised))
             return
@@ -309,7 +309,7 @@ class Keeper:
             return _copy_of(self.failed)
         try:
             return job()
-        except BaseException as raised:  # noqa: BLE001  # the thread goes on, and reports it
+        except BaseException as raised:  # noqa: BLE001  # the thread continues, and reports it
             return self._failure(raised)
 
     def _failure(self, raised: BaseException) -> StoreError:

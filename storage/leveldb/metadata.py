@@ -3,7 +3,7 @@
 A commit is one synced batch in the newest volume. What it changes in the metadata is one row of that batch, an **entry**
 of the journal, numbered without gaps over all volumes. It is applied here in memory, where readers find it at once, and
 written to the database later, many commits at a time, in one synced batch with the number of the last entry in it. At
-the start the entries behind that number are applied again. So the metadata costs a commit neither a sync nor a wait for
+the start the entries after that number are applied again. So the metadata costs a commit neither a sync nor a wait for
 a merge, and after any crash the database is what it was after some entry, never half of one.
 
 Keys of the database begin with a table's byte, as those of a volume do:
@@ -39,7 +39,7 @@ DEAD = b"\x04"
 AFTER_DEAD = b"\x05"
 #: What all rows of the metadata table begin with that are not topics'.
 _SYSTEM_ROW = ROW + SYSTEM
-#: Changes that wait in memory; beyond, they are written to the database. The journal behind them is read at a start.
+#: Changes that wait in memory; beyond, they are written to the database. Opening reads the journal from there on.
 MAX_WAITING_BYTES = 1 << 20
 MAX_WAITING_ENTRIES = 20_000
 
@@ -143,7 +143,7 @@ class Metadata:
 
     @property
     def is_due(self) -> bool:
-        """Whether so much waits that it should be written."""
+        """True if enough waits to be written."""
         return self._waiting.bytes > MAX_WAITING_BYTES or self._waiting.entries > MAX_WAITING_ENTRIES
 
     def apply(self, position: int, changes: Changes) -> None:
@@ -198,7 +198,7 @@ class Metadata:
         self, start: bytes, stop: bytes, *, reverse: bool = False, values: bool = True, cache: bool = False
     ) -> Iterator[Iterable[Row]]:
         """The rows of ``[start, stop)``; iterating raises plyvel's errors."""
-        # First what waits: what is written to the database meanwhile is found in both, and counts once.
+        # Memory first: what a checkpoint writes in between is found in both, and counts once.
         with self._lock:
             newer = self._waiting.between(ROW + start, ROW + stop)
             older = self._leaving.between(ROW + start, ROW + stop) if self._leaving is not None else []

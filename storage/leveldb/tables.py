@@ -51,7 +51,7 @@ _FEW_ROWS = 8
 #: what one does alone: each time a thread has to wake.
 TURN_S = 0.001
 #: A scan that finds the event loop at work gives it the interpreter lock for this many times as long as its last list
-#: took, or until the loop sleeps. Without it the p99 of publishes next to two readers far behind doubles.
+#: took, or until the loop sleeps. Without it the p99 of publishes next to two readers of old messages doubles.
 PATIENCE = 4
 _NAP_S = 0.00003
 
@@ -85,7 +85,7 @@ class Turn:
             given = threads.Lock()
             given.acquire()
             self._waiting.append(given)
-        given.acquire()  # whoever has the turn gives it up in the end
+        given.acquire()  # the thread that has the turn gives it up
 
     def __exit__(self, kind: object, error: object, tb: object) -> None:
         with self._mutex:

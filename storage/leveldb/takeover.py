@@ -5,8 +5,8 @@ a program of format 2 would take for messages. Until a volume has been sealed, t
 
 Of format 1, version 0.1, one LevelDB with all tables becomes the first volume.
 Its messages and payloads stay where they are, since a volume has the same keys. Its metadata is copied to a database of
-its own; what is left of it in the volume is never read. Until FORMAT is replaced version 0.1 can go on; then it refuses
-the directory. Killed at any moment, the next start goes on:
+its own; the rows that remain in the volume are never read. Until FORMAT is replaced version 0.1 can still use the directory; then
+it refuses it. After a kill at any moment the next start continues:
 
     FORMAT 1   rows/                       the metadata is copied again, to metadata.new/
     FORMAT 3   rows/ or metadata.new/      they get their new places
@@ -54,7 +54,7 @@ def take_over(directory: Path, options: LevelDBOptions, *, check: bool = True) -
     """Bring a directory of an earlier format to the present one; nothing happens to one that is.
 
     Raises:
-      StoreUnusable: one of its kinds; the next start goes on.
+      StoreUnusable: one of its kinds; the next start continues.
     """
     try:
         found = read_format(directory)

@@ -3,7 +3,7 @@
     who           may do what
     the commit    makes the view: pins the set, takes a snapshot of the newest volume and of the metadata
     the keeper    before it changes a sealed volume of the view, adds a snapshot of it; closes the view at the end
-    a reader      reads snapshots; where there is none yet, takes its own and then looks whether the keeper was faster
+    a reader      reads snapshots; where there is none yet, takes its own, then looks for the keeper's again
 
 A reader that finds no snapshot of the keeper after it has taken its own knows that its own is from before any change.
 """

@@ -44,7 +44,7 @@ AFTER_JOURNAL = b"\x01"
 MAX_COUNTED_BYTES = 512 * MIB
 #: What a row takes in LevelDB's memory in addition to what it takes in the log.
 MEMORY_ROW_BYTES = 36
-#: From this number of keys on, it pays to check first whether one extent has all of them.
+#: From this number of keys on it pays to check first if one extent has all of them.
 _MANY_KEYS = 8
 _INDEX_SUFFIX = ".index"
 _LIST_ROWS = 1000
@@ -54,7 +54,7 @@ _GENERATION_BYTES = MESSAGE_TAIL_BYTES - POSITION_BYTES
 
 
 #: What follows the group in a key: a position; of payload keys a write pointer before it, whose first byte stays with
-#: the group, since pointers of transactions begin with 0 and staged ones, which sort behind them, with f.
+#: the group, since pointers of transactions begin with 0 and staged ones, which sort after them, with f.
 TAIL_BYTES = {Table.MESSAGE: POSITION_BYTES, Table.PAYLOAD: POSITION_BYTES + 7}
 
 

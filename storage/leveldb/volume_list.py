@@ -42,13 +42,13 @@ class Listed:
 
     number: int
     folder: str
-    """``00000012``; one that was rewritten has ``.1`` behind it, then ``.2``."""
+    """``00000012``; one that was rewritten ends in ``.1``, then ``.2``."""
     large: bool = False
-    """Whether it is the database of version 0.1, which may be of any size and has the layout for that."""
+    """True for the database of version 0.1, which may be of any size and has the layout for that."""
     compressed: bool = True
-    """Whether what is written to its tables is compressed."""
+    """True if tables that are written are compressed."""
     packed: bool = False
-    """Whether rows of messages may be in packs; not in volumes of format 2."""
+    """True if rows of messages may be in packs; not in volumes of format 2."""
 
 
 def read_list(directory: Path) -> list[Listed] | None:
@@ -164,7 +164,7 @@ def _shrunk(file: Path) -> Iterator[None]:
 
 
 def remove_volume(path: Path) -> None:
-    """Remove a volume's folder, and the file about it; what is left of it goes at the next start."""
+    """Remove a volume's folder, and the file about it; the next start removes the rest."""
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         index_path(path).unlink(missing_ok=True)

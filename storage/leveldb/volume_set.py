@@ -254,7 +254,7 @@ class Sets:
         return current
 
     def unpin(self, pinned: VolumeSet) -> bool:
-        """Let go of a set; True if nobody pins it any more and it is not current: files may be waiting to be removed."""
+        """Let go of a set; True if that was its last pin and it is not current: files may be waiting to be removed."""
         with self._lock:
             self._pins[pinned.number] -= 1
             if self._pins[pinned.number]:

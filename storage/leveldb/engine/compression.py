@@ -1,8 +1,7 @@
-"""Whether the tables of a new volume are compressed: decided by a sample of what was written to the one before.
+"""Decides if the tables of a new volume are compressed, by a sample of the rows of the volume before.
 
-LevelDB compresses each block with snappy, and stores it as it was where that saves less than an eighth. On payloads that
-do not compress (text of random characters, and whatever is compressed or encrypted already) that is a quarter of the time of
-the threads that write, for nothing.
+LevelDB compresses each block with snappy, and stores it uncompressed if that saves less than an eighth. On payloads that do
+not compress (random text, compressed or encrypted bytes) that wastes a quarter of the writing threads' time.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Stretch(NamedTuple):
 
 
 def is_worth_it(database: Readable, stretches: Sequence[Stretch]) -> bool | None:
-    """Whether compression saves enough of the rows in ``stretches``; None: there are none, or they cannot be read."""
+    """True if compression saves enough of the rows in ``stretches``; None: there are none, or they cannot be read."""
     ends = list(accumulate(stretch.size for stretch in stretches))
     total = ends[-1] if ends else 0
     at = read = size = stored = 0
@@ -62,7 +61,7 @@ def is_worth_it(database: Readable, stretches: Sequence[Stretch]) -> bool | None
             with database.rows(stretch.table, start, stretch.last + b"\x00") as rows:
                 block = _block(islice(rows, _BLOCK_ROWS))
         except FOREIGN:
-            # Whoever wants these rows will say so.
+            # A reader of these rows will report it.
             return None
         read += len(block)
         size += len(block[:VOLUME_BLOCK_BYTES])

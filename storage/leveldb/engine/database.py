@@ -55,9 +55,9 @@ class Shape:
     paranoid_checks: bool = True
     """Refuse a log or manifest that has a damaged record, instead of dropping it with what follows in its block."""
     compressed: bool = True
-    """Whether blocks that are written are compressed; each says whether it is, so that any can be read."""
+    """True if blocks that are written are compressed. Each block says if it is, so that all can be read."""
     packed: bool = False
-    """Whether rows of messages may be in packs; see ``storage.leveldb.engine.packs``."""
+    """True if rows of messages may be in packs; see ``storage.leveldb.engine.packs``."""
 
 
 # The first byte of a key is the table's number; keys of the store's own use begin with 00 or 04.
@@ -74,7 +74,7 @@ class Readable:
     _database: Any
     """plyvel's database or snapshot, with all tables."""
     _has_packs: bool
-    """Whether rows of messages may be in packs."""
+    """True if rows of messages may be in packs."""
     _strips_prefix = False
     """True if its iterators can strip a prefix from keys."""
 
@@ -129,7 +129,7 @@ class Readable:
 
         Args:
           values: False: every value is ``b""``, which is cheaper.
-          cache: whether to keep the blocks in memory.
+          cache: keep the blocks in memory.
           packed: False: it is known that there are no packs among them.
           wanted: about how many rows are asked for; 0: that is not known.
           largest: no row's value has more bytes; 0: that is not known.
@@ -400,7 +400,7 @@ class Database(Readable):
             batch.delete(_AFTER_ALL)
 
     def table_count(self) -> int:
-        """How many tables it has, whether or not their files are there."""
+        """How many tables it has, including those whose files are missing."""
         return sum(int(self._db.get_property(b"leveldb.num-files-at-level%d" % level) or 0) for level in range(_LEVELS))
 
     def bytes_on_disk(self) -> int:
@@ -420,9 +420,9 @@ def size_of(path: Path) -> int:
     size = 0
     with suppress(OSError), os.scandir(path) as entries:
         for entry in entries:
-            # LevelDB removes files meanwhile.
+            # LevelDB may remove a file in between.
             with suppress(OSError):
                 found = entry.stat()
-                # A log is longer than what was written to it, and takes no space for the rest.
+                # A log is longer than its records, and takes no space for the rest.
                 size += min(found.st_size, found.st_blocks * 512) if entry.name.endswith(".log") else found.st_size
     return size

@@ -64,7 +64,7 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
 
 
 _begin_writing = _sync_file_range()
-#: Whether a sync can begin before it is waited for.
+#: True if a sync can begin before it is waited for.
 SYNCS_EARLY = _begin_writing is not None
 
 

@@ -10,8 +10,8 @@ is read and written row by row, and ``Readable`` and ``RowEdits`` are where pack
     length  of every value; ff ff ff ff: they differ, and each has its own
 
 A pack has the key of its last row, so that a search for a row finds the pack that has it. No other row of the table is
-between the first and the last of a pack: rows are packed where they stand behind all others of their topic, and what
-changes a row inside writes the whole pack anew, in the batch that changes it. The first byte of a message's own value
+between the first and the last of a pack: rows are packed only if they come after all others of their topic, and a change
+of a row inside writes the whole pack again, in the same batch. The first byte of a message's own value
 never is 90, as its bit 80 says (``plainsong.protocol.rows``); a value that begins with it all the same is a pack of one.
 """
 
@@ -48,7 +48,7 @@ PACK_BYTES = 16 << 10
 #: Fewer rows than these stay what they are: to write a pack of sixteen takes as long as to write them, and to read it
 #: twice as long.
 MIN_ROWS = 32
-#: As do rows that are larger on average: what a row costs beside its bytes is little then.
+#: As do rows that are larger on average: the cost of a row is little compared with its bytes then.
 MAX_MEAN_BYTES = 1 << 10
 #: And rows among which there is a larger one: a reader of its neighbours would read it too.
 MAX_VALUE_BYTES = PACK_BYTES // 2
@@ -69,7 +69,7 @@ _PLAIN_STRETCH = re.compile(b"%b{8,}" % re.escape(bytes([PLAIN])))
 
 
 def are_many(values: Sequence[bytes]) -> bool:
-    """Whether these may be so many rows that they are packed."""
+    """True if these are enough rows to be packed."""
     return len(values) >= MIN_ROWS
 
 
@@ -79,7 +79,7 @@ def packs_of(
     """The packs of rows ``prefix + suffix``, in the order of their keys; None: these rows stay what they are.
 
     Args:
-      may_expire: whether messages may have times to live of their own.
+      may_expire: True if messages may have times to live of their own.
     """
     if not are_many(values) or len(suffixes) != len(values):
         return None
@@ -87,7 +87,7 @@ def packs_of(
     if sum(lengths) > MAX_MEAN_BYTES * len(lengths) or max(lengths) > MAX_VALUE_BYTES:
         return None
     if may_expire and _any_has_ttl(values):
-        # These are removed one by one, as each expires, and every time a pack would be written anew.
+        # These are removed one by one, as each expires, and each time a pack would be written again.
         return None
     width = len(suffixes[0])
     if width > _MAX_TAIL_BYTES or set(map(len, suffixes)) != {width} or not _ascend(suffixes):
@@ -96,7 +96,7 @@ def packs_of(
 
 
 def _any_has_ttl(values: Sequence[bytes]) -> bool:
-    """Whether a message among them has a time to live of its own."""
+    """True if a message among them has a time to live of its own."""
     high = max(values)
     if high < _HAS_TTL:
         return False
@@ -157,7 +157,7 @@ def stored(value: bytes) -> bytes:
 
 
 def is_of_topic(key: bytes) -> bool:
-    """Whether a key is one of a topic's messages: only of such are packs made."""
+    """True if a key is that of a topic's message: only these are packed."""
     return len(key) == len(topic_prefix(key)) + MESSAGE_TAIL_BYTES
 
 
@@ -255,7 +255,7 @@ class Pack:
         return list(zip(keys, self.values(first, stop) if values else repeat(b"", stop - first), strict=True))
 
     def stretches(self, first: int, stop: int) -> Iterator[tuple[int, int, bool]]:
-        """Its rows from one index to another in stretches: index of the first, after the last, and whether it is plain.
+        """Its rows from one index to another in stretches: index of the first, after the last, and True if it is plain.
 
         The rows of a plain stretch have a payload and nothing else, and keys that differ in their positions alone.
         """
@@ -274,7 +274,7 @@ class Pack:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all of it is one plain stretch."""
+        """True if all of it is one plain stretch."""
         flags = self._flags() if self._tail <= POSITION_BYTES else None
         return flags is not None and flags.count(PLAIN) == self.count
 
@@ -329,7 +329,7 @@ class Pack:
 
 
 class PlainPart(PlainRows):
-    """Rows of a pack one behind the other that have a payload and nothing else."""
+    """Consecutive rows of a pack that have a payload and nothing else."""
 
     __slots__ = ("_first", "_pack", "_stop")
 
@@ -352,7 +352,7 @@ class PlainPart(PlainRows):
         if isinstance(index, slice):
             first, stop, step = index.indices(len(self))
             if step != 1:
-                raise ValueError("rows of a pack are sliced one behind the other")
+                raise ValueError("rows of a pack are sliced without steps")
             return PlainPart(self._pack, self._first + first, self._first + stop)
         at = range(self._first, self._stop)[index]
         return self._pack.key_at(at), self._pack.value_at(at)
@@ -372,7 +372,7 @@ class PlainPart(PlainRows):
 
 
 class PlainParts(PlainRows):
-    """Rows of several packs one behind the other: of small ones that were written by commits of few messages."""
+    """Rows of several consecutive packs: of small ones that were written by commits of few messages."""
 
     __slots__ = ("_ends", "_parts")
 
@@ -397,7 +397,7 @@ class PlainParts(PlainRows):
         if isinstance(index, slice):
             first, stop, step = index.indices(len(self))
             if step != 1:
-                raise ValueError("rows of packs are sliced one behind the other")
+                raise ValueError("rows of packs are sliced without steps")
             begins = zip(self._parts, (0, *self._ends), strict=False)
             cut = (part[max(0, first - begin) : max(0, stop - begin)] for part, begin in begins)
             return PlainParts([part for part in cut if part])
@@ -450,7 +450,7 @@ class _Edit:
 class RowEdits:
     """Rows of the packed table that a batch changes one by one, wherever they are; ``finish`` ends it.
 
-    A pack of which rows change is read, and written anew by ``finish``. The batch may have packs of its own besides.
+    A pack in which rows change is read, and written again by ``finish``. The batch may have other packs as well.
     """
 
     def __init__(
@@ -465,7 +465,7 @@ class RowEdits:
         self._new: dict[bytes, bytes] = {}
 
     def add(self, packs: Iterable[Row]) -> None:
-        """Put packs whose rows stand behind all others of their group."""
+        """Put packs whose rows come after all others of their group."""
         for key, value in packs:
             self._put(_TABLE_BYTE + key, value)
             if key not in self._new:
@@ -473,7 +473,7 @@ class RowEdits:
             self._new[key] = value
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Put a row. Raises StoreError: whether it is in a pack cannot be read."""
+        """Put a row. Raises StoreError: the pack that may have it cannot be read."""
         edit = self._edit_of(key)
         if edit is None:
             self._put(_TABLE_BYTE + key, stored(value))
@@ -481,7 +481,7 @@ class RowEdits:
             edit.rows[key] = value
 
     def remove(self, key: bytes) -> None:
-        """Remove a row, if there is one. Raises StoreError: whether it is in a pack cannot be read."""
+        """Remove a row, if there is one. Raises StoreError: the pack that may have it cannot be read."""
         edit = self._edit_of(key)
         if edit is None:
             self._delete(_TABLE_BYTE + key)
@@ -514,7 +514,7 @@ class RowEdits:
         return self._taken_apart(found, key) if isinstance(found, Pack) else None
 
     def _taken_apart(self, pack: Pack, key: bytes) -> _Edit | None:
-        """A pack that ends at a key or behind it; None: it begins behind it."""
+        """A pack that ends at a key or after it; None: it begins after it."""
         edit = self._edits.get(pack.key)
         if edit is None and pack.key_at(0) <= key:
             edit = self._edits[pack.key] = _Edit(pack)

@@ -1,6 +1,6 @@
 """Reading a range of a LevelDB: row by row, or in lists, in which rows are joined or taken out of their packs.
 
-plyvel's iterators do not tell of damage at the ends of what they find, so that is looked for besides.
+plyvel's iterators end without an error at a damaged block, so each end is checked (``look_for_damage``, ``look_behind``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOGETHER = 16
 #: Unless they are larger.
 _TOGETHER_BYTES = 4 << 10
 #: The longest list of rows, and about how many bytes it has at most. A page that ends within one has read the rest for
-#: nothing, and each list costs whoever takes it some microseconds.
+#: nothing, and each list costs its reader some microseconds.
 LIST_ROWS = 500
 _LIST_BYTES = 256 << 10
 #: Rows in a list that is all plain, at least, before others are joined.
@@ -58,9 +58,9 @@ class RangeScan:
     values: bool = True
     """False: every value is ``b""``, which is cheaper."""
     cache: bool = False
-    """Whether to keep the blocks in memory."""
+    """True: keep the blocks in memory."""
     packed: bool = True
-    """Whether there may be packs among them."""
+    """True if there may be packs among them."""
     wanted: int = 0
     """About how many rows are asked for; 0: that is not known."""
     largest: int = 0
@@ -102,7 +102,7 @@ def one_by_one(scan: RangeScan, *, reverse: bool = False) -> Iterator[Iterable[R
 
 
 def _nothing_behind(scan: RangeScan, *, reverse: bool) -> Iterator[Row]:
-    """No rows, but the damage behind them."""
+    """No rows; raises if the block after them is damaged."""
     scan.look_behind(reverse=reverse)
     yield from ()
 
@@ -119,7 +119,7 @@ def lists_up(scan: RangeScan, prefix: bytes) -> Generator[Sequence[Row], None, N
     rows = scan.rows.prefixed_db(prefix) if prefix else scan.rows
     bounds, end = {"start": scan.start[len(prefix) :]}, scan.byte + scan.stop
     if scan.packed:
-        end = stop_after(scan.byte + prefix)  # the pack that has the last row of a range ends behind the range
+        end = stop_after(scan.byte + prefix)  # the pack with the last row of a range ends after the range
     else:
         bounds["stop"] = scan.stop[len(prefix) :]
     with closing(scan.stored(rows, **bounds)) as pairs:
@@ -147,7 +147,7 @@ class _Stored:
         self._step = _step_behind(len(first[1]))
         self.has_ended = False
         self.failed: BaseException | None = None
-        """What ended the rows; it is to be raised behind those that came before it."""
+        """The error that ended the rows; to be raised after the rows before it."""
 
     def pairs(self, most: int) -> list[Row]:
         """The next rows, so many at most."""
@@ -190,7 +190,7 @@ def _lists(scan: RangeScan, prefix: bytes, stored: _Stored) -> Iterator[Sequence
     """See ``lists_up``.
 
     Each row that is plain is joined as it comes: no pair, no key and no slice is made of it. Among rows that are not plain
-    that would be work for nothing: behind them come pairs again, until a whole list of them is plain. Of packs, about as
+    that would be wasted work: after them pairs are read again, until a whole list of them is plain. Of packs, about as
     many are read at a time as have the bytes of the largest.
     """
     until = scan.stop[len(prefix) :]
@@ -224,9 +224,9 @@ def _lists(scan: RangeScan, prefix: bytes, stored: _Stored) -> Iterator[Sequence
                 yield rows
         size = min(size * GROWTH, most)
         if left > 0:
-            # Those that nobody asked for would be read for nothing.
+            # Rows that were not asked for would be read for nothing.
             size = min(size, -(-left * read // max(1, before - left))) if scan.packed else min(left, LIST_ROWS)
-    if stored.failed is not None and (last is None or last < until):  # else the damage is behind the range
+    if stored.failed is not None and (last is None or last < until):  # otherwise the damage is after the range
         raise stored.failed
 
 
@@ -344,7 +344,7 @@ def _value_bytes(row: Row) -> int:
 
 
 def _step_behind(size: int) -> int:
-    """How many rows are read together behind one of so many bytes."""
+    """How many rows are read together after one of this size."""
     return TOGETHER if size <= _TOGETHER_BYTES else 1
 
 
@@ -359,7 +359,7 @@ def _plain_before(items: list[bytes]) -> int:
 
 
 def _are_plain(rows: list[Row]) -> bool:
-    """Whether all of them have a payload and nothing else."""
+    """True if all of them have a payload and nothing else."""
     return all(map(_VALUE, rows)) and max(map(_VALUE, rows))[0] == PLAIN
 
 
@@ -367,7 +367,7 @@ def _are_plain(rows: list[Row]) -> bool:
 
 
 def look_for_damage(database: Any, start: bytes, stop: bytes, *, reverse: bool = False) -> None:
-    """Raise what LevelDB has against the rows at an end of a range in which none were found.
+    """Raise LevelDB's error if an end of a range, in which no rows were found, cannot be read.
 
     plyvel's iterators (1.5.1) end without an error where the block they begin in is damaged and the last one there is;
     in its raw iterators each step is checked.
@@ -389,7 +389,7 @@ def _seek_to_first(raw: Any, start: bytes, stop: bytes, *, reverse: bool) -> Non
 
 
 def look_behind(database: Any, start: bytes, stop: bytes, *, reverse: bool = False) -> None:
-    """Raise what LevelDB has against the rows of a range behind the last one that an iterator found, in its direction.
+    """Raise LevelDB's error if the rows of a range after the last one that an iterator found cannot be read.
 
     plyvel's iterators (1.5.1) end without an error, too, where the next block is damaged and the last one there is.
     """
@@ -399,13 +399,13 @@ def look_behind(database: Any, start: bytes, stop: bytes, *, reverse: bool = Fal
             if reverse and raw.valid():
                 raw.prev()
             if raw.valid():
-                return  # a row behind the range: the iterator came to it, and was checked there
+                return  # a row after the range: the iterator reached it, and was checked there
             if reverse:
                 raw.seek_to_first()
             else:
                 raw.seek_to_last()
         except FOREIGN:
-            # Whether that is in the range, only its own rows tell.
+            # Only the rows of the range tell if that is in it.
             _seek_to_first(raw, start, stop, reverse=reverse)
             while raw.valid() and (raw.key() >= start if reverse else raw.key() < stop):
                 raw.prev() if reverse else raw.next()
