@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -41,7 +42,7 @@ def one(seed: int, *, steps: int = STEPS, **how: Any) -> World:
     try:
         return explore(folder / "store", seed, steps=steps, **how)
     finally:
-        folder.rmdir()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def many(seeds: Iterable[int], *, seconds: float = float("inf"), steps: int = STEPS, **how: Any) -> Found:

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from storage.base import StoreError
+from storage.leveldb import group_commit, shrinking
 from storage.leveldb.commit import Committer, Replace
+from storage.leveldb.group_commit import GroupCommit
 from storage.leveldb.keeper import Keeper
 from storage.leveldb.metadata import Metadata, Waiting
 from storage.leveldb.open_databases import OpenDatabases
+from storage.leveldb.tables import LevelDBTables
 from storage.leveldb.view import PinnedView
 from storage.leveldb.volume_set import Sets, VolumeSet
 
 Mistake = Callable[[], Any]
+#: By their names, for each of the worlds that has to find them.
 MISTAKES: dict[str, Mistake] = {}
+STORE_MISTAKES: dict[str, Mistake] = {}
+LOG_MISTAKES: dict[str, Mistake] = {}
 
 
 def mistake(planted: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
     """Name a mistake by its function."""
     MISTAKES[planted.__name__] = contextmanager(planted)
+    return planted
+
+
+def store_mistake(planted: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    """The same of one between the event loop and the threads."""
+    STORE_MISTAKES[planted.__name__] = contextmanager(planted)
+    return planted
+
+
+def log_mistake(planted: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    """The same of one with old logs."""
+    LOG_MISTAKES[planted.__name__] = contextmanager(planted)
     return planted
 
 
@@ -196,4 +216,101 @@ def a_rollback_that_is_acknowledged_before_it_is_done() -> Iterator[None]:
         work.on_changed = lambda _: None
 
     with mock.patch.object(Keeper, "change", change):
+        yield
+
+
+# --- between the event loop and the threads -------------------------------------------------------------
+
+
+@store_mistake
+def a_commit_that_is_reported_before_it_is_written() -> Iterator[None]:
+    """The commit thread has the loop complete a group, and then writes it."""
+
+    def run(self: GroupCommit) -> None:
+        first = self._waiting.get()
+        while first is not None:
+            group, following = self._group(first)
+            self._report([work for work in group if not work.operations or work.on_changed is None], None, 0)
+            self._report([work for work in group if work.operations], None, len(group))
+            self._attempt(group)
+            first = self._waiting.get() if following is group_commit._NOTHING else following
+
+    with mock.patch.object(GroupCommit, "_run", run):
+        yield
+
+
+@store_mistake
+def a_wake_up_that_is_lost() -> Iterator[None]:
+    """Before the loop sleeps it does not look for what was reported while it was awake."""
+
+    def before_io_wait(self: GroupCommit, timeout: float) -> None:
+        self.is_asleep = timeout > 0
+
+    with mock.patch.object(GroupCommit, "before_io_wait", before_io_wait):
+        yield
+
+
+@store_mistake
+def a_work_of_the_keeper_that_the_commit_thread_completes() -> Iterator[None]:
+    """The commit thread reports every work of a group, also those that the keeper has now."""
+    real = GroupCommit._report
+
+    def report(self: GroupCommit, group: Any, error: Any, count: int) -> None:
+        for work in group:
+            work.is_with_keeper = False
+        real(self, group, error, count)
+
+    def run(self: GroupCommit) -> None:
+        first = self._waiting.get()
+        while first is not None:
+            group, following = self._group(first)
+            self._report(group, self._attempt(group), len(group))
+            first = self._waiting.get() if following is group_commit._NOTHING else following
+
+    with mock.patch.object(GroupCommit, "_report", report), mock.patch.object(GroupCommit, "_run", run):
+        yield
+
+
+@store_mistake
+def a_loop_that_writes_while_the_thread_does() -> Iterator[None]:
+    """The loop does not look whether the thread has a commit."""
+    with mock.patch.object(GroupCommit, "writes_inline", True):
+        yield
+
+
+@store_mistake
+def a_view_that_reads_the_store_as_it_is() -> Iterator[None]:
+    """A backup reads the present rows."""
+    real = LevelDBTables.scan
+
+    def scan(self: LevelDBTables, *arguments: Any, **options: Any) -> None:
+        real(self, *arguments, **{**options, "view": None})
+
+    with mock.patch.object(LevelDBTables, "scan", scan):
+        yield
+
+
+# --- old logs -------------------------------------------------------------------------------------------
+
+
+@log_mistake
+def a_log_that_is_shortened_while_it_has_a_name() -> Iterator[None]:
+    """The thread does not look for the name."""
+    real = shrinking.shrunk
+
+    class Nameless:
+        def __init__(self, about: Any) -> None:
+            self.st_nlink, self.st_size, self.st_dev, self.st_ino = 0, about.st_size, about.st_dev, about.st_ino
+
+    stand_in = SimpleNamespace(
+        fstat=lambda descriptor: Nameless(os.fstat(descriptor)), ftruncate=os.ftruncate, close=os.close
+    )
+    with mock.patch.object(shrinking, "os", stand_in), mock.patch.object(shrinking, "shrunk", real):
+        yield
+
+
+@log_mistake
+def a_descriptor_that_is_forgotten() -> Iterator[None]:
+    """A log that is given away while as many are held as may be is not closed."""
+    with mock.patch.object(shrinking, "close_quietly", lambda _: None):
         yield

@@ -22,8 +22,8 @@ from tests.patience import PATIENCE_S
 
 #: How likely time passes, up to the next deadline, when a thread is chosen.
 _PASSING = 0.03
-
-
+#: Threads that never end: a schedule is over when all others have.
+SERVICES = ("old logs",)
 #: A schedule that has not ended by then never ends: most take one or two thousand.
 MAX_POINTS = 100_000
 
@@ -112,12 +112,22 @@ class Scheduler:
         threading.Thread(target=body, name=name, daemon=True).start()
         return controlled
 
+    @property
+    def is_inside(self) -> bool:
+        """True if the thread that asks is one of the schedule, and may be switched now."""
+        return getattr(self._local, "thread", None) is not None and not (self.is_frozen or self._is_over)
+
+    def name_of_thread(self) -> str | None:
+        """The name of the thread that asks, if it is one of the schedule."""
+        thread = getattr(self._local, "thread", None)
+        return None if thread is None else thread.name
+
     def point(self) -> None:
         """Let another thread run, perhaps."""
         self.points += 1
         if self.points > MAX_POINTS:
             raise Deadlock(f"no end after {MAX_POINTS} points")
-        if getattr(self._local, "thread", None) is not None and self.random.random() < self._switch:
+        if self.random.random() < self._switch:
             self._yield()
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
@@ -148,7 +158,7 @@ class Scheduler:
 
     def _leave(self) -> None:
         """A thread has ended: another one runs, or the schedule is over."""
-        if self._is_over or all(thread.ended for thread in self._threads):
+        if self._is_over or all(thread.ended or thread.name in SERVICES for thread in self._threads):
             self._done.set()
             return
         try:
@@ -202,10 +212,15 @@ def scheduler() -> Scheduler:
     return _current
 
 
-def _point() -> None:
+def point() -> None:
     """A point of the schedule that is running; nothing after its end, when a generator that was left is closed."""
-    if _current is not None and not _current._is_over:
+    if _current is not None and _current.is_inside:
         _current.point()
+
+
+def name_of_thread() -> str | None:
+    """The name of the thread of the schedule that asks; None outside."""
+    return _current.name_of_thread() if _current is not None else None
 
 
 @contextmanager
@@ -226,7 +241,7 @@ class Lock:
         self._held = False
 
     def acquire(self, blocking: bool = True) -> bool:  # threading's
-        _point()
+        point()
         if self._held and not blocking:
             return False
         while self._held and _current is not None:
@@ -236,7 +251,7 @@ class Lock:
 
     def release(self) -> None:
         self._held = False
-        _point()
+        point()
 
     def locked(self) -> bool:
         return self._held
@@ -246,7 +261,7 @@ class Lock:
 
     def __exit__(self, *_: object) -> None:
         self._held = False
-        _point()
+        point()
 
 
 class Condition:
@@ -280,10 +295,10 @@ class Queue:
 
     def put(self, item: Any) -> None:
         self._items.append(item)
-        _point()
+        point()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:  # queue's
-        _point()
+        point()
         if not self._items and block:
             scheduler().wait_until(lambda: bool(self._items), timeout)
         if not self._items:
@@ -305,7 +320,7 @@ class Event:
 
     def set(self) -> None:
         self._is_set = True
-        _point()
+        point()
 
     def is_set(self) -> bool:
         return self._is_set
@@ -324,7 +339,7 @@ class Thread:
 
     def start(self) -> None:
         self._controlled = scheduler().start(self._name, self._target)
-        scheduler().point()
+        point()
 
     def join(self) -> None:
         controlled = self._controlled

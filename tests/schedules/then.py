@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -15,7 +16,7 @@ from tests.schedules.world import World
 
 sys.path.append(str(Path(__file__).with_name("then.zip")))
 
-from storage_then import database, group_commit, packs, tables, tidying, volumes  # type: ignore[import-not-found]
+from storage_then import database, group_commit, metadata, packs, tables, tidying, view, volumes  # type: ignore[import-not-found]
 from storage_then.options import LevelDBOptions  # type: ignore[import-not-found]
 
 TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=500, max_open_volumes=2, compression="none")
@@ -93,9 +94,9 @@ def patched_then(world: ThenWorld) -> Iterator[None]:
 
     def reaching(call: Any) -> Any:
         def reached(*arguments: Any, **options: Any) -> Any:
-            world.scheduler.point()
+            sched.point()
             found = call(*arguments, **options)
-            world.scheduler.point()
+            sched.point()
             return found
 
         return reached
@@ -108,6 +109,10 @@ def patched_then(world: ThenWorld) -> Iterator[None]:
             (volumes, "sync_directory"),
         ):
             stack.enter_context(mock.patch.object(owner, name, reaching(getattr(owner, name))))
+        clock = SimpleNamespace(monotonic=sched.monotonic, perf_counter=sched.monotonic)
+        for module in (group_commit, metadata, tables, tidying, view, volumes):
+            if hasattr(module, "time"):
+                stack.enter_context(mock.patch.object(module, "time", clock))
         # Its endless rewriting of volumes with single rows would hide everything else.
         stack.enter_context(mock.patch.object(tidying, "REWRITE_BELOW", 0.0))
         stack.enter_context(mock.patch.object(packs, "MIN_ROWS", world.random.choice([2, 32])))

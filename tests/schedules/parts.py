@@ -1,0 +1,81 @@
+"""The rows of docs/design.md's table "Who writes what", and which threads of a schedule took part in each.
+
+The names are the table's. What is listed for each are the methods that its parties call: a row takes part if more than one
+of its threads has called one of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from storage.leveldb.commit import Committer
+from storage.leveldb.group_commit import GroupCommit
+from storage.leveldb.keeper import Keeper
+from storage.leveldb.metadata import Metadata
+from storage.leveldb.open_databases import OpenDatabases
+from storage.leveldb.shrinking import OldLogs
+from storage.leveldb.view import PinnedView
+from storage.leveldb.volume import Volume
+from storage.leveldb.volume_set import Sets
+from tests.schedules import scheduler as sched
+
+DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
+
+#: By the row's first words: the methods of its writers and readers.
+PARTS: dict[str, tuple[tuple[type, str], ...]] = {
+    "set of volumes": ((Sets, "put"), (Sets, "pin"), (Sets, "unpin")),
+    "newest volume": ((Committer, "_write_batch"), (OpenDatabases, "lease")),
+    "sealed volumes": ((Keeper, "_make_change"), (Keeper, "note_dead"), (OpenDatabases, "lease")),
+    "a volume as it is sealed": ((Keeper, "finish"), (Keeper, "_finish")),
+    "LIST, the next volume": ((Keeper, "_write_list"), (Keeper, "spare")),
+    "indexes of sealed volumes": ((Volume, "write_index"),),
+    "metadata in memory": ((Metadata, "apply"), (Metadata, "checkpoint"), (Metadata, "rows")),
+    "metadata's database": ((Metadata, "checkpoint"), (Metadata, "rows")),
+    "open databases": ((OpenDatabases, "acquire"), (OpenDatabases, "release"), (OpenDatabases, "discard")),
+    "a view": ((PinnedView, "add_snapshot"), (PinnedView, "rows_of"), (PinnedView, "end"), (PinnedView, "close")),
+    "works on their way": ((GroupCommit, "begin"), (GroupCommit, "_report"), (GroupCommit, "_deliver")),
+    "old logs": ((OldLogs, "take"), (OldLogs, "_is_over")),
+}
+#: Written by the keeper alone while a store is open; the other party is the next start.
+AT_STARTS = {"indexes of sealed volumes"}
+
+
+def rows_of_design() -> list[str]:
+    """The structures of the table whose code is in ``storage``: those before the log lines of the daemon."""
+    table = DESIGN.read_text("utf-8").partition("| structure | who writes |")[2].partition("\n\n")[0]
+    names = [line.split("|")[1].strip() for line in table.splitlines()[2:] if line.startswith("|")]
+    return [
+        re.split(r"[(:]", name)[0].strip()
+        for name in names[: next(at for at, n in enumerate(names) if "log lines" in n)]
+    ]
+
+
+@contextmanager
+def noted() -> Iterator[dict[str, set[str]]]:
+    """Note which threads take part in what, by the row's name."""
+    found: dict[str, set[str]] = defaultdict(set)
+    calls: dict[tuple[type, str], list[str]] = defaultdict(list)
+    for name, methods in PARTS.items():
+        for method in methods:
+            calls[method].append(name)
+    with ExitStack() as stack:
+        for (owner, method), names in calls.items():
+            stack.enter_context(mock.patch.object(owner, method, _noting(getattr(owner, method), names, found)))
+        yield found
+
+
+def _noting(real: Callable[..., Any], names: list[str], found: dict[str, set[str]]) -> Callable[..., Any]:
+    def noting(*arguments: Any, **options: Any) -> Any:
+        thread = sched.name_of_thread()
+        if thread is not None:
+            for name in names:
+                found[name].add(thread)
+        return real(*arguments, **options)
+
+    return noting
