@@ -88,7 +88,7 @@ def patched_loop(random: Random) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(select, "epoll", _Epoll))
         stack.enter_context(mock.patch.object(trio.to_thread, "run_sync", _in_thread))
-        stack.enter_context(mock.patch.object(trio.from_thread, "check_cancelled", lambda: None))
+        stack.enter_context(mock.patch.object(trio.from_thread, "check_cancelled", return_value=None))
         # As hypothesis has it.
         stack.enter_context(mock.patch.object(internals, "_ALLOW_DETERMINISTIC_SCHEDULING", True))
         stack.enter_context(mock.patch.object(internals, "_r", random))

@@ -156,7 +156,7 @@ def a_change_of_what_is_being_replaced() -> Iterator[None]:
     def replaced(self: Keeper, sources: Any, target: Any) -> Any:
         operation = Replace(sources, target)
         following = None
-        yield 0.0  # between the list and the set others may change the sources
+        yield 0.5  # between the list and the set others may change the sources
         found = real(self, sources, target)
         del operation, following
         return (yield from found)
@@ -312,5 +312,5 @@ def a_log_that_is_shortened_while_it_has_a_name() -> Iterator[None]:
 @log_mistake
 def a_descriptor_that_is_forgotten() -> Iterator[None]:
     """A log that is given away while as many are held as may be is not closed."""
-    with mock.patch.object(shrinking, "close_quietly", lambda _: None):
+    with mock.patch.object(shrinking, "close_quietly", return_value=None):
         yield

@@ -83,7 +83,7 @@ class OldLogsWorld(World):
     def _remove(self) -> None:
         for number in self.random.sample(range(_LOGS), _LOGS):
             sched.nap(self.random.random() / 10)
-            os.unlink(self._path(number))  # noqa: PTH108  # the call that is a point
+            os.unlink(self._path(number))  # the call that is a point
 
 
 @contextmanager

@@ -106,7 +106,8 @@ class StoreWorld(World):
         killer.start()
         async with trio.open_nursery() as nursery:
             for at in range(len(PREFIXES)):
-                nursery.start_soon(self._writer, at)
+                if self.left[at]:
+                    nursery.start_soon(self._writer, at)
             for task in (self._reader, self._reader, self._tidier, self._backup, self._scrub, self._merges):
                 nursery.start_soon(task)
         await trio.to_thread.run_sync(killer.join)
