@@ -33,7 +33,7 @@ from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.records import HighWater, Metadata
 from storage.backup.cut import Cut, Page
 from storage.backup.objects import decode_rows
-from storage.base import NothingWritten, Reads, Row, StoreError
+from storage.base import Reads, Row, StoreError
 from storage.leveldb import LevelDBStore, group_commit, tables
 from storage.leveldb import store as store_module
 from storage.leveldb.options import LevelDBOptions
@@ -132,13 +132,9 @@ class StoreWorld(World):
         before = {key: self.model.allowed.get(key, {None}) for key in changes}
         self.model.begin(changes, replaces=isinstance(operations[0], Delete))
         error = await self._performed(at, operations)
+        self._ended(operations, changes, before, error)
         if error is None:
-            self.model.succeeded(changes)
-            self._used("acknowledged")
             return
-        self._used("failed")
-        if isinstance(error, NothingWritten):
-            self.model.refused(changes, before)
         if self.random.random() < 0.3:
             self.failed = True  # the next life finds it
             return

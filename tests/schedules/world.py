@@ -86,6 +86,8 @@ class Model:
 
     allowed: dict[bytes, set[bytes | None]] = field(default_factory=dict)
     readers: list[Seen] = field(default_factory=list)
+    hidden: dict[bytes, set[bytes | None]] = field(default_factory=dict)
+    """Older versions of rows, whose removal failed: newer ones hide them, and they may show while these are removed."""
 
     def begin(self, changes: dict[bytes, bytes | None], *, replaces: bool) -> None:
         """A work with these changes is on its way.
@@ -95,12 +97,21 @@ class Model:
             that is under way may miss both.
         """
         for key, value in changes.items():
-            self._set(key, {*self.allowed.get(key, {None}), value, *([None] if replaces else [])})
+            removed = {None, *self.hidden.get(key, ())} if replaces else set()
+            self._set(key, {*self.allowed.get(key, {None}), value, *removed})
 
     def succeeded(self, changes: dict[bytes, bytes | None]) -> None:
         """The work was acknowledged."""
         for key, value in changes.items():
             self._set(key, {value})
+
+    def removed(self, changes: dict[bytes, bytes | None], before: dict[bytes, set[bytes | None]] | None) -> None:
+        """A work that removes rows has ended: it was acknowledged, or its outcome is unknown and these were allowed before."""
+        for key in changes:
+            if before is None:
+                self.hidden.pop(key, None)
+            else:
+                self.hidden.setdefault(key, set()).update(before[key])
 
     def refused(self, changes: dict[bytes, bytes | None], before: dict[bytes, set[bytes | None]]) -> None:
         """The work certainly did not happen."""
@@ -313,15 +324,25 @@ class World:
         before = {key: self.model.allowed.get(key, {None}) for key in changes}
         self.model.begin(changes, replaces=isinstance(operations[0], Delete))
         error = self.submit(operations)
+        self._ended(operations, changes, before, error)
+        if error is not None and "cannot be made" not in error.detail:
+            self.failed = True
+
+    def _ended(
+        self,
+        operations: list[Any],
+        changes: dict[bytes, bytes | None],
+        before: dict[bytes, set[bytes | None]],
+        error: object,
+    ) -> None:
+        """Note what a work came to."""
         if error is None:
             self.model.succeeded(changes)
-            self._used("acknowledged")
-            return
-        if isinstance(error, NothingWritten):
+        elif isinstance(error, NothingWritten):
             self.model.refused(changes, before)
-        if "cannot be made" not in error.detail:
-            self.failed = True
-        self._used("failed")
+        if isinstance(operations[0], Delete) and not isinstance(error, NothingWritten):
+            self.model.removed(changes, None if error is None else before)
+        self._used("acknowledged" if error is None else "failed")
 
     def _read(self) -> None:
         while self.busy and not self.failed:
