@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,21 +20,25 @@ from tests.cluster.harness import Cluster
 from tests.cluster.history.checker import check
 from tests.cluster.history.records import Anomaly, History, Write
 from tests.cluster.readers import reader
-from tests.cluster.voices import Doubt, NotSent, Refused, Stage, Voice
+from tests.cluster.voices import Stage, Voice
 from tests.cluster.writers import plain_writer, producing_writer, publish, transactional_writer
 from tests.daemon.harness import Daemon, DaemonEnded
-from tests.daemon.talk import topic_path
+from tests.torture.bustle import BUSTLE, PAUSE_S, lost_since, read_singles
 from tests.torture.disk import Disk, Plan
 
 TOPICS = ["a", "b", "c"]
-#: Volumes of a few hundred messages, which are sealed, swept and dropped all the time.
-SETTINGS = (
-    *("storage.min_free_bytes=0", "storage.write_buffer_bytes=65536", "storage.volume_bytes=65536"),
-    *("retention.interval_s=0.1", "retention.step_rows=50", "transactions.timeout_s=5"),
+#: Cleaning is always under way.
+_SETTINGS = (
+    *("storage.min_free_bytes=0", "retention.interval_s=0.1", "retention.step_rows=50", "retention.delete_grace_s=0"),
+    "transactions.timeout_s=5",
 )
-#: Its messages live for a second, so that there is always something to remove. The checker knows nothing of it.
-FLEETING = "fleeting"
-PAUSE_S = 0.01
+#: Sizes of the store: as they are, and as small as the documents allow, where volumes have a few hundred messages, and are
+#: sealed, rewritten and dropped all the time.
+SIZES: dict[str, tuple[str, ...]] = {
+    "smallest sizes": (*_SETTINGS, "storage.write_buffer_bytes=65536", "storage.volume_bytes=65536"),
+    "default sizes": _SETTINGS,
+}
+SMALLEST = "smallest sizes"
 #: How often a daemon may fail to start on a failing disk before that is made well.
 STARTS = 3
 #: How long a disk fails at most, before it is made well.
@@ -138,18 +141,6 @@ async def keep_up(lone: Lone, verdict: Verdict, disk: Disk) -> None:
         await trio.sleep(0.05)
 
 
-async def churn(stage: Stage, seed: int) -> None:
-    """Large messages that live for a second, so that volumes are sealed and dropped."""
-    async with stage.voice(seed) as voice:
-        path = topic_path(FLEETING)
-        while not stage.over:
-            with suppress(NotSent, Doubt, Refused):
-                await voice.tell("PUT", path + "?ifNotExists=true", {"ttl": 1})
-                write = Write(FLEETING, (b"x" * 3000 + str(voice.rng.random()).encode(),), 0.0)
-                await publish(voice, write)
-            await trio.sleep(PAUSE_S)
-
-
 async def clients(
     stage: Stage,
     rng: Random,
@@ -168,7 +159,8 @@ async def clients(
         async with trio.open_nursery() as writers:
             for at, writer in enumerate((plain_writer, producing_writer, transactional_writer)):
                 writers.start_soon(writer, stage, f"w{at}", rng.randrange(1 << 30), PAUSE_S)
-            writers.start_soon(churn, stage, rng.randrange(1 << 30))
+            for work_of_upkeep in BUSTLE:
+                writers.start_soon(work_of_upkeep, stage, rng.randrange(1 << 30))
             await work()
             stage.over = True
         others.cancel_scope.cancel()
@@ -177,10 +169,12 @@ async def clients(
 async def judge_twice(stage: Stage, lone: Lone, verdict: Verdict) -> None:
     """Decide what is open, read everything, judge it; then the same of what a daemon that was killed has on its disk."""
     await settle(stage)
+    await read_singles(stage)
     before = {topic: list(rows) for topic, rows in stage.history.logs.items()}
     await trio.to_thread.run_sync(lone.daemon.kill)
     await start(lone, verdict)
     await settle(stage)
+    await read_singles(stage)
     for topic, rows in stage.history.logs.items():
         if list(rows) != before[topic]:
             verdict.anomalies.append(Anomaly("vanished", f"{topic} has other messages after a start"))
@@ -197,6 +191,7 @@ async def end(stage: Stage, verdict: Verdict) -> None:
             stage.history.writes.append(write)
             await at_last(stage, partial(once_more, voice, write))
     await settle(stage)
+    await read_singles(stage)
     verdict.judge(stage.history)
 
 
@@ -221,7 +216,9 @@ class Attack:
     """Whether its event loop never writes to the disk itself, and so goes on while that stands still."""
 
 
-async def with_failing_calls(directory: Path, made: Path, plan: Plan, seed: int, acknowledged: int = 40) -> Verdict:
+async def with_failing_calls(
+    directory: Path, made: Path, plan: Plan, seed: int, acknowledged: int = 40, *, sizes: str = SMALLEST
+) -> Verdict:
     """A new daemon, from its first start on a disk whose calls fail as planned, until all is well and was judged."""
 
     async def work(attack: Attack) -> None:
@@ -230,7 +227,7 @@ async def with_failing_calls(directory: Path, made: Path, plan: Plan, seed: int,
         attack.disk.heal()
         await attack.stage.more(acknowledged // 2)
 
-    return await life(directory, made, str(plan), seed, work, plan=plan)
+    return await life(directory, made, str(plan), seed, work, plan=plan, sizes=sizes)
 
 
 async def life(
@@ -242,19 +239,21 @@ async def life(
     *,
     plan: Plan | None = None,
     environ: Mapping[str, str] | None = None,
+    sizes: str = SMALLEST,
 ) -> Verdict:
     """A new daemon with clients at work while ``work`` does to it what it does; then all is judged, twice.
 
     Args:
       plan: how calls fail from its first start on, for at most ``UNDER_FAULTS_S``.
       environ: its environment besides.
+      sizes: of its store.
     """
     verdict = Verdict(what, seed)
     disk = Disk(directory / "data", made)
     said = {**disk.environ, **(environ or {})}
     said["LD_PRELOAD"] = ":".join([disk.environ["LD_PRELOAD"], *filter(None, [(environ or {}).get("LD_PRELOAD")])])
     thread_writes = bool(seed % 2)
-    settings = (*SETTINGS, "storage.inline_commit_s=0") if thread_writes else SETTINGS
+    settings = (*SIZES[sizes], "storage.inline_commit_s=0") if thread_writes else SIZES[sizes]
     rng, lone = Random(seed), Lone(Daemon(directory / "data", *settings, environ=said))
     try:
         if plan is not None:
@@ -275,6 +274,16 @@ async def life(
         lone.daemon.end()
         disk.close()
     return verdict
+
+
+async def restarted(attack: Attack, end: Callable[[], object]) -> None:
+    """End the daemon and start it again: what was acknowledged before is there."""
+    attack.lone.state = "down"
+    ended_s = trio.current_time()
+    await trio.to_thread.run_sync(end)
+    await start(attack.lone, attack.verdict)
+    lost = await lost_since(attack.stage, attack.stage.history, ended_s)
+    attack.verdict.anomalies += [Anomaly("lost", f"{name}, after a restart") for name in lost]
 
 
 async def _heal_later(disk: Disk) -> None:

@@ -6,6 +6,7 @@ that had come by then must hold, a request that had not been sent yet must not b
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from tests.cluster.history.records import Anomaly, History, Transaction
 from tests.cluster.voices import Stage, Voice
 from tests.cluster.writers import TX
 from tests.daemon.harness import Daemon, DaemonEnded
-from tests.torture.course import SETTINGS, Lone, Verdict, clients, end, stage_of
+from tests.torture.course import SIZES, SMALLEST, Lone, Verdict, clients, end, stage_of
 from tests.torture.disk import Disk
 from tests.torture.power import Disk as Told
 from tests.torture.power import Record, Style, read_log
@@ -33,6 +34,8 @@ LEFT: dict[Style, str] = {
     "torn": "is there in part, its end torn",
     "holes": "is there with blocks of zeros",
 }
+#: The folder of a volume that takes the place of others.
+_SUCCESSOR = re.compile(rb"/\d{8}\.\d+$")
 
 
 @dataclass(slots=True)
@@ -46,10 +49,17 @@ class Recording:
     """What the clock of the history is ahead of that of the records."""
     ready: int
     """So many records had happened when its topics were there."""
+    sizes: str
+    """Of its store."""
 
     def moments(self) -> list[int]:
         """Where the power may be cut: so many records have happened."""
         return list(range(1, len(self.records) + 1))
+
+    @property
+    def rewrites(self) -> int:
+        """How many volumes were made to take the place of others."""
+        return sum(each.kind == "mkdir" and bool(_SUCCESSOR.search(each.one)) for each in self.records)
 
     def known_at(self, moment: int) -> History:
         """The history as clients knew it when so many records had happened."""
@@ -60,12 +70,14 @@ class Recording:
         )
 
 
-async def record(directory: Path, made: Path, seed: int, acknowledged: int = 150) -> Recording:
+async def record(
+    directory: Path, made: Path, seed: int, acknowledged: int = 150, *, sizes: str = SMALLEST
+) -> Recording:
     """A daemon from its first start on, with clients at work until it is killed."""
     offset_s = trio.current_time() - time.monotonic()
     disk = Disk(directory / "data", made, log=True)
     assert disk.log is not None
-    lone = Lone(Daemon(directory / "data", *SETTINGS, environ=disk.environ))
+    lone = Lone(Daemon(directory / "data", *SIZES[sizes], environ=disk.environ))
     try:
         await trio.to_thread.run_sync(lone.daemon.start)
         lone.state = "up"
@@ -82,7 +94,7 @@ async def record(directory: Path, made: Path, seed: int, acknowledged: int = 150
         disk.close()
     records = read_log(disk.log)
     ready = sum(each.at_s <= ready_s for each in records)
-    return Recording(disk.root, stage.history, records, offset_s, ready)
+    return Recording(disk.root, stage.history, records, offset_s, ready, sizes)
 
 
 async def judge(
@@ -95,7 +107,7 @@ async def judge(
     verdict = Verdict(f"power cut; what was not synced {LEFT[style]}", seed, done=1, last_call=f"record {moment}")
     told = Told.that_was_told(recording.root, recording.records[:moment], lies)
     told.image(directory / "data", style, Random(seed))
-    lone = Lone(Daemon(directory / "data", *SETTINGS))
+    lone = Lone(Daemon(directory / "data", *SIZES[recording.sizes]))
     stage = stage_of(lone, seed)
     stage.history = recording.known_at(moment)
     try:

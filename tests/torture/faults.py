@@ -12,7 +12,7 @@ import trio
 
 from tests.cluster.harness import shifted_clock, why_no_wrong_clocks, write_shift
 from tests.storage.disks import fill
-from tests.torture.course import Attack, Verdict, life, start
+from tests.torture.course import SMALLEST, Attack, Verdict, life, restarted
 from tests.torture.disk import Plan
 
 HOUR_S = 3_600
@@ -24,18 +24,18 @@ Fault = Callable[[Attack], Awaitable[None]]
 
 async def killed(attack: Attack) -> None:
     """SIGKILL, and a new start."""
-    attack.lone.state = "down"
-    await trio.to_thread.run_sync(attack.lone.daemon.kill)
-    await start(attack.lone, attack.verdict)
+    await restarted(attack, attack.lone.daemon.kill)
 
 
 async def stopped(attack: Attack) -> None:
     """SIGTERM, as in an upgrade, and a new start."""
-    attack.lone.state = "down"
-    code = await trio.to_thread.run_sync(attack.lone.daemon.stop)
-    if code:
-        attack.verdict.surprises.append(f"it left with {code}")
-    await start(attack.lone, attack.verdict)
+
+    def stop() -> None:
+        code = attack.lone.daemon.stop()
+        if code:
+            attack.verdict.surprises.append(f"it left with {code}")
+
+    await restarted(attack, stop)
 
 
 async def paused(attack: Attack) -> None:
@@ -142,11 +142,14 @@ def on_a_disk_of_its_own(directory: Path) -> bool:
     return os.path.ismount(directory)
 
 
-async def storm(directory: Path, made: Path, seed: int, *, rounds: int = 1, clocks: bool = False) -> Verdict:
+async def storm(
+    directory: Path, made: Path, seed: int, *, rounds: int = 1, clocks: bool = False, sizes: str = SMALLEST
+) -> Verdict:
     """One daemon, and every fault there is, one after the other, with acknowledgements before and after each.
 
     Args:
       rounds: how often each is made.
+      sizes: of the store.
       clocks: the clock jumps as well. A daemon whose clock can be set needs libfaketime.
     """
     kinds, environ = dict(ALWAYS), {}
@@ -167,4 +170,4 @@ async def storm(directory: Path, made: Path, seed: int, *, rounds: int = 1, cloc
                 attack.made[name] += 1
                 await attack.stage.more(20)
 
-    return await life(directory, made, "every fault by turns", seed, work, environ=environ)
+    return await life(directory, made, "every fault by turns", seed, work, environ=environ, sizes=sizes)

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from tests.torture.course import with_failing_calls
+from tests.torture.course import SIZES, with_failing_calls
 from tests.torture.cuts import judge, record
 from tests.torture.disk import Plan, why_not
 from tests.torture.faults import storm
@@ -21,27 +21,32 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
 
 @pytest.mark.parametrize(
-    "plan",
+    ("plan", "sizes"),
     [
-        Plan(47, error=errno.ENOSPC),
-        Plan(130, error=errno.EIO, torn=True),
-        Plan(60, 1 << 32, every=149, error=errno.ENOSPC),
+        (Plan(47, error=errno.ENOSPC), "default sizes"),
+        (Plan(47, error=errno.ENOSPC), "smallest sizes"),
+        (Plan(130, error=errno.EIO, torn=True), "smallest sizes"),
+        (Plan(60, 1 << 32, every=149, error=errno.ENOSPC), "smallest sizes"),
     ],
     ids=str,
 )
-async def test_a_daemon_keeps_its_promises_whichever_call_to_its_disk_fails(tmp_path, made, plan):
-    verdict = await with_failing_calls(tmp_path, made, plan, SEED)
+async def test_a_daemon_keeps_its_promises_whichever_call_to_its_disk_fails(tmp_path, made, plan, sizes):
+    verdict = await with_failing_calls(tmp_path, made, plan, SEED, sizes=sizes)
     assert verdict.is_good, str(verdict)
     assert verdict.done >= 1, str(verdict)
 
 
-async def test_every_fault_by_turns_loses_nothing_and_shows_nothing_that_must_not_be(tmp_path, made):
-    verdict = await storm(tmp_path, made, SEED)
+@pytest.mark.parametrize("sizes", SIZES)
+async def test_every_fault_by_turns_loses_nothing_and_shows_nothing_that_must_not_be(tmp_path, made, sizes):
+    verdict = await storm(tmp_path, made, SEED, sizes=sizes)
     assert verdict.is_good, str(verdict)
 
 
-async def test_what_a_power_cut_leaves_has_all_that_was_acknowledged_and_nothing_that_was_not_sent(tmp_path, made):
-    rng, recording = Random(SEED), await record(tmp_path, made, SEED)
+@pytest.mark.parametrize("sizes", SIZES)
+async def test_what_a_power_cut_leaves_has_all_that_was_acknowledged_and_nothing_that_was_not_sent(
+    tmp_path, made, sizes
+):
+    rng, recording = Random(SEED), await record(tmp_path, made, SEED, sizes=sizes)
     moments = recording.moments()
     for number, style in enumerate(STYLES):
         # One of them in the opening, before there is anything to lose.
@@ -58,7 +63,8 @@ async def test_a_disk_that_says_synced_and_is_not_is_found_out(tmp_path, made):
 
 
 @pytest.mark.torture
+@pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("seed", range(SEED + 1, SEED + 6))
-async def test_every_fault_by_turns_many_times(tmp_path, made, seed):
-    verdict = await storm(tmp_path, made, seed, rounds=4, clocks=seed % 2 == 0)
+async def test_every_fault_by_turns_many_times(tmp_path, made, seed, sizes):
+    verdict = await storm(tmp_path, made, seed, rounds=4, clocks=seed % 2 == 0, sizes=sizes)
     assert verdict.is_good, str(verdict)
