@@ -41,23 +41,23 @@ def listed_volumes(directory: Path, options: LevelDBOptions, databases: OpenData
     Raises:
       StoreUnusable: one of its kinds; nothing was changed.
     """
-    listed = read_list(directory)
-    if not listed:
-        raise StoreDamaged(f"the list of volumes in {directory} is missing", hint=DAMAGED_HINT)
-    volumes = [Volume(each.number, directory / each.folder, _shape(each, options), each.large) for each in listed]
-    if check:
-        for volume in volumes:
-            check_files(volume.path)
-    for volume in volumes:
-        logs = volume.read_index(check=check)
-        # The newest is written again after its index if a daemon ended before it removed that. An index of an earlier
-        # version does not have the lengths of logs: it is compared with the journal later.
-        is_old = volume is volumes[-1] and logs and logs != log_sizes(volume.path)
-        volume.is_known = logs is not None and not is_old
-        volume.has_log_sizes = bool(logs)
-    databases.acquire(volumes[-1])
-    databases.release(volumes[-1])
     try:
+        listed = read_list(directory)
+        if not listed:
+            raise StoreDamaged(f"the list of volumes in {directory} is missing", hint=DAMAGED_HINT)
+        volumes = [Volume(each.number, directory / each.folder, _shape(each, options), each.large) for each in listed]
+        if check:
+            for volume in volumes:
+                check_files(volume.path)
+        for volume in volumes:
+            logs = volume.read_index(check=check)
+            # The newest is written again after its index if a daemon ended before it removed that. An index of an earlier
+            # version does not have the lengths of logs: it is compared with the journal later.
+            is_old = volume is volumes[-1] and logs and logs != log_sizes(volume.path)
+            volume.is_known = logs is not None and not is_old
+            volume.has_log_sizes = bool(logs)
+        databases.acquire(volumes[-1])
+        databases.release(volumes[-1])
         found = _lost_by_a_race(directory, listed, options)
         if found is not None:
             volumes.append(found)

@@ -219,6 +219,8 @@ def fork_server(environ: Mapping[str, str]) -> ForkServer | None:
         return None
     with _starting:
         if not _server:
+            if "LD_PRELOAD" in environ:
+                return None  # a library that was loaded with the server has none of a process's own descriptors
             _server.append(ForkServer(environ))
     return _server[0] if _server[0].fits(environ) else None
 
