@@ -6,6 +6,7 @@ that had come by then must hold, a request that had not been sent yet must not b
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ async def record(
 
         async def work() -> None:
             await stage.more(acknowledged)
+            while sizes == SMALLEST and not has_rewritten(directory / "data"):
+                await stage.more(5)
 
         await clients(stage, Random(seed), work)
     finally:
@@ -97,8 +100,19 @@ async def record(
     return Recording(disk.root, stage.history, records, offset_s, ready, sizes)
 
 
+def has_rewritten(data: Path) -> bool:
+    """True if a volume of this directory has taken the place of others."""
+    return any(re.fullmatch(r"\d{8}\.\d+", name) for name in os.listdir(data / "volumes"))
+
+
 async def judge(
-    recording: Recording, moment: int, style: Style, directory: Path, seed: int, *, lies: str = ""
+    recording: Recording,
+    moment: int,
+    style: Style,
+    directory: Path,
+    seed: int,
+    *,
+    lies: str = "",
 ) -> Verdict:
     """Cut the power when so many records have happened, start what is left, and look for what must not be.
 

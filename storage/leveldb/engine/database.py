@@ -183,6 +183,9 @@ def _opened(path: Path, shape: Shape, *, create: bool, check: bool) -> Any:
         if check and not create:
             check_files(path)
         try:
+            if create:
+                # LevelDB makes it as well, and takes no note of why it cannot: then its lock "is not found".
+                path.mkdir(exist_ok=True)
             return plyvel.DB(
                 str(path),
                 create_if_missing=create,
