@@ -84,6 +84,21 @@ def test_a_schedule_is_repeated_by_its_seed(world):
     assert (first.scheduler.points, first.counts) == (again.scheduler.points, again.counts)
 
 
+#: Seeds that found something, by world, with their steps.
+FOUND = [
+    # A list of logs that cannot be read while the store is opened again was an error that is none of the store's.
+    ("store", 30008, 12),
+    # The removal of an older version failed: it shows again for as long as the newer one is being removed.
+    ("store", 20007, 12),
+]
+
+
+@pytest.mark.parametrize(("world", "seed", "steps"), FOUND)
+def test_a_schedule_that_found_something_finds_it_no_more(world, seed, steps):
+    _, how = WORLDS[world]
+    good(world, many([seed], steps=steps, **how))
+
+
 def test_each_structure_that_two_threads_touch_takes_part():
     with noted() as found:
         good("tables", many(range(4)))
