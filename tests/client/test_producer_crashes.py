@@ -160,7 +160,7 @@ def test_a_daemon_that_stays_away_is_told_and_nothing_behind_it_is_stored(daemon
         error = first.exception(PATIENCE_S)
         assert getattr(error, "outcome", None) == "not-applied"
         one.start()
-        eventually("it has stopped", lambda: producer._state.waiting.stopped is not None)
+        eventually("it has stopped", lambda: producer._queue.stopped is not None)
         try:
             producer.send(b"2", sequence_id=2)
         except ProducerStopped as stopped:
