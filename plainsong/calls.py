@@ -19,7 +19,7 @@ from plainsong.protocol.names import instance_name, namespace_name, reader_name,
 from plainsong.protocol.page import Held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from plainsong.chains import ChainHead
     from plainsong.protocol.codec.avro import Avro2Codec, AvroCodec
@@ -90,10 +90,25 @@ class Call(NamedTuple, Generic[C]):
     """How long the request lets the daemon wait before it answers; extends every time limit."""
     waits_for_service: bool = False
     """Whether to retry while the transaction service is unavailable: true inside a transaction, which proves that it ran."""
-    smaller: Callable[[], Call[Any]] | None = None
-    """After an attempt that timed out: what to ask instead, for an answer that comes sooner. None: the same again."""
+    again: Callable[[PlainsongError], Call[Any] | None] | None = None
+    """Called after each failed attempt: the call whose request is sent instead of this one's; None: the same again."""
     in_pieces: bool = False
     """Whether the time limit of a request is that of the silence between two pieces of its answer, and not of the whole."""
+
+
+def pages(ask: Callable[[str | None], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """All pages of a list.
+
+    Args:
+      ask: returns the page after a name, whose ``next`` is that of the page after it; None: the first page, or none.
+    """
+    after: str | None = None
+    while True:
+        page = ask(after)
+        yield page
+        after = page["next"]
+        if after is None:
+            return
 
 
 def transaction_service() -> Request:

@@ -96,25 +96,15 @@ async def opened(
 
     It repeats an opening whose answer was lost, which may leave one more unused session behind.
     """
+    count = 1
+
+    def again(error: PlainsongError) -> None:
+        nonlocal count
+        count += error.outcome == "unknown"
+
     call = calls.open_session(channel.namespace, topic, name, retention_s=retention_s, generation=generation)
-    begun_s = channel.now()
-    backoff, count = Backoff(PAUSES_S, channel.random), 1
-    left_s = limit_s
-    while True:
-        try:
-            known = await channel.call(call, max(0.001, left_s))
-        except PlainsongError as error:
-            if error.outcome != "unknown":
-                raise
-            pause_s = pause_after(error, backoff)
-            now_s = channel.now()
-            left_s = begun_s + limit_s - now_s - pause_s
-            if left_s <= 0 or not channel.settings.retry:
-                raise
-            await channel.sleep(pause_s)
-            count += 1
-        else:
-            return known, count
+    known = await channel.call(call._replace(repeat="harmless", again=again), max(0.001, limit_s))
+    return known, count
 
 
 class AsyncDelivery:

@@ -341,12 +341,14 @@ class AsyncReading:
     def _fitting(self, make: Callable[[int | None], calls.Call[T]]) -> calls.Call[T]:
         """The call of a poll, for no more bytes than come in time; after a time-out it is for fewer."""
 
-        def smaller() -> calls.Call[T]:
+        def again(error: PlainsongError) -> calls.Call[T] | None:
+            if not isinstance(error, DeadlineExceeded):
+                return None
             self._page_bytes.timed_out()
             return self._fitting(make)
 
         call = make(self._page_bytes.most)
-        return call._replace(smaller=smaller, in_pieces=self._page_bytes.is_least)
+        return call._replace(again=again, in_pieces=self._page_bytes.is_least)
 
     def _came(self, began_s: float) -> None:
         """A poll that began then has its answer."""

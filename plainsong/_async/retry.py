@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from plainsong import calls
 from plainsong._async import _backend
 from plainsong.calls import Send, service_of, transaction_service, waiting_for_service
-from plainsong.errors import DeadlineExceeded
 from plainsong.messages import MessageId
 from plainsong.positions import NEWEST, as_bound, parse_start
 from plainsong.protocol import ids
@@ -147,9 +146,8 @@ class AsyncChannel:
                 return result  # type: ignore[no-any-return] # the call says what it is
             if self.stop is not None and self.stop.is_set:
                 raise ReaderStopped
-            if call.smaller is not None and isinstance(error, DeadlineExceeded):
-                smaller = call.smaller()
-                call = call._replace(request=smaller.request, in_pieces=smaller.in_pieces)
+            if call.again is not None and (other := call.again(error)) is not None:
+                call = call._replace(request=other.request, in_pieces=other.in_pieces)
             now_s = self.now()
             places.note_first(error, now_s, settings.wait_for_daemon_s)
             if owner_failed and now_s < over_s:

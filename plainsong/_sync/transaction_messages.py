@@ -19,16 +19,15 @@ from plainsong import tracing
 from plainsong.calls import waiting_for_service
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, NoTransaction, TransactionFailed
 from plainsong.messages import own_ttls
-from plainsong.protocol.backoff import Backoff
-from plainsong.protocol.errors import OutcomeUnknown, PlainsongError, TopicNotFound
+from plainsong.protocol.errors import PlainsongError, TopicNotFound
 from plainsong.protocol.requests import PublishRequest
-from plainsong.retry import PAUSES_S, pause_after
 from plainsong.transactions import publish_under, rollback, store
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from plainsong._sync.retry import Channel
+    from plainsong.calls import Call
     from plainsong.messages import Receipt
     from plainsong.transactions import BufferBounds, Transaction
 
@@ -141,21 +140,20 @@ class TransactionMessages:
     def _stored(self, topic: str, request: PublishRequest, limit_s: float) -> str:
         """Stores a request and returns its segment; uses a new segment after each attempt of unknown outcome."""
         channel = self._channel
-        backoff = Backoff(PAUSES_S, channel.random)
-        until_s = channel.clock() + limit_s
-        while True:
+
+        def stored() -> Call[None]:
             self._segment += 1
             request.segment = str(self._segment)
-            call = waiting_for_service(store(channel.namespace, topic, request))
-            try:
-                channel.call(call, max(MIN_CALL_S, until_s - channel.clock()))
-            except (ConnectionLost, DeadlineExceeded, OutcomeUnknown) as error:
-                pause_s = pause_after(error, backoff)
-                if error.outcome != "unknown" or not channel.settings.retry or channel.clock() + pause_s >= until_s:
-                    raise
-                channel.sleep(pause_s)
-            else:
-                return request.segment
+            return store(channel.namespace, topic, request)
+
+        def again(error: PlainsongError) -> Call[None] | None:
+            return stored() if error.outcome == "unknown" else None
+
+        # Repeating it is harmless: the commit publishes the segments that it names, and this names the last attempt's.
+        call = waiting_for_service(stored())._replace(repeat="harmless", again=again)
+        channel.call(call, max(MIN_CALL_S, limit_s))
+        assert request.segment is not None
+        return request.segment
 
     def _taken(self, waiting: TopicBuffer) -> PublishRequest:
         """The oldest messages, as many as one request carries."""

@@ -9,13 +9,15 @@ import sys
 import termios
 import time
 import tty
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from plainsong import calls
 from plainsong.cli import output
 from plainsong.cli.command import Verb, json_option, one_line
-from plainsong.cli.connection import complete_topic, where_options
+from plainsong.cli.connection import complete_topic, run_call, where_options
 from plainsong.cli.options import Length, chosen, is_pattern, now_ms, show_length, show_time
 from plainsong.cli.output import echo_json
 from plainsong.protocol.errors import PlainsongError, TopicNotFound
@@ -212,23 +214,23 @@ def _look(client: Client, topics: tuple[str, ...]) -> tuple[list[tuple[str, dict
     return rows, max(0, more)
 
 
+def _page(client: Client, query: dict[str, Any], after: str | None) -> dict[str, Any]:
+    return run_call(client, calls.topics_page({**query, "after": after}))
+
+
 def _busiest(client: Client, names: set[str]) -> list[str]:
     """Those of many topics that are worth a request: the daemon knows the figures of all, and sorts them."""
     found: dict[str, float] = {}
     columns: tuple[TopicColumn, ...] = ("publishPerSecond", "pollPerSecond")
     for column in columns:
-        after: str | None = None
+        query = {"namespace": client.namespace, "sort": column, "order": "desc", "limit": MAX_PAGE}
         count = 0
-        while count < MAX_TOPICS:
-            page = client.overview(
-                namespace=client.namespace, sort=column, descending=True, limit=MAX_PAGE, after=after
-            )
+        for page in calls.pages(partial(_page, client, query)):
             for each in page["topics"]:
                 if each["name"] in names:
                     count += 1
                     found[each["name"]] = each["publishPerSecond"] + each["pollPerSecond"]
-            after = page["next"]
-            if after is None:
+            if count >= MAX_TOPICS:
                 break
     return sorted(found, key=lambda name: (-found[name], name))[:MAX_TOPICS]
 

@@ -189,16 +189,10 @@ def list_topics(
 
 def _sorted(client: Client, column: str, descending: bool) -> list[dict[str, Any]]:
     """All topics of the namespace in the order of a column."""
-    rows: list[dict[str, Any]] = []
-    after = None
-    while True:
-        order = "desc" if descending else "asc"
-        query = {"namespace": client.namespace, "sort": column, "order": order, "limit": 500, "after": after}
-        page = run_call(client, calls.topics_page(query))
-        rows += page["topics"]
-        after = page["next"]
-        if after is None:
-            return rows
+    order = "desc" if descending else "asc"
+    query = {"namespace": client.namespace, "sort": column, "order": order, "limit": 500}
+    found = calls.pages(lambda after: run_call(client, calls.topics_page({**query, "after": after})))
+    return [each for page in found for each in page["topics"]]
 
 
 def _figures_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
