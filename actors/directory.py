@@ -144,7 +144,7 @@ class Directory:
         turns = self.environment.turns
         entry.mailbox.put(ticket, wake=not turns.are_run)
         if turns.are_run:
-            turns.soon(entry.actor)
+            turns.wake_for(entry.actor)
         return ticket
 
     def entry(self, name: TopicName) -> DirectoryEntry:

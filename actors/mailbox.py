@@ -323,6 +323,8 @@ class Turns:
         self._store = store
         self._due: dict[TakesTurns, None] = {}
         self._running = False
+        #: Whether the server takes in what has come, and calls ``run_due`` then.
+        self._is_taking_in = False
         self._take_in: Callable[[], None] | None = None
         self._wake: Callable[[], None] = lambda: None
 
@@ -350,14 +352,19 @@ class Turns:
         self._take_in = None
         self.run_due()  # nobody else would
 
+    def begin(self) -> None:
+        """The server takes in what has come, and calls ``run_due`` then."""
+        self._is_taking_in = True
+
     def soon(self, actor: TakesTurns) -> None:
         """The actor has mail, and its task was not woken: call ``run`` in the same turn of the event loop."""
         self._due[actor] = None
 
     def wake_for(self, actor: TakesTurns) -> None:
-        """The actor's turn is due, and nothing has arrived that would have the server run it."""
-        self.soon(actor)
-        self._wake()
+        """The actor's turn is due; has the server run it, unless it is about to run those that are."""
+        self._due[actor] = None
+        if not (self._is_taking_in or self._running):
+            self._wake()
 
     def run(self) -> None:
         """Take in what has arrived, and let every actor take its turn that is due, before answers are given.
@@ -381,6 +388,7 @@ class Turns:
 
     def run_due(self) -> None:
         """Let every actor take its turn that is due; what they begin is one commit where the event loop writes it."""
+        self._is_taking_in = False
         if self._running:
             return
         self._running = True

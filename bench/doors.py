@@ -23,7 +23,7 @@ from hypercorn.trio import serve as hypercorn_serve
 from broker.api.route import Endpoint
 from broker.api.routes import ROUTES
 from broker.http.budgets import BodyBudget, HttpSettings
-from broker.http.messages import Answer, Request
+from broker.http.messages import Answer, Answered, Request
 from broker.http.server import serve_http
 
 if TYPE_CHECKING:
@@ -52,9 +52,10 @@ async def bare(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def empty(request: Request) -> Answer:
+def empty(request: Request, answered: Answered) -> None:
     """The handler of the lane's empty answer."""
-    return Answer(200)
+    del request
+    answered(Answer(200))
 
 
 def serve_lane(told: Connection) -> None:

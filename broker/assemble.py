@@ -71,6 +71,7 @@ from broker.front.parent import Answering, serve_front_ends
 from broker.gauges import add_event_gauges, add_keeping_gauges, add_link_gauges
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
 from broker.http.descriptors import Descriptors
+from broker.http.handlers import Tasks
 from broker.http.messages import status_of
 from broker.http.origin_check import origin_check
 from broker.http.server import load_application, serve_http
@@ -164,6 +165,7 @@ class Daemon:
         actors.start_soon(self.namespaces.run)
         actors.start_soon(self.directory.run_sweeper)
         actors.start_soon(self.pages.run)
+        actors.start_soon(self.publishing.deadlines.run)
         actors.start_soon(janitor.run)
         actors.start_soon(self.scrub.run)
         actors.start_soon(_watch_loop, self.metrics)
@@ -306,6 +308,7 @@ async def assemble(
     policies = Policies(namespaces, config.deduplication.default)
     topics = LocalTopics(directory, pages)
     holds = Holds(directory, transactions, pointers, clock)
+    tasks = Tasks(actors)
     polling_many = PollingMany(topics, transactions, holds, rates, config.poll, stopping)
     publishing = Publishing(
         directory,
@@ -314,6 +317,7 @@ async def assemble(
         rates,
         metrics.producer_refused,
         config.deduplication.answer_timeout_s,
+        tasks,
         transaction_owner,
     )
     streams = Streams(publishing, accounting)
@@ -331,6 +335,7 @@ async def assemble(
         clock,
         metrics.delivered_after,
         named_readers,
+        tasks,
     )
     event_streams = EventStreams()
     changes = TopicChanges(directory, store, pages, config.retention.delete_grace_s * 1000)
@@ -419,6 +424,7 @@ async def assemble(
                 config.http.flat_topic_properties,
                 changes,
                 catalogue,
+                tasks,
                 guard.quotas if guard.required else None,
             ),
             NamespaceRoutes(namespaces, policies),
@@ -454,11 +460,12 @@ async def assemble(
                 groups_of=guard.groups_of,
             ),
         ),
+        tasks,
     )
     begin: Begin = streams.begin
     if cluster is not None:
         local = Local(directory, topics, polling_many, streams, answers, accounting.access, guard)
-        endpoints, begin = cluster.forward(endpoints, local), partial(cluster.begin, streams)
+        endpoints, begin = cluster.forward(endpoints, local, tasks), partial(cluster.begin, streams)
         cluster.dispatcher.kinds[TOPICS_OPEN] = topics_open_handler(directory)
         cluster.dispatcher.kinds[SECURITY_DIGESTS] = security_digests_handler(security.digests)
         cluster.dispatcher.kinds[FINDINGS] = attention.handler
@@ -481,7 +488,7 @@ async def assemble(
         security.files.on_reload = audit.reloaded
         endpoints = tuple(
             refusals_noted(
-                audit.audited(refused_here(each), owner_known_here), guard, recorded=each.route.name in ACTIONS
+                audit.audited(refused_here(each), owner_known_here, tasks), guard, recorded=each.route.name in ACTIONS
             )
             for each in endpoints
         )

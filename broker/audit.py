@@ -21,6 +21,7 @@ import trio
 from broker.api.route import Endpoint
 from broker.api.transactions import parse_transaction_id
 from broker.finding import Finding
+from broker.http.handlers import answer_of
 from broker.http.messages import parse_query, status_of
 from broker.http.peer import Peer
 from broker.refusals import Gathering, RefusalKind
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.observe import Clock
     from broker.api.route import Route
+    from broker.http.handlers import Tasks
     from broker.http.messages import Answer, Handler, Request
     from broker.security.identity import Identity
     from plainsong.protocol.effects import Ask
@@ -216,30 +218,30 @@ class Audit:
 
     # --- changes ----------------------------------------------------------------------------------
 
-    def audited(self, endpoint: Endpoint, owner_of: Callable[[int], str | None]) -> Endpoint:
+    def audited(self, endpoint: Endpoint, owner_of: Callable[[int], str | None], tasks: Tasks) -> Endpoint:
         """The same route; its changes are recorded before they are answered."""
-        route, handler, _ = endpoint
+        route, handler = endpoint
         action = ACTIONS.get(route.name)
         if action is None:
             return endpoint
 
         async def reset(request: Request) -> Answer:
             if _is_dry_run(route, request) or "expected" in _fields(request):
-                return await handler(request)  # a reader that goes on from where it knows it stands
+                return await answer_of(handler, request)  # a reader that goes on from where it knows it stands
             return await self._reset(handler, request, action)
 
         if route.name == "put_reader":
-            return Endpoint(route, reset)
+            return Endpoint(route, tasks.adapt(reset))
 
         async def recorded(request: Request) -> Answer:
             if _is_dry_run(route, request):
-                return await handler(request)
+                return await answer_of(handler, request)
             is_everyday = route.name == "abort" and _ends_own(request, owner_of)
             if not is_everyday:
                 await self.refuse_unless_writable(request)
             before = await self._properties(request) if route.name in _WITH_BEFORE else None
             try:
-                answer = await handler(request)
+                answer = await answer_of(handler, request)
             except PlainsongError as error:
                 if is_everyday and not isinstance(error, Forbidden):
                     raise
@@ -256,7 +258,7 @@ class Audit:
             await self._write(record)
             return answer
 
-        return Endpoint(route, recorded)
+        return Endpoint(route, tasks.adapt(recorded))
 
     async def _reset(self, handler: Handler, request: Request, action: str) -> Answer:
         """Answers a request that puts a reader elsewhere, wherever it stands.
@@ -266,7 +268,7 @@ class Audit:
         await self.refuse_unless_writable(request)
         before = await self._reader(request)
         try:
-            answer = await handler(request)
+            answer = await answer_of(handler, request)
         except PlainsongError as error:
             outcome = _OUTCOMES.get(error.outcome, "unknown")
             await self._gathered_change(self._change(request, action, status_of(error), error.code, outcome))

@@ -334,9 +334,21 @@ class AccessLog:
         request_id.set(identity)
 
     def answered(
-        self, route: str, target: str, status: int, seconds: float, headers: Sequence[tuple[str, str]] = ()
+        self,
+        route: str,
+        target: str,
+        status: int,
+        seconds: float,
+        headers: Sequence[tuple[str, str]] = (),
+        identity: str | None = None,
     ) -> None:
-        """A request was answered. ``target`` is its topic or path; ``headers`` may name the owner."""
+        """A request was answered.
+
+        Args:
+          target: its topic or path.
+          headers: of the answer; they may name the owner.
+          identity: the request's id; None: the one that this task's lines carry.
+        """
         if self.enabled:
             fields: dict[str, object] = {
                 "route": route,
@@ -347,11 +359,11 @@ class AccessLog:
             for name, value in headers:
                 if name == OWNER_HEADER:
                     fields["owner"] = value
+            before = None if identity is None else request_id.set(identity)
             log.info("answered", extra=fields)
+            if before is not None:
+                request_id.reset(before)
 
     def refused(self, route: str, target: str, status: int, identity: str = "") -> None:
         """A request was refused before its route had it, for its credential, its Host or its Origin."""
-        if self.enabled:
-            before = request_id.set(identity)
-            self.answered(route, target, status, 0.0)
-            request_id.reset(before)
+        self.answered(route, target, status, 0.0, identity=identity)

@@ -23,15 +23,14 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from actors.observe import SystemClock
-from broker.http.wire import answer_to
-from plainsong.protocol.errors import OutcomeUnknown, Overloaded, PlainsongError
+from plainsong.protocol.errors import OutcomeUnknown, Overloaded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from broker.api.route import Endpoint
-    from broker.http.messages import Answer, Handler, Request
+    from broker.http.messages import Answer, Answered, Handler, Request
 
 #: The longest command.
 MAX_LINE_BYTES = 1 << 16
@@ -68,21 +67,21 @@ class Testing:
         for endpoint in endpoints:
             fault = {"publish": "next_publish", "commit": "next_commit"}.get(endpoint.route.name)
             if fault is not None:
-                endpoint = endpoint._replace(handler=partial(self._failing, fault, endpoint.handler), start=None)
+                endpoint = endpoint._replace(handler=partial(self._failing, fault, endpoint.handler))
             elif endpoint.route.name == "readyz":
                 endpoint = endpoint._replace(handler=partial(_under_test, endpoint.handler))
             found.append(endpoint)
         return tuple(found)
 
-    async def _failing(self, fault: str, handler: Handler, request: Request) -> Answer:
+    def _failing(self, fault: str, handler: Handler, request: Request, answered: Answered) -> None:
         kind = self._faults.pop(fault, None)
-        if kind == "refused":
-            return answer_to(Overloaded("refused by a test", hint="nothing happened"), request.request_id)
-        answer = await handler(request)
         if kind is None:
-            return answer
-        lost: PlainsongError = OutcomeUnknown("a test has the answer lost", hint="it may have happened")
-        return answer_to(lost, request.request_id)
+            handler(request, answered)
+        elif kind == "refused":
+            answered(Overloaded("refused by a test", hint="nothing happened"))
+        else:
+            lost = OutcomeUnknown("a test has the answer lost", hint="it may have happened")
+            handler(request, lambda outcome: answered(outcome if isinstance(outcome, Exception) else lost))
 
     # --- the tests' side -----------------------------------------------------------------------
 
@@ -136,8 +135,11 @@ class _Started(trio.TaskStatus[Any]):
         self._inner.started()
 
 
-async def _under_test(handler: Handler, request: Request) -> Answer:
-    answer = await handler(request)
-    assert isinstance(answer.body, bytes)
-    answer.body = json.dumps({**json.loads(answer.body), "testing": True}).encode()
-    return answer
+def _under_test(handler: Handler, request: Request, answered: Answered) -> None:
+    def say(outcome: Answer | Exception) -> None:
+        if not isinstance(outcome, Exception):
+            assert isinstance(outcome.body, bytes)
+            outcome.body = json.dumps({**json.loads(outcome.body), "testing": True}).encode()
+        answered(outcome)
+
+    handler(request, say)

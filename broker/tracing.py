@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from broker.api.route import Endpoint
-from broker.http.messages import only_plain, status_of
+from broker.api.route import Endpoint, status_to
+from broker.http.handlers import RequestCancelled
 from plainsong.protocol.trace import TRACEPARENT, is_sampled
 from plainsong.protocol.version import VERSION
 
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from broker.api.route import Limit
     from broker.config import Config
-    from broker.http.messages import Answer, Request
+    from broker.http.messages import Answer, Answered, Request
 
 log = logging.getLogger(__name__)
 
@@ -124,33 +123,23 @@ def traced(endpoint: Endpoint, traces: Traces | None) -> Endpoint:
     """A hot route that records each request of a recorded trace; any other request costs a look into its headers."""
     if traces is None or not endpoint.route.hot:
         return endpoint
-    _, handler, start = endpoint
+    handler = endpoint.handler
 
-    async def handled(request: Request) -> Answer:
+    def handle(request: Request, answered: Answered) -> None:
         if not is_sampled(request.headers.get(TRACEPARENT, "")):
-            return await handler(request)
+            handler(request, answered)
+            return
         begun_ns = time.time_ns()
-        try:
-            answer = await handler(request)
-        except Exception as error:
-            traces.record(endpoint, request, _status_of(error), begun_ns)
-            raise
-        traces.record(endpoint, request, answer.status, begun_ns)
-        return answer
 
-    def started(request: Request, answered: Callable[[Answer], None]) -> Limit | None:
-        # The task's way is slower, and a trace says how long each part takes: not worth a third path.
-        if is_sampled(request.headers.get(TRACEPARENT, "")):
-            return None
-        assert start is not None  # else this is not used
-        return start(request, answered)
+        def record(outcome: Answer | Exception) -> None:
+            answered(outcome)
+            if not isinstance(outcome, RequestCancelled):
+                status = status_to(outcome) if isinstance(outcome, Exception) else outcome.status
+                traces.record(endpoint, request, status, begun_ns)
 
-    return Endpoint(endpoint.route, handled, None if start is None else started)
+        handler(request, record)
 
-
-def _status_of(error: Exception) -> int:
-    plain = only_plain(error)
-    return 500 if plain is None else status_of(plain)
+    return Endpoint(endpoint.route, handle)
 
 
 def _otlp(endpoint: str) -> SpanExporter:

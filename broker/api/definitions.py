@@ -15,6 +15,7 @@ import trio
 
 from broker.api.change import NOTHING, change
 from broker.api.route import json_answer
+from broker.http.handlers import answer_of
 from broker.http.messages import Answer, flag
 from plainsong.protocol.cluster import Placement
 from plainsong.protocol.codec.json_values import parse_json
@@ -248,7 +249,7 @@ class Definitions:
         headers = {name: value for name, value in request.headers.items() if name not in ("if-match", "content-type")}
         query = "dryRun=true" if dry_run else ""
         asked = replace(request, path=path, query=query, headers=headers, body=sent, decoded=None, room=None)
-        answer = await self.handlers[route](asked)
+        answer = await answer_of(self.handlers[route], asked)
         # An owner of a version before this one says nothing.
         told = json.loads(answer.body) if isinstance(answer.body, bytes) and answer.body else {}
         return told.get("effect") or {}

@@ -29,6 +29,7 @@ from broker.api.events import RETRY_MS, event
 from broker.api.route import json_answer
 from broker.attention import MAX_ITEMS
 from broker.catalogue import in_pieces
+from broker.http.handlers import answer_of
 from broker.http.messages import PING, PING_S, flag, one_of, whole_number
 from broker.metrics import MINUTES, WINDOW_S
 from plainsong.protocol.errors import InvalidParameter, PlainsongError, nearest
@@ -295,7 +296,9 @@ class Overview:
         return await self._lately(f"{route} {request.who.name}", partial(self._asked, route, request, query))
 
     async def _asked(self, route: str, request: Request, query: str) -> Any:
-        answer = await self.handlers[route](replace(request, path={}, query=query, body=b"", decoded=None, room=None))
+        answer = await answer_of(
+            self.handlers[route], replace(request, path={}, query=query, body=b"", decoded=None, room=None)
+        )
         body = answer.body if isinstance(answer.body, bytes) else b"".join([each async for each in answer.body])
         return json.loads(body)
 

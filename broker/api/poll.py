@@ -11,7 +11,7 @@ import trio
 
 from broker.api.kept_answers import KeptAnswer, KeptAnswers, question_of
 from broker.api.readers import READER_HEADER
-from broker.api.route import JOINED_BYTES, LOOP_AVRO_BYTES, LOOP_BYTES, NO_LIMIT, body_of, in_steps, off_loop
+from broker.api.route import JOINED_BYTES, LOOP_AVRO_BYTES, LOOP_BYTES, body_of, in_steps, off_loop
 from broker.api.set_aside import passed
 from broker.authority import SwitchedOff
 from broker.http.messages import Answer, BodyPieces, one_of, parse_query, whole_number
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from broker.api.holding import Holds
     from broker.api.kept_answers import Question
     from broker.api.readers import NamedReaders
-    from broker.api.route import Limit
     from broker.authority import Transactions
     from broker.config.sections import PollConfig
     from broker.http.budgets import AnswerRoom
-    from broker.http.messages import Request
+    from broker.http.handlers import Tasks
+    from broker.http.messages import Answered, Request
     from broker.metrics import Rates
     from plainsong.protocol.codec import Codec
     from plainsong.protocol.codec.media import FramesOptions
@@ -135,16 +135,81 @@ class Polling:
     """Takes the seconds from a message's publish to its delivery, of polls that had waited for it."""
     named_readers: NamedReaders
     """Notes how far the readers are that name themselves."""
+    tasks: Tasks
     kept: KeptAnswers = field(default_factory=KeptAnswers)
-    """Answers of ``start``, for readers that ask the same."""
+    """Answers that were given at once, for readers that ask the same."""
 
-    async def poll(self, request: Request) -> Answer:
+    def poll(self, request: Request, answered: Answered) -> None:
         """The messages from a position on, oldest first.
+
+        A small page that is in memory is answered at once; what has to be read or waited for has a task.
+        """
+        question = question_of(request)
+        kept = None if question is None else self._kept_for(question)
+        if kept is not None:
+            if READER_HEADER in request.headers:
+                self.named_readers.polled(kept.name, request, kept.last_id, self.clock.now_ms())
+            answered(kept.answer())
+            self.rates.delivered(kept.name, kept.count, trio.current_time())
+            return
+        asked = self._asked(request)
+        asked_ms = self.clock.now_ms()
+        found = self._find_now(request, asked)
+        if found is None:
+            self.tasks.run(partial(self._poll, asked), request, answered)
+            return
+        self._note(request, asked, found, asked_ms)
+        page, codec, frames = found.page, asked.codec, asked.frames
+        pieces = _pieces(codec, asked.options, page) if frames is None else frames_pieces(page, frames)
+        content, content_type = b"".join(pieces), codec.content_type if frames is None else frames.content_type
+        answered(_answer(content, content_type, found))
+        self.rates.delivered(asked.name, page.count, trio.current_time())
+        if question is not None and self.kept.is_asked_again(question):
+            self._keep(question, asked, found, content, content_type)
+
+    def _find_now(self, request: Request, asked: _Asked) -> Found | None:
+        """The page that a poll is answered with, if it is small, in memory, and nothing is waited for; else None."""
+        body, reading = asked.body, asked.reading
+        is_committed = body.isolation == "committed"
+        if (
+            body.transaction is not None
+            or body.as_of_ms is not None
+            or (is_committed and isinstance(self.transactions, SwitchedOff))
+            or accepts_events(request.headers.get("accept"))
+        ):
+            return None
+        deadline_s = self._deadline_s(body, request.waited_ms)
+        span = self.directory.look_now(
+            asked.name, Look(body.since, body.end_before, deadline_s, undecided=int(is_committed))
+        )
+        if span is None or span.undecided:
+            return None
+        view = View.without_service(span.undecided) if is_committed else None
+        page = self.pages.read_now(
+            asked.name,
+            span,
+            limit=reading.limit,
+            max_bytes=reading.max_bytes,
+            at_once_bytes=START_BYTES,
+            view=view,
+            with_pointers=reading.with_pointers,
+        )
+        if (
+            page is None
+            or page.held is not None
+            or (body.wait_ms and not page.count)
+            or (asked.frames is None and asked.is_streamed(page))
+            or len(page.attributes) * MAX_ATTRIBUTE_BYTES > START_BYTES
+        ):
+            return None
+        return Found(span, view, page, asked_from=body.since)
+
+    async def _poll(self, asked: _Asked, request: Request) -> Answer:
+        """The answer of any poll.
 
         Raises:
           PlainsongError: nothing happened, as nothing ever does by reading.
         """
-        asked = self._asked(request)
         name, codec, body, frames, reading = asked.name, asked.codec, asked.body, asked.frames, asked.reading
         asked_ms = self.clock.now_ms()
         found = await self.look(name, body, reading, self._deadline_s(body, request.waited_ms))
@@ -167,59 +232,6 @@ class Polling:
         )
         self.rates.delivered(name, found.page.count, trio.current_time())
         return _answer(content, codec.content_type, found)
-
-    def start(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
-        """As ``poll``, without a task: of small pages that are in memory. See ``route.Start``."""
-        question = question_of(request)
-        kept = None if question is None else self._kept_for(question)
-        if kept is not None:
-            if READER_HEADER in request.headers:
-                self.named_readers.polled(kept.name, request, kept.last_id, self.clock.now_ms())
-            answered(kept.answer())
-            self.rates.delivered(kept.name, kept.count, trio.current_time())
-            return NO_LIMIT
-        asked = self._asked(request)
-        name, codec, body, frames, reading = asked.name, asked.codec, asked.body, asked.frames, asked.reading
-        is_committed = body.isolation == "committed"
-        if (
-            body.transaction is not None
-            or body.as_of_ms is not None
-            or (is_committed and isinstance(self.transactions, SwitchedOff))
-            or accepts_events(request.headers.get("accept"))
-        ):
-            return None
-        asked_ms = self.clock.now_ms()
-        deadline_s = self._deadline_s(body, request.waited_ms)
-        span = self.directory.look_now(name, Look(body.since, body.end_before, deadline_s, undecided=int(is_committed)))
-        if span is None or span.undecided:
-            return None
-        view = View.without_service(span.undecided) if is_committed else None
-        page = self.pages.read_now(
-            name,
-            span,
-            limit=reading.limit,
-            max_bytes=reading.max_bytes,
-            at_once_bytes=START_BYTES,
-            view=view,
-            with_pointers=reading.with_pointers,
-        )
-        if (
-            page is None
-            or page.held is not None
-            or (body.wait_ms and not page.count)
-            or (frames is None and asked.is_streamed(page))
-            or len(page.attributes) * MAX_ATTRIBUTE_BYTES > START_BYTES
-        ):
-            return None
-        found = Found(span, view, page, asked_from=body.since)
-        self._note(request, asked, found, asked_ms)
-        pieces = _pieces(codec, asked.options, page) if frames is None else frames_pieces(page, frames)
-        content, content_type = b"".join(pieces), codec.content_type if frames is None else frames.content_type
-        answered(_answer(content, content_type, found))
-        self.rates.delivered(name, page.count, trio.current_time())
-        if question is not None and self.kept.is_asked_again(question):
-            self._keep(question, asked, found, content, content_type)
-        return NO_LIMIT
 
     def _kept_for(self, question: Question) -> KeptAnswer | None:
         """The answer that is kept, if the poll would be told the same now; it counts as a page of the scan cache."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import trio
 
-from broker.api.route import LOOP_BYTES, NO_LIMIT, Limit, off_loop
+from actors.mailbox import Future
+from broker.api.deadlines import Deadlines
+from broker.api.route import LOOP_BYTES, off_loop
+from broker.http.handlers import answer_of
 from broker.http.messages import Answer, one_of, parse_query, wants_representation, whole_number
-from broker.http.wire import answer_to
 from broker.security.guard import forbidden
 from broker.security.identity import ANONYMOUS
 from plainsong.protocol.codec import (
@@ -54,7 +56,8 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.pointers import Enlistments
     from broker.authority import Transactions
-    from broker.http.messages import Request
+    from broker.http.handlers import Tasks
+    from broker.http.messages import Answered, Request
     from broker.metrics import Rates
     from plainsong.protocol.codec import Codec
     from plainsong.protocol.effects import Ask
@@ -97,73 +100,101 @@ class Publishing:
     """Counts a producer's refusal, by its code."""
     answer_timeout_s: float
     """The longest wait of a producer."""
+    tasks: Tasks
     owner_of: Callable[[int], Awaitable[str | None]] = nobodys
     """The name that began the transaction of a pointer; empty where nobody here remembers it."""
+    deadlines: Deadlines = field(init=False)
+    """Of producers' requests; the daemon runs them."""
 
-    async def publish(self, request: Request) -> Answer:
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "deadlines", Deadlines(self.answer_timeout_s))
+
+    def publish(self, request: Request, answered: Answered) -> None:
         """Publish the messages of one request, and what was stored under its write pointer or staged; 200 means durable.
 
-        Raises:
-          PlainsongError: with its outcome: nothing happened, or it is not known.
+        An error says by its outcome whether nothing happened, or that it is not known.
         """
+        if len(request.body) <= LOOP_BYTES and BINARY_MODE_HEADERS.isdisjoint(request.headers):
+            try:
+                given = _read_publish(request)
+            except UnsupportedMediaType:  # it may be events, which are rarer than to be looked for here
+                pass
+            else:
+                self._publish(request, given, answered)
+                return
+        self.tasks.run(self._read_and_publish, request, answered)
+
+    async def _read_and_publish(self, request: Request) -> Answer:
+        """What takes long to decode is decoded by a thread."""
         given = await read_publish(request)
+        return await answer_of(lambda request, answered: self._publish(request, given, answered), request)
+
+    def _publish(self, request: Request, given: Given, answered: Answered) -> None:
         request.messages = len(given.body.messages)
-        return answer_publish(request, given, await self.published(given.name, given.body, given.size))
+        write = _Publish(self, request, given, answered)
+        self.put(given.name, given.body, _ask_to_publish(given.body, given.size), write.settled, write.prepare)
 
-    def start(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
-        """As ``publish``, without a task: of requests that wait for nothing but their topic. See ``route.Start``."""
-        if len(request.body) > LOOP_BYTES or not BINARY_MODE_HEADERS.isdisjoint(request.headers):
-            return None
+    def put(
+        self,
+        name: TopicName,
+        body: PublishRequest,
+        ask: Ask[A],
+        settled: Callable[[A | Exception], object],
+        prepare: Callable[[A | Exception], object] | None = None,
+    ) -> None:
+        """Ask a topic for a publish or store that was read and checked: the one door by which messages come.
+
+        Args:
+          settled: takes the topic's answer, or the error instead of it: OutcomeUnknown for a producer that got no answer
+            in time, whose request may still happen. It neither waits nor raises.
+          prepare: as ``Directory.put``.
+        """
+        pointer = body.write_pointer
+        if body.producer is not None:
+            settled = _InTime(self, name, settled)
+        if pointer is not None and self.enlistments is not None:
+            enlisted = partial(self.enlistments.enlisted, name, pointer, partial(self.directory.ask, name, ask))
+            self.tasks.settle(enlisted, settled)
+            return
         try:
-            given = _read_publish(request)
-        except UnsupportedMediaType:  # it may be events, which are rarer than to be looked for here
-            return None
-        ask = _ask_to_publish(given.body, given.size)
-        return self._put(given.name, ask, _StartedPublish(self, request, given, answered))
-
-    def _put(self, name: TopicName, ask: Ask[Any], started: _StartedWrite) -> Limit | None:
-        """Ask a topic for what was started; None: it has to be enlisted first, and nothing was done."""
-        body = started.body
-        if body.write_pointer is not None and self.enlistments is not None:
-            return None
-        started.request.messages = len(body.messages)
-        ticket = self.directory.put(name, ask, started.settled, started.prepare)
-        if body.producer is None:
-            return NO_LIMIT
-        return Limit(self.answer_timeout_s, lambda: ticket.settle(self._late(name)))
+            self.directory.put(name, ask, settled, prepare)
+        except PlainsongError as error:
+            settled(error)
 
     async def published(self, name: TopicName, body: PublishRequest, size: int) -> PublishResponse | Receipt:
-        """Where the messages of a request went that was read and checked. Raises as ``publish`` does."""
-        answer: PublishResponse | Receipt = await self._ask(name, body, _ask_to_publish(body, size))
+        """Where the messages of a request went that was read and checked. Raises as ``publish`` answers."""
+        answer: Future[PublishResponse | Receipt] = Future()
+        self.put(name, body, _ask_to_publish(body, size), answer.settle)
+        found = await answer.wait()
         self.count(name, body)
-        return answer
+        return found
 
     def count(self, name: TopicName, body: PublishRequest) -> None:
         """Messages of a request were made durable."""
         self.rates.published(name, len(body.messages), trio.current_time(), body.lengths.total)
 
-    async def store(self, request: Request) -> Answer:
+    def store(self, request: Request, answered: Answered) -> None:
         """Keep messages under a write pointer, or staged by a producer, until they are published; 200 means durable.
 
-        Raises:
-          PlainsongError: with its outcome: nothing happened, or it is not known.
+        An error says by its outcome whether nothing happened, or that it is not known.
         """
-        name = request.name
+        if len(request.body) <= LOOP_BYTES:
+            codec = codec_for(request.headers.get("content-type"))
+            self._store(request, codec.decode_publish(request.body), answered)
+        else:
+            self.tasks.run(self._read_and_store, request, answered)
+
+    async def _read_and_store(self, request: Request) -> Answer:
         codec = codec_for(request.headers.get("content-type"))
         body = await off_loop(len(request.body), codec, partial(codec.decode_publish, request.body))
+        return await answer_of(lambda request, answered: self._store(request, body, answered), request)
+
+    def _store(self, request: Request, body: PublishRequest, answered: Answered) -> None:
+        name = request.name
         _check_store(request, body)
         request.messages = len(body.messages)
-        await self._ask(name, body, _ask_to_store(body, len(request.body)))
-        return Answer(200)
-
-    def start_store(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
-        """As ``store``, without a task: of requests that wait for nothing but their topic. See ``route.Start``."""
-        if len(request.body) > LOOP_BYTES:
-            return None
-        name = request.name
-        body = codec_for(request.headers.get("content-type")).decode_publish(request.body)
-        _check_store(request, body)
-        return self._put(name, _ask_to_store(body, len(request.body)), _StartedWrite(self, request, body, answered))
+        write = _Write(self, request, body, answered)
+        self.put(name, body, _ask_to_store(body, len(request.body)), write.settled, write.prepare)
 
     async def rollback(self, request: Request) -> Answer:
         """Turn the rows of a write pointer into rolled-back ones; done again, it changes nothing.
@@ -193,17 +224,6 @@ class Publishing:
         if owner not in ("", request.who.name):
             raise forbidden(request.who, "operate", str(name))
 
-    async def _ask(self, name: TopicName, request: PublishRequest, ask: Ask[A]) -> A:
-        """The topic's answer to a publish or store; a producer waits no longer than ``deduplication.answer_timeout_s``.
-
-        Raises:
-          OutcomeUnknown: there was no answer in that time; what was asked may still happen.
-          PlainsongError: whatever the topic refuses.
-        """
-        if request.producer is None:
-            return await self._ask_under(name, request.write_pointer, ask)
-        return await self.within_answer_timeout(name, partial(self._ask_under, name, request.write_pointer, ask))
-
     async def within_answer_timeout(self, name: TopicName, answer: Callable[[], Awaitable[A]]) -> A:
         """The answer to something that a producer asked; raises as ``_ask`` does."""
         timeout_s = self.answer_timeout_s
@@ -213,9 +233,10 @@ class Publishing:
         except _REFUSALS as error:
             self.refused(error.code)
             raise
-        raise self._late(name)
+        raise self.late(name)
 
-    def _late(self, name: TopicName) -> OutcomeUnknown:
+    def late(self, name: TopicName) -> OutcomeUnknown:
+        """The error for a producer that got no answer in time."""
         return OutcomeUnknown(
             f"topic {name} did not answer within {self.answer_timeout_s:g} s",
             hint="send it again with the same sequence ids, or open the producer again: it says how far it came",
@@ -266,48 +287,69 @@ class Publishing:
                 raise refused from None
 
 
-class _StartedWrite:
-    """A store that was started without a task, and what all such requests to write have in common.
+class _InTime:
+    """A producer's request: it is answered by its deadline, and its refusal is counted."""
 
-    Its methods are called in the actor's turn, so that a bug here must not be raised there.
+    __slots__ = ("_name", "_publishing", "_settled")
+
+    def __init__(self, publishing: Publishing, name: TopicName, settled: Callable[[Any], object]) -> None:
+        self._publishing = publishing
+        self._name = name
+        self._settled: Callable[[Any], object] | None = settled
+        publishing.deadlines.add(self)
+
+    def __call__(self, found: object) -> None:
+        """Give the answer, unless it is late."""
+        settled, self._settled = self._settled, None
+        if settled is None:
+            return
+        self._publishing.deadlines.drop(self)
+        if isinstance(found, _REFUSALS):
+            self._publishing.refused(found.code)
+        settled(found)
+
+    def expire(self) -> None:
+        """See ``Waits.expire``."""
+        self(self._publishing.late(self._name))
+
+
+class _Write:
+    """A store that a topic was asked for, and what all requests to write have in common.
+
+    Its methods are called in the actor's turn, where a bug must not be raised.
     """
 
-    __slots__ = ("_answered", "_prepared", "_publishing", "body", "request")
+    __slots__ = ("_answered", "_body", "_prepared", "_publishing", "_request")
 
-    def __init__(
-        self, publishing: Publishing, request: Request, body: PublishRequest, answered: Callable[[Answer], None]
-    ) -> None:
+    def __init__(self, publishing: Publishing, request: Request, body: PublishRequest, answered: Answered) -> None:
         self._publishing = publishing
         self._answered = answered
         self._prepared: Answer | None = None
-        self.request = request
-        self.body = body
+        self._request = request
+        self._body = body
 
     def prepare(self, found: object) -> None:
-        """Make the answer, to be given once this is what became of it."""
+        """Make the answer that ``settled`` gives if the commit succeeds."""
         if isinstance(found, Exception):
             return
-        request = self.request
-        with suppress(Exception):  # met again, and told, when it is given
+        request = self._request
+        with suppress(Exception):  # met again, and answered, when it is given
             self._prepared = self._answer(found)
             if request.prepare is not None:
                 request.prepare(self._prepared)
 
     def settled(self, found: object) -> None:
         """Give the answer."""
-        if not isinstance(found, Exception):
-            try:
-                answer = self._prepared or self._answer(found)
-            except Exception as error:  # noqa: BLE001
-                self._answered(answer_to(error, self.request.request_id))
-                return
-            self._answered(answer)
-            self._done()
+        if isinstance(found, Exception):
+            self._answered(found)
             return
-        # Not raised again: it would refer to this call, which refers to it.
-        if self.body.producer is not None and isinstance(found, _REFUSALS):
-            self._publishing.refused(found.code)
-        self._answered(answer_to(found, self.request.request_id))
+        try:
+            answer = self._prepared or self._answer(found)
+        except Exception as error:  # noqa: BLE001
+            self._answered(error)
+            return
+        self._answered(answer)
+        self._done()
 
     def _answer(self, found: Any) -> Answer:
         """The answer to what the topic has said."""
@@ -315,25 +357,23 @@ class _StartedWrite:
         return Answer(200)
 
     def _done(self) -> None:
-        """What is left to do behind the answer."""
+        """Do the rest, for which the client need not wait."""
 
 
-class _StartedPublish(_StartedWrite):
-    """A publish that was started without a task."""
+class _Publish(_Write):
+    """A publish that a topic was asked for."""
 
     __slots__ = ("_given",)
 
-    def __init__(
-        self, publishing: Publishing, request: Request, given: Given, answered: Callable[[Answer], None]
-    ) -> None:
+    def __init__(self, publishing: Publishing, request: Request, given: Given, answered: Answered) -> None:
         super().__init__(publishing, request, given.body, answered)
         self._given = given
 
     def _answer(self, found: PublishResponse | Receipt) -> Answer:
-        return answer_publish(self.request, self._given, found)
+        return answer_publish(self._request, self._given, found)
 
     def _done(self) -> None:
-        self._publishing.count(self._given.name, self.body)
+        self._publishing.count(self._given.name, self._body)
 
 
 def _ask_to_publish(body: PublishRequest, size: int) -> Ask[Any]:

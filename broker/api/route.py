@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from math import inf
+from functools import partial
+from inspect import iscoroutinefunction
 from time import perf_counter
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import trio
 
-from broker.http.messages import Answer, BodyPieces, Handler, Request, only_plain, status_of
+from broker.http.handlers import RequestCancelled
+from broker.http.messages import Answer, BodyPieces, only_plain, status_of
 from plainsong.protocol.codec import AVRO
 from plainsong.protocol.codec.json_values import between_pieces, compact
 from plainsong.protocol.errors import InvalidName
@@ -18,9 +20,11 @@ from plainsong.protocol.names import TopicName, topic_name
 from storage.loop import nap
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
     from broker.api.schemas import Schema
+    from broker.http.handlers import Tasks
+    from broker.http.messages import Answered, Handler, Request
     from broker.logs import AccessLog
     from broker.security.identity import On, Verb
     from plainsong.protocol.codec import Codec
@@ -64,7 +68,8 @@ class Route(Generic[S]):
     """With places: ``/v1/namespaces/{namespace}/topics``."""
     subject: type[S]
     """Whose method the handler is; ``bind`` finds the object."""
-    handler: Callable[[S, Request], Awaitable[Answer]]
+    handler: Callable[[S, Request, Answered], None] | Callable[[S, Request], Awaitable[Answer]]
+    """An ``async def`` runs in a task of its own."""
     _: KW_ONLY
     owner: Owner | None = None
     """None: any instance answers."""
@@ -74,8 +79,6 @@ class Route(Generic[S]):
     """The lane serves it, whose body is bounded by the listener, and its requests are traced."""
     quick: bool = False
     """The lane serves it, though it takes no messages, if its body is short and not compressed; see ``in_lane``."""
-    start: Callable[[S, Request, Callable[[Answer], None]], Limit | None] | None = None
-    """Of a route of the lane: answers most requests without a task of their own; see ``Start``."""
     wait_ms: Callable[[Request], int] | None = None
     """How long a request asks to wait; 0 where that cannot be read. None: it never waits."""
     body: Body | None = None
@@ -127,42 +130,29 @@ class Route(Generic[S]):
         return (self.verb,) if isinstance(self.verb, str) else self.verb
 
 
-class Limit(NamedTuple):
-    """How long the answer to a request that was started may take."""
-
-    timeout_s: float
-    """The same for all requests of a route that have one."""
-    expired: Callable[[], object]
-    """Called after that time; it has the request answered."""
-
-
-#: A request that is answered in the end, however long it takes.
-NO_LIMIT = Limit(inf, lambda: None)
-#: Starts to answer a request without a task, and without waiting; None: it needs one, and nothing was done. The answer
-#: goes to the function that is given, once, maybe before ``start`` returns; an error may be raised instead.
-Start: TypeAlias = "Callable[[Request, Callable[[Answer], None]], Limit | None]"
-
-
 class Endpoint(NamedTuple):
     """A route, and the function that answers it in this process."""
 
     route: Route[Any]
     handler: Handler
-    start: Start | None = None
-    """None: every request needs a task."""
 
 
-def bind(routes: Iterable[Route[Any]], subjects: Iterable[object]) -> tuple[Endpoint, ...]:
+def bind(routes: Iterable[Route[Any]], subjects: Iterable[object], tasks: Tasks) -> tuple[Endpoint, ...]:
     """Each route with its handler as a method of the subject that the route names; there is one object of each class."""
     by_class = {type(subject): subject for subject in subjects}
-    return tuple(
-        Endpoint(
-            route,
-            MethodType(route.handler, by_class[route.subject]),
-            None if route.start is None else MethodType(route.start, by_class[route.subject]),
-        )
-        for route in routes
-    )
+    return tuple(Endpoint(each, _bound(each, by_class[each.subject], tasks)) for each in routes)
+
+
+def _bound(route: Route[Any], subject: object, tasks: Tasks) -> Handler:
+    method: Any = MethodType(route.handler, subject)
+    return tasks.adapt(method) if iscoroutinefunction(route.handler) else partial(_handle, method)
+
+
+def _handle(handler: Handler, request: Request, answered: Answered) -> None:
+    try:
+        handler(request, answered)
+    except Exception as error:  # noqa: BLE001  # the caller receives it
+        answered(error)
 
 
 def owned_name(owner: Owner | None, path: Mapping[str, str]) -> TopicName | None:
@@ -283,51 +273,34 @@ class Accounting:
 def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:
     """A hot route whose answers are counted and logged, whichever listener the request came by.
 
-    Those of other routes are counted where their bodies are read, since reading one may fail; but for the answers of what
-    was started without a task, which are always counted here.
+    Those of other routes are counted where their bodies are read, since reading one may fail.
     """
-    route, handler, start = endpoint
+    route, handler = endpoint
+    if not route.hot:
+        return endpoint
     requested, access = accounting.requested, accounting.access
 
-    def account(request: Request, status: int, seconds: float, headers: Sequence[tuple[str, str]] = ()) -> None:
-        requested(route.name, status, seconds)
-        if access.enabled:
-            access.answered(route.name, _target(request.path), status, seconds, headers)
-
-    async def counted(request: Request) -> Answer:
-        begun_s = perf_counter()
-        access.begin(request.request_id)
-        try:
-            answer = await handler(request)
-        except Exception as error:
-            account(request, _status_of(error), perf_counter() - begun_s)
-            raise
-        account(request, answer.status, perf_counter() - begun_s, answer.headers)
-        return answer
-
-    def counted_start(request: Request, answered: Callable[[Answer], None]) -> Limit | None:
+    def handle(request: Request, answered: Answered) -> None:
         begun_s = perf_counter()
 
-        def counted_answer(answer: Answer) -> None:
+        def account(outcome: Answer | Exception) -> None:
             took_s = perf_counter() - begun_s
-            answered(answer)
-            requested(route.name, answer.status, took_s)  # the client need not wait for it
+            answered(outcome)  # the client need not wait for what follows
+            if isinstance(outcome, RequestCancelled):
+                return
+            status = status_to(outcome) if isinstance(outcome, Exception) else outcome.status
+            requested(route.name, status, took_s)
+            if access.enabled:
+                headers = () if isinstance(outcome, Exception) else outcome.headers
+                access.answered(route.name, _target(request.path), status, took_s, headers, request.request_id)
 
-        assert start is not None  # else this is not used
-        try:
-            return start(request, counted_answer)
-        except Exception as error:
-            requested(route.name, _status_of(error), perf_counter() - begun_s)
-            raise
+        handler(request, account)
 
-    # Lines of the log belong to a request by its task.
-    return Endpoint(
-        route, counted if route.hot else handler, None if start is None or access.enabled else counted_start
-    )
+    return Endpoint(route, handle)
 
 
-def _status_of(error: BaseException) -> int:
-    """The status of its answer. A function of its own: a name for it there would make a cycle with its traceback."""
+def status_to(error: BaseException) -> int:
+    """The status that a handler's error is answered with."""
     plain = only_plain(error)
     return 500 if plain is None else status_of(plain)
 

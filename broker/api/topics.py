@@ -12,14 +12,13 @@ import trio
 
 from actors.namespaces import checked_properties
 from broker.api.change import change_answer
-from broker.api.route import JSON_TYPE, NO_LIMIT, Endpoint, json_answer, off_loop
+from broker.api.route import JSON_TYPE, Endpoint, json_answer, off_loop
 from broker.http.messages import Answer, flag
-from broker.http.wire import answer_to
 from broker.security.guard import forbidden, target_of
 from broker.security.identity import ANONYMOUS
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.effects import Table
-from plainsong.protocol.errors import InvalidParameter, TopicNotFound
+from plainsong.protocol.errors import InvalidParameter, PlainsongError, TopicNotFound
 from plainsong.protocol.keys import DamagedRow, namespace_range, topic_of
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import parse_properties
@@ -32,10 +31,10 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from actors.namespaces import Namespaces
-    from broker.api.route import Limit
     from broker.api.topic_changes import TopicChanges
     from broker.catalogue import Catalogue
-    from broker.http.messages import Request
+    from broker.http.handlers import Tasks
+    from broker.http.messages import Answered, Request
     from broker.security.quotas import Quotas
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.errors import QuotaExceeded
@@ -120,15 +119,19 @@ def refuse_to_create(request: Request) -> None:
 
 def refused_here(endpoint: Endpoint) -> Endpoint:
     """The same route; it is refused where it is asked, and not only by the topic's owner."""
-    route, handler, start = endpoint
+    route, handler = endpoint
     if route.name != "create_topic":
         return endpoint
 
-    async def create(request: Request) -> Answer:
-        refuse_to_create(request)
-        return await handler(request)
+    def create(request: Request, answered: Answered) -> None:
+        try:
+            refuse_to_create(request)
+        except PlainsongError as error:
+            answered(error)
+            return
+        handler(request, answered)
 
-    return Endpoint(route, create, start)
+    return Endpoint(route, create)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,7 @@ class Topics:
     """Whether a topic is shown as its properties alone, as the seed's clients expect."""
     changes: TopicChanges
     catalogue: Catalogue
+    tasks: Tasks
     quotas: Quotas | None = None
     """Of names; None: there are none."""
     creating: CreatorLocks = field(default_factory=CreatorLocks)
@@ -151,14 +155,23 @@ class Topics:
     def __post_init__(self) -> None:
         object.__setattr__(self, "kept_names", KeptNames(self.store))
 
-    async def create(self, request: Request) -> Answer:
+    def create(self, request: Request, answered: Answered) -> None:
         """A new topic, or with ``ifNotExists`` the one that is there and has the properties given.
 
-        A topic that is there needs no right to create it.
-
-        Raises:
-          TopicExists, InvalidProperty, Forbidden.
+        A topic that is there needs no right to create it. Answers TopicExists, InvalidProperty, Forbidden.
         """
+        if self.quotas is not None:
+            self.tasks.run(self._create, request, answered)
+            return
+        name = request.name
+        ask, parameters = self._asked_to_create(request)
+        if flag(parameters, "dryRun"):
+            self.tasks.run(self._create, request, answered)
+            return
+        self._put(name, ask, answered, lambda _: Answer(200))
+
+    async def _create(self, request: Request) -> Answer:
+        """As ``create``, for names that have rights and quotas, and for a dry run."""
         name = request.name
         refuse_to_create(request)
         is_creator = request.rights.on_topic("admin", *name)
@@ -178,16 +191,6 @@ class Topics:
             await self.directory.ask(name, ask)
         return Answer(200)
 
-    def start_create(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
-        """As ``create``, without a task, where names have no quotas. See ``route.Start``."""
-        if self.quotas is not None:
-            return None
-        name = request.name
-        ask, parameters = self._asked_to_create(request)
-        if flag(parameters, "dryRun"):
-            return None
-        return self._put(name, request, ask, answered, lambda _: Answer(200))
-
     def _asked_to_create(self, request: Request) -> tuple[Create, dict[str, str]]:
         """What is asked for, and the query. Raises InvalidParameter, InvalidProperty."""
         parameters = request.parameters("ifNotExists", "dryRun")
@@ -197,30 +200,22 @@ class Topics:
         names = frozenset(given or ()) - {"generation"}
         return Create(properties, if_not_exists, creator=_creator(request), given=names), parameters
 
-    def _put(
-        self,
-        name: TopicName,
-        request: Request,
-        ask: Ask[A],
-        answered: Callable[[Answer], None],
-        answer: Callable[[A], Answer],
-    ) -> Limit:
+    def _put(self, name: TopicName, ask: Ask[A], answered: Answered, answer: Callable[[A], Answer]) -> None:
         """Ask the topic; ``answer`` makes the answer to the request of what it says."""
 
         # It is called in the actor's turn, where a bug must not be raised.
         def settled(found: A | Exception) -> None:
             if isinstance(found, Exception):
-                # Not raised again: it would refer to this call, which refers to it.
-                answered(answer_to(found, request.request_id))
+                answered(found)
                 return
             try:
                 made = answer(found)
             except Exception as error:  # noqa: BLE001
-                made = answer_to(error, request.request_id)
+                answered(error)
+                return
             answered(made)
 
         self.directory.put(name, ask, settled)
-        return NO_LIMIT
 
     @asynccontextmanager
     async def _one_more(self, request: Request) -> AsyncIterator[QuotaExceeded | None]:
@@ -254,17 +249,11 @@ class Topics:
         ask = SetProperties(request.json(), self.default_ttl_s, if_match_of(request), dry_run)
         return await self.changes.set_properties(request.name, ask)
 
-    async def show(self, request: Request) -> Answer:
-        """The topic's name and properties, all of them strings, and whether producers are remembered. Raises TopicNotFound."""
+    def show(self, request: Request, answered: Answered) -> None:
+        """The topic's name and properties, all of them strings, and whether producers are remembered; or TopicNotFound."""
         name = request.name
         request.parameters()
-        return self._answer_with(name, await self.directory.ask(name, Describe()))
-
-    def start_to_show(self, request: Request, answered: Callable[[Answer], None]) -> Limit:
-        """As ``show``, without a task. See ``route.Start``."""
-        name = request.name
-        request.parameters()
-        return self._put(name, request, Describe(), answered, partial(self._answer_with, name))
+        self._put(name, Describe(), answered, partial(self._answer_with, name))
 
     def _answer_with(self, name: TopicName, found: Description) -> Answer:
         metadata = found.metadata
@@ -300,21 +289,19 @@ class Topics:
         effective = self.policies.shown(name, metadata.properties.deduplication)
         return {"name": name.topic, "properties": properties, "deduplication": effective}
 
-    def start_list(self, request: Request, answered: Callable[[Answer], None]) -> Limit | None:
-        """As ``list_names``, where the names are kept. See ``route.Start``."""
-        if request.query or not request.rights.on_namespace("inspect", request.namespace):
-            return None
-        body = self.kept_names.get(request.namespace)
-        if body is None:
-            return None
-        answered(Answer(200, body, JSON_TYPE))
-        return NO_LIMIT
-
-    async def list_names(self, request: Request) -> Answer:
+    def list_names(self, request: Request, answered: Answered) -> None:
         """The names of the namespace's topics, sorted, read from the store without opening any of them.
 
         With ``deleted=true`` those that were deleted, with what they held.
         """
+        if not request.query and request.rights.on_namespace("inspect", request.namespace):
+            body = self.kept_names.get(request.namespace)
+            if body is not None:
+                answered(Answer(200, body, JSON_TYPE))
+                return
+        self.tasks.run(self._list_names, request, answered)
+
+    async def _list_names(self, request: Request) -> Answer:
         namespace = request.namespace
         if flag(request.parameters("deleted"), "deleted"):
             grace_ms = self.changes.delete_grace_ms

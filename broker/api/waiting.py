@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from broker.api.route import Endpoint
+from broker.http.handlers import RequestCancelled
 from broker.http.messages import EVENT_STREAM, PING, PING_S, problem_of, status_of
 from broker.security.guard import Hold, RefusedRequest, target_of
 from broker.security.quotas import POLLS, PUBLISHES
@@ -17,8 +18,7 @@ from plainsong.protocol.errors import Forbidden, QuotaExceeded
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from broker.api.route import Limit
-    from broker.http.messages import Answer, BodyStream, Request
+    from broker.http.messages import Answer, Answered, BodyStream, Request
     from broker.security.guard import Guard
     from plainsong.protocol.errors import PlainsongError
 
@@ -33,35 +33,79 @@ def looked_at_again(endpoint: Endpoint, guard: Guard, *, counts: bool = True) ->
     Args:
       counts: whether those that wait are counted here, and not by the process that answers.
     """
-    route, handler, start = endpoint
+    route, handler = endpoint
     streams = EVENT_STREAM in route.answer_types
     if not guard.required or not (route.may_wait or streams):
         return endpoint
 
-    async def held(request: Request) -> Answer:
-        unpark = _parked(guard, endpoint, request) if counts else _nothing
-        try:
-            return await looked_at(request, unpark)
-        except BaseException:
-            unpark()
-            raise
+    def handle(request: Request, answered: Answered) -> None:
+        unpark = _nothing
+        if counts and guard.quotas.concern(request.who):
+            try:
+                unpark = _parked(guard, endpoint, request)
+            except QuotaExceeded as error:
+                answered(error)
+                return
+        waits = _Waits(guard, endpoint, request, answered, unpark, streams=streams)
+        handler(request, waits.answered)
+        waits.begin()
 
-    async def looked_at(request: Request, unpark: Callable[[], None]) -> Answer:
-        with trio.CancelScope() as scope:
-            allow = partial(setattr, request, "rights")
-            hold = Hold(guard, request.who, route, request.path, lambda problem: scope.cancel(), allow)
-            with guard.holding(hold):
-                answer = await handler(request)
-        if scope.cancelled_caught and hold.problem is not None:
-            raise hold.problem
-        kind = answer.content_type or ""
-        if streams and kind.startswith(EVENT_STREAM) and not isinstance(answer.body, bytes):
-            answer.body = _Events(answer.body, guard, request, endpoint, unpark)
+    return Endpoint(route, handle)
+
+
+class _Waits:
+    """A request that waits: it ends when its name may no more."""
+
+    __slots__ = ("_answered", "_endpoint", "_guard", "_hold", "_is_answered", "_request", "_streams", "_unpark")
+
+    def __init__(
+        self,
+        guard: Guard,
+        endpoint: Endpoint,
+        request: Request,
+        answered: Answered,
+        unpark: Callable[[], None],
+        *,
+        streams: bool,
+    ) -> None:
+        self._guard = guard
+        self._endpoint = endpoint
+        self._request = request
+        self._answered = answered
+        self._unpark = unpark
+        self._streams = streams
+        self._hold: Hold | None = None
+        self._is_answered = False
+
+    def begin(self) -> None:
+        """The handler has returned: if it has not answered, the request waits from now on."""
+        if self._is_answered:
+            return
+        request, guard = self._request, self._guard
+        allow = partial(setattr, request, "rights")
+        hold = self._hold = Hold(
+            guard, request.who, self._endpoint.route, request.path, lambda problem: request.cancel(), allow
+        )
+        guard.hold(hold)
+
+    def answered(self, outcome: Answer | Exception) -> None:
+        """Give the answer, or the reason why the name may have none any more."""
+        self._is_answered = True
+        hold = self._hold
+        if hold is not None:
+            self._guard.release(hold)
+            if hold.problem is not None and isinstance(outcome, RequestCancelled):
+                outcome = hold.problem
+        if isinstance(outcome, Exception):
+            self._unpark()
+            self._answered(outcome)
+            return
+        kind = outcome.content_type or ""
+        if self._streams and kind.startswith(EVENT_STREAM) and not isinstance(outcome.body, bytes):
+            outcome.body = _Events(outcome.body, self._guard, self._request, self._endpoint, self._unpark)
         else:
-            unpark()
-        return answer
-
-    return Endpoint(route, held, start)
+            self._unpark()
+        self._answered(outcome)
 
 
 def _nothing() -> None:
@@ -94,26 +138,25 @@ def refusals_noted(endpoint: Endpoint, guard: Guard, *, recorded: bool = False) 
     Args:
       recorded: the audit has a record of the request itself, whatever becomes of it.
     """
-    route, handler, start = endpoint
+    route, handler = endpoint
     if not guard.required or route.name in _NEVER_REFUSE:
         return endpoint
 
-    async def noted(request: Request) -> Answer:
-        try:
-            answer = await handler(request)
-        except QuotaExceeded as error:
-            if route.name == "begin":
-                _note(guard, request, error)
-            raise
-        except Forbidden as error:
-            if not recorded:
-                _note(guard, request, error)
-            raise
-        if answer.status == _FORBIDDEN and not recorded:  # another instance's refusal
-            _note(guard, request, Forbidden())
-        return answer
+    def handle(request: Request, answered: Answered) -> None:
+        def note(outcome: Answer | Exception) -> None:
+            if isinstance(outcome, QuotaExceeded):
+                if route.name == "begin":
+                    _note(guard, request, outcome)
+            elif isinstance(outcome, Forbidden):
+                if not recorded:
+                    _note(guard, request, outcome)
+            elif not isinstance(outcome, Exception) and outcome.status == _FORBIDDEN and not recorded:
+                _note(guard, request, Forbidden())  # another instance's refusal
+            answered(outcome)
 
-    return Endpoint(route, noted, start)
+        handler(request, note)
+
+    return Endpoint(route, handle)
 
 
 def _note(guard: Guard, request: Request, error: PlainsongError) -> None:
@@ -129,7 +172,7 @@ def metered(endpoint: Endpoint, guard: Guard) -> Endpoint:
 
     Pages are as short as what is left of ``poll_bytes_per_s``; a stream of events waits until it has paid for what it sent.
     """
-    route, handler, start = endpoint
+    route, handler = endpoint
     if not guard.required or route.name not in PUBLISHES | POLLS:
         return endpoint
     quotas = guard.quotas
@@ -142,49 +185,43 @@ def metered(endpoint: Endpoint, guard: Guard) -> Endpoint:
         taken_bytes = int(length) if length.isascii() and length.isdigit() else 0
         quotas.owe(request.who, namespace, topic, "publish_bytes_per_s", max(0, len(request.body) - taken_bytes))
 
-    async def published(request: Request) -> Answer:
-        answer = await handler(request)
-        if quotas.concern(request.who):
-            owe(request)
-        return answer
-
-    def started(request: Request, answered: Callable[[Answer], None]) -> Limit | None:
-        assert start is not None  # else this is not used
+    def publish(request: Request, answered: Answered) -> None:
         if not quotas.concern(request.who):
-            return start(request, answered)
+            handler(request, answered)
+            return
 
-        def paid(answer: Answer) -> None:
-            if answer.status < 400:
+        def paid(outcome: Answer | Exception) -> None:
+            if not isinstance(outcome, Exception) and outcome.status < 400:
                 owe(request)
-            answered(answer)
+            answered(outcome)
 
-        return start(request, paid)
+        handler(request, paid)
 
-    async def read(request: Request) -> Answer:
+    def read(request: Request, answered: Answered) -> None:
         if not quotas.concern(request.who):
-            return await handler(request)
+            handler(request, answered)
+            return
         namespace, topic = _place(request)
         left = quotas.page_bytes(request.who, namespace, topic)
         if left is not None:
             request.page_bytes = left if request.page_bytes is None else min(left, request.page_bytes)
-        answer = await handler(request)
-        if isinstance(answer.body, bytes):
-            quotas.owe(request.who, namespace, topic, "poll_bytes_per_s", len(answer.body))
-        elif answer.length is not None:
-            quotas.owe(request.who, namespace, topic, "poll_bytes_per_s", answer.length)
-        else:
-            waits = EVENT_STREAM in route.answer_types and answer.status == 200
-            pause_s = partial(quotas.read_pause_s, request.who, namespace, topic)
-            answer.body = _Metered(answer.body, pause_s, waits=waits)
-        return answer
 
-    def started_to_read(request: Request, answered: Callable[[Answer], None]) -> Limit | None:
-        assert start is not None  # else this is not used
-        return None if quotas.concern(request.who) else start(request, answered)
+        def paid(outcome: Answer | Exception) -> None:
+            if isinstance(outcome, Exception):
+                pass
+            elif isinstance(outcome.body, bytes):
+                quotas.owe(request.who, namespace, topic, "poll_bytes_per_s", len(outcome.body))
+            elif outcome.length is not None:
+                quotas.owe(request.who, namespace, topic, "poll_bytes_per_s", outcome.length)
+            else:
+                waits = EVENT_STREAM in route.answer_types and outcome.status == 200
+                pause_s = partial(quotas.read_pause_s, request.who, namespace, topic)
+                outcome.body = _Metered(outcome.body, pause_s, waits=waits)
+            answered(outcome)
 
-    if route.name in PUBLISHES:
-        return Endpoint(route, published, None if start is None else started)
-    return Endpoint(route, read, None if start is None else started_to_read)
+        handler(request, paid)
+
+    return Endpoint(route, publish if route.name in PUBLISHES else read)
 
 
 class _Metered:

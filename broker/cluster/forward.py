@@ -13,6 +13,7 @@ import trio
 
 from broker.api.route import Endpoint, owned_name
 from broker.cluster.owners import PATIENCE_S
+from broker.http.handlers import answer_of
 from broker.link.flow import LinkBroken
 from broker.link.http_codec import decode_answer, decode_page, encode_identity
 from broker.link.version_0_1 import call_route
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from broker.api.poll_many import LocalTopics, PollingMany, Since
     from broker.api.route import Route
     from broker.cluster.owners import Owners
-    from broker.http.messages import Answer, Handler, Request
+    from broker.http.handlers import Tasks
+    from broker.http.messages import Answer, Answered, Handler, Request
     from broker.link.client import Link
     from broker.link.flow import Reply
     from broker.security.identity import Identity
@@ -48,8 +50,9 @@ class Forwarding:
       max_wait_ms: ``poll.max_wait_ms``.
     """
 
-    def __init__(self, owners: Owners, scatter: ScatterGather, *, decides: str, max_wait_ms: int) -> None:
+    def __init__(self, owners: Owners, scatter: ScatterGather, tasks: Tasks, *, decides: str, max_wait_ms: int) -> None:
         self._owners = owners
+        self._tasks = tasks
         self._scatter = scatter
         self._decides = decides
         self._max_wait_s = max_wait_ms / 1000
@@ -59,36 +62,52 @@ class Forwarding:
         return tuple(Endpoint(each.route, self._routed(each)) for each in endpoints)
 
     def _routed(self, endpoint: Endpoint) -> Handler:
-        route, handler, _ = endpoint
+        route, handler = endpoint
         if not self._has_owner(route):
             return handler
         if route.owner == "topics":
-            return partial(self._scatter.poll, route.name)
+            return self._tasks.adapt(partial(self._scatter.poll, route.name))
         return self._forwarded(endpoint)
 
     def _forwarded(self, endpoint: Endpoint) -> Handler:
-        route, handler, _ = endpoint
+        route, handler = endpoint
 
-        async def forwarded(request: Request) -> Answer:
+        def forwarded(request: Request, answered: Answered) -> None:
             name = owned_name(route.owner, request.path)
             if name is None:
-                return await handler(request)
+                handler(request, answered)
+                return
+            at_owner = partial(self._at_owner, endpoint, name)
+            if not self._owners.ownership.is_mine(name):
+                self._tasks.run(at_owner, request, answered)
+                return
 
-            before_ms = request.waited_ms
+            def unless_moved(outcome: Answer | Exception) -> None:
+                if isinstance(outcome, NoOwner):
+                    self._tasks.run(at_owner, request, answered)
+                else:
+                    answered(outcome)
 
-            async def local(waited_ms: int) -> Answer:
-                request.waited_ms = before_ms + waited_ms
-                return await handler(request)
-
-            async def remote(link: Link, owner: Instance, waited_ms: int) -> Answer:
-                request.waited_ms = before_ms + waited_ms
-                reply = await call_route(link, route.name, request)
-                return await decode_answer(reply, owner)
-
-            wait_s = partial(self._wait_s, route, request)
-            return await self._owners.run_at_owner(name, local, remote, repeatable=route.reads_only, patience_s=wait_s)
+            handler(request, unless_moved)
 
         return forwarded
+
+    async def _at_owner(self, endpoint: Endpoint, name: TopicName, request: Request) -> Answer:
+        """The answer of the owner, wherever it is. Raises as ``Owners.run_at_owner``."""
+        route, handler = endpoint
+        before_ms = request.waited_ms
+
+        async def local(waited_ms: int) -> Answer:
+            request.waited_ms = before_ms + waited_ms
+            return await answer_of(handler, request)
+
+        async def remote(link: Link, owner: Instance, waited_ms: int) -> Answer:
+            request.waited_ms = before_ms + waited_ms
+            reply = await call_route(link, route.name, request)
+            return await decode_answer(reply, owner)
+
+        wait_s = partial(self._wait_s, route, request)
+        return await self._owners.run_at_owner(name, local, remote, repeatable=route.reads_only, patience_s=wait_s)
 
     def _wait_s(self, route: Route[Any], request: Request) -> float:
         """How long a request may wait, and so may wait for an owner."""

@@ -16,6 +16,7 @@ from broker.cluster.handover import Handover
 from broker.cluster.owners import Owners, RoutedAsks, decode_ask
 from broker.cluster.remote_stream import RoutedStream, serve_stream
 from broker.http.budgets import BodyBudget
+from broker.http.handlers import answer_of
 from broker.http.messages import only_plain
 from broker.http.wire import answer_to
 from broker.link.client import Links, connect, connect_by_tls
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from broker.api.stream import Streams
     from broker.config import Config
     from broker.http.budgets import AnswerBudget, AnswerRoom, Reservation
+    from broker.http.handlers import Tasks
     from broker.http.messages import Answer, Conversation
     from broker.http.server import PeerHandler
     from broker.link.server import Call
@@ -93,13 +95,14 @@ class Cluster:
         assert self._dispatcher is not None
         return self._dispatcher
 
-    def forward(self, endpoints: tuple[Endpoint, ...], local: Local) -> tuple[Endpoint, ...]:
+    def forward(self, endpoints: tuple[Endpoint, ...], local: Local, tasks: Tasks) -> tuple[Endpoint, ...]:
         """The same routes, each answered at its owner; the given ones answer other instances."""
         self._dispatcher = Dispatcher(endpoints, local, self.owners, self._budget)
         self._dispatcher.kinds |= self.handover.kinds()
         scatter = ScatterGather(self.owners, local.polling_many, local.topics)
         decides, max_wait_ms = self._config.transactions.service, self._config.poll.max_wait_ms
-        return Forwarding(self.owners, scatter, decides=decides, max_wait_ms=max_wait_ms).endpoints(endpoints)
+        forwarding = Forwarding(self.owners, scatter, tasks, decides=decides, max_wait_ms=max_wait_ms)
+        return forwarding.endpoints(endpoints)
 
     def peer_handler(self) -> PeerHandler:
         """Serves the connections of other instances."""
@@ -175,7 +178,7 @@ class Dispatcher:
 
     async def _request(self, call: Call) -> Reply:
         name, request = decode_request(call.value, call.body)
-        route, handler, _ = self._endpoints[name]
+        route, handler = self._endpoints[name]
         for owned in topics_in(request) if route.owner == "topics" else [owned_name(route.owner, request.path)]:
             self._refuse_unless_mine(owned)
         # The instance that was asked let the name in; what it may, each owner says by its own grants.
@@ -183,7 +186,7 @@ class Dispatcher:
         self._local.guard.authorize(admission, route, request.path)
         request.who, request.rights = admission.who, admission.rights
         request.room = self._local.answers.room()
-        return await self._answered(handler(request), request.request_id, request.room)
+        return await self._answered(answer_of(handler, request), request.request_id, request.room)
 
     async def _hot(self, call: Call) -> Reply:
         return await self._request(replace(call, kind=REQUEST, value=hot_as_request(call.value)))

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from broker.api.publish import Given
     from broker.api.route import Route
     from broker.http.budgets import Reservation
-    from broker.http.messages import Answer, Conversation, Handler, Request
+    from broker.http.handlers import Tasks
+    from broker.http.messages import Answer, AsyncHandler, Conversation, Request
     from broker.link.client import Channel, Link
     from broker.link.flow import Reply
 
@@ -46,11 +47,11 @@ class FrontForwarding:
         #: Publishes under way; a single one has no other to share a write with.
         self._publishing = 0
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self, tasks: Tasks) -> tuple[Endpoint, ...]:
         """All routes."""
-        return tuple(Endpoint(route, self._handler(route)) for route in ROUTES)
+        return tuple(Endpoint(route, tasks.adapt(self._handler(route))) for route in ROUTES)
 
-    def _handler(self, route: Route[Any]) -> Handler:
+    def _handler(self, route: Route[Any]) -> AsyncHandler:
         whole = partial(self._whole, route.name)
         return partial(self._publish, whole) if route.name == "publish" else whole
 
@@ -91,7 +92,7 @@ class FrontForwarding:
 
     # --- publishes -----------------------------------------------------------------------------
 
-    async def _publish(self, whole: Handler, request: Request) -> Answer:
+    async def _publish(self, whole: AsyncHandler, request: Request) -> Answer:
         try:
             given = await read_publish(request)
             request.messages = len(given.body.messages)

@@ -22,6 +22,7 @@ from broker.cluster.remote_stream import converse
 from broker.config import every_setting
 from broker.front import FrontEndFailed
 from broker.http import sockets
+from broker.http.handlers import answer_of
 from broker.http.messages import only_plain, status_of
 from broker.http.peer import Peer
 from broker.http.sockets import SocketFiles, address_of, bind_shared, start_listening
@@ -373,13 +374,13 @@ class Answering:
 
     async def _request(self, call: Call) -> Reply:
         name, request = decode_request(call.value, call.body)
-        (route, handler, _), room = self._endpoints[name], self._answers.room()
+        (route, handler), room = self._endpoints[name], self._answers.room()
         request.room = room
         # The front end has let the name in, and asked for its verb; lists and views want the whole of what it may.
         request.rights = self._guard.rights_of(request.who)
         self._accounting.access.begin(request.request_id)
         # Answers of other routes are refused by the front end, which reads their bodies and counts them.
-        return await encode_admitted(handler(request), room, only_looks=route.hot and route.reads_only)
+        return await encode_admitted(answer_of(handler, request), room, only_looks=route.hot and route.reads_only)
 
     async def _stream(self, call: Call) -> Reply:
         assert call.channel is not None  # streams are conversations

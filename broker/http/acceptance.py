@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from broker.http.handlers import answer_of
 from broker.http.messages import answer_for
 from plainsong.protocol.codec import codec_for
 from plainsong.protocol.codec.cloud_events import event_mode
@@ -57,5 +58,5 @@ class Acceptance:
             codec_for(request.headers.get("content-type"))
         if self._show is None or route.owner != "topic" or route.name == _CREATES_TOPIC:
             return None
-        shown = await self._show(replace(request, query="", headers={}, body=b"", room=None))
+        shown = await answer_of(self._show, replace(request, query="", headers={}, body=b"", room=None))
         return None if shown.status == 200 else shown

@@ -32,6 +32,7 @@ from broker.http.budgets import (
     too_large,
     too_slow,
 )
+from broker.http.handlers import RequestCancelled
 from broker.http.messages import (
     Request,
     answer_for,
@@ -42,10 +43,10 @@ from broker.http.messages import (
     status_of,
 )
 from broker.http.tls_socket import TlsSocket
-from broker.http.wire import ChunkedBody, admitted, answer_to, compress, may_be_refused, respond
+from broker.http.wire import ChunkedBody, admitted, checked, may_be_refused, ready, respond
 from broker.security.guard import OPEN, OPEN_ADMISSION, RefusedRequest, refuse_query_token, writes_audit
 from broker.security.identity import NOBODY
-from plainsong.protocol.errors import Overloaded, PlainsongError
+from plainsong.protocol.errors import Overloaded, PlainsongError, ShuttingDown
 from plainsong.protocol.link import PREFACE
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class Lane:
     __slots__ = (
         "_admission",
         "_admitted_head",
+        "_begun_s",
         "_busy",
         "_connection",
         "_gathering",
@@ -125,10 +127,10 @@ class Lane:
         "_held",
         "_in_step",
         "_is_metered",
-        "_is_paid",
         "_leaving",
         "_parts",
         "_prepared",
+        "_request",
         "_request_id",
         "_room",
         "_started",
@@ -151,9 +153,8 @@ class Lane:
         #: Who was let in by the last head, and by which: it counts for as long as the guard's epoch stands.
         self._admission = OPEN_ADMISSION
         self._admitted_head: Head | None = None
-        #: Whether its name has a quota; and whether the request has taken its cost, which its task must not take again.
+        #: Whether its name has a quota.
         self._is_metered = False
-        self._is_paid = False
         #: Until when its first head has to be whole: whoever has shown no credential yet holds no connection for long.
         self._head_due_s = trio.current_time() + parts.settings.header_timeout_s if parts.guard.required else inf
         #: In a handler of the task; whether one was started without it; after a request whose end we know.
@@ -165,6 +166,9 @@ class Lane:
         #: The last answer said so, or could not be sent.
         self._leaving = False
         self._request_id = ""
+        #: The last request that was begun without the task, and when, if it is of a quick route.
+        self._request: Request | None = None
+        self._begun_s = 0.0
         #: An answer that is about to be given, whether the connection is kept behind it, and its bytes.
         self._prepared: tuple[Answer, bool, bytes | None] | None = None
         #: An answer that the task is to send, and whether the connection is kept behind it.
@@ -191,6 +195,8 @@ class Lane:
         except CutShort:
             pass
         finally:
+            if self._started and self._request is not None:
+                self._request.cancel()
             self._started = False  # an answer that still comes has no reader
             self._held.release()
             self._room.release()
@@ -227,6 +233,11 @@ class Lane:
         """Whether a request is being answered without the task."""
         return self._started
 
+    @property
+    def reading(self) -> bool:
+        """Whether a request is being answered without the task that changes nothing, and so may be cancelled."""
+        return self._started and self._head is not None and self._head.endpoint.route.reads_only
+
     def data_arrived(self) -> bool:
         """Something has come while the connection rests. Returns whether its task is to see to it.
 
@@ -239,11 +250,10 @@ class Lane:
             head = self._cut_head(pending)
         if head is None or self._stopping or not pending:
             return True
-        start = head.endpoint.start
         parts = self._parts
         begin = len(self._head_bytes)
         end = begin + head.length
-        if start is None or not 0 <= head.length <= parts.settings.max_body_bytes or "content-encoding" in head.headers:
+        if not 0 <= head.length <= parts.settings.max_body_bytes or "content-encoding" in head.headers:
             return True
         if parts.guard.required and not self._is_admitted(head):
             return True
@@ -259,12 +269,13 @@ class Lane:
             self._end_gathering()
         self._request_id = head.request_id or new_request_id()
         admission = self._admission
-        request = Request(
+        request = self._request = Request(
             head.path,
             head.query,
             head.headers,
             pending[begin:end],
             self._request_id,
+            room=self._room,
             who=admission.who,
             rights=admission.rights,
             peer=connection.peer,
@@ -272,21 +283,19 @@ class Lane:
         )
         connection.pending = pending[end:]
         self._started = True
+        if head.endpoint.route.quick:
+            self._begun_s = perf_counter()
         try:
             self._held.grow(head.length - self._held.reserved_bytes)
-            limit = start(request, self._answered)
-        except Exception as error:  # noqa: BLE001  # a bug is answered, and logged, as one
-            self._answered(answer_to(error, self._request_id))
+        except Overloaded as error:
+            self._answered(error)
             return False
-        if limit is None:
-            self._started = False
-            self._held.release()
-            connection.pending = pending
-            self._is_paid = self._is_metered
-            return True
+        head.endpoint.handler(request, self._answered)
         if self._started:
             parts.reactor.works(connection)
-            parts.reactor.expire(connection, *limit)
+            if head.endpoint.route.reads_only:
+                self._held.may_give_way(request.cancel)
+                connection.read_ahead()
         return False  # an answer that needs the task has woken it
 
     def _is_admitted(self, head: Head) -> bool:
@@ -366,11 +375,31 @@ class Lane:
                 answer.headers = [*answer.headers, wire.VARY]
         return wire.answer_head(answer, self._request_id, chunks=head.chunks, close=not keep) + body
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, outcome: Answer | Exception) -> None:
         """The handler that was started without the task has answered. It neither waits nor raises."""
-        head = self._head
-        if not self._started or head is None:
-            return  # the connection has ended meanwhile
+        head, request = self._head, self._request
+        if not self._started or head is None or request is None:
+            self._room.release()  # the connection has ended
+            return
+        if isinstance(outcome, RequestCancelled):
+            if self._held.gave_way:
+                outcome = self._held.refusal()
+            elif request.waited_ms < WAITED_MS:  # the client sends no more: it is answered with what there is
+                request.is_cancelled, request.waited_ms = False, WAITED_MS
+                head.endpoint.handler(request, self._answered)
+                return
+            else:
+                outcome = ShuttingDown("the daemon is shutting down")
+        route, accounting = head.endpoint.route, self._parts.accounting
+        if route.reads_only:
+            self._held.keeps()
+        answer = checked(outcome, self._request_id)
+        self._give(answer, head)
+        if route.quick and accounting is not None:
+            _account(accounting, head, answer, perf_counter() - self._begun_s, self._request_id)
+
+    def _give(self, answer: Answer, head: Head) -> None:
+        """Send an answer without the task, or wake the task to do it."""
         parts, connection = self._parts, self._connection
         self._started = False
         self.served = True
@@ -386,7 +415,6 @@ class Lane:
         if whole:
             self._room.release()
         self._held.release()
-        parts.reactor.answered(connection)
         if data is None:
             self._unsent = (answer, keep)
             connection.wake()
@@ -459,10 +487,11 @@ class Lane:
                 raise PeerLeft
 
     async def _send_made(self, answer: Answer, *, keep: bool) -> None:
-        head = self._head
+        head, request = self._head, self._request
         assert head is not None  # it has been answered
-        await compress(answer, head.headers.get("accept-encoding"), self._parts.settings.gzip_min_bytes)
+        assert request is not None
         try:
+            answer = await ready(answer, request, self._parts.settings.gzip_min_bytes)
             answer = await admitted(answer, self._room, only_looks=_only_looks(head.endpoint.route, answer))
             await self._send(answer, self._request_id, chunks=head.chunks, keep=keep)
         finally:
@@ -479,15 +508,12 @@ class Lane:
         request_id = head.request_id or new_request_id()
         self.served = True
         accounting = self._parts.accounting if head.endpoint.route.quick else None
-        begun_s = 0.0
-        if accounting is not None:
-            begun_s = perf_counter()
-            accounting.access.begin(request_id)
+        begun_s = perf_counter()
         with self._held as held:  # it has what was gathered of the body
             try:
                 answer = await self._answer_to(head, held, request_id)
                 if accounting is not None:
-                    _account(accounting, head, answer, perf_counter() - begun_s)
+                    _account(accounting, head, answer, perf_counter() - begun_s, request_id)
                 keep = head.keep_alive and self._in_step and not self._stopping
                 await self._send(answer, request_id, chunks=head.chunks, keep=keep)
             finally:
@@ -522,7 +548,6 @@ class Lane:
         guard, connection, route = self._parts.guard, self._connection, head.endpoint.route
         if not guard.required:
             return OPEN_ADMISSION
-        was_paid, self._is_paid = self._is_paid, False
         try:
             try:
                 refuse_query_token(head.query)
@@ -530,8 +555,7 @@ class Lane:
             except PlainsongError as error:
                 guard.refused(RefusedRequest(error, NOBODY, connection.peer, "service", request_id))
                 raise
-            if not was_paid:
-                guard.enter(admission, route, head.path, connection.peer, request_id, max(head.length, 0))
+            guard.enter(admission, route, head.path, connection.peer, request_id, max(head.length, 0))
         except PlainsongError as error:
             if route.hot:  # others are counted and logged where they are answered
                 guard.answered(route.name, route.path.format(**head.path), status_of(error), request_id)
@@ -611,6 +635,8 @@ class Lane:
         """The client has closed its sending half, which may be all of it: it is answered, but not waited for longer."""
         if self._waiting is not None:
             self._waiting.cancel()
+        elif self._started and self._request is not None:
+            self._request.cancel()
 
     async def _send(self, answer: Answer, request_id: str, *, chunks: bool, keep: bool) -> None:
         head = wire.answer_head(answer, request_id, chunks=chunks, close=not keep)
@@ -650,11 +676,13 @@ def _only_looks(route: Route[Any], answer: Answer) -> bool:
     return route.reads_only and (route.hot or may_be_refused(answer))
 
 
-def _account(accounting: Accounting, head: Head, answer: Answer, seconds: float) -> None:
+def _account(accounting: Accounting, head: Head, answer: Answer, seconds: float, request_id: str) -> None:
     """Count an answer of a quick route, and log it, as it is done where hypercorn's are read."""
     route = head.endpoint.route
     accounting.requested(route.name, answer.status, seconds)
-    accounting.access.answered(route.name, route.path.format(**head.path), answer.status, seconds, answer.headers)
+    accounting.access.answered(
+        route.name, route.path.format(**head.path), answer.status, seconds, answer.headers, request_id
+    )
 
 
 # --- head ------------------------------------------------------------------------------------------
@@ -1037,12 +1065,23 @@ class Connection:
             self.wake()
             return
         lane = self._lane
+        if lane is not None and lane.reading:
+            self.read_ahead()
+            return
         while lane is not None and not lane.started and self._read(lane):
             if lane.data_arrived():
                 self.wake()
                 return
             if not (lane.gathering and self.edge):
                 return
+
+    def read_ahead(self) -> None:
+        """Keeps what the client sends while it waits for an answer, and tells the lane when it sends no more."""
+        lane = self._lane
+        while lane is not None and self.edge and not self.ended and len(self.pending) < MAX_PIPELINED_BYTES:
+            self._read(lane)
+        if lane is not None and self.ended:
+            lane.sending_ended()
 
     def give_up(self) -> None:
         """Ends the connection: nothing came for ``keep_alive_s``, or it has failed."""

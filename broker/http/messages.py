@@ -114,6 +114,15 @@ class Request:
     """How many bytes a page may have by the quotas of the name; None: as many as any."""
     prepare: Callable[[Answer], object] | None = None
     """May be called with the answer that is about to be given, if all goes well, so that less is left to do then."""
+    on_cancel: Callable[[], object] | None = None
+    """Cancels what waits for something in order to answer it; None while nothing does."""
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        """Its answer is not wanted any more: what would wait for one ends. What an actor has received still happens."""
+        self.is_cancelled = True
+        if self.on_cancel is not None:
+            self.on_cancel()
 
     @property
     def namespace(self) -> str:
@@ -155,8 +164,13 @@ class Answer:
     length: int | None = None
 
 
-#: Answers one request. It may raise ``PlainsongError``; anything else it raises is a bug, and answered as one.
-Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
+#: Takes the answer to a request, or the error instead of one: ``PlainsongError``, ``RequestCancelled`` after
+#: ``Request.cancel``, or a bug, which is answered as one. It neither waits nor raises.
+Answered: TypeAlias = Callable[[Answer | Exception], None]
+#: Answers one request: calls ``Answered`` once, before it returns or later. It neither waits nor raises.
+Handler: TypeAlias = Callable[[Request, Answered], None]
+#: A handler that waits for something, for ``broker.http.handlers.Tasks``; it may raise.
+AsyncHandler: TypeAlias = Callable[[Request], Awaitable[Answer]]
 
 
 # --- query -----------------------------------------------------------------------------------------

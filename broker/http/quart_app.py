@@ -19,6 +19,7 @@ from werkzeug.routing import BaseConverter
 
 from broker.http.acceptance import Acceptance
 from broker.http.budgets import BodyBudget, HttpSettings, decoded_body, needs_decoding
+from broker.http.handlers import answer_of
 from broker.http.hypercorn_patches import PASSAGE, Passage
 from broker.http.messages import Answer, Request, answer_for, status_of
 from broker.http.wire import admitted, answer_to, compress, may_be_refused, respond
@@ -71,7 +72,7 @@ def build_application(endpoints: Iterable[Endpoint], settings: HttpSettings, acc
     acceptance = Acceptance(endpoints)
     app = Application("plainsong", static_folder=None)
     install_errors(app, settings)
-    app.url_map = _map_of(tuple((route.name, route.method, route.path) for route, _, _ in endpoints))
+    app.url_map = _map_of(tuple((route.name, route.method, route.path) for route, _ in endpoints))
     methods: defaultdict[str, set[str]] = defaultdict(set)
     for endpoint in endpoints:
         route = endpoint.route
@@ -129,7 +130,7 @@ def _places(route: Route[Any], path: dict[str, str]) -> dict[str, str]:
 def _view(
     endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance, accounting: Accounting
 ) -> Callable[..., Awaitable[Response]]:
-    route, handler, _ = endpoint
+    route, handler = endpoint
     max_bytes = route.body_bytes
 
     async def view(**path: str) -> Response:
@@ -142,7 +143,8 @@ def _view(
             asked.body = await _read_small(max_bytes) if max_bytes else b""
             answer = await _decode(route, asked, acceptance, max_bytes, settings)
             if answer is None:
-                answer = await (through.answer_reader(handler, asked) if route.reads_only else handler(asked))
+                answering = partial(answer_of, handler)
+                answer = await (through.answer_reader(answering, asked) if route.reads_only else answering(asked))
             if not isinstance(answer.body, bytes):
                 through.stream = answer.body
                 if request.method == "HEAD":  # a stream may never end
@@ -235,7 +237,7 @@ def passage() -> Passage:
 
 def hot_view(endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance) -> Callable[..., Awaitable[Response]]:
     """A view that answers as the lane does, byte for byte."""
-    route, handler, _ = endpoint
+    route, handler = endpoint
 
     async def view(**path: str) -> Response:
         through = passage()

@@ -113,7 +113,8 @@ class Reactor:
         self._keep_alive_s = keep_alive_s
         self._loop_s = trio.lowlevel.current_clock().current_time
         self._store_bell = bell
-        #: Called behind the requests of each turn of the loop, some of which may have been started.
+        #: Called before the requests of each turn of the loop are taken in, and after.
+        self.takes_in: Callable[[], None] = lambda: None
         self.took_in: Callable[[], None] = lambda: None
         #: Called when it takes in no more.
         self.ended: Callable[[], None] = lambda: None
@@ -196,6 +197,7 @@ class Reactor:
                 began_s = perf_counter()
                 client = self._client
                 self._told = 0
+                self.takes_in()
                 self.take_in()
                 self.took_in()
                 if self._told == 1 and self._client == client and began_s - self._ended_s < QUICK_S:
@@ -224,6 +226,7 @@ class Reactor:
                 self._quick_turns = 0
                 break
             self._told = 0
+            self.takes_in()
             self._tell_all(found)
             self.took_in()
             if self._told != 1 or self._client != client or perf_counter() > until_s:

@@ -122,6 +122,7 @@ async def serve_http(
     reactor = Reactor(settings.keep_alive_s, bell)
     if turns is not None:
         turns.attach(reactor.take_in, reactor.wake)
+        reactor.takes_in = turns.begin
         reactor.took_in = turns.run_due
         reactor.ended = turns.detach
         reactor.may_spin = lambda: turns.may_spin

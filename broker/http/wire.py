@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from broker.http.budgets import FREE_BYTES, SMALL_BYTES, AnswerRoom
+from broker.http.handlers import answer_of
 from broker.http.messages import BodyPieces, answer_for, only_plain
 from plainsong.protocol.errors import Internal, MalformedBody, Overloaded
 
@@ -85,14 +86,22 @@ log = logging.getLogger("plainsong.http")
 
 
 async def respond(handler: Handler, request: Request, gzip_min_bytes: int) -> Answer:
-    """What ``handler`` answers to ``request``, or the problem it raised; never raises but for cancellation.
+    """What ``handler`` answers to ``request``, or the problem it raised; never raises but for cancellation."""
+    outcome: Answer | Exception
+    try:
+        outcome = await answer_of(handler, request)
+    except Exception as error:  # noqa: BLE001  # mapped below
+        outcome = error
+    return await ready(outcome, request, gzip_min_bytes)
+
+
+async def ready(outcome: Answer | Exception, request: Request, gzip_min_bytes: int) -> Answer:
+    """What a handler answered, made ready to send; never raises but for cancellation.
 
     A stream is begun here, so that what fails before its first byte is still an answer of its own.
     """
     try:
-        answer = await handler(request)
-        if answer.headers:
-            _check_headers(answer.headers)
+        answer = checked(outcome, request.request_id)
         if not isinstance(answer.body, bytes | BodyPieces):
             answer.body = await begun(answer.body)
         elif len(answer.body) < gzip_min_bytes:
@@ -101,6 +110,18 @@ async def respond(handler: Handler, request: Request, gzip_min_bytes: int) -> An
         answer = answer_to(error, request.request_id)
     await compress(answer, request.headers.get("accept-encoding"), gzip_min_bytes)
     return answer
+
+
+def checked(outcome: Answer | Exception, request_id: str) -> Answer:
+    """What a handler answered, as an answer: errors as problems, a bug as one."""
+    if isinstance(outcome, Exception):
+        return answer_to(outcome, request_id)
+    if outcome.headers:
+        try:
+            _check_headers(outcome.headers)
+        except ValueError as error:
+            return answer_to(error, request_id)
+    return outcome
 
 
 def _check_headers(headers: list[tuple[str, str]]) -> None:

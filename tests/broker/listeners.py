@@ -20,6 +20,7 @@ from broker.api.route import Endpoint
 from broker.api.routes import ROUTES
 from broker.http.acceptance import Acceptance
 from broker.http.budgets import AnswerBudget, BodyBudget, HttpSettings
+from broker.http.handlers import Tasks
 from broker.http.messages import Answer, Request
 from broker.http.quart_app import hot_view, install_errors, rule_of
 from broker.http.server import serve_http
@@ -46,6 +47,7 @@ SETTINGS = HttpSettings(
 class Toys:
     """The toy handlers, and what they saw."""
 
+    tasks: Tasks
     release: trio.Event = field(default_factory=trio.Event)
     parked: int = 0
     cancelled: trio.Event = field(default_factory=trio.Event)
@@ -92,7 +94,9 @@ class Toys:
         """The routes of the lane."""
         own = {"publish": self.publish, "store": self.store, "rollback": self.rollback, "poll": self.poll}
         return [
-            Endpoint(each, own.get(each.name, partial(self.transact, each.name))) for each in ROUTES if each.in_lane
+            Endpoint(each, self.tasks.adapt(own.get(each.name, partial(self.transact, each.name))))
+            for each in ROUTES
+            if each.in_lane
         ]
 
     async def rollback(self, request: Request) -> Answer:
@@ -211,7 +215,6 @@ async def running(
 ) -> AsyncIterator[Listener]:
     """A server with toy handlers, stopped at the end."""
     settings = replace(settings, **changes)
-    toys = Toys()
     budget = BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes))
     stop, ended = trio.Event(), trio.Event()
 
@@ -238,6 +241,7 @@ async def running(
         ended.set()
 
     async with trio.open_nursery() as nursery:
+        toys = Toys(Tasks(nursery))
         addresses = await nursery.start(serve)
         yield Listener(int(addresses[0].rpartition(":")[2]), toys, budget, stop, ended)
         toys.release.set()

@@ -6,6 +6,7 @@ from broker.http.messages import Request
 from plainsong.protocol.codec import AVRO, JSON
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.requests import PollRequest
+from tests.handling import subject_of
 
 JSON_TYPE = {"content-type": "application/json"}
 AVRO_TYPE = {"content-type": "avro/binary"}
@@ -26,14 +27,27 @@ def asked(headers=JSON_TYPE, query="", topic="t", **wanted):
 
 def started(daemon, make):
     """The answer that was given without a task; None: it needs one."""
-    answers = []
-    limit = endpoint(daemon).start(make(), answers.append)
-    assert (limit is None) == (answers == []), "it is answered before this returns, or not at all"
-    return shown(answers[0]) if answers else None
+    answers, request = [], make()
+    endpoint(daemon).handler(request, answers.append)
+    if not answers:
+        request.cancel()
+        return None
+    (answer,) = answers
+    if isinstance(answer, Exception):
+        raise answer
+    return shown(answer)
 
 
 async def answered(daemon, make):
-    return shown(await endpoint(daemon).handler(make()))
+    """The answer that a task makes."""
+    polling = subject_of_polls(daemon)
+    request = make()
+    return shown(await polling._poll(polling._asked(request), request))
+
+
+def subject_of_polls(daemon):
+    (follow,) = [each for each in daemon.service.endpoints if each.route.name == "follow"]
+    return subject_of(follow).polling
 
 
 def shown(answer):

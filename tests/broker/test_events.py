@@ -15,6 +15,7 @@ from test_committed_polls import begin, decide, take_away, under
 
 import broker.api.events as events
 from plainsong.protocol.names import TopicName
+from tests.handling import subject_of
 from tests.patience import PATIENCE_S
 
 EVENTS = f"{TOPICS}/t/events"
@@ -205,7 +206,7 @@ async def test_a_stream_counts_as_a_parked_poll_and_no_more_of_them_wait_than_ma
 
 
 async def test_no_more_streams_are_open_than_may_and_none_is_counted_twice(daemon, monkeypatch):
-    (polling,) = [each.handler.__self__ for each in daemon.service.endpoints if each.route.name == "follow"]
+    (polling,) = [subject_of(each) for each in daemon.service.endpoints if each.route.name == "follow"]
     polling.streams.max_streams = 1
     async with following(daemon):
         await daemon.call("GET", EVENTS, status=503, code="overloaded")

@@ -15,14 +15,15 @@ from listeners import SETTINGS, Reader, post
 from quart_trio import QuartTrio
 
 from actors.mailbox import Turns
-from broker.api.route import NO_LIMIT, Endpoint, Limit
+from broker.api.route import Endpoint
 from broker.api.routes import ROUTES
 from broker.http import lane as lane_module
 from broker.http import reactor as reactor_module
 from broker.http.budgets import FREE_BYTES, AnswerBudget, BodyBudget
+from broker.http.handlers import Tasks
 from broker.http.lane import BRIEF_LINGER_S, GATHERED_BYTES, MAX_PIPELINED_BYTES, SENT_NOW_BYTES, Lane
 from broker.http.messages import Answer
-from broker.http.reactor import BUSY_POLL_S, QUICK_S, QUICK_TURNS, SWEEP_S, SWEPT_AT_ONCE, Reactor
+from broker.http.reactor import BUSY_POLL_S, QUICK_S, QUICK_TURNS, SWEPT_AT_ONCE, Reactor
 from broker.http.server import serve_http
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import TopicNotFound
@@ -52,25 +53,23 @@ class Started:
     mail: list = field(default_factory=list)
     turns: Turns = field(default_factory=Turns)
     by_task: int = 0
-    limit: Limit = NO_LIMIT
+    tasks: Tasks | None = None
 
-    def start(self, request, answered):
+    def handle(self, request, answered):
         topic = request.path["topic"]
         if topic == "missing":
-            raise TopicNotFound("no topic 'missing'")
-        if topic == "bug":
-            raise ZeroDivisionError("a secret")
-        if topic == "task":
-            return None
-        if topic == "turn":
+            answered(TopicNotFound("no topic 'missing'"))
+        elif topic == "bug":
+            answered(ZeroDivisionError("a secret"))
+        elif topic == "task":
+            self.tasks.run(self.in_a_task, request, answered)
+        elif topic == "turn":
             self.mail.append((request, answered))
             self.turns.soon(self)
-            return NO_LIMIT
-        if topic == "echo":
+        elif topic == "echo":
             answered(Answer(200, request.body))
-            return NO_LIMIT
-        self.waiting.append((request, answered))
-        return self.limit
+        else:
+            self.waiting.append((request, answered))
 
     def turn_now(self):
         """Answer what was brought, as an actor does."""
@@ -78,7 +77,7 @@ class Started:
         for request, answered in mail:
             answered(Answer(200, b"turn:" + request.body))
 
-    async def handler(self, request):
+    async def in_a_task(self, request):
         self.by_task += 1
         return Answer(200, b"task:" + request.body)
 
@@ -119,11 +118,12 @@ async def started(grace_s=5, **changes):
     server = Started()
     settings = replace(SETTINGS, **changes)
     async with trio.open_nursery() as nursery:
+        server.tasks = Tasks(nursery)
 
         async def serve(task_status):
             await serve_http(
                 settings,
-                [Endpoint(PUBLISH, server.handler, server.start)],
+                [Endpoint(PUBLISH, server.handle)],
                 lambda: QuartTrio("nothing"),
                 binds=["127.0.0.1:0"],
                 budget=server.budget,
@@ -192,9 +192,8 @@ async def test_a_client_that_sends_ahead_without_reading_is_read_no_further_than
         assert most < 2 * MAX_PIPELINED_BYTES + len(ahead) // 1000
 
 
-async def test_a_body_that_stops_coming_does_not_wait_for_the_limit_of_another_request():
+async def test_a_body_that_stops_coming_does_not_wait_for_another_request():
     async with started(body_timeout_s=0.5) as server, await server.connect() as stuck, await server.connect() as slow:
-        server.limit = Limit(60.0, lambda: None)
         await stuck.send_all(post("t/publish", b"one"))
         await server.until_waiting(1)
         await slow.send_all(post("t/publish", b"x" * 1000)[:-1])
@@ -205,7 +204,7 @@ async def test_a_body_that_stops_coming_does_not_wait_for_the_limit_of_another_r
 
 async def test_at_a_stop_a_body_that_is_coming_is_waited_for():
     async with started(grace_s=PATIENCE_S) as server, await server.connect() as client:
-        whole = post("t/publish", b"x" * 1000)
+        whole = post("echo/publish", b"x" * 1000)
         await client.send_all(whole[:-1])
         await until(lambda: server.budget.reserved_bytes)
         server.stop.set()
@@ -215,7 +214,7 @@ async def test_at_a_stop_a_body_that_is_coming_is_waited_for():
         assert (reply.status, reply.headers["connection"]) == (200, "close")
 
 
-async def test_what_the_start_raises_is_a_problem_and_a_bug_says_nothing_of_itself():
+async def test_an_error_of_a_handler_is_a_problem_and_a_bug_says_nothing_of_itself():
     async with started() as server, await server.connect() as client:
         await client.send_all(post("missing/publish", b"x"))
         reply = await client.reply()
@@ -247,8 +246,8 @@ async def test_a_body_that_comes_in_pieces_is_whole_and_counted_while_it_comes(s
 
 async def test_a_larger_body_is_left_to_the_task():
     async with started() as server, await server.connect() as client:
-        await client.send_all(post("t/publish", b"x" * GATHERED_BYTES))
-        assert (await client.reply()).body == b"task:" + b"x" * GATHERED_BYTES
+        await client.send_all(post("echo/publish", b"x" * GATHERED_BYTES))
+        assert (await client.reply()).body == b"x" * GATHERED_BYTES
 
 
 async def test_a_body_that_stops_coming_is_refused_in_its_time_and_frees_its_room():
@@ -331,24 +330,6 @@ async def test_a_connection_that_rests_too_long_is_closed_and_one_that_waits_for
         assert await resting.at_end()
         server.answer(b"late")
         assert (await waiting.reply()).body == b"late"
-
-
-async def test_a_request_that_takes_too_long_is_told_to_its_limit_once():
-    async with started() as server, await server.connect() as client:
-        expired = []
-
-        def expire():
-            expired.append(1)
-            server.answer(b"too late")
-
-        server.limit = Limit(0.1, expire)
-        await client.send_all(post("t/publish", b"one"))
-        assert (await client.reply()).body == b"too late"
-        await client.send_all(post("echo/publish", b"on"))
-        assert (await client.reply()).body == b"on"
-        # Nothing is left to be told: the limit has gone with its request.
-        await trio.sleep(2 * SWEEP_S)
-        assert expired == [1]
 
 
 async def test_a_large_answer_is_left_to_the_task_and_counted():

@@ -10,9 +10,11 @@ from started_polls import JSON_TYPE, endpoint, shown
 
 from actors.directory import Directory
 from broker.api.route import LOOP_BYTES
-from broker.http.messages import Request, answer_for
+from broker.http.handlers import answer_of
+from broker.http.messages import Request
+from broker.http.wire import checked
 from plainsong.protocol.codec import JSON
-from plainsong.protocol.errors import PlainsongError, StorageFailed
+from plainsong.protocol.errors import OutcomeUnknown, PlainsongError, StorageFailed, TransactionRequired
 from plainsong.protocol.requests import PublishRequest, PublishResponse
 from tests.patience import PATIENCE_S
 
@@ -23,9 +25,8 @@ def request(verb, payload=b"m", **wanted):
 
 
 def begin(daemon, asked, answers):
-    """Starts it; whether it needs no task."""
     verb, asked = asked
-    return endpoint(daemon, verb).start(asked, answers.append) is not None
+    endpoint(daemon, verb).handler(asked, lambda outcome: answers.append(checked(outcome, "")))
 
 
 async def answered(answers, count=1):
@@ -35,9 +36,9 @@ async def answered(answers, count=1):
     return [shown(each) for each in answers]
 
 
-async def by_task(daemon, asked):
+async def done(daemon, asked):
     verb, asked = asked
-    return await endpoint(daemon, verb).handler(asked)
+    return await answer_of(endpoint(daemon, verb).handler, asked)
 
 
 async def transaction(daemon):
@@ -50,8 +51,8 @@ async def test_what_was_stored_without_a_task_is_published_with_its_transaction(
         await daemon.create()
         identity, pointer = await transaction(daemon)
         answers = []
-        await by_task(daemon, request("store", b"a", write_pointer=pointer))
-        assert begin(daemon, request("store", b"b", write_pointer=pointer), answers)
+        await done(daemon, request("store", b"a", write_pointer=pointer))
+        begin(daemon, request("store", b"b", write_pointer=pointer), answers)
         (stored,) = await answered(answers)
         assert (stored[0], stored[3]) == (200, b"")
         under = {"transactionWritePointer": pointer, "messages": ["c"]}
@@ -67,20 +68,20 @@ async def test_a_transaction_that_ends_before_its_turn_refuses_it(verb):
     async with in_process() as daemon:
         await daemon.create()
         identity, pointer = await transaction(daemon)
-        await by_task(daemon, request(verb, write_pointer=pointer))
+        await done(daemon, request(verb, write_pointer=pointer))
         daemon.store.stall("write")
         answers, plain = [], []
         async with trio.open_nursery() as nursery:
             # The topic is at work on something else, so that the abort closes the pointer before it comes to the store.
-            assert begin(daemon, request("publish", b"plain"), plain)
+            begin(daemon, request("publish", b"plain"), plain)
             await daemon.store.stalled("write")
-            assert begin(daemon, request(verb, write_pointer=pointer), answers)
+            begin(daemon, request(verb, write_pointer=pointer), answers)
             nursery.start_soon(daemon.call, "POST", f"/v1/transactions/{identity}/abort")
             await trio.testing.wait_all_tasks_blocked()
             daemon.store.release("write")
         ((status, *_),) = await answered(answers)
         assert status == 409
-        assert begin(daemon, request(verb, write_pointer=pointer), answers)
+        begin(daemon, request(verb, write_pointer=pointer), answers)
         assert (await answered(answers, 2))[1][0] == 409
         assert [each["payload"] for each in await daemon.poll(isolation="committed")] == ["plain"]
 
@@ -94,7 +95,7 @@ async def test_an_answer_that_is_made_while_the_disk_works_is_given_once_it_is_k
     monkeypatch.setattr(Directory, "put", lambda self, name, ask, settled, prepare: put.append((settled, prepare)))
     async with in_process() as daemon:
         answers, found = [], PublishResponse(5, 1, 1, 1, 1)
-        assert begin(daemon, request(verb, write_pointer=5), answers)
+        begin(daemon, request(verb, write_pointer=5), answers)
         ((settled, prepare),) = put
         prepare(found)
         assert answers == []
@@ -102,29 +103,35 @@ async def test_an_answer_that_is_made_while_the_disk_works_is_given_once_it_is_k
         assert [each.status for each in answers] == [503 if failure else 200]
 
 
-async def test_a_large_store_is_left_to_a_task_and_whatever_is_stored_has_the_same_answer():
+@pytest.mark.parametrize("verb", ["publish", "store"])
+async def test_a_body_that_takes_long_to_decode_is_answered_as_any(verb):
     async with in_process() as daemon:
         await daemon.create()
         _, pointer = await transaction(daemon)
-        answers = []
-        assert not begin(daemon, request("store", b"x" * LOOP_BYTES, write_pointer=pointer), answers)
-        for asked in (
-            request("store", b"x" * 1000, write_pointer=pointer),
-            request("store", write_pointer=pointer, ttl_s=5),
-            request("store", write_pointer=1),
-            request("store", producer="p", sequence_ids=[1], segment="s", producer_epoch=7),
-        ):
-            answers.clear()
-            assert begin(daemon, asked, answers)
-            try:
-                expected = shown(await by_task(daemon, asked))
-            except PlainsongError as error:
-                expected = shown(answer_for(error))
-            assert await answered(answers) == [expected]
+        for size in (LOOP_BYTES, 10):
+            assert (await done(daemon, request(verb, b"x" * size, write_pointer=pointer))).status == 200
+            with pytest.raises(PlainsongError, match="was never begun"):
+                await done(daemon, request(verb, b"x" * size, write_pointer=1))
+
+
+@pytest.mark.parametrize("size", [LOOP_BYTES, 10])
+async def test_a_producer_waits_for_its_topic_no_longer_than_its_time(size, autojump_clock):
+    async with in_process(deduplication__default=True, deduplication__answer_timeout_s=3) as daemon:
+        await daemon.create()
+        await done(daemon, request("publish"))
+        daemon.store.stall("write")
+        begun_s, asked = trio.current_time(), request("publish", b"x" * size, producer="p", sequence_ids=[1])
+        with pytest.raises(OutcomeUnknown, match="did not answer within 3 s"):
+            await done(daemon, asked)
+        assert 3 <= trio.current_time() - begun_s < 4
+        daemon.store.release("write")
+        assert (await done(daemon, asked)).status == 200
+        await trio.sleep(10)
+        assert not len(daemon.service.publishing.deadlines)
 
 
 async def test_a_body_that_cannot_be_stored_is_refused_as_any():
     async with in_process() as daemon:
         await daemon.create()
-        with pytest.raises(Exception, match="write pointer"):
-            begin(daemon, request("store"), [])
+        with pytest.raises(TransactionRequired, match="write pointer"):
+            await done(daemon, request("store"))

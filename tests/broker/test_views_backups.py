@@ -10,14 +10,14 @@ from broker_in_process import START_MS, SetClock, in_process
 from broker.api.backups import Backups
 from storage.backup.objects import decode_rows
 from storage.leveldb import LevelDBOptions, LevelDBStore
+from tests.handling import subject_of
 from tests.storage.far_store import FarStore, fill
 
 BACKUPS = "/v1/backups"
 
 
 def backups_of(daemon) -> Backups:
-    handlers = (endpoint.handler for endpoint in daemon.service.endpoints)
-    return next(each.__self__ for each in handlers if isinstance(getattr(each, "__self__", None), Backups))
+    return next(subject_of(each) for each in daemon.service.endpoints if each.route.subject is Backups)
 
 
 async def begin(daemon, **more):

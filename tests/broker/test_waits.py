@@ -17,6 +17,7 @@ import actors.observe
 import broker.api.events as events
 from actors.observe import watch_jumps
 from broker.api.routes import ROUTES
+from broker.http.handlers import answer_of
 from broker.http.messages import EVENT_STREAM, Request
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic import asks
@@ -66,7 +67,7 @@ async def follow(daemon, since):
     headers = {"last-event-id": since["startFrom"]} if since else {}
     query = "isolation=committed" if since else "isolation=committed&from=0"
     path = {"namespace": "ns", "topic": "t"}
-    answer = await handler(Request(path, query, headers))
+    answer = await answer_of(handler, Request(path, query, headers))
     chunks = aiter(answer.body)
     try:
         async for chunk in chunks:

@@ -14,6 +14,7 @@ import trio.lowlevel
 from linked import Caught, echo
 
 from broker.http.budgets import BodyBudget
+from broker.http.handlers import Tasks
 from broker.http.server import serve_http
 from broker.link.client import PAUSES_S, Links
 from broker.link.flow import LinkBroken, Reply
@@ -44,9 +45,10 @@ class Serving:
 
 @asynccontextmanager
 async def serving(dispatch=echo, *, lane: bool = True, tls=None, secret=None, **settings):
-    server, toys = Serving(), Toys()
+    server = Serving()
     with_lane = replace(SETTINGS, lane=lane, **settings)
     async with trio.open_nursery() as nursery:
+        toys = Toys(Tasks(nursery))
 
         async def run(*, task_status) -> None:
             await serve_http(

@@ -16,7 +16,7 @@ from actors.authority import keep_authority
 from actors.ownership import Instance
 from broker.assemble import assemble
 from broker.config.config import config_of
-from broker.http.messages import Answer as Given
+from broker.http.handlers import answer_of
 from broker.http.messages import Request
 from broker.http.wire import answer_to
 from broker.link.server import serve_link
@@ -260,14 +260,12 @@ class SimulatedTalk:
         path, _, query = target.partition("?")
         endpoint, places = life.route(method, path)
         request = Request(dict(places), query, {name.lower(): value for name, value in headers.items()}, body)
-        return await _answered(life, endpoint, request)
+        return await _answered(endpoint, request)
 
 
-async def _answered(life: Life, endpoint: Endpoint, request: Request) -> Answer:
+async def _answered(endpoint: Endpoint, request: Request) -> Answer:
     try:
-        given = await _started(life, endpoint, request)
-        if given is None:
-            given = await endpoint.handler(request)
+        given = await answer_of(endpoint.handler, request)
         data = given.body if isinstance(given.body, bytes) else b"".join([piece async for piece in given.body])
     except Exception as error:  # noqa: BLE001  # as listeners do
         given = answer_to(error, request.request_id)
@@ -277,29 +275,6 @@ async def _answered(life: Life, endpoint: Endpoint, request: Request) -> Answer:
     if given.content_type is not None:
         headers["content-type"] = given.content_type
     return Answer(given.status, headers, data)
-
-
-async def _started(life: Life, endpoint: Endpoint, request: Request) -> Given | None:
-    """The answer of a request that needs no task; None: it does."""
-    if endpoint.start is None or life.daemon is None:
-        return None
-    found: list[Given] = []
-    there = trio.Event()
-
-    def answered(answer: Given) -> None:
-        found.append(answer)
-        there.set()
-
-    limit = endpoint.start(request, answered)
-    life.daemon.directory.environment.turns.run_due()
-    if limit is None:
-        return None
-    with trio.move_on_after(limit.timeout_s):
-        await there.wait()
-    if not found:
-        limit.expired()
-    await there.wait()
-    return found[0]
 
 
 def configured(**values: Any) -> Config:

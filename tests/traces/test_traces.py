@@ -267,7 +267,7 @@ def test_spans_that_a_slow_collector_does_not_take_are_dropped_beyond_the_bound(
 
     from broker.api.route import Endpoint
     from broker.api.routes import ROUTES
-    from broker.http.messages import Answer
+    from broker.http.messages import Answer, Answered
 
     released, taken = threading.Event(), [0]
 
@@ -277,8 +277,8 @@ def test_spans_that_a_slow_collector_does_not_take_are_dropped_beyond_the_bound(
             taken[0] += len(spans)  # type: ignore[arg-type]
             return SpanExportResult.SUCCESS
 
-    async def handler(request: Request) -> Answer:
-        return Answer(200)
+    def handler(request: Request, answered: Answered) -> None:
+        answered(Answer(200))
 
     traces = Traces("http://127.0.0.1:1", "0", "a", Slow())
     endpoint = Endpoint(next(route for route in ROUTES if route.name == "publish"), handler)

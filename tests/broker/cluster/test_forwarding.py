@@ -16,6 +16,7 @@ import broker.cluster.owners
 import broker.cluster.remote_stream
 from broker.http.messages import Request
 from tests.broker.cluster.in_process import TOPICS, cluster, until
+from tests.handling import subject_of
 from tests.patience import PATIENCE_S
 
 PUBLISH = f"{TOPICS}/t/publish"
@@ -308,8 +309,8 @@ async def test_readyz_names_who_was_needed_and_could_not_be_reached(nodes, brief
         "taken_by": None,
         "kept_out_by": None,
     }
-    (readyz,) = [each.handler for each in me.service.endpoints if each.route.name == "readyz"]
-    health = replace(readyz.__self__, membership=SimpleNamespace(entered=True, **told))
+    (readyz,) = [subject_of(each) for each in me.service.endpoints if each.route.name == "readyz"]
+    health = replace(readyz, membership=SimpleNamespace(entered=True, **told))
     assert json.loads((await health.readyz(Request({}, "", {}))).body)["cluster"]["unreachable"] == []
     nodes["b"].kill()
     await nodes["b"].ended.wait()

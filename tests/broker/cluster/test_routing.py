@@ -11,6 +11,7 @@ import pytest
 from broker.api.route import NAMESPACES, TRANSACTIONS, Endpoint, owned_name
 from broker.api.routes import ROUTES
 from broker.cluster.forward import Forwarding
+from broker.http.handlers import Tasks
 from broker.http.lane import LaneRoutes
 from plainsong.protocol.names import TopicName
 
@@ -75,7 +76,7 @@ def test_only_what_merely_reads_is_asked_again_after_a_doubt():
     assert {route.name for route in ROUTES if route.method == "GET"} <= reading
 
 
-async def nothing(request):
+def nothing(request, answered):
     """A handler."""
 
 
@@ -84,9 +85,9 @@ async def nothing(request):
     [("embedded", {"transactions", "invalid_list"}), ("tephra", {"invalid_list"}), ("off", set())],
 )
 def test_transactions_are_forwarded_where_an_instance_decides_them(decides, forwarded):
-    endpoints = [Endpoint(route, nothing) for route in ROUTES]
-    given = Forwarding(None, SimpleNamespace(poll=nothing), decides=decides, max_wait_ms=0).endpoints(endpoints)
-    elsewhere = {route.owner for route, handler, _ in given if handler is not nothing}
+    endpoints, tasks = [Endpoint(route, nothing) for route in ROUTES], Tasks(None)
+    given = Forwarding(None, SimpleNamespace(poll=nothing), tasks, decides=decides, max_wait_ms=0).endpoints(endpoints)
+    elsewhere = {route.owner for route, handler in given if handler is not nothing}
     assert elsewhere == {"topic", "topics", "namespaces"} | forwarded
 
 

@@ -1,0 +1,113 @@
+"""The one form of a handler: it is given a request and what takes the answer, and calls that once.
+
+A handler that only asks an actor answers from the actor's turn. One that waits for something else is an ``async def``, and
+``Tasks`` makes a handler of it: the only place where a request gets a task.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+
+from actors.mailbox import Future
+from broker.logs import request_id
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from broker.http.messages import Answer, Answered, AsyncHandler, Handler, Request
+
+A = TypeVar("A")
+
+
+class RequestCancelled(Exception):
+    """Stands for the answer to a request that was cancelled; only the canceller receives it."""
+
+
+class Tasks:
+    """Runs ``async def`` handlers, each request in a task of ``nursery``."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        #: A task keeps its context for life, and that of its first caller may hold a request.
+        self._context = copy_context()
+
+    def adapt(self, handler: AsyncHandler) -> Handler:
+        """A handler that runs ``handler`` in a task for each request."""
+        return partial(self.run, handler)
+
+    def run(self, handler: AsyncHandler, request: Request, answered: Answered) -> None:
+        """Answer one request by ``handler``, in a task that ``Request.cancel`` cancels."""
+        scope = trio.CancelScope()
+        if request.is_cancelled:
+            scope.cancel()
+        self._context.run(self._nursery.start_soon, _run, handler, request, answered, scope, request.on_cancel)
+        request.on_cancel = scope.cancel
+
+    def settle(self, ask: Callable[[], Awaitable[A]], settled: Callable[[A | Exception], object]) -> None:
+        """Give ``settled`` the outcome of ``ask``, which runs in a task."""
+        self._context.run(self._nursery.start_soon, _settle, ask, settled)
+
+
+async def _settle(ask: Callable[[], Awaitable[A]], settled: Callable[[A | Exception], object]) -> None:
+    outcome: A | Exception = RequestCancelled()
+    try:
+        outcome = await ask()
+    except Exception as error:  # noqa: BLE001  # the caller receives it
+        outcome = error
+    finally:
+        settled(outcome)
+        del outcome
+
+
+async def _run(
+    handler: AsyncHandler,
+    request: Request,
+    answered: Answered,
+    scope: trio.CancelScope,
+    outer: Callable[[], object] | None,
+) -> None:
+    """Args: outer: cancels a task that waits for this one."""
+    request_id.set(request.request_id)
+    outcome: Answer | Exception = RequestCancelled()
+    try:
+        with scope:
+            outcome = await handler(request)
+        if scope.cancel_called and not isinstance(outcome, Exception):
+            outcome = await _without_reader(outcome)
+    except Exception as error:  # noqa: BLE001  # the caller receives it
+        outcome = error
+    finally:
+        request.on_cancel = outer
+        answered(outcome)
+        del outcome  # an error refers to this call by its traceback
+
+
+async def _without_reader(answer: Answer) -> RequestCancelled:
+    """What the canceller receives in place of an answer that was made all the same; a stream needs its end."""
+    if not isinstance(answer.body, bytes):
+        with trio.CancelScope(shield=True):
+            await answer.body.aclose()
+    return RequestCancelled()
+
+
+async def answer_of(handler: Handler, request: Request) -> Answer:
+    """The answer, for a task that waits for it. Raises the error that is given instead.
+
+    If it is cancelled it cancels the request, and waits until the handler's task, if it has one, has ended.
+    """
+    future: Future[Answer] = Future()
+    outer = request.on_cancel
+    handler(request, future.settle)
+    try:
+        return await future.wait()
+    except trio.Cancelled:
+        if not future.is_settled and request.on_cancel is not None and request.on_cancel is not outer:
+            request.on_cancel()
+            with trio.CancelScope(shield=True), suppress(Exception):
+                await future.wait()
+        raise

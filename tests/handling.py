@@ -1,0 +1,14 @@
+"""Handlers of endpoints, called by tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from broker.api.route import Endpoint
+
+
+def subject_of(endpoint: Endpoint) -> Any:
+    """The object whose method answers a route that nothing is wrapped around."""
+    bound: Any = endpoint.handler
+    return bound.args[0].__self__
