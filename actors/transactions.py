@@ -202,7 +202,7 @@ class TransactionService:
           InvalidParameter: a time-out that is not above 0, over the maximum, or given with a long one; a bad client id.
           Overloaded: too many are open or invalid.
         """
-        return await self._ask(asks.Begin(type, timeout_s, client_id, owner))
+        return await self.ask(asks.Begin(type, timeout_s, client_id, owner))
 
     async def prepare(self, transaction_id: int, changes: Sequence[bytes]) -> None:
         """Set a transaction's change set, in place of an earlier one, and check it for conflicts.
@@ -212,7 +212,7 @@ class TransactionService:
           TransactionTooLarge: too many keys, or too many bytes of them.
           TransactionNotFound, TransactionNotInProgress.
         """
-        await self._ask(asks.Prepare(transaction_id, changes, sum(map(len, changes))))
+        await self.ask(asks.Prepare(transaction_id, changes, sum(map(len, changes))))
 
     async def commit(self, transaction_id: int) -> Decision:
         """Make a transaction visible, all of it at once; a repeated commit gets the same answer while it is remembered.
@@ -222,7 +222,7 @@ class TransactionService:
           TransactionNotFound: unknown, or forgotten.
           TransactionNotInProgress: aborted, invalid, or timed out.
         """
-        answer = await self._ask(asks.Commit(transaction_id))
+        answer = await self.ask(asks.Commit(transaction_id))
         assert not isinstance(answer, asks.CloseFirst)  # the actor handles it
         return answer
 
@@ -236,13 +236,13 @@ class TransactionService:
           TransactionNotFound: unknown, or forgotten; Thrift answers this as a success.
           TransactionNotInProgress: committed.
         """
-        answer = await self._ask(asks.Abort(transaction_id))
+        answer = await self.ask(asks.Abort(transaction_id))
         assert not isinstance(answer, asks.RollFirst)  # the actor handles it
         return answer
 
     async def invalidate(self, transaction_id: int) -> Decision:
         """Hide it for ever without touching its rows. Raises TransactionNotFound, TransactionNotInProgress."""
-        return await self._ask(asks.Invalidate(transaction_id))
+        return await self.ask(asks.Invalidate(transaction_id))
 
     async def checkpoint(self, transaction_id: int, transaction: Transaction | None = None) -> Begun:
         """A new write pointer; the snapshot stays the one that the transaction began with.
@@ -253,7 +253,7 @@ class TransactionService:
           InvalidParameter: without ``transaction``, too much has been forgotten since it began.
           TransactionNotFound, TransactionNotInProgress, Overloaded.
         """
-        return await self._ask(asks.Checkpoint(transaction_id, transaction))
+        return await self.ask(asks.Checkpoint(transaction_id, transaction))
 
     async def truncate(self, pointers: Sequence[int]) -> int:
         """Roll back the rows of pointers, then take them from the invalid list; returns how many.
@@ -262,7 +262,7 @@ class TransactionService:
         """
         invalid = set(self.invalids()).intersection(pointers)
         reached = await roll_back(self._locations, self._ask_topic, invalid, self.settings.abort_deadline_s)
-        return await self._ask(asks.Unlist(sorted(reached)))
+        return await self.ask(asks.Unlist(sorted(reached)))
 
     async def truncate_before(self, before_ms: int) -> int:
         """Truncate all pointers issued before a time. Raises InvalidParameter if one of them is in progress."""
@@ -270,14 +270,14 @@ class TransactionService:
 
     async def invalid_before(self, before_ms: int) -> Sequence[int]:
         """The invalid pointers issued before a time. Raises InvalidParameter if one of those is in progress."""
-        return await self._ask(asks.InvalidBefore(before_ms))
+        return await self.ask(asks.InvalidBefore(before_ms))
 
     async def reset(self) -> None:
         """Roll back and forget open and invalid transactions, and all change sets; ids go on rising, outcomes stay."""
-        open_ = await self._ask(asks.ListAll("in_progress", limit=self.settings.max_open))
+        open_ = await self.ask(asks.ListAll("in_progress", limit=self.settings.max_open))
         await abort_all(self.abort, [status.transaction_id for status in open_])
         await self.truncate(self.invalids())
-        await self._ask(asks.ForgetChanges())
+        await self.ask(asks.ForgetChanges())
 
     async def enlist(self, pointer: int, name: TopicName) -> bool:
         """Enlist a topic that is about to write under a pointer. Returns True.
@@ -285,11 +285,11 @@ class TransactionService:
         Raises:
           TransactionNotInProgress: it is decided, or being decided, or was not issued here. Overloaded: too many topics.
         """
-        return await self._ask(asks.Enlist(pointer, name))
+        return await self.ask(asks.Enlist(pointer, name))
 
     async def complete(self, passed: CompletePass) -> int:
         """Record a complete pass of the janitor, and prune the invalid list; returns how many were pruned."""
-        return await self._ask(asks.KeepPass(passed))
+        return await self.ask(asks.KeepPass(passed))
 
     # --- reads ------------------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class TransactionService:
 
         ``sees``: as for ``with_topics``.
         """
-        status = await self._ask(asks.LookAt(transaction_id))
+        status = await self.ask(asks.LookAt(transaction_id))
         return (await with_topics([status], self._locations, self._ask_topic, sees))[0]
 
     async def listed(
@@ -308,7 +308,7 @@ class TransactionService:
 
         ``after``: as of ``ListAll``; ``sees``: as for ``with_topics``.
         """
-        statuses = await self._ask(asks.ListAll(state, limit, after))
+        statuses = await self.ask(asks.ListAll(state, limit, after))
         return await with_topics(statuses, self._locations, self._ask_topic, sees)
 
     async def as_of(self, at_ms: int) -> Moment:
@@ -317,7 +317,7 @@ class TransactionService:
         Raises:
           AsOfTooOld: that is not known any more. InvalidParameter: the moment is still to come.
         """
-        return await self._ask(asks.AsOf(at_ms))
+        return await self.ask(asks.AsOf(at_ms))
 
     def owner_of(self, pointer: int) -> str | None:
         """The name that began the transaction of a pointer; ``""``: nobody here remembers it. None: it had no name.
@@ -344,7 +344,24 @@ class TransactionService:
         """How many transactions a name has open. Raises TransactionsUnavailable."""
         return sum(1 for record in self._core().ledger.open.values() if record.owner == name)
 
-    async def _ask(self, ask: Ask[A]) -> A:
+    @property
+    def has_loaded(self) -> bool:
+        """Whether the first load has ended, for which callers wait."""
+        return self._supervision.first_load_ended.is_set()
+
+    def put(self, ask: Ask[A], settled: Callable[[A | Exception], object]) -> None:
+        """Ask without waiting, once it ``has_loaded``.
+
+        Args:
+          settled: as ``Future.on_settled``.
+        Raises as ``Mailbox.put`` does.
+        """
+        ticket = Ticket(ask)
+        ticket.on_settled(settled)
+        self._mailbox.put(ticket)
+
+    async def ask(self, ask: Ask[A]) -> A:
+        """The answer, once the first load has ended. Raises as ``Mailbox.ask`` does."""
         await self._supervision.first_load()
         return await self._mailbox.ask(ask)
 

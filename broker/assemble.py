@@ -431,7 +431,7 @@ async def assemble(
             Readers(directory, config.readers.retention_s * 1000),
             Producers(directory, store, clock, policies, metrics.producer_refused),
             TransactionRoutes(
-                authority, config.transactions, ask_owner, pointers, guard.quotas if guard.required else None
+                authority, config.transactions, ask_owner, pointers, tasks, guard.quotas if guard.required else None
             ),
             ScrubRoutes(scrub),
             SettingAside(set_asides),

@@ -196,11 +196,10 @@ class Publishing:
         write = _Write(self, request, body, answered)
         self.put(name, body, _ask_to_store(body, len(request.body)), write.settled, write.prepare)
 
-    async def rollback(self, request: Request) -> Answer:
+    def rollback(self, request: Request, answered: Answered) -> None:
         """Turn the rows of a write pointer into rolled-back ones; done again, it changes nothing.
 
-        Raises:
-          PlainsongError: with its outcome: nothing happened, or it is not known.
+        An error says by its outcome whether nothing happened, or that it is not known.
         """
         name = request.name
         codec = codec_for(request.headers.get("content-type"))
@@ -208,21 +207,50 @@ class Publishing:
         parse_query(request.query, ())
         check_rollback(response)
         assert response.write_pointer is not None  # checked above
-        await self._refuse_others(request, name, response.write_pointer)
-        await self._roll_back(name, RollBackPointer(response.write_pointer, _within(response)))
-        return Answer(200)
+        ask = RollBackPointer(response.write_pointer, _within(response))
+        if request.who == ANONYMOUS or request.rights.on_topic("operate", *name):
+            self._roll_back(request, ask, answered)
+        else:
+            self.tasks.run(partial(self._roll_back_own, ask), request, answered)
 
-    async def _refuse_others(self, request: Request, name: TopicName, pointer: int) -> None:
-        """Raises Forbidden for a rollback of another's transaction by a name that may not operate on the topic.
+    async def _roll_back_own(self, ask: RollBackPointer, request: Request) -> Answer:
+        """A rollback by a name that may not operate on the topic.
 
-        Raises TransactionsUnavailable, NoOwner: nobody can say whose it is just now.
+        Raises:
+          Forbidden: the transaction is another's. TransactionsUnavailable, NoOwner: nobody can say whose it is just now.
         """
-        rights = request.rights
-        if request.who == ANONYMOUS or rights.on_topic("operate", *name):
-            return
-        owner = await self.owner_of(pointer)
+        owner = await self.owner_of(ask.pointer)
         if owner not in ("", request.who.name):
-            raise forbidden(request.who, "operate", str(name))
+            raise forbidden(request.who, "operate", str(request.name))
+        return await answer_of(lambda request, answered: self._roll_back(request, ask, answered), request)
+
+    def _roll_back(self, request: Request, ask: RollBackPointer, answered: Answered) -> None:
+        def settled(found: object) -> None:
+            if isinstance(found, NotEnlisted):
+                self.tasks.run(partial(self._enlist_and_roll_back, ask), request, answered)
+            else:
+                answered(found if isinstance(found, Exception) else Answer(200))
+
+        self.directory.put(request.name, ask, settled)
+
+    async def _enlist_and_roll_back(self, ask: RollBackPointer, request: Request) -> Answer:
+        """The topic refuses what is committed, and only the transaction service knows what is still open.
+
+        Raises:
+          TransactionNotInProgress: it is committed, or about to be. TransactionsUnavailable: it is not known.
+        """
+        name, roll_back = request.name, partial(self.directory.ask, request.name, ask)
+        enlistments = self.enlistments
+        try:
+            await (roll_back() if enlistments is None else enlistments.enlisted(name, ask.pointer, roll_back))
+        except TransactionNotInProgress as refused:
+            # It may have been aborted, or its time be over: then there is nothing to lose.
+            await self.transactions.fresh()
+            try:
+                await roll_back()
+            except NotEnlisted:
+                raise refused from None
+        return Answer(200)
 
     async def within_answer_timeout(self, name: TopicName, answer: Callable[[], Awaitable[A]]) -> A:
         """The answer to something that a producer asked; raises as ``_ask`` does."""
@@ -242,13 +270,6 @@ class Publishing:
             hint="send it again with the same sequence ids, or open the producer again: it says how far it came",
         )
 
-    async def _ask_under(self, name: TopicName, pointer: int | None, ask: Ask[A]) -> A:
-        """The topic's answer; ``pointer`` None: nothing is written under one. Raises as the topic and the service do."""
-        enlistments = self.enlistments
-        if pointer is None or enlistments is None:
-            return await self.directory.ask(name, ask)
-        return await enlistments.enlisted(name, pointer, partial(self.directory.ask, name, ask))
-
     async def enlist_first(self, name: TopicName, pointer: int | None) -> None:
         """Enlist a topic for what is put into its mailbox next; what cannot be done is said by the topic.
 
@@ -264,27 +285,6 @@ class Publishing:
             except PlainsongError:
                 return
         await enlistments.enlist(name, pointer)
-
-    async def _roll_back(self, name: TopicName, ask: RollBackPointer) -> None:
-        """A client's rollback; the topic refuses what is committed, and only who decides knows what is still open.
-
-        Raises:
-          TransactionNotInProgress: it is committed, or about to be. TransactionsUnavailable: it is not known.
-        """
-        try:
-            await self.directory.ask(name, ask)
-            return
-        except NotEnlisted:
-            pass
-        try:
-            await self._ask_under(name, ask.pointer, ask)
-        except TransactionNotInProgress as refused:
-            # It may have been aborted, or its time be over: then there is nothing to lose.
-            await self.transactions.fresh()
-            try:
-                await self.directory.ask(name, ask)
-            except NotEnlisted:
-                raise refused from None
 
 
 class _InTime:

@@ -13,6 +13,7 @@ import trio
 from actors.namespaces import checked_properties
 from broker.api.change import change_answer
 from broker.api.route import JSON_TYPE, Endpoint, json_answer, off_loop
+from broker.http.handlers import answer_with
 from broker.http.messages import Answer, flag
 from broker.security.guard import forbidden, target_of
 from broker.security.identity import ANONYMOUS
@@ -202,20 +203,7 @@ class Topics:
 
     def _put(self, name: TopicName, ask: Ask[A], answered: Answered, answer: Callable[[A], Answer]) -> None:
         """Ask the topic; ``answer`` makes the answer to the request of what it says."""
-
-        # It is called in the actor's turn, where a bug must not be raised.
-        def settled(found: A | Exception) -> None:
-            if isinstance(found, Exception):
-                answered(found)
-                return
-            try:
-                made = answer(found)
-            except Exception as error:  # noqa: BLE001
-                answered(error)
-                return
-            answered(made)
-
-        self.directory.put(name, ask, settled)
+        self.directory.put(name, ask, partial(answer_with, answered, answer))
 
     @asynccontextmanager
     async def _one_more(self, request: Request) -> AsyncIterator[QuotaExceeded | None]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from binascii import b2a_base64
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
 from actors.transactions import service_moved
 from broker.api.change import change_answer
-from broker.api.route import SMALL_BODY_BYTES, json_answer, off_loop
+from broker.api.route import LOOP_BYTES, SMALL_BODY_BYTES, json_answer, off_loop
+from broker.http.handlers import answer_of, answer_with
 from broker.http.messages import Answer, flag, one_of, parse_query, wants_representation, whole_number
 from broker.security.guard import forbidden
 from broker.security.identity import ANONYMOUS, Verb
@@ -29,6 +29,7 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.tephra.state import decode_transaction, encode_transaction
 from plainsong.protocol.topic.asks import ListPointers
+from plainsong.protocol.transactions.asks import Abort, Begin, Checkpoint, Commit, Prepare
 from plainsong.protocol.transactions.transaction import TransactionType
 
 if TYPE_CHECKING:
@@ -39,13 +40,16 @@ if TYPE_CHECKING:
     from actors.transactions import TransactionService
     from broker.authority import Authority
     from broker.config.sections import TransactionsConfig
-    from broker.http.messages import Request
+    from broker.http.handlers import Tasks
+    from broker.http.messages import Answered, Request
     from broker.security.quotas import Quotas
     from plainsong.protocol.codec.json_values import Kind
+    from plainsong.protocol.effects import Ask
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import PointerView
     from plainsong.protocol.transactions.asks import Begun, Decision, PruningFigures, State, TransactionStatus
 
+A = TypeVar("A")
 #: Pointers have 63 bits.
 MAX_ID_DIGITS = 19
 _TYPES = {"short": TransactionType.SHORT, "long": TransactionType.LONG}
@@ -87,37 +91,80 @@ class TransactionRoutes:
     config: TransactionsConfig
     ask_topic: AskTopic
     pointers: PointerIndex
+    tasks: Tasks
     quotas: Quotas | None = None
     """Of names; None: there are none."""
 
-    async def begin(self, request: Request) -> Answer:
-        """A new transaction; an empty body asks for a short one. Raises as ``TransactionService.begin``."""
+    def begin(self, request: Request, answered: Answered) -> None:
+        """A new transaction; an empty body asks for a short one. Answers as ``TransactionService.begin`` raises."""
         transactions, as_number = self.embedded(), numbers(request.query)
         given = fields_of(_small(request.body), _BEGIN) if request.body.strip() else {}
         given = {name: value for name, value in given.items() if value is not None}
         owner = None if request.who == ANONYMOUS else request.who.name
-        quotas = None if owner is None else self.quotas
-        with nullcontext() if quotas is None else quotas.opening(request.who, transactions.open_of):
-            begun = await transactions.begin(**given, owner=owner)
-        return begun_answer(begun, as_number)
+        ask = Begin(**given, owner=owner)
+        if owner is None or self.quotas is None:
+            self._put(ask, answered, partial(begun_answer, as_number=as_number))
+            return
+        end = self.quotas.opening(request.who, transactions.open_of)
 
-    async def prepare(self, request: Request) -> Answer:
-        """What the transaction changed; conflicts are found here first. Raises as ``TransactionService.prepare``."""
-        transactions, as_number = self.embedded(), numbers(request.query)
-        transaction_id = self._own(request)
-        given = await off_loop(len(request.body), JSON, partial(_changes, request.body))
-        await transactions.prepare(transaction_id, given)
-        return _json({"id": as_number(transaction_id), "state": "in_progress"})
+        def begun(outcome: Answer | Exception) -> None:
+            end()
+            answered(outcome)
 
-    async def commit(self, request: Request) -> Answer:
-        """Make all of it visible; asked again it says so again. Raises as ``TransactionService.commit``."""
-        transactions, as_number = self.embedded(), numbers(request.query)
+        try:
+            self._put(ask, begun, partial(begun_answer, as_number=as_number))
+        except PlainsongError as error:
+            begun(error)
+
+    def prepare(self, request: Request, answered: Answered) -> None:
+        """What the transaction changed; conflicts are found here first. Answers as ``TransactionService.prepare`` raises."""
+        as_number, transaction_id = self._numbers(request), self._own(request)
+        if len(request.body) > LOOP_BYTES:
+            self.tasks.run(self._read_and_prepare, request, answered)
+            return
+        self._prepare(transaction_id, as_number, _changes(request.body), answered)
+
+    async def _read_and_prepare(self, request: Request) -> Answer:
+        """What takes long to decode is decoded by a thread."""
+        changes = await off_loop(len(request.body), JSON, partial(_changes, request.body))
+        as_number, transaction_id = self._numbers(request), self._own(request)
+        return await answer_of(lambda _, answered: self._prepare(transaction_id, as_number, changes, answered), request)
+
+    def _prepare(self, transaction_id: int, as_number: Numbers, changes: list[bytes], answered: Answered) -> None:
+        ask = Prepare(transaction_id, changes, sum(map(len, changes)))
+        prepared = _json({"id": as_number(transaction_id), "state": "in_progress"})
+        self._put(ask, answered, lambda _: prepared)
+
+    def commit(self, request: Request, answered: Answered) -> None:
+        """Make all of it visible; asked again it says so again. Answers as ``TransactionService.commit`` raises."""
+        as_number = self._numbers(request)
         refuse_body(request.body)
-        return decided_answer(await transactions.commit(self._own(request)), as_number)
+        self._put(Commit(self._own(request)), answered, partial(decided_answer, as_number=as_number))
 
-    async def abort(self, request: Request) -> Answer:
-        """Roll back all of it; the state says what it came to. Raises as ``TransactionService.abort``."""
+    def abort(self, request: Request, answered: Answered) -> None:
+        """Roll back all of it; the state says what it came to. Answers as ``TransactionService.abort`` raises."""
+        if "dryRun" in request.query or wants_representation(request.headers.get("prefer", "")):
+            self.tasks.run(self._abort_and_say, request, answered)
+            return
+        as_number = self._numbers(request)
+        refuse_body(request.body)
+        self._put(Abort(self._own(request)), answered, partial(decided_answer, as_number=as_number))
+
+    async def _abort_and_say(self, request: Request) -> Answer:
         return await self._end(request, "transaction.abort", "aborted", self.embedded().abort)
+
+    def _numbers(self, request: Request) -> Numbers:
+        """How pointers are to be written. Raises as ``embedded``, and InvalidParameter."""
+        self.embedded()
+        return numbers(request.query)
+
+    def _put(self, ask: Ask[A], answered: Answered, answer: Callable[[A], Answer]) -> None:
+        """Ask the service; ``answer`` makes the answer to the request of what it says. Raises as ``Mailbox.put``."""
+        transactions = self.embedded()
+        if transactions.has_loaded:
+            transactions.put(ask, partial(answer_with, answered, answer))
+        else:
+            self.tasks.settle(partial(transactions.ask, ask), partial(answer_with, answered, answer))
 
     async def list_all(self, request: Request) -> Answer:
         """Transactions, oldest first: those in progress and invalid, or those of one state."""
@@ -148,15 +195,16 @@ class TransactionRoutes:
         """Hide it for ever, without waiting for any topic. Raises TransactionNotFound, TransactionNotInProgress."""
         return await self._end(request, "transaction.invalidate", "invalid", self.embedded().invalidate)
 
-    async def checkpoint(self, request: Request) -> Answer:
-        """A new write pointer for the same transaction. Raises TransactionNotFound, TransactionNotInProgress."""
+    def checkpoint(self, request: Request, answered: Answered) -> None:
+        """A new write pointer for the same transaction, or TransactionNotFound, TransactionNotInProgress."""
         as_number = numbers(request.query)
         transaction_id = self._own(request)
         snapshot = request.fields(_CHECKPOINT).get("snapshot")
         transaction = None if snapshot is None else decode_transaction(snapshot)
         if transaction is not None and transaction.transaction_id != transaction_id:
             raise InvalidParameter("the snapshot is another transaction's", hint="send the one that begin answered")
-        return begun_answer(await self.embedded().checkpoint(transaction_id, transaction), as_number)
+        ask = Checkpoint(transaction_id, transaction)
+        self._put(ask, answered, partial(begun_answer, as_number=as_number))
 
     async def truncate(self, request: Request) -> Answer:
         """Take transactions off the invalid list, by id or by age, after rolling back what is left of them."""

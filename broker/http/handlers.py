@@ -111,3 +111,19 @@ async def answer_of(handler: Handler, request: Request) -> Answer:
             with trio.CancelScope(shield=True), suppress(Exception):
                 await future.wait()
         raise
+
+
+def answer_with(answered: Answered, answer: Callable[[A], Answer], found: A | Exception) -> None:
+    """Give the answer that ``answer`` makes of what an actor has found.
+
+    It is called in the actor's turn, where a bug must not be raised.
+    """
+    if isinstance(found, Exception):
+        answered(found)
+        return
+    try:
+        made = answer(found)
+    except Exception as error:  # noqa: BLE001
+        answered(error)
+        return
+    answered(made)

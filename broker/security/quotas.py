@@ -7,7 +7,6 @@ next ones wait for it. What a request costs may only be known when it was read o
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from math import ceil
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -253,25 +252,23 @@ class Quotas:
                     held.append(place)
         return lambda: self._discount(held)
 
-    @contextmanager
-    def opening(self, who: Identity, count: Callable[[str], int]) -> Iterator[None]:
-        """Around the beginning of a transaction, which counts as open until ``count`` says so: how many a name has.
+    def opening(self, who: Identity, count: Callable[[str], int]) -> Callable[[], None]:
+        """Counts a transaction that begins as open, until the function that is returned is called, once.
+
+        Args:
+          count: how many a name has open.
 
         Raises:
           QuotaExceeded: it would be one too many; nothing has begun.
         """
         most = self._most(who, "open_transactions")
         if most is None:
-            yield
-            return
+            return lambda: None
         place = _Place("open_transactions", who.name)
         if count(who.name) + self._counts.get(place, 0) >= most:
             raise self._too_many("open_transactions", most)
         self._count(place)
-        try:
-            yield
-        finally:
-            self._discount([place])
+        return lambda: self._discount([place])
 
     def max_topics(self, who: Identity) -> int | None:
         """How many topics a name may have made that are there; None: any number."""

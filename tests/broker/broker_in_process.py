@@ -165,6 +165,7 @@ async def _in_process(config, store, clock, listener):
     async with trio.open_nursery() as actors:
         service = await assemble(config, store, metrics, actors, clock=clock)
         await service.authority.start(actors)
+        actors.start_soon(service.publishing.deadlines.run)
         add_transaction_gauges(metrics, service.authority, service.directory, service.pointers, clock)
         settings = http_settings(config)
         app = build_application(service.endpoints, settings, service.accounting)
