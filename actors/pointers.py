@@ -409,6 +409,11 @@ class Enlistments:
         """Whether a topic is open here, so that it can be enlisted."""
         return name in self._terms
 
+    def is_enlisted(self, name: TopicName, pointer: int) -> bool:
+        """Whether a topic is open here and enlisted for a pointer."""
+        term = self._terms.get(name)
+        return term is not None and term.holds(pointer)
+
     async def enlist(self, name: TopicName, pointer: int) -> None:
         """Enlist an open topic for a pointer, unless it is; a topic that is not open refuses the write itself.
 

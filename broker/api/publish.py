@@ -132,15 +132,24 @@ class Publishing:
     def _publish(self, request: Request, given: Given, answered: Answered) -> None:
         request.messages = len(given.body.messages)
         write = _Publish(self, request, given, answered)
-        self.put(given.name, given.body, _ask_to_publish(given.body, given.size), write.settled, write.prepare)
+        self.put(
+            given.name,
+            _ask_to_publish(given.body, given.size),
+            write.settled,
+            write.prepare,
+            pointer=given.body.write_pointer,
+            of_producer=given.body.producer is not None,
+        )
 
     def put(
         self,
         name: TopicName,
-        body: PublishRequest,
         ask: Ask[A],
         settled: Callable[[A | Exception], object],
         prepare: Callable[[A | Exception], object] | None = None,
+        *,
+        pointer: int | None = None,
+        of_producer: bool = False,
     ) -> None:
         """Ask a topic for a publish or store that was read and checked: the one door by which messages come.
 
@@ -148,23 +157,41 @@ class Publishing:
           settled: takes the topic's answer, or the error instead of it: OutcomeUnknown for a producer that got no answer
             in time, whose request may still happen. It neither waits nor raises.
           prepare: as ``Directory.put``.
+          pointer: what it writes under, for which the topic is enlisted first.
         """
-        pointer = body.write_pointer
-        if body.producer is not None:
+        if of_producer:
             settled = _InTime(self, name, settled)
-        if pointer is not None and self.enlistments is not None:
-            enlisted = partial(self.enlistments.enlisted, name, pointer, partial(self.directory.ask, name, ask))
-            self.tasks.settle(enlisted, settled)
-            return
+        enlistments = self.enlistments
+        if pointer is not None and enlistments is not None:
+            enlisted = partial(enlistments.enlisted, name, pointer, partial(self.directory.ask, name, ask))
+            if not enlistments.is_enlisted(name, pointer):
+                self.tasks.settle(enlisted, settled)
+                return
+            settled = partial(self._unless_closed, enlisted, settled)
         try:
             self.directory.put(name, ask, settled, prepare)
         except PlainsongError as error:
             settled(error)
 
+    def _unless_closed(
+        self, enlisted: Callable[[], Awaitable[A]], settled: Callable[[A | Exception], object], found: A | Exception
+    ) -> None:
+        """The topic's owner has changed, or its pointer was closed, before its turn: it is enlisted again, if it can be."""
+        if isinstance(found, NotEnlisted):
+            self.tasks.settle(enlisted, settled)
+        else:
+            settled(found)
+
     async def published(self, name: TopicName, body: PublishRequest, size: int) -> PublishResponse | Receipt:
         """Where the messages of a request went that was read and checked. Raises as ``publish`` answers."""
         answer: Future[PublishResponse | Receipt] = Future()
-        self.put(name, body, _ask_to_publish(body, size), answer.settle)
+        self.put(
+            name,
+            _ask_to_publish(body, size),
+            answer.settle,
+            pointer=body.write_pointer,
+            of_producer=body.producer is not None,
+        )
         found = await answer.wait()
         self.count(name, body)
         return found
@@ -194,7 +221,14 @@ class Publishing:
         _check_store(request, body)
         request.messages = len(body.messages)
         write = _Write(self, request, body, answered)
-        self.put(name, body, _ask_to_store(body, len(request.body)), write.settled, write.prepare)
+        self.put(
+            name,
+            _ask_to_store(body, len(request.body)),
+            write.settled,
+            write.prepare,
+            pointer=body.write_pointer,
+            of_producer=body.producer is not None,
+        )
 
     def rollback(self, request: Request, answered: Answered) -> None:
         """Turn the rows of a write pointer into rolled-back ones; done again, it changes nothing.
@@ -251,17 +285,6 @@ class Publishing:
             except NotEnlisted:
                 raise refused from None
         return Answer(200)
-
-    async def within_answer_timeout(self, name: TopicName, answer: Callable[[], Awaitable[A]]) -> A:
-        """The answer to something that a producer asked; raises as ``_ask`` does."""
-        timeout_s = self.answer_timeout_s
-        try:
-            with trio.move_on_after(timeout_s):
-                return await answer()
-        except _REFUSALS as error:
-            self.refused(error.code)
-            raise
-        raise self.late(name)
 
     def late(self, name: TopicName) -> OutcomeUnknown:
         """The error for a producer that got no answer in time."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from actors.mailbox import Future
 from broker.api.route import LOOP_BYTES
 from broker.http.messages import only_plain, problem_of, status_of
 from broker.security.identity import ANONYMOUS, Identity
@@ -27,7 +28,6 @@ from plainsong.protocol.topic.asks import Publish, PublishEach, PublishStaged, P
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from actors.mailbox import Ticket
     from actors.ownership import Instance
     from broker.api.publish import Publishing
     from broker.api.route import Accounting
@@ -59,9 +59,8 @@ class _Taken:
     messages: int
     size: int
     """What it holds."""
-    put: Ticket[Any] | PlainsongError
-    """The ticket, or why there is none."""
-    of_producer: bool
+    put: Future[Any] | PlainsongError
+    """Receives the topic's answer; or why the topic was not asked."""
     begun_s: float
 
     @property
@@ -169,8 +168,7 @@ class LocalStream:
         if isinstance(put, PlainsongError):
             self._held.shrink(self._held.reserved_bytes - reserved_bytes)
             size = 0
-        of_producer = isinstance(part, codec.Whole) and part.request.producer is not None
-        self._taken.append(_Taken(numbers, len(payloads), size, put, of_producer, perf_counter()))
+        self._taken.append(_Taken(numbers, len(payloads), size, put, perf_counter()))
         self._requests += len(numbers)
         self._arrived.set()
 
@@ -191,16 +189,23 @@ class LocalStream:
                 return error
         return None
 
-    def _put(self, part: codec.Part, size: int) -> Ticket[Any] | PlainsongError:
+    def _put(self, part: codec.Part, size: int) -> Future[Any] | PlainsongError:
+        if isinstance(part, codec.Refused):
+            return part.error
+        answer: Future[Any] = Future()
+        pointer, of_producer = None, False
+        ask: Ask[Any]
         try:
-            if isinstance(part, codec.Refused):
-                return part.error
-            ask: Ask[Any]
-            ask = PublishEach(part.payloads, size) if isinstance(part, codec.Singles) else ask_of(part.request, size)
+            if isinstance(part, codec.Singles):
+                ask = PublishEach(part.payloads, size)
+            else:
+                ask = ask_of(part.request, size)
+                pointer, of_producer = part.request.write_pointer, part.request.producer is not None
             self._held.grow(size)
-            return self._publishing.directory.put(self._name, ask)
         except PlainsongError as error:
             return error
+        self._publishing.put(self._name, ask, answer.settle, pointer=pointer, of_producer=of_producer)
+        return answer
 
     def finish(self) -> None:
         """As ``Conversation.finish`` says."""
@@ -238,11 +243,7 @@ class LocalStream:
         outcome: Any = taken.put
         if not isinstance(outcome, PlainsongError):
             try:
-                outcome = await (
-                    self._publishing.within_answer_timeout(self._name, outcome.wait)
-                    if taken.of_producer
-                    else outcome.wait()
-                )
+                outcome = await outcome.wait()
             except Exception as error:  # noqa: BLE001 - a bug is answered, and logged, as one
                 outcome = self._plain(error)
         self._taken.popleft()
@@ -302,7 +303,7 @@ def encoded_answer(number: int, outcome: Any) -> bytes:
     return codec.encode_receipt(number, outcome)
 
 
-def _is_ready(put: Ticket[Any] | PlainsongError) -> bool:
+def _is_ready(put: Future[Any] | PlainsongError) -> bool:
     return isinstance(put, PlainsongError) or put.is_settled
 
 

@@ -35,7 +35,7 @@ from broker.security.guard import OPEN, RefusedRequest
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec.stream import MAX_RUN
-from plainsong.protocol.errors import BadRequest, NoOwner, PlainsongError
+from plainsong.protocol.errors import BadRequest, Internal, NoOwner, PlainsongError
 from plainsong.protocol.ids import consecutive_ids
 from plainsong.protocol.link import VOCABULARY
 from plainsong.protocol.names import TopicName
@@ -509,15 +509,11 @@ class PublishBatcher:
             self._put(TopicName(*name), run, self._begun_s)
 
     def _put(self, name: TopicName, run: _Run, begun_s: float) -> None:
-        def settled(outcome: PublishOutcome) -> None:
-            self._answer(name, run, outcome, perf_counter() - begun_s)
+        def settled(outcome: PublishOutcome | Exception) -> None:
+            found = (only_plain(outcome) or Internal()) if isinstance(outcome, Exception) else outcome
+            self._answer(name, run, found, perf_counter() - begun_s)
 
-        try:
-            ticket = self._publishing.directory.put(name, PublishEach(run.payloads, run.size))
-        except PlainsongError as error:
-            settled(error)
-        else:
-            ticket.on_settled(settled)
+        self._publishing.put(name, PublishEach(run.payloads, run.size), settled)
 
     def _answer(self, name: TopicName, run: _Run, outcome: PublishOutcome, seconds: float) -> None:
         answers = run.answers

@@ -14,7 +14,7 @@ from broker.http.handlers import answer_of
 from broker.http.messages import Request
 from broker.http.wire import checked
 from plainsong.protocol.codec import JSON
-from plainsong.protocol.errors import OutcomeUnknown, StorageFailed, TransactionNotInProgress, TransactionRequired
+from plainsong.protocol.errors import OutcomeUnknown, StorageFailed, TransactionExpired, TransactionRequired
 from plainsong.protocol.requests import PublishRequest, PublishResponse
 from tests.patience import PATIENCE_S
 
@@ -110,7 +110,7 @@ async def test_a_body_that_takes_long_to_decode_is_answered_as_any(verb):
         _, pointer = await transaction(daemon)
         for size in (LOOP_BYTES, 10):
             assert (await done(daemon, request(verb, b"x" * size, write_pointer=pointer))).status == 200
-            with pytest.raises(TransactionNotInProgress):
+            with pytest.raises(TransactionExpired):
                 await done(daemon, request(verb, b"x" * size, write_pointer=1))
 
 
