@@ -116,10 +116,11 @@ class Publishing:
         """
         if len(request.body) <= LOOP_BYTES and BINARY_MODE_HEADERS.isdisjoint(request.headers):
             try:
-                given = _read_publish(request)
+                codec = codec_for(request.headers.get("content-type"))
             except UnsupportedMediaType:  # it may be events, which are rarer than to be looked for here
                 pass
             else:
+                given = _given(request, request.name, codec, codec.decode_publish(request.body))
                 self._publish(request, given, answered)
                 return
         self.tasks.run(self._read_and_publish, request, answered)
@@ -430,13 +431,6 @@ async def read_publish(request: Request) -> Given:
     return _given(
         request, name, codec, await off_loop(len(request.body), codec, partial(codec.decode_publish, request.body))
     )
-
-
-def _read_publish(request: Request) -> Given:
-    """As ``read_publish``, here and now."""
-    name = request.name
-    codec = codec_for(request.headers.get("content-type"))
-    return _given(request, name, codec, codec.decode_publish(request.body))
 
 
 def _given(request: Request, name: TopicName, codec: Codec, body: PublishRequest) -> Given:

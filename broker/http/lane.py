@@ -34,6 +34,7 @@ from broker.http.budgets import (
 )
 from broker.http.handlers import RequestCancelled
 from broker.http.messages import (
+    Answer,
     Request,
     answer_for,
     ends_connection,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from broker.api.route import Accounting, Endpoint, Route
     from broker.http.acceptance import Acceptance
     from broker.http.budgets import HttpSettings
-    from broker.http.messages import Answer, BodyStream
+    from broker.http.messages import BodyStream
     from broker.http.origin_check import OriginCheck
     from broker.http.peer import Peer
     from broker.http.reactor import Reactor
@@ -393,13 +394,9 @@ class Lane:
         route, accounting = head.endpoint.route, self._parts.accounting
         if route.reads_only:
             self._held.keeps()
-        answer = checked(outcome, self._request_id)
-        self._give(answer, head)
+        answer = outcome if isinstance(outcome, Answer) and not outcome.headers else checked(outcome, self._request_id)
         if route.quick and accounting is not None:
             _account(accounting, head, answer, perf_counter() - self._begun_s, self._request_id)
-
-    def _give(self, answer: Answer, head: Head) -> None:
-        """Send an answer without the task, or wake the task to do it."""
         parts, connection = self._parts, self._connection
         self._started = False
         self.served = True

@@ -283,10 +283,10 @@ async def test_the_access_log_names_the_owner(caplog):
 async def test_a_bug_at_the_owner_is_logged_there_under_the_clients_request_id(nodes, caplog, monkeypatch):
     await nodes["b"].create()
 
-    async def broken(name, ask):
+    def broken(name, ask, settled):
         raise ZeroDivisionError("a secret")
 
-    monkeypatch.setattr(nodes["b"].service.directory, "ask", broken)
+    monkeypatch.setattr(nodes["b"].service.directory, "put", broken)
     answer = await nodes["a"].call("GET", f"{TOPICS}/t", status=500, headers={"X-Request-Id": "find-me"})
     assert "secret" not in answer.text
     assert answer.headers["plainsong-owner"] == nodes["b"].address
