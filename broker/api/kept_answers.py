@@ -2,7 +2,7 @@
 
 Consumers of a topic that are up to date ask for the same messages one after the other, and until something new comes
 each of them asks again for what it was told is not there. To make such an answer takes three times as long as to find
-out that it is still the right one. So small answers that were made in one turn (``Polling.start``) are kept from the
+out that it is still the right one. So small answers that were made in one turn (``Polling.poll``) are kept from the
 second time on that a reader asks for them.
 
 A page that a limit ended stays as it is for as long as its first message lives, whatever is published meanwhile; one

@@ -416,6 +416,7 @@ class Lane:
             self._unsent = (answer, keep)
             connection.wake()
             return
+        self._request = None  # its body may be large, and the next may be long in coming
         self._leaving = not keep
         if self._leaving or not whole:
             connection.wake()
@@ -475,6 +476,7 @@ class Lane:
             if self._unsent is not None:
                 (answer, keep), self._unsent = self._unsent, None
                 await self._send_made(answer, keep=keep)
+                self._request = None
                 self._leaving = not keep
             await connection.send_rest()
             self._room.release()
