@@ -10,8 +10,9 @@ from typing import Any
 from unittest import mock
 
 from storage.base import StoreError
-from storage.leveldb import group_commit, shrinking
+from storage.leveldb import group_commit
 from storage.leveldb.commit import Committer, Replace
+from storage.leveldb.engine import old_logs
 from storage.leveldb.group_commit import GroupCommit
 from storage.leveldb.keeper import Keeper
 from storage.leveldb.metadata import Metadata, Waiting
@@ -296,7 +297,7 @@ def a_view_that_reads_the_store_as_it_is() -> Iterator[None]:
 @log_mistake
 def a_log_that_is_shortened_while_it_has_a_name() -> Iterator[None]:
     """The thread does not look for the name."""
-    real = shrinking.shrunk
+    real = old_logs.shrunk
 
     class Nameless:
         def __init__(self, about: Any) -> None:
@@ -305,12 +306,12 @@ def a_log_that_is_shortened_while_it_has_a_name() -> Iterator[None]:
     stand_in = SimpleNamespace(
         fstat=lambda descriptor: Nameless(os.fstat(descriptor)), ftruncate=os.ftruncate, close=os.close
     )
-    with mock.patch.object(shrinking, "os", stand_in), mock.patch.object(shrinking, "shrunk", real):
+    with mock.patch.object(old_logs, "os", stand_in), mock.patch.object(old_logs, "shrunk", real):
         yield
 
 
 @log_mistake
 def a_descriptor_that_is_forgotten() -> Iterator[None]:
     """A log that is given away while as many are held as may be is not closed."""
-    with mock.patch.object(shrinking, "close_quietly", return_value=None):
+    with mock.patch.object(old_logs, "close_quietly", return_value=None):
         yield

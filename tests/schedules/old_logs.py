@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
-from unittest import mock
 
-from storage.leveldb import shrinking
-from storage.leveldb.shrinking import STEP_BYTES, OldLogs
+from storage.leveldb.engine.old_logs import STEP_BYTES, OldLogs
 from tests.schedules import scheduler as sched
 from tests.schedules.scheduler import Scheduler
 from tests.schedules.world import World, Wrong, patched
@@ -35,7 +33,6 @@ class OldLogsWorld(World):
     def run(self) -> None:
         """Everything is given away and removed; at the end no descriptor is open."""
         self.old_logs = OldLogs(nap=sched.nap, meanwhile=sched.point)
-        self.old_logs.start()
         self.directory.mkdir(exist_ok=True)
         for number in range(_LOGS):
             self._path(number).touch()
@@ -88,13 +85,8 @@ class OldLogsWorld(World):
 
 @contextmanager
 def patched_logs(world: World) -> Iterator[None]:
-    """``shrinking`` under a schedule."""
-    with ExitStack() as stack:
-        stack.enter_context(patched(world))
-        # Until its threads are made by ``storage.leveldb.threads``.
-        for name, stand_in in (("threading", sched), ("SimpleQueue", sched.Queue)):
-            if hasattr(shrinking, name):
-                stack.enter_context(mock.patch.object(shrinking, name, stand_in))
+    """``old_logs`` under a schedule."""
+    with patched(world):
         yield
 
 
@@ -102,5 +94,5 @@ def patched_logs(world: World) -> Iterator[None]:
 OLD_LOGS: dict[str, Any] = {
     "make": OldLogsWorld,
     "patches": patched_logs,
-    "files": ("storage/leveldb/shrinking.py",),
+    "files": ("storage/leveldb/engine/old_logs.py",),
 }

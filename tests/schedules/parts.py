@@ -15,11 +15,11 @@ from typing import Any
 from unittest import mock
 
 from storage.leveldb.commit import Committer
+from storage.leveldb.engine.old_logs import OldLogs
 from storage.leveldb.group_commit import GroupCommit
 from storage.leveldb.keeper import Keeper
 from storage.leveldb.metadata import Metadata
 from storage.leveldb.open_databases import OpenDatabases
-from storage.leveldb.shrinking import OldLogs
 from storage.leveldb.view import PinnedView
 from storage.leveldb.volume import Volume
 from storage.leveldb.volume_set import Sets
