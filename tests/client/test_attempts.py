@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from plainsong import calls
@@ -195,3 +197,30 @@ def test_creating_a_topic_is_repeated_after_a_doubt_only_where_finding_it_there_
 
 def test_outcome_unknown_is_raised_as_such():
     assert isinstance(outcome_of(Simulation([problem(503, "outcome_unknown", "unknown")]), publish()), OutcomeUnknown)
+
+
+def test_a_call_may_be_another_one_after_each_failed_attempt():
+    seen: list[str] = []
+
+    def again(error: PlainsongError) -> calls.Call[Any] | None:
+        seen.append(error.outcome)
+        return calls.list_topics("second") if error.outcome == "unknown" else None
+
+    simulation = Simulation([NOBODY, LOST, said([])])
+    channel = simulation.channel()
+    call = calls.list_topics("first")._replace(repeat="harmless", again=again)
+    assert list(simulation.run(channel.call, call)) == []
+    assert seen == ["not-applied", "unknown"]
+    assert ["second" in send.request.path for send in simulation.sent] == [False, False, True]
+
+
+def test_all_pages_of_a_list_are_read_and_an_end_that_is_left_early_asks_for_no_more():
+    asked: list[str | None] = []
+
+    def ask(after: str | None) -> dict[str, Any]:
+        asked.append(after)
+        return {"names": [after], "next": {None: "b", "b": "d"}.get(after)}
+
+    assert [page["names"][0] for page in calls.pages(ask)] == [None, "b", "d"]
+    next(calls.pages(ask))
+    assert asked == [None, "b", "d", None]
