@@ -71,7 +71,7 @@ from broker.front.parent import Answering, serve_front_ends
 from broker.gauges import add_event_gauges, add_keeping_gauges, add_link_gauges
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
 from broker.http.descriptors import Descriptors
-from broker.http.handlers import Tasks
+from broker.http.handlers import RequestTasks
 from broker.http.messages import status_of
 from broker.http.origin_check import origin_check
 from broker.http.server import load_application, serve_http
@@ -308,7 +308,7 @@ async def assemble(
     policies = Policies(namespaces, config.deduplication.default)
     topics = LocalTopics(directory, pages)
     holds = Holds(directory, transactions, pointers, clock)
-    tasks = Tasks(actors)
+    tasks = RequestTasks(actors)
     polling_many = PollingMany(topics, transactions, holds, rates, config.poll, stopping)
     publishing = Publishing(
         directory,

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.observe import Clock
     from broker.api.route import Route
-    from broker.http.handlers import Tasks
+    from broker.http.handlers import RequestTasks
     from broker.http.messages import Answer, Handler, Request
     from broker.security.identity import Identity
     from plainsong.protocol.effects import Ask
@@ -218,7 +218,7 @@ class Audit:
 
     # --- changes ----------------------------------------------------------------------------------
 
-    def audited(self, endpoint: Endpoint, owner_of: Callable[[int], str | None], tasks: Tasks) -> Endpoint:
+    def audited(self, endpoint: Endpoint, owner_of: Callable[[int], str | None], tasks: RequestTasks) -> Endpoint:
         """The same route; its changes are recorded before they are answered."""
         route, handler = endpoint
         action = ACTIONS.get(route.name)

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from broker.authority import Transactions
     from broker.config.sections import PollConfig
     from broker.http.budgets import AnswerRoom
-    from broker.http.handlers import Tasks
+    from broker.http.handlers import RequestTasks
     from broker.http.messages import Answered, Request
     from broker.metrics import Rates
     from plainsong.protocol.codec import Codec
@@ -135,7 +135,7 @@ class Polling:
     """Takes the seconds from a message's publish to its delivery, of polls that had waited for it."""
     named_readers: NamedReaders
     """Notes how far the readers are that name themselves."""
-    tasks: Tasks
+    tasks: RequestTasks
     kept: KeptAnswers = field(default_factory=KeptAnswers)
     """Answers that were given at once, for readers that ask the same."""
 

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.pointers import Enlistments
     from broker.authority import Transactions
-    from broker.http.handlers import Tasks
+    from broker.http.handlers import RequestTasks
     from broker.http.messages import Answered, Request
     from broker.metrics import Rates
     from plainsong.protocol.codec import Codec
@@ -100,7 +100,7 @@ class Publishing:
     """Counts a producer's refusal, by its code."""
     answer_timeout_s: float
     """The longest wait of a producer."""
-    tasks: Tasks
+    tasks: RequestTasks
     owner_of: Callable[[int], Awaitable[str | None]] = nobodys
     """The name that began the transaction of a pointer; empty where nobody here remembers it."""
     deadlines: Deadlines = field(init=False)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
     from broker.api.schemas import Schema
-    from broker.http.handlers import Tasks
+    from broker.http.handlers import RequestTasks
     from broker.http.messages import Answered, Handler, Request
     from broker.logs import AccessLog
     from broker.security.identity import On, Verb
@@ -137,13 +137,13 @@ class Endpoint(NamedTuple):
     handler: Handler
 
 
-def bind(routes: Iterable[Route[Any]], subjects: Iterable[object], tasks: Tasks) -> tuple[Endpoint, ...]:
+def bind(routes: Iterable[Route[Any]], subjects: Iterable[object], tasks: RequestTasks) -> tuple[Endpoint, ...]:
     """Each route with its handler as a method of the subject that the route names; there is one object of each class."""
     by_class = {type(subject): subject for subject in subjects}
     return tuple(Endpoint(each, _bound(each, by_class[each.subject], tasks)) for each in routes)
 
 
-def _bound(route: Route[Any], subject: object, tasks: Tasks) -> Handler:
+def _bound(route: Route[Any], subject: object, tasks: RequestTasks) -> Handler:
     method: Any = MethodType(route.handler, subject)
     return tasks.adapt(method) if iscoroutinefunction(route.handler) else partial(_handle, method)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from actors.namespaces import Namespaces
     from broker.api.topic_changes import TopicChanges
     from broker.catalogue import Catalogue
-    from broker.http.handlers import Tasks
+    from broker.http.handlers import RequestTasks
     from broker.http.messages import Answered, Request
     from broker.security.quotas import Quotas
     from plainsong.protocol.effects import Ask
@@ -147,7 +147,7 @@ class Topics:
     """Whether a topic is shown as its properties alone, as the seed's clients expect."""
     changes: TopicChanges
     catalogue: Catalogue
-    tasks: Tasks
+    tasks: RequestTasks
     quotas: Quotas | None = None
     """Of names; None: there are none."""
     creating: CreatorLocks = field(default_factory=CreatorLocks)

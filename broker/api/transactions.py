@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from actors.transactions import TransactionService
     from broker.authority import Authority
     from broker.config.sections import TransactionsConfig
-    from broker.http.handlers import Tasks
+    from broker.http.handlers import RequestTasks
     from broker.http.messages import Answered, Request
     from broker.security.quotas import Quotas
     from plainsong.protocol.codec.json_values import Kind
@@ -91,7 +91,7 @@ class TransactionRoutes:
     config: TransactionsConfig
     ask_topic: AskTopic
     pointers: PointerIndex
-    tasks: Tasks
+    tasks: RequestTasks
     quotas: Quotas | None = None
     """Of names; None: there are none."""
 

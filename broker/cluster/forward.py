@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from broker.api.poll_many import LocalTopics, PollingMany, Since
     from broker.api.route import Route
     from broker.cluster.owners import Owners
-    from broker.http.handlers import Tasks
+    from broker.http.handlers import RequestTasks
     from broker.http.messages import Answer, Answered, Handler, Request
     from broker.link.client import Link
     from broker.link.flow import Reply
@@ -50,7 +50,9 @@ class Forwarding:
       max_wait_ms: ``poll.max_wait_ms``.
     """
 
-    def __init__(self, owners: Owners, scatter: ScatterGather, tasks: Tasks, *, decides: str, max_wait_ms: int) -> None:
+    def __init__(
+        self, owners: Owners, scatter: ScatterGather, tasks: RequestTasks, *, decides: str, max_wait_ms: int
+    ) -> None:
         self._owners = owners
         self._tasks = tasks
         self._scatter = scatter

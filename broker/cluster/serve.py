@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from broker.api.stream import Streams
     from broker.config import Config
     from broker.http.budgets import AnswerBudget, AnswerRoom, Reservation
-    from broker.http.handlers import Tasks
+    from broker.http.handlers import RequestTasks
     from broker.http.messages import Answer, Conversation
     from broker.http.server import PeerHandler
     from broker.link.server import Call
@@ -95,7 +95,7 @@ class Cluster:
         assert self._dispatcher is not None
         return self._dispatcher
 
-    def forward(self, endpoints: tuple[Endpoint, ...], local: Local, tasks: Tasks) -> tuple[Endpoint, ...]:
+    def forward(self, endpoints: tuple[Endpoint, ...], local: Local, tasks: RequestTasks) -> tuple[Endpoint, ...]:
         """The same routes, each answered at its owner; the given ones answer other instances."""
         self._dispatcher = Dispatcher(endpoints, local, self.owners, self._budget)
         self._dispatcher.kinds |= self.handover.kinds()

@@ -24,7 +24,7 @@ from broker.front.forward import FrontForwarding
 from broker.garbage import Reclaim, freeze_loaded, short_collections
 from broker.http import sockets
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
-from broker.http.handlers import Tasks
+from broker.http.handlers import RequestTasks
 from broker.http.messages import status_of
 from broker.http.origin_check import origin_check
 from broker.http.server import load_application, serve_http
@@ -155,7 +155,7 @@ class FrontEnd:
         traces = open_traces(config)
         endpoints = tuple(
             traced(looked_at_again(metered(each, guard), guard, counts=False), traces)
-            for each in forwarding.endpoints(Tasks(nursery))
+            for each in forwarding.endpoints(RequestTasks(nursery))
         )
         accounting = Accounting(forwarding.count, AccessLog(enabled=config.log.access))
         guard.on_answered = accounting.access.refused

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from broker.api.publish import Given
     from broker.api.route import Route
     from broker.http.budgets import Reservation
-    from broker.http.handlers import Tasks
+    from broker.http.handlers import RequestTasks
     from broker.http.messages import Answer, AsyncHandler, Conversation, Request
     from broker.link.client import Channel, Link
     from broker.link.flow import Reply
@@ -47,7 +47,7 @@ class FrontForwarding:
         #: Publishes under way; a single one has no other to share a write with.
         self._publishing = 0
 
-    def endpoints(self, tasks: Tasks) -> tuple[Endpoint, ...]:
+    def endpoints(self, tasks: RequestTasks) -> tuple[Endpoint, ...]:
         """All routes."""
         return tuple(Endpoint(route, tasks.adapt(self._handler(route))) for route in ROUTES)
 

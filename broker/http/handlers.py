@@ -1,7 +1,7 @@
 """The one form of a handler: it is given a request and what takes the answer, and calls that once.
 
 A handler that only asks an actor answers from the actor's turn. One that waits for something else is an ``async def``, and
-``Tasks`` makes a handler of it: the only place where a request gets a task.
+``RequestTasks`` makes a handler of it: the only place where a request gets a task.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RequestCancelled(Exception):
     """Stands for the answer to a request that was cancelled; only the canceller receives it."""
 
 
-class Tasks:
+class RequestTasks:
     """Runs ``async def`` handlers, each request in a task of ``nursery``."""
 
     def __init__(self, nursery: trio.Nursery) -> None:

@@ -169,7 +169,7 @@ class Answer:
 Answered: TypeAlias = Callable[[Answer | Exception], None]
 #: Answers one request: calls ``Answered`` once, before it returns or later. It neither waits nor raises.
 Handler: TypeAlias = Callable[[Request, Answered], None]
-#: A handler that waits for something, for ``broker.http.handlers.Tasks``; it may raise.
+#: A handler that waits for something, for ``broker.http.handlers.RequestTasks``; it may raise.
 AsyncHandler: TypeAlias = Callable[[Request], Awaitable[Answer]]
 
 

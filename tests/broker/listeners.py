@@ -20,7 +20,7 @@ from broker.api.route import Endpoint
 from broker.api.routes import ROUTES
 from broker.http.acceptance import Acceptance
 from broker.http.budgets import AnswerBudget, BodyBudget, HttpSettings
-from broker.http.handlers import Tasks
+from broker.http.handlers import RequestTasks
 from broker.http.messages import Answer, Request
 from broker.http.quart_app import hot_view, install_errors, rule_of
 from broker.http.server import serve_http
@@ -47,7 +47,7 @@ SETTINGS = HttpSettings(
 class Toys:
     """The toy handlers, and what they saw."""
 
-    tasks: Tasks
+    tasks: RequestTasks
     release: trio.Event = field(default_factory=trio.Event)
     parked: int = 0
     cancelled: trio.Event = field(default_factory=trio.Event)
@@ -241,7 +241,7 @@ async def running(
         ended.set()
 
     async with trio.open_nursery() as nursery:
-        toys = Toys(Tasks(nursery))
+        toys = Toys(RequestTasks(nursery))
         addresses = await nursery.start(serve)
         yield Listener(int(addresses[0].rpartition(":")[2]), toys, budget, stop, ended)
         toys.release.set()

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from broker.api.deadlines import ENDED_AT_ONCE, LATE_S, Deadlines
-from broker.http.handlers import RequestCancelled, Tasks, answer_of
+from broker.http.handlers import RequestCancelled, RequestTasks, answer_of
 from broker.http.messages import Answer, Request
 from plainsong.protocol.errors import Overloaded
 
@@ -36,7 +36,7 @@ async def test_the_answer_of_a_task_is_given_once_and_so_is_its_error(nursery):
         raise Overloaded("full")
 
     waiting, outcomes = Waiting(), []
-    tasks = Tasks(nursery)
+    tasks = RequestTasks(nursery)
     asked = request()
     tasks.adapt(waiting)(asked, outcomes.append)
     tasks.adapt(fails)(request(), outcomes.append)
@@ -50,7 +50,7 @@ async def test_the_answer_of_a_task_is_given_once_and_so_is_its_error(nursery):
 
 async def test_a_request_that_is_cancelled_ends_its_task_and_its_canceller_is_told(nursery):
     waiting, outcomes, asked = Waiting(), [], request()
-    Tasks(nursery).run(waiting, asked, outcomes.append)
+    RequestTasks(nursery).run(waiting, asked, outcomes.append)
     asked.cancel()
     await trio.testing.wait_all_tasks_blocked()
     assert [type(each) for each in outcomes] == [RequestCancelled]
@@ -60,7 +60,7 @@ async def test_a_request_that_is_cancelled_ends_its_task_and_its_canceller_is_to
 async def test_a_request_that_was_cancelled_before_it_had_a_task_does_not_wait(nursery):
     waiting, outcomes, asked = Waiting(), [], request()
     asked.cancel()
-    Tasks(nursery).run(waiting, asked, outcomes.append)
+    RequestTasks(nursery).run(waiting, asked, outcomes.append)
     await trio.testing.wait_all_tasks_blocked()
     assert [type(each) for each in outcomes] == [RequestCancelled]
 
@@ -79,7 +79,7 @@ async def test_a_stream_that_is_answered_as_its_request_is_cancelled_is_closed(n
         asked.cancel()
         return Answer(200, Stream())
 
-    Tasks(nursery).run(answers, asked, outcomes.append)
+    RequestTasks(nursery).run(answers, asked, outcomes.append)
     await trio.testing.wait_all_tasks_blocked()
     assert [type(each) for each in outcomes] == [RequestCancelled]
     assert closed == [True]
@@ -88,13 +88,13 @@ async def test_a_stream_that_is_answered_as_its_request_is_cancelled_is_closed(n
 async def test_a_caller_that_is_cancelled_leaves_once_the_task_of_its_request_has_ended(nursery):
     waiting, asked = Waiting(), request()
     with trio.move_on_after(0.01) as scope:
-        await answer_of(Tasks(nursery).adapt(waiting), asked)
+        await answer_of(RequestTasks(nursery).adapt(waiting), asked)
     assert scope.cancelled_caught
     assert waiting.ended == 1
 
 
 async def test_whoever_cancels_a_request_ends_the_task_that_waits_for_another(nursery):
-    waiting, tasks, outcomes, asked = Waiting(), Tasks(nursery), [], request()
+    waiting, tasks, outcomes, asked = Waiting(), RequestTasks(nursery), [], request()
 
     async def outer(asked):
         return await answer_of(tasks.adapt(waiting), asked)

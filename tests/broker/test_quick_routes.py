@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from started_polls import endpoint
 
 from broker.api.topics import KeptNames
-from broker.http.handlers import Tasks
+from broker.http.handlers import RequestTasks
 from broker.http.messages import Request
 from broker.http.wire import checked
 from plainsong.protocol.effects import Table, put_one
@@ -136,7 +136,7 @@ async def test_topics_are_created_shown_and_listed_without_a_task(monkeypatch):
         def begun(name, path, body=b"", query=""):
             asked = Request({"namespace": "ns", **path}, query, {}, body)
             with monkeypatch.context() as patched:
-                patched.setattr(Tasks, "run", lambda *given: tasks.append(given))
+                patched.setattr(RequestTasks, "run", lambda *given: tasks.append(given))
                 endpoint(daemon, name).handler(asked, lambda outcome: answers.append(checked(outcome, "")))
             needed, tasks[:] = bool(tasks), []
             return not needed

@@ -20,7 +20,7 @@ from broker.api.routes import ROUTES
 from broker.http import lane as lane_module
 from broker.http import reactor as reactor_module
 from broker.http.budgets import FREE_BYTES, AnswerBudget, BodyBudget
-from broker.http.handlers import Tasks
+from broker.http.handlers import RequestTasks
 from broker.http.lane import BRIEF_LINGER_S, GATHERED_BYTES, MAX_PIPELINED_BYTES, SENT_NOW_BYTES, Lane
 from broker.http.messages import Answer
 from broker.http.reactor import BUSY_POLL_S, QUICK_S, QUICK_TURNS, SWEPT_AT_ONCE, Reactor
@@ -53,7 +53,7 @@ class Started:
     mail: list = field(default_factory=list)
     turns: Turns = field(default_factory=Turns)
     by_task: int = 0
-    tasks: Tasks | None = None
+    tasks: RequestTasks | None = None
 
     def handle(self, request, answered):
         topic = request.path["topic"]
@@ -118,7 +118,7 @@ async def started(grace_s=5, **changes):
     server = Started()
     settings = replace(SETTINGS, **changes)
     async with trio.open_nursery() as nursery:
-        server.tasks = Tasks(nursery)
+        server.tasks = RequestTasks(nursery)
 
         async def serve(task_status):
             await serve_http(

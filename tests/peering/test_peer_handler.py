@@ -14,7 +14,7 @@ import trio.lowlevel
 from linked import Caught, echo
 
 from broker.http.budgets import BodyBudget
-from broker.http.handlers import Tasks
+from broker.http.handlers import RequestTasks
 from broker.http.server import serve_http
 from broker.link.client import PAUSES_S, Links
 from broker.link.flow import LinkBroken, Reply
@@ -48,7 +48,7 @@ async def serving(dispatch=echo, *, lane: bool = True, tls=None, secret=None, **
     server = Serving()
     with_lane = replace(SETTINGS, lane=lane, **settings)
     async with trio.open_nursery() as nursery:
-        toys = Toys(Tasks(nursery))
+        toys = Toys(RequestTasks(nursery))
 
         async def run(*, task_status) -> None:
             await serve_http(

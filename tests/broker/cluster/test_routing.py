@@ -11,7 +11,7 @@ import pytest
 from broker.api.route import NAMESPACES, TRANSACTIONS, Endpoint, owned_name
 from broker.api.routes import ROUTES
 from broker.cluster.forward import Forwarding
-from broker.http.handlers import Tasks
+from broker.http.handlers import RequestTasks
 from broker.http.lane import LaneRoutes
 from plainsong.protocol.names import TopicName
 
@@ -85,7 +85,7 @@ def nothing(request, answered):
     [("embedded", {"transactions", "invalid_list"}), ("tephra", {"invalid_list"}), ("off", set())],
 )
 def test_transactions_are_forwarded_where_an_instance_decides_them(decides, forwarded):
-    endpoints, tasks = [Endpoint(route, nothing) for route in ROUTES], Tasks(None)
+    endpoints, tasks = [Endpoint(route, nothing) for route in ROUTES], RequestTasks(None)
     given = Forwarding(None, SimpleNamespace(poll=nothing), tasks, decides=decides, max_wait_ms=0).endpoints(endpoints)
     elsewhere = {route.owner for route, handler in given if handler is not nothing}
     assert elsewhere == {"topic", "topics", "namespaces"} | forwarded
