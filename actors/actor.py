@@ -5,7 +5,8 @@
       └────────── fall ◄─────────┘ the store failed, or another owner has come
 
 *wait* for requests or the nearest deadline; *step*: the core decides, without waiting; *commit*: make its rows durable;
-*settle*: only then give the answers. While a commit is written requests gather, and the next one carries them all:
+*settle*: only then give the answers. Step, commit and settle are one turn, which needs no task: the actor's own is there
+for the load, the deadlines and the close. While a commit is written requests gather, and the next one carries them all:
 that is the group commit. Where other instances may claim the rows, a turn that answers without writing asks the store
 whether the claim still holds: one check for all that gathered.
 
@@ -26,7 +27,8 @@ import trio
 from actors.mailbox import Turns
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import NoOwner, PlainsongError, ShuttingDown
-from storage.base import BeginsWrites, Deposed, NothingWritten
+from storage.base import Deposed, NothingWritten
+from storage.spawned import in_task
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
@@ -75,7 +77,7 @@ class _Turn(Generic[StepT]):
     operations: Sequence[Operation] = ()
     answers: Answers = field(default_factory=list)
     is_prepared: bool = False
-    """Whether the core is as it is behind the commit; ``error`` says what went wrong with that."""
+    """True once the core is as it will be after the commit; ``error`` is what failed in that."""
     error: Exception | None = None
 
 
@@ -88,31 +90,30 @@ class Actor(ABC, Generic[CoreT, StepT]):
     def __init__(
         self, store: Store, mailbox: Mailbox, *, commit_requests: int, commit_bytes: int, turns: Turns | None = None
     ) -> None:
-        """``commit_requests``, ``commit_bytes``: a commit takes no more beyond either; ``turns``: where it says so."""
+        """``commit_requests``, ``commit_bytes``: a commit takes no more beyond either; ``turns``: run the actor's turns."""
         self._store = store
         self._shared = store.traits.shared
         self._mailbox = mailbox
         self._commit_requests = commit_requests
         self._commit_bytes = commit_bytes
-        self._begin_commit = store.begin if isinstance(store, BeginsWrites) else None
-        self._turns = turns or Turns()
+        self._turns = turns or Turns(store)
         self._in_turn = False
-        #: Set when a turn without the task ends; None: nobody waits for that.
+        #: Set when the turn under way ends; None: no task waits for that.
         self._over: trio.Event | None = None
-        #: Whether what waits now is for such a turn.
-        self._turn_is_due = False
-        #: What such a turn failed of.
+        #: Why a turn failed.
         self._failure: Exception | None = None
-        #: What the task sleeps until.
+        #: When the task wakes by itself.
         self._deadline_s: float | None = None
         #: None while loading, and after the end.
         self.core: CoreT | None = None
         self.claim: Claim | None = None
 
+    # --- the task: load, deadlines, close; restart is the supervision's -------------------------------
+
     async def run(self, on_loaded: Callable[[], None] = lambda: None) -> None:
         """Claim, load, then serve the mailbox until it is closed and empty; call ``on_loaded`` before the first turn.
 
-        Raises what the store raises, after every request under way has been told. Deposed: another owner has come.
+        Raises what the store raises, after every request under way has its error. Deposed: another owner has come.
         """
         core, claim = await self._load()
         self.core, self.claim, self._failure = core, claim, None
@@ -120,175 +121,165 @@ class Actor(ABC, Generic[CoreT, StepT]):
         try:
             self._begin(core, claim)
             on_loaded()
-            self._have_first_turn()
-            while True:
-                try:
-                    tickets = await self._wait(core)
-                except trio.EndOfChannel:
-                    await self._close(core, claim)
-                    return
-                await self._turn(core, claim, self._ready(core, tickets))
-                del tickets  # they are large, and the next wait may be long
+            self._mailbox.on_mail = self._has_arrived
+            if self._has_mail():
+                self._turns.start(self)
+            while not await self._is_over(core):
+                if self._has_mail() or self._is_due():
+                    self._turns.soon(self)
+                self._turns.run_due()
+            await self._close_after_last_turn(core, claim)
         except Deposed:
             error = self._moved
             raise
         finally:
             await self._turn_over()
+            self._mailbox.on_mail = None
             self.core = self.claim = None
             self._end(core, error)
 
-    def _have_first_turn(self) -> None:
-        """Have the requests that waited for the load taken without the task, with those of other actors in one commit."""
-        if self._begin_commit is not None and self._turns.are_run and len(self._mailbox):
-            self._turn_is_due = True
-            self._turns.wake_for(self)
-
-    async def _wait(self, core: CoreT) -> Sequence[Ticket[Any]]:
-        """The requests that have arrived; none when a deadline has come, or a turn that was due has been taken."""
-        self._deadline_s = core.next_deadline_s()
-        is_due, self._turn_is_due = self._turn_is_due, False
-        await self._mailbox.wait(self._deadline_s, turn_is_due=is_due)
+    async def _is_over(self, core: CoreT) -> bool:
+        """Sleep until the task is needed; returns True once the mailbox is closed and empty. Raises a turn's failure."""
+        if self._failure is None:
+            self._deadline_s = core.next_deadline_s()
+            await self._mailbox.wait(self._deadline_s)
         await self._turn_over()
         if self._failure is not None:
             raise self._failure
-        return self._mailbox.take(self._commit_requests, self._commit_bytes)
+        return self._mailbox.is_closed and not self._has_mail()
 
-    async def _turn(self, core: CoreT, claim: Claim, tickets: Sequence[Ticket[Any]]) -> None:
-        """One step and, if it has rows to write, one commit; then, and only then, the answers."""
+    def _is_due(self) -> bool:
+        return self._deadline_s is not None and trio.current_time() >= self._deadline_s
+
+    async def _close_after_last_turn(self, core: CoreT, claim: Claim) -> None:
         self._in_turn = True
-        turn: _Turn[StepT] = _Turn(tickets)
         try:
-            step = self._decide(core, turn)
-            if turn.operations:
-                await self._write(claim, step, turn.operations)
-                self._committed(core, step)
-            turn.answers = self._settled(core, step)
-            if self._shared and turn.answers and not turn.operations:
-                await self._store.check(claim)
-        except BaseException as error:
-            self._turn_fails(turn, error)
-            raise
+            await self._close(core, claim)
         finally:
-            self._in_turn = False
-        self._settle(core, step, turn.answers)
-
-    async def _write(self, claim: Claim, step: StepT, operations: Sequence[Operation]) -> None:
-        self._commit_begins(step)
-        try:
-            await self._store.write(operations, claim=claim)
-        finally:
-            self._commit_ends(step)
-
-    def _decide(self, core: CoreT, turn: _Turn[StepT]) -> StepT:
-        step = turn.step = self._step(core, turn.tickets)
-        turn.operations = self._operations(core, step)
-        return step
-
-    def _turn_fails(self, turn: _Turn[StepT], error: BaseException) -> None:
-        tickets = [*turn.tickets, *(as_ticket(ticket) for ticket, _ in turn.answers)]
-        self._fail(tickets, turn.step, turn.operations, error)
-
-    # --- a turn without the task ------------------------------------------------------------------
-    #
-    # Whoever brings mail may have the turn taken on the spot, while the task sleeps: a store that takes a commit without
-    # a task says later, on the event loop, what became of it. That spares the loop four turns for each commit.
-
-    def turn_now(self) -> None:
-        """Take a turn for the mail that waits, if the task sleeps and the store allows it; else it is the task's."""
-        core = self.core
-        if self._in_turn:
-            return  # what follows this turn sees the mail
-        if core is None or self._begin_commit is None or not self._mailbox.is_waited_for:
-            self._mailbox.wake()
-            return
-        turn: _Turn[StepT] = _Turn(())
-        self._in_turn = self._mailbox.held = True
-        try:
-            turn.tickets = self._mailbox.take(self._commit_requests, self._commit_bytes)
-            turn.tickets = self._ready(core, turn.tickets)
-            step = self._decide(core, turn)
-            if turn.operations:
-                self._commit_begins(step)
-                try:
-                    self._begin_commit(
-                        turn.operations,
-                        partial(self._written, core, turn, step),
-                        partial(self._prepare, core, turn, step),
-                    )
-                except BaseException:
-                    self._commit_ends(step)
-                    raise
-                return
-            turn.answers = self._settled(core, step)
-        except (Exception, trio.EndOfChannel) as error:  # noqa: BLE001  # raised again, in the task
-            self._fall(turn, error)
-            return
-        self._end_turn(core, turn, step)
-
-    def _prepare(self, core: CoreT, turn: _Turn[StepT], step: StepT) -> None:
-        """Go on as if the commit of such a turn were durable, while the disk works; nobody is told."""
-        turn.is_prepared = True
-        try:
-            self._go_on(core, turn, step)
-            for ticket, answer in turn.answers:
-                as_ticket(ticket).prepare(answer)
-        except Exception as error:  # noqa: BLE001  # raised again once the commit is settled
-            turn.error = error
-
-    def _go_on(self, core: CoreT, turn: _Turn[StepT], step: StepT) -> None:
-        self._committed(core, step)
-        turn.answers = self._settled(core, step)
-
-    def _written(self, core: CoreT, turn: _Turn[StepT], step: StepT, failed: PlainsongError | None) -> None:
-        """What became of the commit of such a turn."""
-        try:
-            self._commit_ends(step)
-            if failed is not None:
-                raise failed
-            if turn.error is not None:
-                raise turn.error
-            if not turn.is_prepared:
-                self._go_on(core, turn, step)
-        except Exception as error:  # noqa: BLE001  # raised again, in the task
-            self._fall(turn, error)
-            return
-        self._end_turn(core, turn, step)
-
-    def _end_turn(self, core: CoreT, turn: _Turn[StepT], step: StepT) -> None:
-        self._leave_turn()
-        deadline_s = core.next_deadline_s()
-        if deadline_s is not None and (self._deadline_s is None or deadline_s < self._deadline_s):
-            self._mailbox.wake()
-        elif len(self._mailbox):
-            self._turns.soon(self)
-        try:
-            # The next commit begins before these answers take their time: the disk waits for nobody.
-            self._turns.run()
-        finally:
-            self._settle(core, step, turn.answers)
-
-    def _fall(self, turn: _Turn[StepT], error: Exception) -> None:
-        """Such a turn failed: its requests are told, and the task raises the error."""
-        self._turn_fails(turn, error)
-        self._failure = error
-        if turn.is_prepared:
-            self.core = None  # nobody may read in it what is not durable, until the task has noticed
-        self._leave_turn()
-        self._mailbox.wake()
-
-    def _leave_turn(self) -> None:
-        self._in_turn = self._mailbox.held = False
-        if self._over is not None:
-            self._over.set()
+            self._leave_turn()
 
     async def _turn_over(self) -> None:
-        """Wait until no turn is under way without the task; not to be cancelled, since its commit may happen."""
+        """Wait until no turn is under way; not to be cancelled, since its commit may happen."""
         if self._in_turn:  # seldom, and a scope costs more than all else here
             with trio.CancelScope(shield=True):
                 while self._in_turn:
                     self._over = trio.Event()
                     await self._over.wait()
         self._over = None
+
+    # --- the turn: step, commit, settle ---------------------------------------------------------------
+    #
+    # It needs no task: the store reports a commit's outcome on the event loop. ``Turns`` runs it, for every actor that has
+    # mail, so that what they begin is one commit.
+
+    def wake(self) -> None:
+        """Wake the task, which takes the turn if no other caller has."""
+        self._mailbox.wake()
+
+    def _has_arrived(self) -> None:
+        """Mail has arrived, and its sender does not run the turns."""
+        if not self._in_turn:  # else the end of the turn sees it
+            self._turns.soon(self)
+            self.wake()
+
+    def _has_mail(self) -> bool:
+        return len(self._mailbox) > 0
+
+    def turn_now(self) -> None:
+        """Take a turn for the mail that waits, unless one is under way, or the actor is loading: both end with one."""
+        core, claim = self.core, self.claim
+        if self._in_turn or core is None or claim is None:
+            return
+        turn: _Turn[StepT] = _Turn(())
+        self._in_turn = True
+        try:
+            turn.tickets = self._mailbox.take(self._commit_requests, self._commit_bytes)
+            turn.tickets = self._ready(core, turn.tickets)
+            step = turn.step = self._step(core, turn.tickets)
+            turn.operations = self._operations(core, step)
+            if turn.operations:
+                self._begin_commit(core, claim, turn, step)
+                return
+            turn.answers = self._settled(core, step)
+            if self._shared and turn.answers:
+                in_task(partial(self._store.check, claim), partial(self._checked, core, turn, step))
+                return
+        except Exception as error:  # noqa: BLE001  # raised again, in the task
+            self._fall(turn, error)
+            return
+        self._end_turn(core, turn, step)
+
+    def _begin_commit(self, core: CoreT, claim: Claim, turn: _Turn[StepT], step: StepT) -> None:
+        self._commit_begins(step)
+        written, prepare = partial(self._written, core, turn, step), partial(self._prepare, core, turn, step)
+        try:
+            self._store.begin(turn.operations, written, claim=claim, while_syncing=prepare)
+        except BaseException:
+            self._commit_ends(step, is_durable=False)
+            raise
+
+    def _prepare(self, core: CoreT, turn: _Turn[StepT], step: StepT) -> None:
+        """Continue while the disk syncs, as if the commit were durable; no answer is given."""
+        turn.is_prepared = True
+        try:
+            self._make_answers(core, turn, step)
+            for ticket, answer in turn.answers:
+                as_ticket(ticket).prepare(answer)
+        except Exception as error:  # noqa: BLE001  # raised again once the commit's outcome is known
+            turn.error = error
+
+    def _make_answers(self, core: CoreT, turn: _Turn[StepT], step: StepT) -> None:
+        self._committed(core, step)
+        turn.answers = self._settled(core, step)
+
+    def _written(self, core: CoreT, turn: _Turn[StepT], step: StepT, failed: Exception | None) -> None:
+        """The store reports the outcome of the turn's commit."""
+        try:
+            self._commit_ends(step, is_durable=failed is None)
+            if failed is not None:
+                raise failed
+            if turn.error is not None:
+                raise turn.error
+            if not turn.is_prepared:
+                self._make_answers(core, turn, step)
+        except Exception as error:  # noqa: BLE001  # raised again, in the task
+            self._fall(turn, error)
+            return
+        self._end_turn(core, turn, step)
+
+    def _checked(self, core: CoreT, turn: _Turn[StepT], step: StepT, failed: Exception | None) -> None:
+        """The store reports whether the claim holds, on which the turn's answers rest."""
+        if failed is not None:
+            self._fall(turn, failed)
+        else:
+            self._end_turn(core, turn, step)
+
+    def _end_turn(self, core: CoreT, turn: _Turn[StepT], step: StepT) -> None:
+        self._leave_turn()
+        deadline_s = core.next_deadline_s()
+        if deadline_s is not None and (self._deadline_s is None or deadline_s < self._deadline_s):
+            self.wake()
+        elif self._has_mail():
+            self._turns.soon(self)
+        try:
+            # The next commit begins before these answers take their time, so that the disk does not idle.
+            self._turns.run()
+        finally:
+            self._settle(core, step, turn.answers)
+
+    def _fall(self, turn: _Turn[StepT], error: Exception) -> None:
+        """A turn failed: its requests get their errors, and the task raises the failure."""
+        tickets = [*turn.tickets, *(as_ticket(ticket) for ticket, _ in turn.answers)]
+        self._fail(tickets, turn.step, turn.operations, error)
+        self._failure = error
+        self.core = None  # it may have what is not durable
+        self._leave_turn()
+        self.wake()
+
+    def _leave_turn(self) -> None:
+        self._in_turn = False
+        if self._over is not None:
+            self._over.set()
 
     def _fail(
         self,
@@ -352,8 +343,8 @@ class Actor(ABC, Generic[CoreT, StepT]):
         """The operations of the step are about to be written."""
 
     @abstractmethod
-    def _commit_ends(self, step: StepT) -> None:
-        """They were written, or not."""
+    def _commit_ends(self, step: StepT, *, is_durable: bool) -> None:
+        """They are durable, or the commit failed."""
 
     @abstractmethod
     def _committed(self, core: CoreT, step: StepT) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from plainsong.protocol.effects import Ask
-    from storage.base import WritesInline
+    from storage.base import Store
 
 A = TypeVar("A")
 
@@ -122,8 +122,8 @@ class Mailbox:
         self._bytes = 0
         self._is_closed = False
         self._receiver: trio.lowlevel.Task | None = None
-        #: A commit is being written without the receiver's task: what arrives meanwhile need not wake it.
-        self.held = False
+        #: Called when a ticket has arrived whose sender does not run the turns; the actor at work sets it. None: ``wake``.
+        self.on_mail: Callable[[], object] | None = None
         #: Called with the ticket of a caller that leaves; the actor at work sets it.
         self.on_leave: Callable[[Ticket[Any]], object] = _drop_abandoned
         #: Makes the error for requests that are refused just now; None while the actor takes them.
@@ -154,7 +154,7 @@ class Mailbox:
         """Queue a ticket, without waiting. Raises as ``ask`` does when the ticket is refused.
 
         Args:
-          wake: False: the caller makes the actor take its turn.
+          wake: False: the caller runs the actor's turn.
         """
         if self.closed_for is not None:
             raise self.closed_for()
@@ -167,8 +167,8 @@ class Mailbox:
             raise Overloaded(f"{len(self._queue)} requests wait for this topic already")
         self._queue.append(ticket)
         self._bytes += size
-        if wake and not self.held and self._receiver is not None:
-            self.wake()
+        if wake:
+            (self.on_mail or self.wake)()
 
     @property
     def is_empty(self) -> bool:
@@ -176,19 +176,13 @@ class Mailbox:
         return not (self._queue or self._is_closed or self.closed_for is not None)
 
     @property
-    def is_waited_for(self) -> bool:
-        """Whether the receiver sleeps until something arrives."""
-        return self._receiver is not None
+    def is_closed(self) -> bool:
+        """Whether it refuses new tickets for good."""
+        return self._is_closed
 
-    async def wait(self, deadline_s: float | None = None, *, turn_is_due: bool = False) -> None:
-        """Wait until a ticket has arrived, ``wake`` is called, the deadline passes, or the mailbox is closed.
-
-        Args:
-          turn_is_due: what has arrived is for the turn that is due without the receiver's task.
-        """
-        if self._queue and not turn_is_due:
-            await trio.lowlevel.checkpoint()  # callers that are ready to run put their tickets into this batch
-        elif self._is_closed:
+    async def wait(self, deadline_s: float | None = None) -> None:
+        """Wait until ``wake`` is called, the deadline passes, or the mailbox is closed."""
+        if self._is_closed:
             await trio.lowlevel.checkpoint_if_cancelled()
         elif deadline_s is None:
             await self._park()
@@ -206,13 +200,7 @@ class Mailbox:
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     def take(self, max_requests: int, max_bytes: int) -> list[Ticket[Any]]:
-        """Take the tickets that have arrived, within the bounds; none if ``wait`` ended for another reason.
-
-        Raises:
-          trio.EndOfChannel: the mailbox is closed, and all its tickets have been taken.
-        """
-        if self._is_closed and not self._queue:
-            raise trio.EndOfChannel
+        """The tickets that have arrived, within the bounds."""
         tickets: list[Ticket[Any]] = []
         size = 0
         while self._queue and len(tickets) < max_requests and (size < max_bytes or not tickets):
@@ -224,7 +212,7 @@ class Mailbox:
         return tickets
 
     def wake(self) -> None:
-        """Let the receiver return from its wait, with an empty list if nothing has arrived."""
+        """Let the receiver return from its wait."""
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             trio.lowlevel.reschedule(receiver)
@@ -241,7 +229,7 @@ class Mailbox:
             ticket.settle(error())
 
     def close(self) -> None:
-        """Refuse new tickets; the receiver gets the waiting ones, then EndOfChannel. Idempotent."""
+        """Refuse new tickets; those that wait can still be taken. Idempotent."""
         self._is_closed = True
         self.wake()
 
@@ -302,24 +290,29 @@ class SingleFlight:
 
 # --- turns -----------------------------------------------------------------------------------------
 #
-# Actors whose mail has come without waking their tasks. Requests that were started without a task
-# (``broker.http.reactor``) are put into mailboxes one after the other; then every actor that got some takes its turn on
-# the spot, for all of them. The same happens at the end of each commit of a thread, before its answers are given, so that
-# the disk waits for nobody. Where the store would write the next commit on the event loop, it comes behind the answers.
+# Whoever runs the turns that are due runs those of all actors, so that what they begin is one commit:
+#
+#     the server       once it has taken in the requests of one turn of the event loop
+#     an actor's task  for what other tasks ask, and at its deadline
+#     ``run``          at the end of a commit of a thread, before its answers are given, so that the disk does not idle.
+#                      Where the event loop would write the next commit itself, that comes after the answers.
 
 
 class TakesTurns(Protocol):
     """An actor."""
 
     def turn_now(self) -> None:
-        """Take a turn for the mail that waits, or leave it to the task; neither waits nor raises."""
+        """Take a turn for the mail that waits; neither waits nor raises."""
+
+    def wake(self) -> None:
+        """Wake the actor's task, which runs the turns that are due."""
 
 
 class Turns:
     """The actors whose turn is due. Everything runs on the event loop."""
 
-    def __init__(self, store: WritesInline | None = None) -> None:
-        """``store``: where their commits go, if it may write them on the event loop."""
+    def __init__(self, store: Store | None = None) -> None:
+        """``store``: where their commits go; None: they do not share commits."""
         self._store = store
         self._due: dict[TakesTurns, None] = {}
         self._running = False
@@ -330,7 +323,7 @@ class Turns:
 
     @property
     def are_run(self) -> bool:
-        """Whether a server runs them; otherwise tasks have to be woken."""
+        """True while a server runs them; otherwise the actors' tasks do."""
         return self._take_in is not None
 
     @property
@@ -357,7 +350,7 @@ class Turns:
         self._is_taking_in = True
 
     def soon(self, actor: TakesTurns) -> None:
-        """The actor has mail, and its task was not woken: call ``run`` in the same turn of the event loop."""
+        """The actor has mail: call ``run_due`` in the same turn of the event loop, or wake a task that does."""
         self._due[actor] = None
 
     def wake_for(self, actor: TakesTurns) -> None:
@@ -366,17 +359,25 @@ class Turns:
         if not (self._is_taking_in or self._running):
             self._wake()
 
-    def run(self) -> None:
-        """Take in what has arrived, and let every actor take its turn that is due, before answers are given.
+    def start(self, actor: TakesTurns) -> None:
+        """The actor has been loaded, and has mail; its task calls this."""
+        self.soon(actor)
+        if self.are_run:
+            self._wake()  # of the topics that are loaded at the same time, it is one commit
+        else:
+            self.run_due()
 
-        Then a thread writes the next commit while they are given. Where the event loop would write it, it comes behind
-        them. Does nothing when it runs already.
+    def run(self) -> None:
+        """Take in what has arrived, and run the turns that are due, before answers are given.
+
+        Then a thread writes the next commit while they are given. Where the event loop would write it, it follows them.
+        Does nothing when it runs already.
         """
         if self._running:
             return
-        if self._take_in is not None and self._store is not None and self._store.writes_inline:
+        if self._store is not None and self._store.writes_inline:
             if self._due:
-                self._wake()
+                self._run_later()
             return
         self._running = True
         try:
@@ -386,6 +387,12 @@ class Turns:
         finally:
             self._running = False
 
+    def _run_later(self) -> None:
+        if self.are_run:
+            self._wake()
+        else:
+            next(iter(self._due)).wake()
+
     def run_due(self) -> None:
         """Let every actor take its turn that is due; what they begin is one commit where the event loop writes it."""
         self._is_taking_in = False
@@ -393,7 +400,7 @@ class Turns:
             return
         self._running = True
         try:
-            # Mail for which a commit had no room is due again behind it.
+            # Mail for which a commit had no room is due again after it.
             while self._due:
                 self._take_turns_as_one()
         finally:

@@ -109,7 +109,7 @@ class TopicEnvironment:
     enlistments: Enlistments | None = None
     """Enlistments of topics, where another instance may decide transactions; None: topics need not be enlisted."""
     turns: Turns = field(default_factory=Turns)
-    """Turns of actors that are due."""
+    """Runs the turns of actors that have mail."""
     closings: trio.CapacityLimiter = field(default_factory=partial(trio.CapacityLimiter, MAX_CLOSING))
     """Limits how many topics close at the same time."""
     openings: trio.CapacityLimiter = field(default_factory=partial(trio.CapacityLimiter, MAX_OPENING))
@@ -199,11 +199,20 @@ class TopicActor(Actor[TopicCore, Step]):
                     await self._store.check(claim)
                 settle_all(answers)
                 if step.operations:
-                    await self._write(claim, step, step.operations)
+                    await self._write_last(step, claim)
                     self._drop_pointers(core, step)
         except BaseException as error:
             self._fail([as_ticket(ticket) for ticket, _ in answers], None, (), error)
             raise
+
+    async def _write_last(self, step: Step, claim: Claim) -> None:
+        is_durable = False
+        self._commit_begins(step)
+        try:
+            await self._environment.store.write(step.operations, claim=claim)
+            is_durable = True
+        finally:
+            self._commit_ends(step, is_durable=is_durable)
 
     def _end(self, core: TopicCore, error: Callable[[], PlainsongError]) -> None:
         self._cache.clear()
@@ -238,7 +247,8 @@ class TopicActor(Actor[TopicCore, Step]):
         if step.pointers:
             self._environment.pointers.begin(self.name, step.pointers)
 
-    def _commit_ends(self, step: Step) -> None:
+    def _commit_ends(self, step: Step, *, is_durable: bool) -> None:
+        del is_durable
         self._commit_took_s = perf_counter() - self._commit_begun_s
         if step.pointers:
             self._environment.pointers.end(step.pointers)

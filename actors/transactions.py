@@ -14,7 +14,7 @@ import trio
 
 from actors.actor import Actor, Supervision, as_ticket
 from actors.decisions import PointerClosing, abort_all, roll_back, with_topics
-from actors.mailbox import Mailbox, SingleFlight, Ticket
+from actors.mailbox import Mailbox, SingleFlight, Ticket, Turns
 from actors.observe import NoTransactionObserver, TransactionObserver
 from actors.pointers import ClusterPointerLocations
 from plainsong.protocol.effects import Table
@@ -77,8 +77,14 @@ class TransactionService:
         ask: AskTopic,
         settings: TransactionSettings | None = None,
         observer: TransactionObserver | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        """``ask``: asks a topic at its owner. On a store that other instances share, topics must be enlisted."""
+        """Load it with ``run``.
+
+        Args:
+          ask: asks a topic at its owner. On a store that other instances share, topics must be enlisted.
+          turns: those of the topics, which then share their commits with the service; None: its own.
+        """
         self.settings = settings or TransactionSettings()
         self._clock = clock
         cluster_locations = ClusterPointerLocations() if store.traits.shared else None
@@ -87,8 +93,9 @@ class TransactionService:
         self._observer = observer or NoTransactionObserver()
         self._mailbox = Mailbox(self.settings.mailbox_requests, self.settings.mailbox_bytes)
         self._supervision = ServiceSupervision(self._mailbox, self._observer)
+        self._turns = turns or Turns(store)
         self._actor = TransactionActor(
-            store, clock, pointers, ask, self.settings, self._mailbox, self._settled, cluster_locations
+            store, clock, pointers, ask, self.settings, self._mailbox, self._settled, self._turns, cluster_locations
         )
         self._replicas = ReplicaServer(store, self._actor, self._supervision, lambda: self.close(given_away=True))
 
@@ -399,10 +406,17 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         settings: TransactionSettings,
         mailbox: Mailbox,
         on_settled: Callable[[ManagerStep], object],
+        turns: Turns,
         cluster_locations: ClusterPointerLocations | None = None,
     ) -> None:
         """``cluster_locations``: given where topics are enlisted and others may claim the service; loads fill it."""
-        super().__init__(store, mailbox, commit_requests=settings.commit_requests, commit_bytes=settings.mailbox_bytes)
+        super().__init__(
+            store,
+            mailbox,
+            commit_requests=settings.commit_requests,
+            commit_bytes=settings.mailbox_bytes,
+            turns=turns,
+        )
         self._cluster_locations = cluster_locations
         self._locations = index if cluster_locations is None else cluster_locations
         self._clock = clock
@@ -446,20 +460,13 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         for unfinished in core.unfinished_aborts():
             self._roll_back_first(core, unfinished, ())
 
-    async def _wait(self, core: ManagerCore) -> Sequence[Ticket[Any]]:
-        if self._returning:
-            await trio.lowlevel.checkpoint()
-        else:
-            tickets = await super()._wait(core)
-            if tickets:
-                return tickets
-        returned, self._returning = self._returning, []
-        return returned
+    def _has_mail(self) -> bool:
+        return bool(self._returning) or super()._has_mail()
 
     def _return(self, ticket: Ticket[Any]) -> None:
         """A ticket comes back from its detour."""
         self._returning.append(ticket)
-        self._mailbox.wake()
+        self._has_arrived()
 
     async def _close(self, core: ManagerCore, claim: Claim) -> None:
         """Nothing waits inside but detours, which end with the actor; every commit left the rows complete."""
@@ -479,7 +486,10 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     # --- one turn ---------------------------------------------------------------------------------
 
     def _ready(self, core: ManagerCore, tickets: Sequence[Ticket[Any]]) -> Sequence[Ticket[Any]]:
-        """All but the commits that have to wait for topics first."""
+        """Those that return from a detour and those that arrived, but for commits that have to wait for topics first."""
+        if self._returning:
+            returned, self._returning = self._returning, []
+            tickets = [*returned, *tickets]
         return [ticket for ticket in tickets if not self._defer(core, ticket)]
 
     def _step(self, core: ManagerCore, tickets: Sequence[Ticket[Any]]) -> ManagerStep:
@@ -491,7 +501,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     def _commit_begins(self, step: ManagerStep) -> None:
         """Nobody looks at what is being written."""
 
-    def _commit_ends(self, step: ManagerStep) -> None:
+    def _commit_ends(self, step: ManagerStep, *, is_durable: bool) -> None:
         """As ``_commit_begins``."""
 
     def _committed(self, core: ManagerCore, step: ManagerStep) -> None:

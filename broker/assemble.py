@@ -86,7 +86,6 @@ from broker.thrift import THRIFT, GrantedMethods, TephraMethods, serve_thrift
 from broker.tracing import traced
 from plainsong.protocol.codec import avro
 from plainsong.protocol.topic.state import TopicLimits
-from storage.base import WritesInline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -257,6 +256,7 @@ async def assemble(
 
     namespaces = Namespaces(store, default=config.deduplication.default, notify=announce)
     await namespaces.load()
+    turns = Turns(store)
     authority = build_authority(
         config.transactions,
         store,
@@ -264,6 +264,7 @@ async def assemble(
         pointers,
         ask_owner,
         Decisions(metrics),
+        turns,
         ownership,
         None if ownership is None else LinkedPeer(owners),
         config.cluster.take_over_s,
@@ -283,7 +284,7 @@ async def assemble(
         policies=namespaces.policies,
         ownership=ownership or Alone(),
         enlistments=authority.enlistments,
-        turns=Turns(store if isinstance(store, WritesInline) else None),
+        turns=turns,
     )
     directory = Directory(
         actors,

@@ -21,6 +21,7 @@ from plainsong.protocol.transactions.ledger import TransactionSettings
 if TYPE_CHECKING:
     from actors.decisions import AskTopic
     from actors.invalid_list import InvalidList
+    from actors.mailbox import Turns
     from actors.observe import Clock, TransactionObserver
     from actors.ownership import Ownership
     from actors.pointers import PointerIndex
@@ -179,6 +180,7 @@ def build_authority(
     pointers: PointerIndex,
     ask: AskTopic,
     observer: TransactionObserver,
+    turns: Turns | None = None,
     ownership: Ownership | None = None,
     peer: Peer | None = None,
     take_over_s: float = 0.0,
@@ -186,12 +188,13 @@ def build_authority(
     """The authority that ``transactions.service`` names, not started.
 
     Args:
+      turns: those of the topics.
       take_over_s: as ``service_settings``.
       ownership, peer: among several instances, which one owns the service, and the way to it.
     """
     if config.service == "embedded":
         build = partial(
-            TransactionService, store, clock, pointers, ask, service_settings(config, take_over_s), observer
+            TransactionService, store, clock, pointers, ask, service_settings(config, take_over_s), observer, turns
         )
         if store.traits.shared:
             routed = RoutedTransactions(build, ownership or Alone(), pointers, peer)

@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from plainsong.protocol.errors import PlainsongError, StorageFailed
 from plainsong.protocol.rows import HAS_POINTER, PlainRows
@@ -118,6 +118,8 @@ class StoreTraits:
     and payloads, which no reader can see any more, may be missing."""
     drops_ranges: bool = False
     """True if ``drop`` costs the same for any number of rows, and reads none of them."""
+    in_order: bool = False
+    """True if commits take place in the order in which they were begun, those of different claims as well."""
     shared: bool = False
     """True if other instances may claim topics too: before it answers without a write, an owner calls ``check``."""
 
@@ -134,48 +136,6 @@ class StoreStatistics:
     """Volumes of messages; None where there are none."""
     open_volumes: int | None = None
     """Those of them whose files are open."""
-
-
-@runtime_checkable
-class BeginsWrites(Protocol):
-    """A store that needs no task for a commit, since it is the only writer of its rows."""
-
-    def begin(
-        self,
-        commit: Sequence[Operation],
-        completed: Callable[[PlainsongError | None], object],
-        while_syncing: Callable[[], object] | None = None,
-    ) -> None:
-        """As ``Store.write``, without waiting: ``completed`` is called on the event loop, with the error that
-        ``Store.write`` would raise, or None.
-
-        Args:
-          while_syncing: the caller's work that does not depend on the outcome. It may be called on the event loop before
-            ``completed``, once, or never; it does not raise, and its effects stay hidden until ``completed``.
-
-        Raises StoreError: nothing was begun.
-        """
-
-
-@runtime_checkable
-class WritesInline(Protocol):
-    """A store that may write small commits on the event loop itself, where that is quicker than to wake a thread."""
-
-    @property
-    def writes_inline(self) -> bool:
-        """Whether it would do so now."""
-        ...
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no read and no commit is under way in its threads."""
-        ...
-
-    def gather_writes(self) -> None:
-        """Gather the commits that ``begin`` begins from now on, as far as they are small."""
-
-    def write_gathered(self) -> None:
-        """Write what was gathered as one, and call each ``completed``, before this returns."""
 
 
 class RawRow(NamedTuple):
@@ -292,6 +252,45 @@ class Store(Reads, Protocol):
           StoreError: any other kind: the outcome is unknown; claim the topic again before anything else.
         """
         ...
+
+    def begin(
+        self,
+        commit: Sequence[Operation],
+        completed: Callable[[Exception | None], object],
+        *,
+        claim: Claim,
+        while_syncing: Callable[[], object] | None = None,
+    ) -> None:
+        """As ``write``, without waiting: ``completed`` is called once, on the event loop, with what ``write`` would raise.
+
+        Args:
+          commit: kept by reference until ``completed`` is called.
+          completed: may be called before this returns only between ``gather_writes`` and ``write_gathered``.
+          while_syncing: the caller's work that does not depend on the outcome. It may be called on the event loop before
+            ``completed``, once, or never; it does not raise, and its effects stay hidden until ``completed``.
+        Raises:
+          StoreError: nothing was begun, and ``completed`` is not called.
+        """
+        ...
+
+    @property
+    def writes_inline(self) -> bool:
+        """True while the event loop itself would write a small commit, because that is quicker than to wake a thread.
+
+        A store that needs tasks or threads for every commit never does.
+        """
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no read and no commit is under way in the store's threads; False also where it cannot be known."""
+        ...
+
+    def gather_writes(self) -> None:
+        """Gather the commits that are begun from now on, as far as the event loop would write them; the others begin."""
+
+    def write_gathered(self) -> None:
+        """Write what was gathered as one, and call each ``completed``, before this returns."""
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
         """Remove rows that no reader can see any more.

@@ -20,6 +20,7 @@ import trio
 from plainsong.protocol.effects import Delete, Put, RollBack, Table, put_one
 from storage.base import StoreError, drop_rows
 from storage.memory import MemoryStore
+from storage.spawned import SpawnsWrites
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -111,7 +112,7 @@ class Faults:
         return due
 
 
-class FaultyStore(Faults):
+class FaultyStore(Faults, SpawnsWrites):
     """``storage.base.Store`` around another one, with the faults of ``storage.faulty`` and power cuts on demand."""
 
     def __init__(self, inner: Store) -> None:

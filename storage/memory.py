@@ -25,6 +25,7 @@ from storage.base import (
     drop_rows,
     rolled_back,
 )
+from storage.spawned import SpawnsWrites
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -143,7 +144,7 @@ class MemoryView:
             raise StoreError("the view of the store has ended")
 
 
-class MemoryStore:
+class MemoryStore(SpawnsWrites):
     """``storage.base.Store`` in memory, without threads: every await is a checkpoint; lost with the process."""
 
     traits = StoreTraits(

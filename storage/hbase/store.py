@@ -36,6 +36,7 @@ from storage.hbase.pool import Pool
 from storage.hbase.read import RowReader
 from storage.hbase.tables import Tables, check_gateways
 from storage.hbase.upkeep import Upkeep
+from storage.spawned import SpawnsWrites
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,7 +66,7 @@ class LiveView:
         await trio.lowlevel.checkpoint()
 
 
-class HBaseStore:
+class HBaseStore(SpawnsWrites):
     """``storage.base.Store`` on three tables of HBase, which other instances may share."""
 
     bell = None

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, TypeVar
 import outcome
 import trio
 
-from plainsong.protocol.effects import Delete, Put
+from plainsong.protocol.effects import Delete, Put, Table
 from storage.base import StoreConflict, StoreError
 from storage.leveldb import threads
 from storage.leveldb.commit import PendingWrite
@@ -194,7 +194,7 @@ class GroupCommit(trio.abc.Instrument):
         if self._gathered_bytes + work.size > MAX_INLINE_BYTES or work.expect or not self.writes_inline:
             return False
         for operation in work.operations:
-            if type(operation) is not Put:
+            if type(operation) is not Put and not (type(operation) is Delete and operation.table is Table.METADATA):
                 return False
         return self._is_hot()
 

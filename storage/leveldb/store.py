@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from plainsong.protocol.effects import Expect, Operation
-    from plainsong.protocol.errors import PlainsongError
     from plainsong.protocol.names import TopicName
     from storage.base import RawRow, Row
     from storage.leveldb.view import PinnedView
@@ -57,6 +56,7 @@ class LevelDBStore:
         max_row_bytes=1 << 30,
         whole_commits=True,
         drops_ranges=True,
+        in_order=True,
     )
 
     def __init__(self, home: DataDirectory, options: LevelDBOptions) -> None:
@@ -145,34 +145,37 @@ class LevelDBStore:
     def begin(
         self,
         commit: Sequence[Operation],
-        completed: Callable[[PlainsongError | None], object],
+        completed: Callable[[Exception | None], object],
+        *,
+        claim: Claim,
         while_syncing: Callable[[], object] | None = None,
     ) -> None:
         """See ``Store.begin``."""
+        del claim
         self._begin(PendingWrite(commit, while_syncing=while_syncing), completed)
 
     @property
     def writes_inline(self) -> bool:
-        """See ``WritesInline.writes_inline``."""
+        """See ``Store.writes_inline``."""
         return self._group_commit.writes_inline
 
     @property
     def is_idle(self) -> bool:
-        """See ``WritesInline.is_idle``."""
+        """See ``Store.is_idle``."""
         return not self._calls_inside and self._group_commit.is_idle
 
     def gather_writes(self) -> None:
-        """See ``WritesInline.gather_writes``."""
+        """See ``Store.gather_writes``."""
         self._group_commit.gather()
 
     def write_gathered(self) -> None:
-        """See ``WritesInline.write_gathered``."""
+        """See ``Store.write_gathered``."""
         self._group_commit.write_gathered()
 
     def _is_hot(self) -> bool:
         return self._db is not None and self._db.committer.is_hot(MAX_INLINE_BYTES)
 
-    def _begin(self, work: PendingWrite, completed: Callable[[PlainsongError | None], object]) -> None:
+    def _begin(self, work: PendingWrite, completed: Callable[[Exception | None], object]) -> None:
         """Begin a commit, and continue with the operations that a long rollback leaves."""
         # A commit's operations must not refer to the commit: a reference cycle would keep the request objects alive until
         # the next collection.

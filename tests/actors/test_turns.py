@@ -29,14 +29,19 @@ class BackgroundStore(MemoryStore):
         #: What there is to do beside each commit that was ever begun.
         self.besides = []
         self._claims = []
+        #: Whether commits are kept; before, they are written at once.
+        self.keeps = False
 
     async def claim(self, name):
         self._claims.append(await super().claim(name))
         return self._claims[-1]
 
-    def begin(self, commit, settled, beside=None):
-        self.begun.append((commit, settled))
-        self.besides.append(beside)
+    def begin(self, commit, completed, *, claim, while_syncing=None):
+        if not self.keeps:
+            super().begin(commit, completed, claim=claim, while_syncing=while_syncing)
+            return
+        self.begun.append((commit, completed))
+        self.besides.append(while_syncing)
 
     def release_all(self):
         """Nothing is held back here that ``finish`` does not finish."""
@@ -64,6 +69,7 @@ async def background():
     store = BackgroundStore()
     async with actors(store=store) as around:
         await around.create()
+        store.keeps = True
         turns = around.directory.environment.turns
         turns.attach(lambda: None, soon(turns))
         answers = []
@@ -243,6 +249,7 @@ class InlineStore(BackgroundStore):
 
     def __init__(self):
         super().__init__()
+        self.keeps = True
         self.gathers = False
         self.groups = []
         #: Called while the disk works on a group, behind what the actors do then; it may raise what becomes of it.
@@ -288,6 +295,7 @@ async def inline(topics=1, **more):
         for name in names:
             await around.directory.ask(name, Create(TopicProperties()))
         await wait_all_tasks_blocked()
+        store.groups.clear()
         woken = []
         turns.attach(lambda: None, lambda: woken.append(True))
         yield around, store, turns, bring, answers, woken
@@ -323,27 +331,14 @@ async def test_requests_that_waited_for_their_topics_to_load_are_one_write_witho
         assert len(answers) == 3
 
 
-async def test_behind_such_a_turn_the_task_serves_whoever_asks_during_one_of_its_own(monkeypatch):
-    name = NAME._replace(topic="new")
-    async with inline(topics=1) as (around, store, turns, _, answers, woken):
-        around.directory.put(name, Create(TopicProperties()), answers.append)
-        turns.run_due()
-        with trio.fail_after(PATIENCE_S):
-            while not woken:
-                await wait_all_tasks_blocked()
-        turns.run_due()
-        assert len(answers) == 1
-        write, tickets = store.write, []
-
-        async def and_another_asks(*commit, **more):
-            if not tickets:
-                tickets.append(around.directory.put(name, Publish(PublishRequest([b"second"]), 6)))
-            await write(*commit, **more)
-
-        monkeypatch.setattr(store, "write", and_another_asks)
-        with trio.fail_after(PATIENCE_S):
-            await around.directory.ask(name, Publish(PublishRequest([b"first"]), 5))
-            assert isinstance(await tickets[0].wait(lambda _: None), Receipt)
+async def test_what_tasks_ask_of_several_actors_in_one_turn_of_the_event_loop_is_one_write_without_a_server():
+    async with inline(topics=3) as (around, store, turns, _, __, ___), trio.open_nursery() as nursery:
+        turns.detach()
+        names = [NAME, *(NAME._replace(topic=f"other-{number}") for number in (1, 2))]
+        for name in names:
+            nursery.start_soon(around.directory.ask, name, Publish(PublishRequest([b"x"]), 1))
+        await wait_all_tasks_blocked()
+        assert store.groups == [3]
 
 
 async def test_a_topic_that_was_loaded_as_the_server_ended_serves_who_waited_for_that():

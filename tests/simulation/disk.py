@@ -160,7 +160,7 @@ Queued = tuple[Sequence[Operation], Sequence[Expect], Callable[[PlainsongError |
 class OwnDiskStore(DiskStore):
     """As LevelDB: one writer, commits one after the other, each whole or absent; broken after a failure."""
 
-    traits = replace(MemoryStore.traits, kind="leveldb", whole_commits=True)
+    traits = replace(MemoryStore.traits, kind="leveldb", whole_commits=True, in_order=True)
     #: Whether commits that nothing else is beside are written by the event loop, at once: ``--inline``.
     inline: ClassVar[bool] = False
 
@@ -238,34 +238,37 @@ class OwnDiskStore(DiskStore):
     def begin(
         self,
         commit: Sequence[Operation],
-        settled: Callable[[PlainsongError | None], object],
-        beside: Callable[[], object] | None = None,
+        completed: Callable[[Exception | None], object],
+        *,
+        claim: Claim,
+        while_syncing: Callable[[], object] | None = None,
     ) -> None:
-        """See ``storage.base.BeginsWrites``."""
+        """See ``storage.base.Store.begin``."""
+        settled = completed
         if self._gathers and self.writes_inline:
             self._gathered.append((commit, (), settled))
-            if beside is not None:
-                self._beside.append(beside)
+            if while_syncing is not None:
+                self._beside.append(while_syncing)
         else:
             self._put(commit, (), settled)
 
     @property
     def is_idle(self) -> bool:
-        """See ``storage.base.WritesInline``."""
+        """See ``storage.base.Store``."""
         return not (self._queue or self._under_way)
 
     @property
     def writes_inline(self) -> bool:
-        """See ``storage.base.WritesInline``."""
+        """See ``storage.base.Store``."""
         can = not (self.dead or self._closed or self._broken) and self.weather.passable is None
         return self.inline and can and self.is_idle
 
     def gather_writes(self) -> None:
-        """See ``storage.base.WritesInline``."""
+        """See ``storage.base.Store``."""
         self._gathers = True
 
     def write_gathered(self) -> None:
-        """See ``storage.base.WritesInline``."""
+        """See ``storage.base.Store``."""
         self._gathers = False
         group, self._gathered = self._gathered, []
         if not group:

@@ -45,7 +45,8 @@ _BETWEEN = """\
         if step.pointers:
             self._environment.pointers.begin(self.name, step.pointers)
 
-    def _commit_ends(self, step: Step) -> None:
+    def _commit_ends(self, step: Step, *, is_durable: bool) -> None:
+        del is_durable
         self._commit_took_s = perf_counter() - self._commit_begun_s
         if step.pointers:
             self._environment.pointers.end(step.pointers)
@@ -61,9 +62,9 @@ MISTAKES = (
         "answered before the commit",
         "durable",
         ACTOR,
-        "                await self._write(claim, step, turn.operations)\n                self._committed(core, step)\n",
-        "                settle_all(step.answers)\n                await self._write(claim, step, turn.operations)\n"
-        "                self._committed(core, step)\n",
+        "                self._begin_commit(core, claim, turn, step)\n                return\n",
+        "                settle_all(step.answers)\n                self._begin_commit(core, claim, turn, step)\n"
+        "                return\n",
     ),
     Mistake(
         "a failed commit is acknowledged",
@@ -83,8 +84,8 @@ MISTAKES = (
         "a replaced owner answers without asking the store",
         "one order",
         ACTOR,
-        "            if self._shared and turn.answers and not turn.operations:\n                await self._store.check(claim)\n",
-        "",
+        "            if self._shared and turn.answers:\n",
+        "            if False:\n",
     ),
     Mistake(
         "answered while the disk works",

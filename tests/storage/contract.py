@@ -7,6 +7,8 @@ nobody knows. What a stronger store promises besides stands in its own test file
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import trio
 
@@ -24,6 +26,7 @@ from storage.base import (
     StoreStatistics,
     read_rows,
 )
+from tests.patience import PATIENCE_S
 
 NAME = TopicName("ns", "topic")
 OTHER = TopicName("ns", "other")
@@ -264,6 +267,64 @@ class StoreContract:
         assert len(await everything(store)) == (2000 if returned else 0)
         await store.write([numbered(1, b"z")], claim=claim)
         assert await store.get(MESSAGE, b"z\x00\x00\x00\x00") == b"v"
+
+    # --- writing without waiting ---
+
+    async def test_commits_that_were_begun_are_reported_once_and_seen_by_every_later_read(self, store: Store) -> None:
+        claim, reported = await store.claim(NAME), list[tuple[int, Exception | None]]()
+        over = trio.Event()
+
+        def completed(number: int, error: Exception | None) -> None:
+            reported.append((number, error))
+            if len(reported) == 5:
+                over.set()
+
+        for number in range(5):
+            store.begin([put_one(MESSAGE, b"k", b"%d" % number)], partial(completed, number), claim=claim)
+            assert not reported, "nothing is reported before the call returns"
+        with trio.fail_after(PATIENCE_S):
+            await over.wait()
+        assert sorted(reported) == [(number, None) for number in range(5)]
+        assert await store.get(MESSAGE, b"k") is not None
+        if store.traits.in_order:
+            assert reported == sorted(reported)
+            assert await store.get(MESSAGE, b"k") == b"4"
+
+    async def test_what_was_gathered_is_reported_once(self, store: Store) -> None:
+        claim, reported, worked = await store.claim(NAME), list[Exception | None](), list[bool]()
+        over = trio.Event()
+
+        def completed(error: Exception | None) -> None:
+            reported.append(error)
+            over.set()
+
+        store.gather_writes()
+        store.begin(
+            [put_one(MESSAGE, b"k", b"v")], completed, claim=claim, while_syncing=lambda: worked.append(bool(reported))
+        )
+        store.write_gathered()
+        with trio.fail_after(PATIENCE_S):
+            await over.wait()
+        assert reported == [None]
+        assert worked in ([], [False]), "once at most, and before the report"
+        assert await store.get(MESSAGE, b"k") == b"v"
+
+    async def test_a_commit_that_was_begun_and_failed_reports_what_a_write_raises(self, store: Store) -> None:
+        claim, reported, over = await store.claim(NAME), list[Exception | None](), trio.Event()
+
+        def completed(error: Exception | None) -> None:
+            reported.append(error)
+            over.set()
+
+        self.break_next_write(store)
+        store.begin([put_one(MESSAGE, b"k", b"v")], completed, claim=claim)
+        with trio.fail_after(PATIENCE_S):
+            await over.wait()
+        assert [type(each) for each in reported] != [type(None)]
+        with pytest.raises(StoreError):
+            await store.write([put_one(MESSAGE, b"c", b"refused")], claim=claim)
+        claim = await store.claim(NAME)
+        await store.write([put_one(MESSAGE, b"d", b"again")], claim=claim)
 
     # --- removing ---
 

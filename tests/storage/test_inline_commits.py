@@ -15,7 +15,7 @@ from plainsong.protocol.effects import Delete, Expect, Put, RollBack, put_one
 from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.names import TopicName
-from storage.base import NothingWritten, StoreError, WritesInline
+from storage.base import Claim, NothingWritten, StoreError
 from storage.leveldb import LevelDBOptions, LevelDBStore, group_commit
 from storage.leveldb.commit import PendingWrite
 from storage.leveldb.group_commit import MAX_INLINE_BYTES, QUICK_CALLS, SLOW_FACTORS
@@ -24,6 +24,7 @@ from tests.storage.contract import MESSAGE, METADATA, NAME, everything
 from tests.storage.tiny_volumes import PREFIX, key, message, settled
 
 MAX_S = LevelDBOptions().max_inline_s
+CLAIM = Claim(NAME, 0)
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def gathered(store, *commits, completed=None):
     completed = [] if completed is None else completed
     store.gather_writes()
     for commit in commits:
-        store.begin(commit, completed.append)
+        store.begin(commit, completed.append, claim=CLAIM)
     store.write_gathered()
     return completed
 
@@ -64,7 +65,6 @@ async def until_completed(completed, count):
 
 
 async def test_the_small_commits_of_a_turn_are_one_synced_batch_that_is_durable_when_the_turn_ends(store):
-    assert isinstance(store, WritesInline)
     spy = Spy(store)
     completed = gathered(store, [message(1)], [message(2), put_one(METADATA, b"k", b"v")], [message(3)])
     assert completed == [None] * 3
@@ -75,7 +75,7 @@ async def test_the_small_commits_of_a_turn_are_one_synced_batch_that_is_durable_
 
 async def test_commits_that_no_turn_gathers_are_the_threads(store):
     completed = []
-    store.begin([message(1)], completed.append)
+    store.begin([message(1)], completed.append, claim=CLAIM)
     assert completed == []
     await until_completed(completed, 1)
     assert completed == [None]
@@ -123,7 +123,7 @@ async def test_while_the_thread_has_a_commit_further_ones_join_it_there(store):
     spy = Spy(store)
     spy.hold = threading.Event()
     first = []
-    store.begin([message(1)], first.append)
+    store.begin([message(1)], first.append, claim=CLAIM)
     await spy.entered()
     assert not store.writes_inline
     assert not store.is_idle
@@ -143,10 +143,10 @@ async def test_a_commit_that_an_answer_begins_is_written_by_the_thread_so_that_t
     def again(error):
         completed.append(error)
         if len(completed) < 3:
-            store.begin([message(10 + len(completed))], again)
+            store.begin([message(10 + len(completed))], again, claim=CLAIM)
 
     store.gather_writes()
-    store.begin([message(1)], again)
+    store.begin([message(1)], again, claim=CLAIM)
     store.write_gathered()
     assert completed == [None]
     await until_completed(completed, 3)
@@ -254,8 +254,8 @@ async def test_a_volume_is_sealed_by_the_thread_and_never_by_the_event_loop(tmp_
 async def test_every_commit_of_a_group_is_completed_although_the_callback_of_one_raises(store):
     completed = []
     store.gather_writes()
-    store.begin([message(1)], lambda _: 1 / 0)
-    store.begin([message(2)], completed.append)
+    store.begin([message(1)], lambda _: 1 / 0, claim=CLAIM)
+    store.begin([message(2)], completed.append, claim=CLAIM)
     with pytest.raises(ZeroDivisionError):
         store.write_gathered()
     assert completed == [None]
@@ -279,9 +279,9 @@ async def test_when_it_fails_each_commit_learns_so_and_nothing_is_written_until_
 async def test_a_commit_without_a_size_fails_alone_and_the_gathered_ones_are_written(store):
     completed = []
     store.gather_writes()
-    store.begin([message(1)], completed.append)
+    store.begin([message(1)], completed.append, claim=CLAIM)
     with pytest.raises(TypeError):
-        store.begin([Put(MESSAGE, PREFIX, [b"k"], [5])], completed.append)
+        store.begin([Put(MESSAGE, PREFIX, [b"k"], [5])], completed.append, claim=CLAIM)
     store.write_gathered()
     assert completed == [None]
 
@@ -291,7 +291,7 @@ async def test_a_closed_store_refuses_commits_that_would_be_gathered(tmp_path):
     await store.aclose()
     store.gather_writes()
     with pytest.raises(StoreError, match="closed"):
-        store.begin([message(1)], lambda _: None)
+        store.begin([message(1)], lambda _: None, claim=CLAIM)
     store.write_gathered()
 
 
@@ -325,7 +325,7 @@ async def test_a_row_of_the_metadata_is_read_by_the_event_loop_while_that_writes
     spy = Spy(store)
     spy.hold = threading.Event()
     completed = []
-    store.begin([message(1)], completed.append)
+    store.begin([message(1)], completed.append, claim=CLAIM)
     await spy.entered()
     assert not await read_in()
     spy.hold.set()
@@ -401,7 +401,7 @@ class Watched:
     def commit(self, number):
         """A commit with a callback while syncing, as one turn of the event loop writes it; returns the events."""
         self._store.gather_writes()
-        self._store.begin([message(number)], self._completed, self._while_syncing)
+        self._store.begin([message(number)], self._completed, claim=CLAIM, while_syncing=self._while_syncing)
         self._store.write_gathered()
         found, self.events = self.events, []
         return found
@@ -434,7 +434,7 @@ async def test_what_is_begun_while_the_disk_works_is_written_behind_it(store, mo
     completed = []
 
     def during():
-        store.begin([message(10)], completed.append)
+        store.begin([message(10)], completed.append, claim=CLAIM)
         assert store._group_commit.is_idle
 
     watched = Watched(store, monkeypatch, during=during)
@@ -495,7 +495,7 @@ async def test_commits_gathered_while_the_disk_syncs_are_the_threads(store, monk
 
     def during():
         store.gather_writes()
-        store.begin([message(10)], completed.append)
+        store.begin([message(10)], completed.append, claim=CLAIM)
         store.write_gathered()
 
     watched = Watched(store, monkeypatch, during=during)
@@ -511,7 +511,12 @@ async def test_metadata_is_changed_behind_the_sync_since_a_checkpoint_may_be_wri
     watched.commit(1)
     seen = []
     store.gather_writes()
-    store.begin([put_one(METADATA, b"k", b"new")], seen.append, lambda: seen.append(store._db.metadata.get(b"k")))
+    store.begin(
+        [put_one(METADATA, b"k", b"new")],
+        seen.append,
+        claim=CLAIM,
+        while_syncing=lambda: seen.append(store._db.metadata.get(b"k")),
+    )
     store.write_gathered()
     assert seen == [None, None]  # the second: no error
     assert store._db.metadata.get(b"k") == b"new"

@@ -19,7 +19,7 @@ from disks import write_commits
 from spy import Spy
 
 from plainsong.protocol.effects import Delete, Expect, Put, put_one
-from storage.base import StoreConflict, StoreError
+from storage.base import Claim, StoreConflict, StoreError
 from storage.leveldb import LevelDBStore
 from storage.leveldb.commit import PendingWrite
 from storage.leveldb.options import LevelDBOptions
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from storage.base import Row
 
 ROOT = Path(__file__).parents[2]
+CLAIM = Claim(NAME, 0)
 
 
 @pytest.fixture
@@ -177,10 +178,10 @@ async def test_commits_that_begin_commits_leave_the_event_loop_its_turns(store):
         assert error is None
         left -= 1
         if left:
-            store.begin([put_one(METADATA, b"%d" % left, b"")], written)
+            store.begin([put_one(METADATA, b"%d" % left, b"")], written, claim=CLAIM)
             time.sleep(0.002)  # it ends before this does
 
-    store.begin([put_one(METADATA, b"first", b"")], written)
+    store.begin([put_one(METADATA, b"first", b"")], written, claim=CLAIM)
     while left:
         await trio.lowlevel.checkpoint()
         turns += 1
@@ -207,7 +208,7 @@ async def test_a_commit_is_completed_before_any_task_that_wakes_with_it_runs(sto
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
             theirs.send(b"x")
-            store.begin([put_one(METADATA, b"k", b"")], lambda _, order=order: order.append("the commit"))
+            store.begin([put_one(METADATA, b"k", b"")], lambda _, order=order: order.append("the commit"), claim=CLAIM)
             _until_written(store)
         ours.close()
         theirs.close()
@@ -220,7 +221,7 @@ async def test_an_event_loop_that_is_awake_is_not_woken_for_each_group(store, mo
     monkeypatch.setattr(group_commit, "_wake", lambda: (woken.append(1), wake()))
     completed = []
     for number in range(20):
-        store.begin([put_one(METADATA, b"%d" % number, b"")], completed.append)
+        store.begin([put_one(METADATA, b"%d" % number, b"")], completed.append, claim=CLAIM)
         _until_written(store, number + 1)
     with trio.fail_after(PATIENCE_S):
         while len(completed) < 20:
@@ -232,7 +233,7 @@ async def test_an_event_loop_that_is_awake_is_not_woken_for_each_group(store, mo
 def test_a_bug_in_the_callback_of_a_commit_ends_the_event_loop(tmp_path):
     async def main():
         async with await LevelDBStore.open(tmp_path / "data") as store:
-            store.begin([put_one(METADATA, b"k", b"")], lambda _: 1 / 0)
+            store.begin([put_one(METADATA, b"k", b"")], lambda _: 1 / 0, claim=CLAIM)
             _until_written(store)
             await trio.sleep_forever()
 

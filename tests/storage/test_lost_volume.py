@@ -8,7 +8,7 @@ import trio
 from plainsong.protocol.effects import Delete, Put, RollBack, put_one
 from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import stop_after
-from storage.base import StoreError, Unreadable
+from storage.base import Claim, StoreError, Unreadable
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.leveldb.engine.database import Database
 from storage.leveldb.volume_list import read_list, write_list
@@ -95,8 +95,8 @@ async def test_a_rollback_whose_rows_cannot_be_read_fails_alone(tmp_path):
     await with_a_volume_that_cannot_be_opened(tmp_path / "data")
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         completed, done = trio.open_memory_channel(2)
-        store.begin([RollBack(PREFIX, stop_after(PREFIX), 7)], completed.send_nowait)
-        store.begin([put_one(METADATA, b"other", b"1")], completed.send_nowait)
+        store.begin([RollBack(PREFIX, stop_after(PREFIX), 7)], completed.send_nowait, claim=Claim(NAME, 0))
+        store.begin([put_one(METADATA, b"other", b"1")], completed.send_nowait, claim=Claim(NAME, 0))
         with trio.fail_after(PATIENCE_S):
             errors = [await done.receive(), await done.receive()]
         assert sorted(error is None for error in errors) == [False, True]
