@@ -55,6 +55,8 @@ class PointerIndex:
         self._forgotten = 0
         self._quiet = trio.Event()
         self._closed = False
+        #: The service's, which sets it: its transactions that have no row yet. None: it is away, or elsewhere.
+        self.begins: ManagerCore | None = None
 
     def __len__(self) -> int:
         return len(self._topics)

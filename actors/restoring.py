@@ -286,7 +286,7 @@ class RestoredStore:
         head = head or Head()
         # Where pointers were ahead of the clock, they were so by as much until the restore.
         since_ms = max(0, self._now_ms - self._manifest["cutMs"])
-        last = max(now_pointer, head.last + 1 + since_ms * POINTERS_PER_MS, *known, 0)
+        last = max(now_pointer, max(head.last, head.reserved) + 1 + since_ms * POINTERS_PER_MS, *known, 0)
         if not self._manifest["exact"]:
             # The head was read first: whatever was issued up to it has a record that was read, or was decided long ago.
             self._undone_above, self._counted = head.last, frozenset(known)

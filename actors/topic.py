@@ -238,7 +238,11 @@ class TopicActor(Actor[TopicCore, Step]):
         return core.step([(ticket, ticket.ask) for ticket in tickets], self._now(decided))
 
     def _operations(self, core: TopicCore, step: Step) -> Sequence[Operation]:
+        """The step's, after the rows of transactions that have none yet: no message is durable without its begin."""
         del core
+        begins = self._environment.pointers.begins
+        if step.pointers and step.operations and begins is not None:
+            return [*begins.begins(step.pointers), *step.operations]
         return step.operations
 
     def _commit_begins(self, step: Step) -> None:
@@ -248,10 +252,12 @@ class TopicActor(Actor[TopicCore, Step]):
             self._environment.pointers.begin(self.name, step.pointers)
 
     def _commit_ends(self, step: Step, *, is_durable: bool) -> None:
-        del is_durable
         self._commit_took_s = perf_counter() - self._commit_begun_s
         if step.pointers:
-            self._environment.pointers.end(step.pointers)
+            pointers = self._environment.pointers
+            pointers.end(step.pointers)
+            if is_durable and pointers.begins is not None:
+                pointers.begins.begun(step.pointers)
 
     def _committed(self, core: TopicCore, step: Step) -> None:
         pointers = self._environment.pointers

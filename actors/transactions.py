@@ -448,7 +448,8 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
             return True
 
         await self._store.scan(Table.METADATA, *SERVICE_RANGE, take)
-        core = loader.core(self._settings, self._now())
+        # The rows of begins go into commits of topics, which must not overtake what the service writes after them.
+        core = loader.core(self._settings, self._now(), defers_begins=self._store.traits.in_order and not self._shared)
         if self._cluster_locations is None:
             core.drop_enlistments()
         else:
@@ -457,6 +458,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
 
     def _begin(self, core: ManagerCore, claim: Claim) -> None:
         self.changes = PointerChanges(claim.epoch)
+        self._index.begins = core
         for unfinished in core.unfinished_aborts():
             self._roll_back_first(core, unfinished, ())
 
@@ -469,10 +471,14 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         self._has_arrived()
 
     async def _close(self, core: ManagerCore, claim: Claim) -> None:
-        """Nothing waits inside but detours, which end with the actor; every commit left the rows complete."""
+        """Write the begins that no commit has taken; nothing waits inside but detours, which end with the actor."""
+        operations = core.close()
+        if operations:
+            await self._store.write(operations, claim=claim)
 
     def _end(self, core: ManagerCore, error: Callable[[], PlainsongError]) -> None:
-        """End the detours. An abort that has begun goes on after the next load, so its outcome is open."""
+        """End the detours. A begin without a row is forgotten. An abort that has begun goes on after the next load, so its outcome is open."""
+        self._index.begins = None
         for ticket in (*self._frozen, *self._closing.abandon()):
             ticket.settle(error())
         self._frozen.clear()

@@ -165,9 +165,18 @@ async def settle(stage: Stage) -> None:
 async def _decided(voice: Voice, transaction: Transaction) -> None:
     told = await voice.tell("GET", f"{TX}/{transaction.id}")
     while told["state"] not in ("committed", "aborted", "invalid"):
+        if told["state"] == "unknown" and _may_be_forgotten(voice.stage, transaction):
+            told = {"state": "aborted"}
+            break
         await decide(voice, transaction, "abort")
         told = await voice.tell("GET", f"{TX}/{transaction.id}")
     transaction.state = told["state"]
+
+
+def _may_be_forgotten(stage: Stage, transaction: Transaction) -> bool:
+    """Whether a crash may have forgotten its begin: of a single instance, while nothing under it was acknowledged."""
+    writes = (each for each in stage.history.writes if each.transaction is transaction)
+    return len(stage.cluster.instances) == 1 and all(each.outcome != "acknowledged" for each in writes)
 
 
 async def at_last(stage: Stage, ask: Callable[[], Awaitable[T]]) -> T:

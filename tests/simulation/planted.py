@@ -46,10 +46,12 @@ _BETWEEN = """\
             self._environment.pointers.begin(self.name, step.pointers)
 
     def _commit_ends(self, step: Step, *, is_durable: bool) -> None:
-        del is_durable
         self._commit_took_s = perf_counter() - self._commit_begun_s
         if step.pointers:
-            self._environment.pointers.end(step.pointers)
+            pointers = self._environment.pointers
+            pointers.end(step.pointers)
+            if is_durable and pointers.begins is not None:
+                pointers.begins.begun(step.pointers)
 
     def _committed(self, core: TopicCore, step: Step) -> None:
         pointers = self._environment.pointers
@@ -247,8 +249,22 @@ MISTAKES = (
         "numbers begin anew after a start",
         "numbers once",
         MANAGER,
-        "        ledger.head.last = max(ledger.head.last, *known) if known else ledger.head.last\n",
+        "        ledger.head.last = max(ledger.head.last, ledger.head.reserved, *known)\n",
         "        ledger.head.last = 0\n",
+    ),
+    Mistake(
+        "a pointer that was answered is issued again",
+        "numbers once",
+        MANAGER,
+        "        ledger.head.last = max(ledger.head.last, ledger.head.reserved, *known)\n",
+        "        ledger.head.last = max(ledger.head.last, *known, 0)\n",
+    ),
+    Mistake(
+        "a publish is durable without its transaction's begin",
+        "transactions are whole",
+        TOPIC,
+        "            return [*begins.begins(step.pointers), *step.operations]\n",
+        "            return step.operations\n",
     ),
     Mistake(
         "only the first rows of a pointer are rolled back",

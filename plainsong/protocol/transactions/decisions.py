@@ -59,7 +59,8 @@ def begin(ledger: Ledger, step: ManagerStep, ask: Begin, now: ManagerNow) -> Beg
     )
     ledger.begin(record)
     step.changes.append(Change(opened=record.pointers))
-    step.write_record(record)
+    if not ledger.defer(record, now):
+        step.write_record(record)
     return Begun(
         Transaction(read_pointer, pointer, pointer, invalids, in_progress, first_short, ask.type),
         record.expires_ms,
@@ -98,6 +99,12 @@ def find_record(ledger: Ledger, transaction_id: int) -> Record:
     """The record of a transaction. Raises TransactionNotFound, even for a checkpoint's pointer."""
     record = ledger.by_pointer.get(transaction_id)
     if record is None:
+        if ledger.may_be_lost(transaction_id):
+            raise TransactionNotInProgress(
+                f"transaction {transaction_id} is not in progress: a crash of the service has forgotten it, and nothing had "
+                "been published under it; or it was never begun",
+                hint="begin a new transaction",
+            )
         raise TransactionNotFound(
             f"transaction {transaction_id} is not known",
             hint="decisions are remembered for transactions.outcome_retention_s; a rollback of the topic takes back what it "

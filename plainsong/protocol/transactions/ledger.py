@@ -75,6 +75,19 @@ class TransactionSettings:
     """Requests in one commit of the service."""
 
 
+# --- begins without a commit of their own ---------------------------------------------------------
+#
+# Where commits take place in the order in which they were begun, a begin is answered before its row is written. The row
+# goes into the next commit of the service, or into a topic's first commit under the pointer, which comes first; else the
+# service writes it soon. A crash may forget a begin under which nothing was published, but no pointer that was answered
+# is issued again: the head reserves the pointers of the next second, and a load continues after them.
+
+#: How far ahead of the clock pointers are reserved by each commit of the service.
+RESERVED_MS = 1_000
+#: How long after its begin a transaction's row is written, if no commit has taken it by then.
+WRITTEN_WITHIN_S = 0.1
+
+
 # --- ledger ----------------------------------------------------------------------------------------
 #
 #     open ──► committed, aborted ──► forgotten
@@ -107,6 +120,12 @@ class Ledger:
         self.prepared = PreparedSets()
         self.committed = CommittedSets()
         self.last_pass: LastPass | None = None
+        self.defers_begins = False
+        """True if begins are answered before their rows are written."""
+        self.unwritten: dict[int, Record] = {}
+        """Open transactions without a row, by id, oldest first."""
+        self.write_by_s: float | None = None
+        """When the rows of ``unwritten`` are due."""
         self._undecided_at: OrderedDict[int, frozenset[int]] = OrderedDict()
         self._deadlines: list[tuple[float, int]] = []
 
@@ -137,6 +156,11 @@ class Ledger:
         """Whether a pointer without a record was issued here, decided and forgotten."""
         return 0 < self.head.first <= pointer <= self.head.forgotten
 
+    def may_be_lost(self, pointer: int) -> bool:
+        """True if a pointer without a record may have been issued here, and its begin forgotten by a crash."""
+        head = self.head
+        return self.defers_begins and 0 < head.first <= pointer <= head.last and pointer > head.forgotten
+
     # --- state changes ----------------------------------------------------------------------------
 
     def begin(self, record: Record) -> None:
@@ -151,6 +175,28 @@ class Ledger:
         if len(self._deadlines) > 2 * len(self.open) + 1_000:
             self._deadlines = [(each.deadline_s, each.transaction_id) for each in self.open.values()]
             heapify(self._deadlines)
+
+    def defer(self, record: Record, now: ManagerNow) -> bool:
+        """Leave the row of a transaction that begins to a later commit; False: it must be written now."""
+        if not self.defers_begins or record.transaction_id > self.head.reserved:
+            return False
+        record.is_written = False
+        self.unwritten[record.transaction_id] = record
+        if self.write_by_s is None:
+            self.write_by_s = now.mono_s + WRITTEN_WITHIN_S
+        return True
+
+    def reserve(self, now_ms: int) -> None:
+        """Reserve pointers: the head is about to be written."""
+        if self.defers_begins:
+            until_ms = max(now_ms, self.head.last // POINTERS_PER_MS) + RESERVED_MS
+            self.head.reserved = max(self.head.reserved, until_ms * POINTERS_PER_MS)
+
+    def take_unwritten(self) -> list[Record]:
+        """The open transactions without a row, which the caller writes."""
+        records = [record for record in self.unwritten.values() if not record.is_written]
+        self.unwritten, self.write_by_s = {}, None
+        return records
 
     def add_checkpoint(self, record: Record, pointer: int) -> None:
         """An open transaction gets one more pointer."""
@@ -254,7 +300,11 @@ class Ledger:
             heappush(self._deadlines, (record.deadline_s, record.transaction_id))
 
     def next_deadline_s(self) -> float | None:
-        """When the next transaction times out; None: no open one does."""
+        """When the next transaction times out, or rows are due; None: neither."""
+        times_out_s, due_s = self._next_time_out_s(), self.write_by_s
+        return min(times_out_s, due_s) if times_out_s is not None and due_s is not None else times_out_s or due_s
+
+    def _next_time_out_s(self) -> float | None:
         while self._deadlines:
             deadline_s, transaction_id = self._deadlines[0]
             record = self.open.get(transaction_id)
@@ -423,6 +473,7 @@ class ManagerStep:
         self._writes_head = True
 
     def write_record(self, record: Record) -> None:
+        record.is_written = True
         self._put(TRANSACTION, record.transaction_id, record.encode())
 
     def write_changes(self, changes: ChangeSet) -> None:

@@ -63,6 +63,8 @@ class Record:
     """Not 0 while its commit waits for writes under way; the number identifies this wait. Not in the row."""
     settling: bool = False
     """It is decided, but not durably yet; not in the row."""
+    is_written: bool = True
+    """False while no commit has its row: it was begun, and nothing was published under it. Not in the row."""
     topics: set[TopicName] = field(default_factory=set)
     """Enlisted topics, which have or may have rows of it. Each has a row of its own."""
 
@@ -150,6 +152,7 @@ def number(value: object) -> int:
 #                                  g decisions up to this pointer may be forgotten  u change sets too
 #                                  i the service's name, where a restore gave it another one than f
 #                                  t no later decision has a time before this one (ms)
+#                                  n pointers up to this one may have been issued
 #                                  o reading as of a moment before this one is not possible any more (ms)
 #     00 'x' 't' id     a transaction                  see above
 #     00 'x' 's' id     a change set                   k keys  n client  c commit pointer (once committed)
@@ -220,6 +223,8 @@ class Head:
     """No decision from now on has a time before this one. 0: written by a version that kept no such order."""
     oldest_ms: int = 0
     """The earliest moment as of which one can read: what was committed up to it may be forgotten."""
+    reserved: int = 0
+    """Pointers up to this one may have been issued since this row was written; 0: none beyond ``last``."""
 
     @property
     def service(self) -> int:
@@ -228,14 +233,14 @@ class Head:
 
     def encode(self) -> bytes:
         numbers = {"l": self.last, "r": self.read_pointer, "f": self.first, "g": self.forgotten, "u": self.unchecked}
-        numbers |= {"i": self.restored, "t": self.decided_ms, "o": self.oldest_ms}
+        numbers |= {"i": self.restored, "t": self.decided_ms, "o": self.oldest_ms, "n": self.reserved}
         return pack_record({key: each for key, each in numbers.items() if each})
 
     @classmethod
     def decode(cls, value: bytes) -> Head:
         record = unpack_record(value, "head")
         try:
-            return cls(*(number(record.get(key, 0)) for key in "lrfguito"))
+            return cls(*(number(record.get(key, 0)) for key in "lrfguiton"))
         except (TypeError, ValueError) as error:
             raise DamagedRow(f"the transaction service's head lacks a field or has a wrong one: {error!r}") from error
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.transactions import asks
@@ -114,7 +115,13 @@ class ManagerCore:
             except PlainsongError as error:
                 answer = error.with_traceback(None)  # which refers to this call, which refers to the error
             step.answers.append((ticket, answer))
+        ledger = self.ledger
+        if ledger.write_by_s is not None and now.mono_s >= ledger.write_by_s:
+            step.write_head()
         if step.writes:
+            ledger.reserve(now.wall_ms)
+            for record in ledger.take_unwritten():
+                step.write_record(record)
             step.remove(self._leftovers)
             self._leftovers = ()
             forgotten = self.ledger.forget(now.wall_ms)
@@ -126,6 +133,37 @@ class ManagerCore:
     def operations(self, step: ManagerStep) -> list[Operation]:
         """The operations of a step; any prefix of them leaves a consistent state."""
         return step.operations(self.ledger.head)
+
+    def close(self) -> list[Operation]:
+        """What is still to be written: the rows of begins; no pointers are reserved any more."""
+        step = ManagerStep()
+        records = self.ledger.take_unwritten()
+        if records or self.ledger.head.reserved > self.ledger.head.last:
+            self.ledger.head.reserved = 0
+            step.write_head()
+        for record in records:
+            step.write_record(record)
+        return self.operations(step)
+
+    def begins(self, pointers: Iterable[int]) -> list[Operation]:
+        """The rows of transactions that have none yet: they become durable with what is published under these pointers."""
+        if not self.ledger.unwritten:
+            return []
+        records = (self.ledger.unwritten.get(pointer) for pointer in pointers)
+        return [
+            put_one(Table.METADATA, service_key(TRANSACTION, record.transaction_id), record.encode())
+            for record in records
+            if record is not None and not record.is_written
+        ]
+
+    def begun(self, pointers: Iterable[int]) -> None:
+        """A commit with ``begins`` of these pointers is durable."""
+        for pointer in pointers:
+            record = self.ledger.unwritten.pop(pointer, None)
+            if record is not None:
+                record.is_written = True
+        if not self.ledger.unwritten:
+            self.ledger.write_by_s = None
 
     def settled(self, step: ManagerStep) -> list[tuple[Hashable, object | PlainsongError]]:
         """The step is durable: readers may see its decisions. Returns the answers."""
@@ -273,12 +311,17 @@ class LedgerLoader:
             elif kind != AUTHORITY:
                 raise DamagedRow(f"key {key.hex()}: the transaction service has no rows of this kind")
 
-    def core(self, settings: TransactionSettings, now: ManagerNow) -> ManagerCore:
-        """The manager of the collected rows. Time-outs continue by the clock, and never become longer."""
+    def core(self, settings: TransactionSettings, now: ManagerNow, *, defers_begins: bool = False) -> ManagerCore:
+        """The manager of the collected rows. Time-outs continue by the clock, and never become longer.
+
+        Args:
+          defers_begins: as ``Ledger.defers_begins``: commits take place in the order in which they are begun.
+        """
         ledger = Ledger(settings)
+        ledger.defers_begins = defers_begins
         ledger.head, ledger.last_pass = self.head, self.last_pass
         known = [pointer for record in self.records.values() for pointer in (*record.pointers, record.decided_at)]
-        ledger.head.last = max(ledger.head.last, *known) if known else ledger.head.last
+        ledger.head.last = max(ledger.head.last, ledger.head.reserved, *known)
         if not ledger.head.last:
             ledger.head.last = ledger.head.read_pointer = now.wall_ms * POINTERS_PER_MS
         self._order_decisions(ledger)
