@@ -57,6 +57,7 @@ from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
 from storage.base import Claim, StoreError, StoreStatistics, StoreTraits, StoreUnusable, chunks
 from storage.copy_parts import Contents, contents_of, parts_of
 from storage.copying import CopyRun
+from storage.spawned import SpawnsWrites
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -125,7 +126,7 @@ class _Topic:
         return self.listed_to
 
 
-class RestoredStore:
+class RestoredStore(SpawnsWrites):
     """``storage.base.Store`` of what a backup is to become; it can only be read."""
 
     traits = StoreTraits("backup", "it is only read", None, whole_commits=True)

@@ -17,7 +17,8 @@ START_MS = 1_700_000_000_000
 class TransactionsInMemory:
     """A manager, its disk and its clocks."""
 
-    def __init__(self, **settings):
+    def __init__(self, *, defers_begins=False, **settings):
+        self.defers_begins = defers_begins
         self.settings = TransactionSettings(**settings)
         self.rows = {}
         self.wall_ms = START_MS
@@ -36,7 +37,7 @@ class TransactionsInMemory:
         """Start again from the rows, as after a crash."""
         loading = LedgerLoader()
         loading.feed(sorted(self.rows.items()))
-        self.core = loading.core(self.settings, self.now)
+        self.core = loading.core(self.settings, self.now, defers_begins=self.defers_begins)
 
     def pass_s(self, seconds):
         """Time goes on, on both clocks."""
