@@ -7,18 +7,12 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 import zipfile
-from collections.abc import Iterable
 from configparser import ConfigParser
-from email.message import Message
-from email.parser import Parser
-from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from plainsong import Client, __version__
 from plainsong.cli.command import Exit
@@ -27,53 +21,15 @@ from plainsong.cli.main import VERBS
 from scripts import dist
 from scripts.manpages import COMPLETIONS
 from tests.daemon.harness import ROOT, Daemon
-from tests.spark.installed import environ_of, install
+from tests.dist.environments import environment, metadata_of, required, run
 from tests.patience import PATIENCE_S
+from tests.spark.installed import environ_of
 
 FOLDERS = {
     "client": ("plainsong",),
     "server": ("actors", "broker", "storage"),
     "spark": ("pyspark_plainsong",),
 }
-
-
-def metadata_of(wheel: Path) -> Message:
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith("/METADATA"))
-        return Parser().parsestr(archive.read(name).decode())
-
-
-def required(wheel: Path) -> dict[str, Distribution]:
-    """What it needs without extras, and what that needs, as it is installed here; not ours."""
-    found: dict[str, Distribution] = {}
-    waiting = [Requirement(each) for each in metadata_of(wheel).get_all("Requires-Dist", [])]
-    while waiting:
-        requirement = waiting.pop()
-        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        if name in found or name.startswith("plainsong-"):
-            continue
-        found[name] = distribution(name)
-        assert requirement.specifier.contains(found[name].version, prereleases=True), requirement
-        waiting += [Requirement(each) for each in found[name].requires or []]
-    return found
-
-
-def environment(folder: Path, wheels: Iterable[Path]) -> Path:
-    """An environment with these wheels and links to what they need, and nothing else; its interpreter."""
-    wheels = list(wheels)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    (site,) = folder.glob("lib/python*/site-packages")
-    for wheel in wheels:
-        for needed in required(wheel).values():
-            tops = {path.parts[0] for path in needed.files or () if path.parts[0] not in ("..", "__pycache__", "bin")}
-            for top in tops:
-                if not (site / top).exists():
-                    (site / top).symlink_to(Path(str(needed.locate_file(top))))
-    python = folder / "bin" / "python"
-    install(python, wheels)
-    return python
 
 
 @pytest.fixture(scope="session")
@@ -89,22 +45,6 @@ def with_server(wheels, tmp_path_factory):
 @pytest.fixture(scope="session")
 def with_spark(wheels, tmp_path_factory):
     return environment(tmp_path_factory.mktemp("spark") / "env", [wheels["client"], wheels["spark"]])
-
-
-def run(python: Path, *command: str, cwd: Path | None = None, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Runs a program beside the interpreter, or the interpreter itself."""
-    program = python if command[0] == "python" else python.with_name(command[0])
-    done = subprocess.run(
-        [str(program), *command[1:]],
-        cwd=cwd or python.parents[1],
-        env=environ_of(python),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +258,9 @@ def test_the_installed_completion_script_completes_in_its_shell(shell, client_on
     script = client_only.parents[1] / "share" / COMPLETIONS[shell].format("plainsong")
     clean = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
     command = [shell, *clean, "-c", ASKED[shell], *([] if shell == "fish" else [shell]), str(script)]
-    done = subprocess.run(command, env=environ_of(client_only), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(
+        command, env=environ_of(client_only), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert re.findall(r"^\w+", done.stdout, re.MULTILINE) == ["publish"], done.stdout + done.stderr
     assert done.stderr == ""
 

@@ -1,0 +1,84 @@
+"""Environments with exactly what a wheel asks for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable
+from email.message import Message
+from email.parser import Parser
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from tests.patience import PATIENCE_S
+from tests.spark.installed import environ_of, install
+
+
+def metadata_of(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("/METADATA"))
+        return Parser().parsestr(archive.read(name).decode())
+
+
+def required(wheel: Path) -> dict[str, Distribution]:
+    """What it needs without extras, and what that needs, as it is installed here; not ours."""
+    found: dict[str, Distribution] = {}
+    waiting = [Requirement(each) for each in metadata_of(wheel).get_all("Requires-Dist", [])]
+    while waiting:
+        requirement = waiting.pop()
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        if name in found or name.startswith("plainsong-"):
+            continue
+        found[name] = distribution(name)
+        assert requirement.specifier.contains(found[name].version, prereleases=True), requirement
+        waiting += [Requirement(each) for each in found[name].requires or []]
+    return found
+
+
+def environment(folder: Path, wheels: Iterable[Path], base: str = sys.executable) -> Path:
+    """An environment with these wheels and links to what they need, and nothing else; its interpreter.
+
+    Args:
+      folder: is created.
+      base: the Python that the environment is made with. Packages of another version's extension modules do not load
+        there, so that ``msgpack`` and ``fastavro`` use their code in Python.
+    """
+    wheels = list(wheels)
+    own = base == sys.executable
+    # The pip of another version may not run there: that environment gets the one its Python brings.
+    subprocess.run([base, "-m", "venv", *(["--without-pip"] if own else []), str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    for wheel in wheels:
+        for needed in required(wheel).values():
+            tops = {path.parts[0] for path in needed.files or () if path.parts[0] not in ("..", "__pycache__", "bin")}
+            for top in tops:
+                if not (site / top).exists():
+                    (site / top).symlink_to(Path(str(needed.locate_file(top))))
+    python = folder / "bin" / "python"
+    if own:
+        install(python, wheels)
+    else:
+        run(python, "python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", *map(str, wheels))
+    return python
+
+
+def run(python: Path, *command: str, cwd: Path | None = None, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs a program beside the interpreter, or the interpreter itself."""
+    program = python if command[0] == "python" else python.with_name(command[0])
+    done = subprocess.run(
+        [str(program), *command[1:]],
+        cwd=cwd or python.parents[1],
+        env=environ_of(python),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done

@@ -1,0 +1,112 @@
+"""The client on each version of Python that it names, with the interpreters that are installed here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from plainsong import Client
+from tests.daemon.harness import Daemon
+from tests.dist.environments import environment, run
+
+#: Versions that the client names. 3.12.0 to 3.12.2 start no thread once the program has ended.
+NAMED = ("3.11", "3.12", "3.13")
+OTHERS = [each for each in NAMED if each != f"{sys.version_info.major}.{sys.version_info.minor}"]
+_numbers = count()
+
+
+@cache
+def interpreter(version: str) -> str | None:
+    """An interpreter of this version from the path or from pyenv; None if there is none that makes environments."""
+    folders = [Path(each) for each in os.environ["PATH"].split(os.pathsep)]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    folders += sorted(pyenv.glob(f"{version}.*/bin"))
+    look = f"import sys, venv; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
+    for folder in folders:
+        program = folder / f"python{version}"
+        if program.exists() and not subprocess.run([program, "-c", look], capture_output=True, check=False).returncode:
+            return str(program)
+    return None
+
+
+@pytest.fixture(scope="module", params=OTHERS)
+def python(request, wheels, tmp_path_factory):
+    """An environment of another Python that has the client alone."""
+    base = interpreter(request.param)
+    if base is None:
+        pytest.skip(f"NOT TESTED with Python {request.param}: no such interpreter is installed")
+    return environment(tmp_path_factory.mktemp("other") / "env", [wheels["client"]], base)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    with Daemon(tmp_path_factory.mktemp("daemon") / "data") as daemon:
+        yield "http://{}:{}".format(*daemon.address)
+
+
+@pytest.fixture
+def topic(url):
+    with Client(url) as client:
+        yield client.create_topic(f"topic-{next(_numbers)}").name
+
+
+EVERYTHING = """
+import asyncio, sys
+from plainsong import AsyncClient, Client
+url, topic = sys.argv[1:]
+with Client(url) as client:
+    client.publish(topic, [b"plain"], attributes={"a": "1"})
+    with client.publisher(topic) as publisher:
+        publisher.send(b"publisher").result()
+    with client.producer(topic, "p") as producer:
+        producer.send(b"producer").result()
+    with client.stream(topic) as stream:
+        stream.publish(b"stream")
+    with client.transaction() as transaction:
+        transaction.publish(topic, b"transaction")
+
+async def main():
+    async with AsyncClient(url) as client:
+        await client.publish(topic, b"async")
+        async with client.stream(topic) as stream:
+            await stream.publish(b"async stream")
+        return [message.payload.decode() async for message in client.read(topic)]
+
+print(*asyncio.run(main()), sep="|")
+"""
+
+
+def test_each_way_to_publish_and_to_read_works_without_a_warning(python, url, topic):
+    done = run(python, "python", "-W", "error", "-c", EVERYTHING, url, topic)
+    assert done.stdout == "plain|publisher|producer|stream|transaction|async|async stream\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "sender",
+    ["publisher(topic, linger_ms=60_000).send", "producer(topic, 'p', linger_ms=60_000).send", "stream(topic).publish"],
+)
+def test_a_program_that_ends_without_closing_sends_what_it_has(python, url, topic, sender):
+    text = f"""
+import sys
+from plainsong import Client
+url, topic = sys.argv[1:]
+send = Client(url).{sender}
+for n in range(1000):
+    send(b"%d" % n)
+"""
+    done = run(python, "python", "-c", text, url, topic)
+    assert (done.stdout, done.stderr) == ("", "")
+    with Client(url) as client:
+        assert [int(message.payload) for message in client.read(topic)] == list(range(1000))
+
+
+def test_the_command_line_publishes_and_polls(python, url, topic):
+    run(python, "plainsong", "--url", url, "publish", topic, "hello")
+    assert "hello" in run(python, "plainsong", "--url", url, "poll", topic).stdout
