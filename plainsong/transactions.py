@@ -321,9 +321,10 @@ def get(transaction_id: int) -> Call[TransactionStatus]:
     return Call(Request("GET", _path_of(transaction_id)), read)
 
 
-def list_all(state: TransactionState | None, limit: int | None) -> Call[list[TransactionStatus]]:
-    """``GET /v1/transactions``."""
-    query = {name: value for name, value in (("state", state), ("limit", limit)) if value is not None}
+def list_all(state: TransactionState | None, limit: int | None, after: int | None) -> Call[list[TransactionStatus]]:
+    """``GET /v1/transactions``: one page of them."""
+    given = (("state", state), ("limit", limit), ("after", after))
+    query = {name: value for name, value in given if value is not None}
 
     def read(answer: Answer) -> list[TransactionStatus]:
         return [_status(each) for each in json_of(answer)]

@@ -87,16 +87,22 @@ class AsyncTransactions:
         return await self._channel.call(service.get(service.id_of(transaction)))
 
     async def list(
-        self, *, state: TransactionState | None = None, limit: int | None = None
+        self,
+        *,
+        state: TransactionState | None = None,
+        limit: int | None = None,
+        after: Transaction | int | None = None,
     ) -> Sequence[TransactionStatus]:
         """Transactions in progress and invalid ones, oldest first; or those in one state.
 
         Args:
           limit: 1 000 at most; None: 100.
+          after: the id of the last transaction of the previous page; None: the first page. A page with fewer than
+            ``limit`` transactions is the last one.
         Raises:
           InvalidParameter.
         """
-        return await self._channel.call(service.list_all(state, limit))
+        return await self._channel.call(service.list_all(state, limit, None if after is None else service.id_of(after)))
 
     async def truncate(self, ids: Collection[int] | None = None, *, before_ms: int | None = None) -> int:
         """Removes transactions from the list of invalid ones. Only safe when all their messages are rolled back.

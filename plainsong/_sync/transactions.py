@@ -85,15 +85,23 @@ class Transactions:
         """Its status; an id that the service does not know, or no longer, has the state ``unknown``."""
         return self._channel.call(service.get(service.id_of(transaction)))
 
-    def list(self, *, state: TransactionState | None = None, limit: int | None = None) -> Sequence[TransactionStatus]:
+    def list(
+        self,
+        *,
+        state: TransactionState | None = None,
+        limit: int | None = None,
+        after: Transaction | int | None = None,
+    ) -> Sequence[TransactionStatus]:
         """Transactions in progress and invalid ones, oldest first; or those in one state.
 
         Args:
           limit: 1 000 at most; None: 100.
+          after: the id of the last transaction of the previous page; None: the first page. A page with fewer than
+            ``limit`` transactions is the last one.
         Raises:
           InvalidParameter.
         """
-        return self._channel.call(service.list_all(state, limit))
+        return self._channel.call(service.list_all(state, limit, None if after is None else service.id_of(after)))
 
     def truncate(self, ids: Collection[int] | None = None, *, before_ms: int | None = None) -> int:
         """Removes transactions from the list of invalid ones. Only safe when all their messages are rolled back.

@@ -17,7 +17,7 @@ from plainsong.cli.output import confirmed, echo_json, escaped, note, report
 from plainsong.protocol.transactions.transaction import issued_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from plainsong import Client, TransactionStatus
     from plainsong.calls import Call
@@ -115,10 +115,11 @@ MAX_LIMIT = 1_000
 
 @click.command(name="ls", cls=Verb, examples=["plainsong tx ls", "plainsong tx ls --state invalid --json"])
 @click.option("--state", type=click.Choice(STATES), help="Only this state; default: in progress and invalid.")
+@click.option("--after", type=TransactionId(), metavar="ID", help="Continue after this transaction.")
 @click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=DEFAULT_LIMIT, show_default=True, metavar="N")
 @json_option
 @where_options
-def list_transactions(state: str | None, limit: int, as_json: bool, where: Where) -> None:
+def list_transactions(state: str | None, after: int | None, limit: int, as_json: bool, where: Where) -> None:
     """List transactions in progress and invalid ones, oldest first.
 
     LEFT is the time until the time-out. TOPICS counts topics with messages that
@@ -126,7 +127,7 @@ def list_transactions(state: str | None, limit: int, as_json: bool, where: Where
     not get because of it.
     """
     with where.client() as client:
-        found = client.transactions.list(state=state, limit=limit)  # type: ignore[arg-type] # checked by click
+        found = client.transactions.list(state=state, limit=limit, after=after)  # type: ignore[arg-type] # checked by click
     if as_json:
         echo_json([transaction_json(each) for each in found])
         return
@@ -134,8 +135,8 @@ def list_transactions(state: str | None, limit: int, as_json: bool, where: Where
         note("no transactions")
     now = now_ms()
     output.echo_lines(output.table(HEADINGS, [row_of(each, now) for each in found]))
-    if len(found) == limit < MAX_LIMIT:
-        report(f"there may be more: --limit {MAX_LIMIT}")
+    if len(found) == limit:
+        report(f"there may be more: --after {found[-1].id}")
 
 
 @click.command(cls=Verb, examples=["plainsong tx show 1769860800000000000"])
@@ -169,13 +170,23 @@ def blame(topic: str, as_json: bool, where: Where) -> None:
     with where.client(topic) as client:
         held = _held(client, topic)
         full_name = f"{client.namespace}:{topic}"
-        others = [each for each in client.transactions.list(limit=MAX_LIMIT) if full_name in each.topics]
+        others = [each for each in _all(client) if full_name in each.topics]
         holder = None if held is None else _holder(client, held, others)
     others = [each for each in others if each.state == "in_progress" and (holder is None or each.id != holder.id)]
     if as_json:
         echo_json(_blame_json(topic, held, holder, others))
     else:
         output.echo_lines(_lines(topic, held, holder, others))
+
+
+def _all(client: Client) -> Iterator[TransactionStatus]:
+    """All transactions in progress and invalid ones, page by page."""
+    after = None
+    while page := client.transactions.list(limit=MAX_LIMIT, after=after):
+        yield from page
+        if len(page) < MAX_LIMIT:
+            return
+        after = page[-1].id
 
 
 def _held(client: Client, topic: str) -> Held | None:

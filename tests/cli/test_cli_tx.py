@@ -71,6 +71,27 @@ def test_ls_names_client_age_time_left_topics_and_hidden_messages(cli: Cli, clie
     assert str(number) not in cli("tx", "ls", "--state", "aborted").out
 
 
+def test_ls_continues_after_a_transaction_and_names_the_one_to_continue_after(cli: Cli, client: Client):
+    numbers = [str(client.transactions.begin().id) for _ in range(3)]
+    before = str(int(numbers[0]) - 1)
+    first = cli("tx", "ls", "--state", "in_progress", "--after", before, "--limit", "2")
+    assert f"--after {numbers[1]}" in first.err
+    rest = cli("tx", "ls", "--state", "in_progress", "--after", numbers[1], "--json")
+    assert [each["id"] for each in rest.json] == numbers[2:]
+    assert "--after" not in cli("tx", "ls", "--state", "in_progress", "--after", numbers[1]).err
+
+
+def test_blame_finds_a_transaction_beyond_the_first_page(cli: Cli, client: Client, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tx, "MAX_LIMIT", 2)
+    begun = [client.transactions.begin() for _ in range(3)]
+    holder, other = published(client, b"a"), published(client, b"b")
+    told = cli("tx", "blame", "orders").out
+    assert str(holder) in told
+    assert str(other) in told
+    for each in begun:
+        client.transactions.abort(each)
+
+
 def test_show_tells_of_transactions_in_every_state(cli: Cli, client: Client):
     number = published(client, b"a")
     assert "in progress" in cli("tx", "show", str(number)).out

@@ -96,6 +96,16 @@ def test_rows_and_messages_appear_together(client: Client, topic: str):
     assert client.transactions.get(open_one.id).state == tx.state == "committed"
 
 
+def test_the_list_of_transactions_continues_after_an_id(client: Client):
+    begun = [client.transactions.begin() for _ in range(3)]
+    found = client.transactions.list(limit=2, after=begun[0].id - 1)
+    assert [each.id for each in found] == [each.id for each in begun[:2]]
+    (last,) = client.transactions.list(after=begun[1])
+    assert last.id == begun[2].id
+    for each in begun:
+        client.transactions.abort(each)
+
+
 def test_an_exception_undoes_both_and_goes_on(client: Client, topic: str):
     rows = Rows()
     with pytest.raises(ZeroDivisionError), client.transaction([rows]) as tx:
