@@ -1,8 +1,8 @@
 """What is known of all topics of the service without opening one: their figures, for lists that are sorted and paged.
 
 A topic that is open says what it has; of the others the rows of the metadata table do: their properties, high-water
-marks and undecided pointers. These are read at most once a second, less often of many topics, and what they decode to is kept by their bytes. Then
-other instances are asked for the figures of the topics that are open there.
+marks and undecided pointers. These are read at most once a second, less often of many topics, and what they decode to is
+kept by their bytes. Then other instances are asked for the figures of the topics that are open there.
 
 A read is a task of the daemon's, and all who ask for its topics wait for it, also who comes while it is under way. On a
 store that is far away it may take longer than any of them waits: were it made by one of them, it would be given up with
@@ -18,6 +18,7 @@ import logging
 from contextlib import suppress
 from contextvars import copy_context
 from itertools import islice
+from time import thread_time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import trio
@@ -45,7 +46,7 @@ from plainsong.protocol.topic.usage import Usage
 from storage.loop import nap
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     from actors.directory import Directory
     from actors.observe import Clock
@@ -71,7 +72,9 @@ ASK_TIMEOUT_S = 1.0
 FIGURES = "topic_figures"
 #: Open topics that are looked at in one turn of the event loop.
 MANY = 100
-#: How long a thread that decodes rows sleeps after as many.
+#: A thread that reads rows works for this long and sleeps for that long, in turns: an event loop that wants the interpreter
+#: lock would otherwise wait 5 ms for it, and after each of its system calls again.
+WORK_S = 0.0005
 NAP_S = 0.0001
 #: Rows whose decoded form is kept.
 MAX_KEPT = 200_000
@@ -318,14 +321,12 @@ class Catalogue:
             found = before.get(value)
             if found is None:
                 found = how(value)
-                if len(decoded) % MANY == 0:
-                    nap(NAP_S)  # in a thread of the store: the event loop gets the interpreter's lock
             if len(decoded) < MAX_KEPT:
                 decoded[value] = found
             return found
 
         def take_metadata(rows: Sequence[Row]) -> bool:
-            for key, value in rows:
+            for key, value in _with_naps(rows):
                 try:
                     metadata: Metadata = decode(value, Metadata.decode)
                     if metadata.deleted_ms is None:
@@ -335,7 +336,7 @@ class Catalogue:
             return True
 
         def take_marks(rows: Sequence[Row]) -> bool:
-            for key, value in rows:
+            for key, value in _with_naps(rows):
                 try:
                     parsed = parse_system_key(key)
                     metadata = living.get(parsed.name)
@@ -346,7 +347,7 @@ class Catalogue:
             return True
 
         def take_pointers(rows: Sequence[Row]) -> bool:
-            for key, value in rows:
+            for key, value in _with_naps(rows):
                 try:
                     name, generation, pointer = parse_pointer_key(key)
                     if pointer > 0 and name in living and living[name].generation == generation:
@@ -454,6 +455,19 @@ class Catalogue:
         del call
         here = await self._open_here()
         return Reply([[*name, *figures] for name, figures in here.items() if figures is not None])
+
+
+def _with_naps(rows: Sequence[Row]) -> Iterator[Row]:
+    """``rows``, for a loop in a thread of the store, with naps in which the event loop gets the interpreter lock.
+
+    Rows whose decoded form is kept take time as well, if there are many.
+    """
+    until_s = thread_time() + WORK_S
+    for row in rows:
+        yield row
+        if thread_time() >= until_s:
+            nap(NAP_S)
+            until_s = thread_time() + WORK_S
 
 
 async def in_pieces(items: Iterable[T]) -> AsyncIterator[list[T]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 
@@ -298,3 +299,23 @@ async def test_many_topics_are_read_less_often():
     assert known.fresh_s == 3.0
     known._stored = dict.fromkeys(range(1_000_000))
     assert known.fresh_s == 10.0
+
+
+async def test_a_thread_that_reads_the_rows_of_many_topics_naps_also_where_their_decoded_form_is_kept(
+    daemon, monkeypatch
+):
+    for number in range(10):
+        await daemon.create(f"t{number}")
+    await close_topics(daemon)
+    naps, passed = [], itertools.count()
+    monkeypatch.setattr(catalogue, "nap", naps.append)
+    monkeypatch.setattr(
+        catalogue, "thread_time", lambda: next(passed) * catalogue.WORK_S / 2
+    )  # half of it for each row
+    monkeypatch.setattr(catalogue, "FRESH_S", 0.0)
+    monkeypatch.setattr(catalogue, "FRESH_S_EACH", 0.0)
+    assert len((await listed(daemon))["topics"]) == 10
+    first = len(naps)
+    assert first >= 10 // 2 + 10 // 2 - 2  # of the topics and their marks
+    await listed(daemon)
+    assert len(naps) == 2 * first
