@@ -330,6 +330,11 @@ class RoutedTransactions:
         """The standing of a pointer, as far as is known here. Raises TransactionsUnavailable."""
         return self._known().standing(pointer)
 
+    def pointers_of(self, pointer: int) -> tuple[int, ...]:
+        """All pointers of its transaction where the service runs, else the pointer. Raises TransactionsUnavailable."""
+        # Updates of a replica do not contain which pointers belong together.
+        return self.home.pointers_of(pointer) if self.home is not None and self._is_loaded else (pointer,)
+
     def view(self) -> View:
         """What readers of committed messages may see; call ``fresh`` first. Raises TransactionsUnavailable."""
         return self._known().view()

@@ -143,6 +143,10 @@ class ForeignTephra:
         """The standing of a pointer by the last state."""
         return "unknown" if self._known is None else _standing(self._known, pointer)
 
+    def pointers_of(self, pointer: int) -> tuple[int, ...]:
+        """The pointer alone: the state has no more of it."""
+        return (pointer,)
+
     def view(self) -> View:
         """What readers of committed messages see. Raises TransactionsUnavailable when the state is too old."""
         return self._fresh().view

@@ -45,6 +45,10 @@ class Transactions(Protocol):
         """What became of a pointer, a checkpoint's or a transaction's first one. Raises TransactionsUnavailable."""
         ...
 
+    def pointers_of(self, pointer: int) -> tuple[int, ...]:
+        """All pointers of a pointer's transaction, as far as is known; at least itself. Raises TransactionsUnavailable."""
+        ...
+
     def view(self) -> View:
         """What readers of committed messages see now. Raises TransactionsUnavailable."""
         ...
@@ -70,6 +74,10 @@ class SwitchedOff:
         """Always "unknown"."""
         del pointer
         return "unknown"
+
+    def pointers_of(self, pointer: int) -> tuple[int, ...]:
+        """The pointer alone: clients do not report which pointers belong together."""
+        return (pointer,)
 
     def view(self) -> View:
         """Raises TransactionsUnavailable: readers bring snapshots of their own."""

@@ -23,6 +23,9 @@ P, Q = 1_700_000_000_000_000_000, 1_700_000_000_000_000_001
 class Standings(dict):
     """An authority that says what it is told."""
 
+    def pointers_of(self, pointer):
+        return (pointer,)
+
     def standing(self, pointer):
         return self.get(pointer, "unknown")
 
@@ -290,6 +293,9 @@ async def test_commits_count_the_messages_they_publish_also_stored_ones():
 
 async def test_plain_work_goes_on_whatever_the_authority_does():
     class Broken:
+        def pointers_of(self, pointer):
+            return (pointer,)
+
         def standing(self, pointer):
             raise errors.TransactionsUnavailable("down")
 

@@ -313,6 +313,21 @@ async def test_a_checkpoints_pointer_prepares_and_checkpoints_its_transaction(da
     assert (await post(daemon, further["writePointer"], verb, **{field: more}))["id"] == begun["id"]
 
 
+async def test_after_a_checkpoint_a_transaction_writes_no_more_into_a_topic_that_was_created_again(daemon):
+    await daemon.create()
+    begun, other = await begin(daemon), await begin(daemon)
+    await publish_under(daemon, begun, "one")
+    further = await post(daemon, begun, "checkpoint")
+    await daemon.call("DELETE", f"{TOPICS}/t")
+    await daemon.create()
+    refused = await publish_under(daemon, further, "two", status=409)
+    assert refused.json()["code"] == "generation_changed"
+    await publish_under(daemon, other, "another transaction's")
+    await post(daemon, begun, "abort")
+    await post(daemon, other, "commit")
+    assert await committed(daemon) == ["another transaction's"]
+
+
 async def test_a_checkpoint_refuses_a_snapshot_that_is_another_ones(daemon):
     begun, other = await begin(daemon), await begin(daemon)
     await post(daemon, begun, "checkpoint", status=400, code="invalid_parameter", snapshot=other["snapshot"])

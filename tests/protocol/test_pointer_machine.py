@@ -82,6 +82,9 @@ class Pointer:
 class Authority(dict):
     """Standings by pointer."""
 
+    def pointers_of(self, pointer):
+        return (pointer,)
+
     def standing(self, pointer):
         return self.get(pointer, "unknown")
 
@@ -382,6 +385,9 @@ class PointerMachine(RuleBasedStateMachine):
     def pick(self, index):
         number = self.begun[-1 - index % len(self.begun)]
         return number, self.pointers.setdefault(number, Pointer())
+
+    def pointers_of(self, number):
+        return (number,)
 
     def standing(self, number):
         return self.authority.standing(number)

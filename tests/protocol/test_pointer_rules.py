@@ -49,6 +49,9 @@ class Topic:
         self.now_ms = NOW_MS
         self.ask(Create(properties or TopicProperties()))
 
+    def pointers_of(self, pointer):
+        return (pointer,)
+
     def standing(self, pointer):
         return self.standings.get(pointer, "unknown")
 

@@ -749,6 +749,9 @@ def test_a_transactional_publish_sent_again_while_its_transaction_commits_has_th
     class Standings:
         now = "in_progress"
 
+        def pointers_of(self, pointer):
+            return (pointer,)
+
         def standing(self, pointer):
             return self.now
 

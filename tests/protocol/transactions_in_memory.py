@@ -99,6 +99,9 @@ class TransactionsInMemory:
     def state(self, pointer):
         return self.ask(asks.LookAt(pointer)).state
 
+    def pointers_of(self, pointer):
+        return (pointer,)
+
     def standing(self, pointer):
         return self.core.standing(pointer)
 

@@ -341,11 +341,10 @@ def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) ->
         )
     if pending is not None and pending.rolled_back:
         if pending.since_ms < metadata.created_ms:
-            raise GenerationChanged(
-                f"topic {state.name} was created again since messages were written under write pointer {pointer}",
-                hint="abort the transaction: those messages are gone; then begin a new one",
-            )
+            raise _created_again(state, pointer)
         raise RolledBack(f"write pointer {pointer} was rolled back in topic {state.name}", hint="begin a new one")
+    if pending is None and metadata.generation > 1:
+        _check_checkpoints(state, metadata, pointer)
     standing = standing_to_write(state, pointer)
     if standing == "unknown":
         _check_issued(state, pointer)
@@ -358,6 +357,21 @@ def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) ->
             hint="roll it back, and begin a new transaction",
         )
     return pointer
+
+
+def _check_checkpoints(state: TopicState, metadata: Metadata, pointer: int) -> None:
+    """Raise GenerationChanged if an earlier generation had messages under another pointer of the same transaction."""
+    for other in state.authority.pointers_of(pointer):
+        pending = state.pending.get(other)
+        if pending is not None and pending.rolled_back and pending.since_ms < metadata.created_ms:
+            raise _created_again(state, other)
+
+
+def _created_again(state: TopicState, pointer: int) -> GenerationChanged:
+    return GenerationChanged(
+        f"topic {state.name} was created again since messages were written under write pointer {pointer}",
+        hint="abort the transaction: those messages are gone; then begin a new one",
+    )
 
 
 def _check_issued(state: TopicState, pointer: int) -> None:

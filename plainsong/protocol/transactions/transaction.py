@@ -78,6 +78,10 @@ class Authority(Protocol):
         """The standing of a pointer, a transaction's first or a checkpoint's."""
         ...
 
+    def pointers_of(self, pointer: int) -> tuple[int, ...]:
+        """All pointers of a pointer's transaction, as far as is known here; at least itself."""
+        ...
+
 
 class NoAuthority:
     """The authority without a transaction service: pointers are the clients' own business."""
@@ -85,6 +89,9 @@ class NoAuthority:
     def standing(self, pointer: int) -> Standing:
         del pointer
         return "unknown"
+
+    def pointers_of(self, pointer: int) -> tuple[int, ...]:
+        return (pointer,)
 
 
 #: The durable standing of a pointer, as a replica has it: ``pruned`` ones were invalid and have no rows left,
