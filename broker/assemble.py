@@ -630,6 +630,7 @@ async def serve(
                 daemon.answers,
                 budget,
                 daemon.security,
+                daemon.descriptors,
             )
             await serve_front_ends(
                 config,

@@ -25,6 +25,7 @@ from broker.garbage import Reclaim, freeze_loaded, short_collections
 from broker.http import sockets
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
 from broker.http.handlers import RequestTasks
+from broker.http.descriptors import Descriptors
 from broker.http.messages import status_of
 from broker.http.origin_check import origin_check
 from broker.http.server import load_application, serve_http
@@ -188,6 +189,7 @@ class FrontEnd:
             begin=forwarding.begin,
             peers=self._hand_peer_over if has_peers else None,
             accounting=accounting,
+            descriptors=Descriptors(lambda: self._link.notify("descriptors_short", None)),
         )
         with trio.move_on_after(LAST_ANSWERS_S):
             await self._link.aclose()

@@ -23,6 +23,7 @@ from broker.config import every_setting
 from broker.front import FrontEndFailed
 from broker.http import sockets
 from broker.http.handlers import answer_of
+from broker.http.descriptors import Descriptors
 from broker.http.messages import only_plain, status_of
 from broker.http.peer import Peer
 from broker.http.sockets import SocketFiles, address_of, bind_shared, start_listening
@@ -322,6 +323,7 @@ class Answering:
     Args:
       endpoints, begin: as for a listener of this process, counted and forwarded.
       budget: bounds the memory of all clients' streams.
+      descriptors: records connections that a front end refused since it had too few file descriptors.
     """
 
     def __init__(
@@ -333,8 +335,10 @@ class Answering:
         answers: AnswerBudget,
         budget: BodyBudget,
         security: Security | None = None,
+        descriptors: Descriptors | None = None,
     ) -> None:
         self.security = security
+        self._descriptors = descriptors or Descriptors()
         self._guard = OPEN if security is None else security.guard
         self._endpoints = {endpoint.route.name: endpoint for endpoint in endpoints}
         self._begin = begin
@@ -350,6 +354,7 @@ class Answering:
             "counted": self._counted,
             "refused": self._refused,
             "quota_refused": self._quota_refused,
+            "descriptors_short": self._descriptors_short,
             "authenticated": self._authenticated,
             "forbidden": self._forbidden,
         }
@@ -400,6 +405,12 @@ class Answering:
     async def _quota_refused(self, call: Call) -> Reply:
         """Counts a request that a front end has refused for its name's quota."""
         self._guard.quotas.count_refusal(call.value)
+        return Reply()
+
+    async def _descriptors_short(self, call: Call) -> Reply:
+        """Records that a front end refused connections since it had too few file descriptors."""
+        del call
+        self._descriptors.refused()
         return Reply()
 
     async def _authenticated(self, call: Call) -> Reply:

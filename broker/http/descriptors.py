@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import resource
 from math import inf
+from typing import TYPE_CHECKING
 
 import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: Descriptors that no connection gets: LevelDB keeps 500 tables open, and logs, threads and links have theirs.
 NOT_FOR_CONNECTIONS = 600
@@ -13,13 +17,21 @@ NOT_FOR_CONNECTIONS = 600
 SPARE = 128
 #: How long ``GET /readyz`` says that connections were refused.
 SHOWN_S = 10.0
+#: A front end reports refusals to the owning process this often at most.
+REPORT_S = 1.0
 
 
 class Descriptors:
-    """The limit on open files of this process, and whether connections were refused for it."""
+    """The limit on open files of this process, and whether connections were refused for it, here or at a front end.
 
-    def __init__(self) -> None:
+    Args:
+      report: called for refusals, at most once in ``REPORT_S``.
+    """
+
+    def __init__(self, report: Callable[[], None] = lambda: None) -> None:
         self._refused_s = -inf
+        self._report = report
+        self._reported_s = -inf
 
     @property
     def allowed(self) -> float:
@@ -47,6 +59,9 @@ class Descriptors:
     def refused(self) -> None:
         """A connection was refused since it had no descriptor, or one of the last."""
         self._refused_s = trio.current_time()
+        if self._refused_s >= self._reported_s + REPORT_S:
+            self._reported_s = self._refused_s
+            self._report()
 
     @property
     def are_short(self) -> bool:

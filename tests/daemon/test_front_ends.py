@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -146,6 +147,25 @@ def test_a_front_end_that_is_killed_comes_back_and_the_others_go_on(daemon):
     assert set(acknowledged) <= set(found)
     assert len(found) == len(set(found))
     assert running.stop() == 0
+
+
+def test_readiness_says_that_a_front_end_has_too_few_descriptors(daemon):
+    one = daemon(FRONT_ENDS)
+    kept = http.client.HTTPConnection(*one.address, timeout=PATIENCE_S)
+
+    def readiness() -> tuple[int, bytes]:
+        kept.request("GET", "/readyz")
+        answer = kept.getresponse()
+        return answer.status, answer.read()
+
+    assert readiness()[0] == 200
+    for pid in one.children():
+        _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))  # it opens nothing more
+    with socket.create_connection(one.address):
+        eventually("readiness says it", lambda: readiness()[0] == 503)
+        assert b"few file descriptors are left" in readiness()[1]
+    kept.close()
 
 
 def test_front_ends_end_by_themselves_when_the_owning_process_is_killed(daemon):
