@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from storage.base import Row, Store
 
     #: ``TransactionService.enlist``, at its owner.
-    AskService = Callable[[int, TopicName], Awaitable[bool]]
+    AskService = Callable[[int, TopicName], Awaitable[tuple[int, ...]]]
 
 A = TypeVar("A")
 _LIST_ROWS = 500
@@ -350,7 +350,8 @@ class Term:
 
     def __init__(self, max_pointers: int = MAX_ENLISTMENTS) -> None:
         self._max_pointers = max_pointers
-        self._pointers: OrderedDict[int, None] = OrderedDict()
+        #: With the pointers of the same transaction.
+        self._pointers: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self._requests: dict[int, set[object]] = {}
 
     def __len__(self) -> int:
@@ -363,6 +364,10 @@ class Term:
         self._pointers.move_to_end(pointer)
         return True
 
+    def pointers_of(self, pointer: int) -> tuple[int, ...]:
+        """The pointers that the transaction of an enlisted pointer had at the enlistment."""
+        return self._pointers.get(pointer, (pointer,))
+
     def close(self, pointers: Iterable[int]) -> None:
         """Withdraw enlistments; answers that are under way do not count."""
         for pointer in pointers:
@@ -374,9 +379,9 @@ class Term:
         request = object()
         self._requests.setdefault(pointer, set()).add(request)
         try:
-            await ask(pointer, name)
+            pointers = await ask(pointer, name)
             if request in self._requests.get(pointer, ()):
-                self._pointers[pointer] = None
+                self._pointers[pointer] = pointers
                 if len(self._pointers) > self._max_pointers:
                     self._pointers.popitem(last=False)
         finally:

@@ -51,7 +51,7 @@ class Peer(Protocol):
         """See ``TransactionService.sync``."""
         ...
 
-    async def enlist(self, pointer: int, name: TopicName) -> bool:
+    async def enlist(self, pointer: int, name: TopicName) -> tuple[int, ...]:
         """See ``TransactionService.enlist``; a second call changes nothing."""
         ...
 
@@ -203,7 +203,7 @@ class NoPeer:
         await trio.lowlevel.checkpoint()
         raise service_moved()
 
-    async def enlist(self, pointer: int, name: TopicName) -> bool:
+    async def enlist(self, pointer: int, name: TopicName) -> tuple[int, ...]:
         """Raises NoOwner."""
         del pointer, name
         await trio.lowlevel.checkpoint()
@@ -331,9 +331,8 @@ class RoutedTransactions:
         return self._known().standing(pointer)
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
-        """All pointers of its transaction where the service runs, else the pointer. Raises TransactionsUnavailable."""
-        # Updates of a replica do not contain which pointers belong together.
-        return self.home.pointers_of(pointer) if self.home is not None and self._is_loaded else (pointer,)
+        """See ``Authority``; raises TransactionsUnavailable. Topics have it from their enlistments."""
+        return (pointer,) if self.home is None else self.home.pointers_of(pointer)
 
     def view(self) -> View:
         """What readers of committed messages may see; call ``fresh`` first. Raises TransactionsUnavailable."""
@@ -361,7 +360,7 @@ class RoutedTransactions:
         """See ``Peer.sync``; the service may have moved here since the request was sent."""
         return await (self._peer if self.home is None else self.home).sync(known, wait_ms)
 
-    async def enlist(self, pointer: int, name: TopicName) -> bool:
+    async def enlist(self, pointer: int, name: TopicName) -> tuple[int, ...]:
         """See ``TransactionService.enlist``: at the owner; waits for a while if the service is moving.
 
         A lost answer does no harm: an enlisted topic is asked before the decision, and has written nothing yet.

@@ -51,6 +51,8 @@ class _Known(NamedTuple):
     view: View
     in_progress: frozenset[int]
     invalids: frozenset[int]
+    checkpointed: dict[int, tuple[int, ...]]
+    """The pointers of each open transaction that has several, by each of them."""
 
 
 class ForeignTephra:
@@ -144,8 +146,8 @@ class ForeignTephra:
         return "unknown" if self._known is None else _standing(self._known, pointer)
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
-        """The pointer alone: the state has no more of it."""
-        return (pointer,)
+        """All pointers of an open transaction by the last state; the pointer alone if it is not known."""
+        return (pointer,) if self._known is None else self._known.checkpointed.get(pointer, (pointer,))
 
     def view(self) -> View:
         """What readers of committed messages see. Raises TransactionsUnavailable when the state is too old."""
@@ -253,8 +255,12 @@ class ForeignTephra:
 
 
 def _decode_state(data: bytes, asked_s: float) -> _Known:
-    reader = reader_of(decode_visibility_state(data))
-    return _Known(asked_s, reader, View.of(reader), frozenset(reader.in_progress), frozenset(reader.invalids))
+    state = decode_visibility_state(data)
+    reader = reader_of(state)
+    in_progress, invalids = frozenset(reader.in_progress), frozenset(reader.invalids)
+    several = [(first, *entry.checkpoints) for first, entry in state.in_progress.items() if entry.checkpoints]
+    checkpointed = {each: pointers for pointers in several for each in pointers}
+    return _Known(asked_s, reader, View.of(reader), in_progress, invalids, checkpointed)
 
 
 def _standing(known: _Known, pointer: int) -> Standing:

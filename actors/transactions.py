@@ -286,8 +286,8 @@ class TransactionService:
         await self.truncate(self.invalids())
         await self.ask(asks.ForgetChanges())
 
-    async def enlist(self, pointer: int, name: TopicName) -> bool:
-        """Enlist a topic that is about to write under a pointer. Returns True.
+    async def enlist(self, pointer: int, name: TopicName) -> tuple[int, ...]:
+        """Enlist a topic that is about to write under a pointer. Returns all pointers of the transaction.
 
         Raises:
           TransactionNotInProgress: it is decided, or being decided, or was not issued here. Overloaded: too many topics.
@@ -344,8 +344,7 @@ class TransactionService:
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
         """All pointers of a pointer's transaction; itself if no transaction is known. Raises TransactionsUnavailable."""
-        record = self._core().ledger.by_pointer.get(pointer)
-        return (pointer,) if record is None else record.pointers
+        return self._core().pointers_of(pointer)
 
     def open_of(self, name: str) -> int:
         """How many transactions a name has open. Raises TransactionsUnavailable."""

@@ -46,7 +46,7 @@ class Transactions(Protocol):
         ...
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
-        """All pointers of a pointer's transaction, as far as is known; at least itself. Raises TransactionsUnavailable."""
+        """All write pointers of a pointer's transaction, as far as is known. Raises TransactionsUnavailable."""
         ...
 
     def view(self) -> View:
@@ -76,7 +76,7 @@ class SwitchedOff:
         return "unknown"
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
-        """The pointer alone: clients do not report which pointers belong together."""
+        """The pointer alone."""
         return (pointer,)
 
     def view(self) -> View:

@@ -1,7 +1,7 @@
 """The transaction service of another instance, over links: for replicas, topics and Tephra's clients.
 
 tx.sync      [term, changes, wait_ms]         the state, as ``ReplicaUpdate.packed``, in the body
-tx.enlist    [pointer, namespace, topic]      whether the service has issued the pointer
+tx.enlist    [pointer, namespace, topic]      all pointers of the transaction
 tx.owner     pointer                          whose transaction it is; "" if that is not known
 tx.as_of     a moment in milliseconds         what had been decided by then, as ``Moment.packed``, in the body
 tx.thrift    a message of Tephra's clients    the message that answers it, both in the body
@@ -65,8 +65,9 @@ class LinkedPeer:
         reply = await self._call("tx.sync", [*known, wait_ms], wait_ms / 1000 + ANSWER_S)
         return ReplicaUpdate.unpack(await collect(reply.body))
 
-    async def enlist(self, pointer: int, name: TopicName) -> bool:
-        return bool((await self._call("tx.enlist", [pointer, *name], ANSWER_S)).value)
+    async def enlist(self, pointer: int, name: TopicName) -> tuple[int, ...]:
+        value = (await self._call("tx.enlist", [pointer, *name], ANSWER_S)).value
+        return (pointer,) if value is True else tuple(map(int, value))  # True: from an instance of version 0.1
 
     async def as_of(self, at_ms: int) -> Moment:
         try:
@@ -155,7 +156,7 @@ class TransactionCalls:
 
     async def _enlist(self, call: Call) -> Reply:
         pointer, namespace, topic = call.value
-        return Reply(await self._home().enlist(int(pointer), topic_name(namespace, topic)))
+        return Reply(list(await self._home().enlist(int(pointer), topic_name(namespace, topic))))
 
     async def _owner(self, call: Call) -> Reply:
         return Reply(self._home().owner_of(int(call.value)))

@@ -8,20 +8,17 @@ from plainsong.protocol.effects import Table
 from plainsong.protocol.keys import POINTER, SYSTEM
 from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.topic.asks import PublishUnder, RollBackPointer, StoreUnder
-from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
+from plainsong.protocol.transactions.transaction import POINTERS_PER_MS, NoAuthority
 
 #: Pointers issued when the clock of the tests starts.
 FIRST = START_MS * POINTERS_PER_MS
 
 
-class Said:
+class Said(NoAuthority):
     """An authority: whatever it was not told is unknown to it."""
 
     def __init__(self):
         self.standings = {}
-
-    def pointers_of(self, pointer):
-        return (pointer,)
 
     def standing(self, pointer):
         return self.standings.get(pointer, "unknown")

@@ -14,17 +14,15 @@ from plainsong.protocol.keys import pointer_key
 from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.rows import decode_row
 from plainsong.protocol.topic.asks import ListPointers, PublishUnder, Remove, RollBackPointer, StoreUnder, Undelete
+from plainsong.protocol.transactions.transaction import NoAuthority
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 
 P, Q = 1_700_000_000_000_000_000, 1_700_000_000_000_000_001
 
 
-class Standings(dict):
+class Standings(NoAuthority, dict):
     """An authority that says what it is told."""
-
-    def pointers_of(self, pointer):
-        return (pointer,)
 
     def standing(self, pointer):
         return self.get(pointer, "unknown")
@@ -293,9 +291,6 @@ async def test_commits_count_the_messages_they_publish_also_stored_ones():
 
 async def test_plain_work_goes_on_whatever_the_authority_does():
     class Broken:
-        def pointers_of(self, pointer):
-            return (pointer,)
-
         def standing(self, pointer):
             raise errors.TransactionsUnavailable("down")
 

@@ -11,8 +11,14 @@ from transactions_of_instances import OTHER, cluster_of
 
 import actors.replica
 from actors.transactions import SERVICE_NAME
-from plainsong.protocol.errors import NoOwner, OutcomeUnknown, TransactionNotInProgress, TransactionsUnavailable
-from plainsong.protocol.topic.asks import PublishUnder
+from plainsong.protocol.errors import (
+    GenerationChanged,
+    NoOwner,
+    OutcomeUnknown,
+    TransactionNotInProgress,
+    TransactionsUnavailable,
+)
+from plainsong.protocol.topic.asks import PublishUnder, Remove
 from plainsong.protocol.topic.publish import NotEnlisted
 
 
@@ -41,6 +47,19 @@ async def test_nothing_is_written_under_a_pointer_whose_commit_was_answered():
         with pytest.raises(NotEnlisted):
             await cluster["b"].harness.directory.ask(OTHER, given)
         assert await cluster["a"].committed(OTHER) == [["one"]]
+
+
+async def test_after_a_checkpoint_a_transaction_writes_no_more_into_a_topic_that_was_created_again_at_another_instance():
+    async with cluster_of("a", "b") as cluster:
+        cluster.say("b", OTHER)
+        pointer = await cluster.begin()
+        await cluster["b"].store_under(pointer, "first half", name=OTHER)
+        await cluster["b"].harness.ask(Remove(), name=OTHER)
+        checkpoint = (await cluster.home().checkpoint(pointer)).transaction.write_pointer
+        await cluster["b"].harness.create(OTHER)
+        with pytest.raises(GenerationChanged, match=f"{pointer}"):
+            await cluster["b"].publish_under(checkpoint, "second half", name=OTHER)
+        await cluster["b"].publish_under(await cluster.begin(), "other", name=OTHER)
 
 
 async def test_an_enlistment_that_arrives_after_the_commit_counts_for_nothing():

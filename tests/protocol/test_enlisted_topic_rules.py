@@ -21,13 +21,13 @@ class EnlistedTopic(Topic):
         self.standings, self.pointers, self.is_known = {}, {POINTER}, True
         self.state.authority = self.state.enlistment = self
 
-    def pointers_of(self, pointer):
-        return (pointer,)
-
     def standing(self, pointer):
         if not self.is_known:
             raise TransactionsUnavailable("the service is not there")
         return self.standings.get(pointer, "unknown")
+
+    def pointers_of(self, pointer):
+        return (pointer,)
 
     def holds(self, pointer):
         return pointer in self.pointers

@@ -41,8 +41,9 @@ def test_enlisted_topics_are_there_after_a_crash_and_gone_with_the_decision():
 def test_a_checkpoint_is_enlisted_with_its_transaction():
     at = TransactionsInMemory()
     transaction_id = at.new()
+    assert enlist(at, transaction_id) == (transaction_id,)
     pointer = at.checkpoint(transaction_id).write_pointer
-    assert enlist(at, pointer)
+    assert enlist(at, pointer) == (transaction_id, pointer)
     assert at.core.enlisted(transaction_id) == {TOPIC}
 
 
@@ -50,7 +51,7 @@ def test_a_commit_of_what_was_enlisted_in_the_same_step_waits_for_its_topics():
     at = TransactionsInMemory()
     pointer = at.new()
     granted, answer = at.ask_all(asks.Enlist(pointer, TOPIC), asks.Commit(pointer))
-    assert granted is True
+    assert granted == (pointer,)
     assert isinstance(answer, asks.CloseFirst)
     assert at.core.standing(pointer) == "in_progress"
 

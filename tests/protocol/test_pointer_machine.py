@@ -35,6 +35,7 @@ from plainsong.protocol.topic.asks import (
 from plainsong.protocol.topic.core import TopicCore
 from plainsong.protocol.topic.pending import Pending
 from plainsong.protocol.topic.state import Now, TopicLimits
+from plainsong.protocol.transactions.transaction import NoAuthority
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -79,11 +80,8 @@ class Pointer:
     orphaned: bool = False
 
 
-class Authority(dict):
+class Authority(NoAuthority, dict):
     """Standings by pointer."""
-
-    def pointers_of(self, pointer):
-        return (pointer,)
 
     def standing(self, pointer):
         return self.get(pointer, "unknown")
@@ -385,9 +383,6 @@ class PointerMachine(RuleBasedStateMachine):
     def pick(self, index):
         number = self.begun[-1 - index % len(self.begun)]
         return number, self.pointers.setdefault(number, Pointer())
-
-    def pointers_of(self, number):
-        return (number,)
 
     def standing(self, number):
         return self.authority.standing(number)

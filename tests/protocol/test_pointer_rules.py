@@ -44,16 +44,16 @@ class Topic:
     """A core that is asked one thing, or several, in one step."""
 
     def __init__(self, properties=None, **limits):
-        self.standings = {}
+        self.standings, self.checkpointed = {}, {}
         self.core = TopicCore(TopicState(NAME, TopicLimits(**limits), authority=self))
         self.now_ms = NOW_MS
         self.ask(Create(properties or TopicProperties()))
 
-    def pointers_of(self, pointer):
-        return (pointer,)
-
     def standing(self, pointer):
         return self.standings.get(pointer, "unknown")
+
+    def pointers_of(self, pointer):
+        return self.checkpointed.get(pointer, (pointer,))
 
     def ask(self, *wanted, decided=()):
         now = Now(self.now_ms, 0.0, decided=decided)
@@ -312,6 +312,20 @@ def test_a_transaction_that_wrote_into_an_earlier_generation_writes_no_more_into
     topic.plain(b"z")
     assert Delete(Table.METADATA, [pointer_key(NAME, 2, P)]) in topic.step.operations
     assert topic.step.dropped == [P]
+
+
+def test_after_a_checkpoint_a_transaction_that_wrote_into_an_earlier_generation_writes_no_more_into_the_topic():
+    topic = Topic()
+    topic.keep(P, b"x")
+    topic.ask(Remove())
+    topic.checkpointed = {P: (P, Q), Q: (P, Q)}
+    topic.ask(Create(TopicProperties()))
+    for messages in ([], [b"y"]):
+        ask = PublishUnder(PublishRequest(messages, write_pointer=Q), 0)
+        topic.refuses(errors.GenerationChanged, topic.ask(ask), f"write pointer {P}")
+        assert not topic.step.operations
+    other = PublishUnder(PublishRequest([b"z"], write_pointer=Q + 1), 0)
+    assert isinstance(topic.ask(other), PublishResponse)
 
 
 def test_a_generation_that_an_open_transaction_wrote_into_is_kept_until_that_is_decided():

@@ -41,6 +41,7 @@ from plainsong.protocol.topic.asks import (
     Undelete,
 )
 from plainsong.protocol.topic.producer_state import NamespacePolicy
+from plainsong.protocol.transactions.transaction import NoAuthority
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -746,11 +747,8 @@ def test_e59_a_transactional_publish_sent_again_has_the_same_answer():
 
 @pytest.mark.parametrize("standing", ["deciding", "committed"])
 def test_a_transactional_publish_sent_again_while_its_transaction_commits_has_the_same_answer(standing):
-    class Standings:
+    class Standings(NoAuthority):
         now = "in_progress"
-
-        def pointers_of(self, pointer):
-            return (pointer,)
 
         def standing(self, pointer):
             return self.now

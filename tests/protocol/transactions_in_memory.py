@@ -99,11 +99,11 @@ class TransactionsInMemory:
     def state(self, pointer):
         return self.ask(asks.LookAt(pointer)).state
 
-    def pointers_of(self, pointer):
-        return (pointer,)
-
     def standing(self, pointer):
         return self.core.standing(pointer)
+
+    def pointers_of(self, pointer):
+        return self.core.pointers_of(pointer)
 
     def verdict(self, pointer):
         """What a reader of committed messages does with a row of this pointer: deliver, skip or hold."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.records import Metadata
     from plainsong.protocol.topic.asks import CheckPublish, ClosePointers, PublishEach
     from plainsong.protocol.topic.deduplication import DeduplicationVerdict
+    from plainsong.protocol.topic.pending import Pending
     from plainsong.protocol.topic.row_extras import RowExtras
     from plainsong.protocol.topic.state import Now, Run, TopicState
     from plainsong.protocol.topic.step import Step
@@ -340,11 +341,8 @@ def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) ->
             hint=f"a transaction may live for {state.limits.max_lifetime_ms // 1000} s (transactions.max_lifetime_s)",
         )
     if pending is not None and pending.rolled_back:
-        if pending.since_ms < metadata.created_ms:
-            raise _created_again(state, pointer)
+        _check_generation(state, metadata, pending)
         raise RolledBack(f"write pointer {pointer} was rolled back in topic {state.name}", hint="begin a new one")
-    if pending is None and metadata.generation > 1:
-        _check_checkpoints(state, metadata, pointer)
     standing = standing_to_write(state, pointer)
     if standing == "unknown":
         _check_issued(state, pointer)
@@ -356,22 +354,21 @@ def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) ->
             f"the row of write pointer {pointer} in topic {state.name} cannot be read",
             hint="roll it back, and begin a new transaction",
         )
+    if pending is None and metadata.generation > 1:
+        for other in (state.enlistment or state.authority).pointers_of(pointer):
+            found = state.pending.get(other)
+            if found is not None and found.rolled_back:
+                _check_generation(state, metadata, found)
     return pointer
 
 
-def _check_checkpoints(state: TopicState, metadata: Metadata, pointer: int) -> None:
-    """Raise GenerationChanged if an earlier generation had messages under another pointer of the same transaction."""
-    for other in state.authority.pointers_of(pointer):
-        pending = state.pending.get(other)
-        if pending is not None and pending.rolled_back and pending.since_ms < metadata.created_ms:
-            raise _created_again(state, other)
-
-
-def _created_again(state: TopicState, pointer: int) -> GenerationChanged:
-    return GenerationChanged(
-        f"topic {state.name} was created again since messages were written under write pointer {pointer}",
-        hint="abort the transaction: those messages are gone; then begin a new one",
-    )
+def _check_generation(state: TopicState, metadata: Metadata, rolled_back: Pending) -> None:
+    """Check that a rolled back pointer was used in this generation: see ``carry_pointers``. Raises GenerationChanged."""
+    if rolled_back.since_ms < metadata.created_ms:
+        raise GenerationChanged(
+            f"topic {state.name} was created again since messages were written under write pointer {rolled_back.pointer}",
+            hint="abort the transaction: those messages are gone; then begin a new one",
+        )
 
 
 def _check_issued(state: TopicState, pointer: int) -> None:

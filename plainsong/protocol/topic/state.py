@@ -436,6 +436,10 @@ class Enlistment(Protocol):
         """Whether the topic is enlisted for a pointer."""
         ...
 
+    def pointers_of(self, pointer: int) -> tuple[int, ...]:
+        """All write pointers that the transaction of an enlisted pointer had at the enlistment."""
+        ...
+
     def close(self, pointers: Iterable[int]) -> None:
         """End the enlistment for pointers, also where one that began earlier is still under way."""
         ...

@@ -137,8 +137,8 @@ def shown_key(key: bytes) -> str:
 
 
 @dataclass(slots=True)
-class Enlist(Ask[bool]):
-    """Enlist a topic, which is about to write under a pointer. Answers True."""
+class Enlist(Ask[tuple[int, ...]]):
+    """Enlist a topic, which is about to write under a pointer. Answers all pointers of the transaction."""
 
     pointer: int
     name: TopicName

@@ -221,8 +221,8 @@ def _check_max_open(ledger: Ledger) -> None:
 # the pointer first. Pointers that the service did not issue are not checked.
 
 
-def enlist(ledger: Ledger, step: ManagerStep, ask: Enlist, now: ManagerNow) -> bool:
-    """Enlist a topic for an open transaction. Answers True.
+def enlist(ledger: Ledger, step: ManagerStep, ask: Enlist, now: ManagerNow) -> tuple[int, ...]:
+    """Enlist a topic for an open transaction. Answers all its pointers.
 
     Raises:
       TransactionNotInProgress: it is decided, or being decided, or was not issued here.
@@ -244,7 +244,7 @@ def enlist(ledger: Ledger, step: ManagerStep, ask: Enlist, now: ManagerNow) -> b
                 hint="commit it, and go on in another one",
             )
         step.enlist(record, ask.name, now.wall_ms)
-    return True
+    return record.pointers
 
 
 def nothing(ledger: Ledger, step: ManagerStep, ask: object, now: ManagerNow) -> None:

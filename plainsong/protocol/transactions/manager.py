@@ -191,6 +191,11 @@ class ManagerCore:
             return "invalid"
         return "in_progress" if record.state == "unknown" else record.state
 
+    def pointers_of(self, pointer: int) -> tuple[int, ...]:
+        """All pointers of a pointer's transaction; itself if no transaction is known."""
+        record = self.ledger.by_pointer.get(pointer)
+        return (pointer,) if record is None else record.pointers
+
     def durable(self, pointer: int) -> Durable:
         """The standing of a pointer for replicas: until a decision is durable, the one before it."""
         if self.visible.is_in_progress(pointer):

@@ -79,7 +79,7 @@ class Authority(Protocol):
         ...
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
-        """All pointers of a pointer's transaction, as far as is known here; at least itself."""
+        """All write pointers of a pointer's transaction, as far as is known; itself if no transaction is."""
         ...
 
 
