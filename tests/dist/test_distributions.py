@@ -165,6 +165,7 @@ def test_the_distributions_ask_for_no_more_and_no_less_than_the_tree():
     spark = ours["spark"]["project"]
     extra = {*spark["dependencies"], *spark["optional-dependencies"]["report"]}
     assert extra - {f"plainsong-client=={__version__}", *wanted} == set(tree["optional-dependencies"]["spark"])
+    assert spark["optional-dependencies"]["hbase"] == [f"plainsong-server[hbase]=={__version__}"]
 
 
 def test_nothing_asks_an_index_for_a_distribution_called_plainsong():
