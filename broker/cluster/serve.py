@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from broker.http.budgets import AnswerBudget, AnswerRoom, Reservation
     from broker.http.handlers import RequestTasks
     from broker.http.messages import Answer, Conversation
-    from broker.http.server import PeerHandler
-    from broker.link.server import Call
+    from broker.link.server import Call, ServesPeer
     from broker.logs import AccessLog
     from broker.metrics import Metrics
     from broker.security.guard import Guard
@@ -104,7 +103,7 @@ class Cluster:
         forwarding = Forwarding(self.owners, scatter, tasks, decides=decides, max_wait_ms=max_wait_ms)
         return forwarding.endpoints(endpoints)
 
-    def peer_handler(self) -> PeerHandler:
+    def peer_handler(self) -> ServesPeer:
         """Serves the connections of other instances."""
         return peer_handler(self.dispatcher, self._bounds, self.secret)
 

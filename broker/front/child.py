@@ -32,6 +32,7 @@ from broker.http.server import load_application, serve_http
 from broker.link.client import Link
 from broker.link.flow import LinkBroken
 from broker.link.http_codec import encode_identity
+from broker.link.proof import with_binding
 from broker.link.wire import WITHIN_DAEMON
 from broker.logs import AccessLog, process, setup_logs
 from broker.reload import Reloads
@@ -204,11 +205,11 @@ class FrontEnd:
         if isinstance(stream, trio.SocketStream):
             connection = socket.socket(fileno=os.dup(stream.socket.fileno()))
             await stream.aclose()
-            await sockets.send_connection(self._handover, connection, already_read)
+            await sockets.send_connection(self._handover, connection, with_binding(b"", already_read))
             return
         # What TLS knows of a connection cannot be handed over: it stays here, and its bytes are passed on.
         ours, theirs = socket.socketpair()
-        await sockets.send_connection(self._handover, theirs, already_read)
+        await sockets.send_connection(self._handover, theirs, with_binding(stream.tls.binding, already_read))
         await sockets.passed_on(stream, sockets.stream_of(ours))
 
 

@@ -29,6 +29,7 @@ from broker.http.peer import Peer
 from broker.http.sockets import SocketFiles, address_of, bind_shared, start_listening
 from broker.link.flow import Reply
 from broker.link.http_codec import decode_identity, decode_request, encode_admitted
+from broker.link.proof import without_binding
 from broker.link.server import serve_link
 from broker.link.wire import WITHIN_DAEMON
 from broker.reload import Reloads
@@ -52,8 +53,7 @@ if TYPE_CHECKING:
     from broker.config import Config
     from broker.http.budgets import AnswerBudget, BodyBudget
     from broker.http.messages import Begin, Conversation
-    from broker.http.server import PeerHandler
-    from broker.link.server import Call, PendingReply, ServedChannel
+    from broker.link.server import Call, PendingReply, ServedChannel, ServesPeer
     from broker.security.setup import Security
     from broker.tls import Certificates
 
@@ -76,7 +76,7 @@ _SECTIONS = ("http", "security", "metrics", "tls", "otel", "cluster", "log", "sh
 async def serve_front_ends(
     config: Config,
     answering: Answering,
-    peers: PeerHandler | None,
+    peers: ServesPeer | None,
     *,
     stop: trio.Event,
     certificates: Certificates | None = None,
@@ -167,7 +167,7 @@ class _Shared:
         self,
         settings: dict[str, Any],
         answering: Answering,
-        peers: PeerHandler | None,
+        peers: ServesPeer | None,
         stop: trio.Event,
         nursery: trio.Nursery,
         max_peers: int,
@@ -298,14 +298,15 @@ class _FrontEndProcess:
         while (taken := await sockets.receive_connection(handover)) is not None:
             self._shared.nursery.start_soon(self._serve_peer, *taken)
 
-    async def _serve_peer(self, connection: socket.socket, already_read: bytes) -> None:
+    async def _serve_peer(self, connection: socket.socket, data: bytes) -> None:
         shared = self._shared
         if shared.peers is None or shared.open_peers >= shared.max_peers:
             connection.close()
             return
         shared.open_peers += 1
         try:
-            await shared.peers(sockets.stream_of(connection), already_read, shared.stop)
+            binding, already_read = without_binding(data)
+            await shared.peers(sockets.stream_of(connection), already_read, shared.stop, binding)
         except Exception:
             log.exception("a connection failed")
         finally:

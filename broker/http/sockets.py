@@ -217,6 +217,8 @@ def _explained(error: OSError, bind: str) -> BindFailed:
 
 #: The most that may have been read of a connection that is handed over: its preface and a little more.
 MAX_READ_BYTES = 64 << 10
+#: The most that precedes these bytes: see ``broker.link.proof.with_binding``.
+MAX_BINDING_BYTES = 256
 #: What is read at once of a connection whose bytes are passed on.
 PASSED_BYTES = 64 << 10
 
@@ -243,7 +245,7 @@ async def receive_connection(handover: socket.socket) -> tuple[socket.socket, by
     while True:
         await wait_readable(handover)
         with suppress(BlockingIOError):
-            data, descriptors, _, _ = socket.recv_fds(handover, MAX_READ_BYTES, 1)
+            data, descriptors, _, _ = socket.recv_fds(handover, MAX_READ_BYTES + MAX_BINDING_BYTES, 1)
             if descriptors:
                 return socket.socket(fileno=descriptors[0]), data
             if not data:

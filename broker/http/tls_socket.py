@@ -45,6 +45,11 @@ class TlsSocket:
         self._unsent = memoryview(b"")
         self._owed_bytes = 0
 
+    @property
+    def binding(self) -> bytes:
+        """Bytes that both ends of this connection know, and that no other connection has; empty before the handshake."""
+        return self._tls.get_channel_binding("tls-unique") or b""
+
     # --- handshake --------------------------------------------------------------------------------
 
     async def shake_hands(self, progressed: Callable[[], None] = lambda: None) -> None:

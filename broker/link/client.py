@@ -40,7 +40,8 @@ class Link:
         peer: str = "",
         secret: LinkSecret | None = None,
     ) -> None:
-        prove = None if secret is None else partial(secret.exchange, "connect")
+        binding = stream.tls.binding if isinstance(stream, TlsStream) else b""
+        prove = None if secret is None else partial(secret.exchange, "connect", binding)
         self._wire = Wire(stream, bounds, vocabulary, peer, prove)
         self._bounds = bounds
         self._waiting: dict[int, PendingCall] = {}

@@ -1,10 +1,12 @@
 """The proof that both ends of a link know the cluster's secret, given before any frame is read.
 
     acceptor     32 random bytes, its name
-    connector    32 random bytes, its name, HMAC-SHA-256(secret, "connect", both numbers, both names)
-    acceptor     HMAC-SHA-256(secret, "accept", both numbers, both names)
+    connector    32 random bytes, its name, HMAC-SHA-256(secret, "connect", both numbers, both names, the connection)
+    acceptor     HMAC-SHA-256(secret, "accept", both numbers, both names, the connection)
 
-A name is preceded by its length in one byte. Whoever answers wrongly, or with something else, is cut.
+A name is preceded by its length in one byte. Of TLS "the connection" is its channel binding (tls-unique): so a relay that
+passes the proof on, but ends TLS on both sides to read or change what follows, proves nothing, whatever certificate it
+has. Of plain TCP it is empty. An end that answers wrongly, or with something else, is cut.
 """
 
 from __future__ import annotations
@@ -59,28 +61,43 @@ class LinkSecret:
         """The same at all instances with this secret, and of no use to an instance without it."""
         return hmac.digest(self.secret, b"member", sha256).hex()[:32]
 
-    async def exchange(self, side: Literal["connect", "accept"], talk: Talk) -> str:
-        """Proves this end to the other, and the other to this one; its name. Raises NotProven."""
+    async def exchange(self, side: Literal["connect", "accept"], binding: bytes, talk: Talk) -> str:
+        """Proves this end to the other, and the other to this one; its name. Raises NotProven.
+
+        Args:
+          binding: of the connection, if it has one; both ends have to have the same.
+        """
         mine = secrets.token_bytes(NONCE_BYTES) + _named(self.name)
         if side == "accept":
             await talk.send(mine)
             theirs, name = await _hello(talk)
-            await self._check(talk, "connect", mine, theirs)
-            await talk.send(self._mac("accept", mine, theirs))
+            await self._check(talk, "connect", mine, theirs, binding)
+            await talk.send(self._mac("accept", mine, theirs, binding))
         else:
             theirs, name = await _hello(talk)
-            await talk.send(mine + self._mac("connect", theirs, mine))
-            await self._check(talk, "accept", theirs, mine)
+            await talk.send(mine + self._mac("connect", theirs, mine, binding))
+            await self._check(talk, "accept", theirs, mine, binding)
         return name
 
-    async def _check(self, talk: Talk, word: str, acceptor: bytes, connector: bytes) -> None:
-        if not hmac.compare_digest(await talk.read(MAC_BYTES), self._mac(word, acceptor, connector)):
-            raise NotProven("its answer is not that of the secret")
+    async def _check(self, talk: Talk, word: str, acceptor: bytes, connector: bytes, binding: bytes) -> None:
+        if not hmac.compare_digest(await talk.read(MAC_BYTES), self._mac(word, acceptor, connector, binding)):
+            raise NotProven("its answer is not that of the secret on this connection")
 
-    def _mac(self, word: str, acceptor: bytes, connector: bytes) -> bytes:
+    def _mac(self, word: str, acceptor: bytes, connector: bytes, binding: bytes) -> bytes:
         numbers = acceptor[:NONCE_BYTES] + connector[:NONCE_BYTES]
         names = acceptor[NONCE_BYTES:] + connector[NONCE_BYTES:]
-        return hmac.digest(self.secret, word.encode() + numbers + names, sha256)
+        return hmac.digest(self.secret, word.encode() + numbers + names + binding, sha256)
+
+
+def with_binding(binding: bytes, already_read: bytes) -> bytes:
+    """What a process that speaks TLS hands to the one that gives the proof: the binding, and the bytes read so far."""
+    return bytes([len(binding)]) + binding + already_read
+
+
+def without_binding(data: bytes) -> tuple[bytes, bytes]:
+    """The binding and the bytes in ``with_binding``'s."""
+    end = 1 + data[0]
+    return data[1:end], data[end:]
 
 
 def _named(name: str) -> bytes:

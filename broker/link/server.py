@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import trio
 
 from broker.http.messages import only_plain
+from broker.http.tls_socket import TlsStream
 from broker.link.flow import Inflow, LinkBroken, Outflow, Reply, send_reply
 from broker.link.wire import BETWEEN_INSTANCES, LinkBounds, Wire
 from plainsong.protocol.errors import Internal, MalformedBody, OutcomeUnknown, Overloaded, PlainsongError
 from plainsong.protocol.link import VOCABULARY, FrameKind
 
 if TYPE_CHECKING:
-    from broker.http.server import PeerHandler
-    from broker.http.tls_socket import TlsStream
     from broker.link.proof import LinkSecret
     from plainsong.protocol.link import Vocabulary
 
@@ -66,6 +65,7 @@ async def serve_link(
     vocabulary: Vocabulary = VOCABULARY,
     peer: str = "",
     secret: LinkSecret | None = None,
+    binding: bytes = b"",
 ) -> None:
     """Answers a peer's calls until it closes the connection; calls still under way are then cancelled.
 
@@ -74,9 +74,10 @@ async def serve_link(
       stop: once set, the peer is asked to call no more; the link ends when its calls are answered.
       inline: is offered the calls with short bodies.
       secret: the peer has to know it; None: nothing is asked.
+      binding: see ``LinkSecret.exchange``.
     """
     async with trio.open_nursery() as nursery:
-        prove = None if secret is None else partial(secret.exchange, "accept")
+        prove = None if secret is None else partial(secret.exchange, "accept", binding)
         side = _ServingSide(Wire(stream, bounds, vocabulary, peer, prove), dispatch, inline, nursery)
         if stop is not None:
             nursery.start_soon(side.leave_at, stop)
@@ -325,15 +326,47 @@ class ServedChannel:
 # --- peers -----------------------------------------------------------------------------------------
 
 
+class ServesPeer(Protocol):
+    """Serves a connection of another instance; also a ``PeerHandler``."""
+
+    async def __call__(
+        self,
+        stream: trio.SocketStream | TlsStream,
+        already_read: bytes,
+        stop: trio.Event,
+        /,
+        binding: bytes | None = None,
+    ) -> None:
+        """``binding``: given where another process speaks TLS on the connection; None: this stream's own."""
+        ...
+
+
 def peer_handler(
     dispatch: Dispatch, bounds: LinkBounds = BETWEEN_INSTANCES, secret: LinkSecret | None = None
-) -> PeerHandler:
+) -> ServesPeer:
     """Serves connections on the HTTP port that begin with the preface of a link; ``dispatch`` answers their calls."""
 
-    async def serve(stream: trio.SocketStream | TlsStream, already_read: bytes, stop: trio.Event) -> None:
+    async def serve(
+        stream: trio.SocketStream | TlsStream,
+        already_read: bytes,
+        stop: trio.Event,
+        /,
+        binding: bytes | None = None,
+    ) -> None:
         stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         peer = peer_address(stream.socket)
-        await serve_link(stream, dispatch, bounds, already_read=already_read, stop=stop, peer=peer, secret=secret)
+        if binding is None:
+            binding = stream.tls.binding if isinstance(stream, TlsStream) else b""
+        await serve_link(
+            stream,
+            dispatch,
+            bounds,
+            already_read=already_read,
+            stop=stop,
+            peer=peer,
+            secret=secret,
+            binding=binding,
+        )
 
     return serve
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import socket
+import ssl
 import time
 from functools import partial
 
@@ -17,6 +19,8 @@ from test_peer_handler import links, serving
 from trio.testing import memory_stream_pair
 
 from broker.config.config import config_of
+from broker.http.sockets import passed_on
+from broker.http.tls_socket import TlsSocket, TlsStream
 from broker.link.client import UNPROVEN_PAUSE_S, Link, connect_by_tls
 from broker.link.flow import LinkBroken
 from broker.link.proof import LinkSecret, NotProven, link_secret
@@ -121,13 +125,13 @@ class _End:
         return found
 
 
-async def exchanged(connector: LinkSecret, acceptor: LinkSecret, change) -> list[str | None]:
+async def exchanged(connector: LinkSecret, acceptor: LinkSecret, change, bindings=(b"", b"")) -> list[str | None]:
     mine, theirs = Tampering(change).ends()
     found: list[str | None] = [None, None]
 
     async def run(at, side, secret, talk) -> None:
         with contextlib.suppress(NotProven):
-            found[at] = await secret.exchange(side, talk)
+            found[at] = await secret.exchange(side, bindings[at], talk)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run, 0, "connect", connector, mine)
@@ -137,6 +141,12 @@ async def exchanged(connector: LinkSecret, acceptor: LinkSecret, change) -> list
 
 async def test_each_learns_the_others_name(autojump_clock):
     assert await exchanged(A, B, lambda data: data) == ["b", "a"]
+
+
+async def test_a_proof_that_was_given_on_another_connection_proves_nothing(autojump_clock):
+    assert await exchanged(A, B, lambda data: data, (b"one", b"one")) == ["b", "a"]
+    for bindings in ((b"one", b"two"), (b"one", b""), (b"", b"two")):
+        assert await exchanged(A, B, lambda data: data, bindings) == [None, None]
 
 
 @pytest.mark.parametrize("at", [0, 5, 31, 32, 33, -1, -32])
@@ -167,7 +177,7 @@ def test_noise_proves_nothing_and_raises_nothing_else(noise):
         talk.send = send
         for side in ("accept", "connect"):
             with pytest.raises(NotProven):
-                await A.exchange(side, talk)
+                await A.exchange(side, b"", talk)
 
     trio.run(run)
 
@@ -218,3 +228,47 @@ async def test_links_go_by_tls_on_the_same_port_and_verify_the_other_end(tmp_pat
         async with links(dial=partial(connect_by_tls, stranger.trusting), secret=A) as to:
             with pytest.raises(LinkBroken, match=r"(?i)certificate.verify"):
                 await to.to(server.address)
+
+
+@pytest.mark.parametrize("minimum", ["1.2", "1.3"])
+async def test_a_relay_with_a_certificate_of_the_same_authority_passes_no_call_on(tmp_path, minimum):
+    """It passes the proof on unchanged, and could change what follows: it ends TLS on both sides."""
+    authority = Authority(tmp_path)
+    pairs = {name: authority.issue(name) for name in ("server", "relay")}
+    own, relays = (
+        Certificates(
+            config_of(
+                {
+                    "tls.certificate": str(pair.certificate),
+                    "tls.key": str(pair.key),
+                    "tls.client_ca": str(authority.file),
+                    "tls.minimum": minimum,
+                }
+            ).tls,
+            time.time,
+        )
+        for pair in pairs.values()
+    )
+    if minimum == "1.2":
+        own.now.links.maximum_version = ssl.TLSVersion.TLSv1_2
+    relayed = []
+
+    async with serving(tls=own, secret=B) as server, trio.open_nursery() as nursery:
+
+        async def relay(stream: trio.SocketStream) -> None:
+            tls = TlsSocket(socket.socket(fileno=stream.socket.detach()), relays.now.server)
+            await tls.shake_hands()
+            onward = await connect_by_tls(lambda: relays.now.links, server.address)
+            relayed.append(True)
+            await passed_on(TlsStream(tls), onward)
+
+        listeners = await nursery.start(partial(trio.serve_tcp, relay, 0, host="127.0.0.1"))
+        address = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        dial = partial(connect_by_tls, lambda: own.now.links)
+        async with links(dial=dial, secret=A) as to:
+            with pytest.raises(LinkBroken):
+                await (await to.to(address)).call("echo", 1)
+        assert relayed
+        async with links(dial=dial, secret=A) as to:
+            assert (await (await to.to(server.address)).call("echo", 1)).value == 1
+        nursery.cancel_scope.cancel()
