@@ -86,6 +86,33 @@ def test_readers_show_what_is_to_come_what_is_hidden_and_when_they_were_seen(scr
     client.transactions.abort(transaction)
 
 
+def test_a_message_that_is_typed_in_is_published_once_it_is_confirmed(screen: Screen, client: Client, ns: str):
+    client.create_topic("t")
+    screen.open(f"/console/topics/{ns}/t", "publish-text")
+    assert not screen.one("publish").is_enabled()
+    screen.type("publish-text", "gr\u00fcn <b>1</b>")
+    screen.click("publish")
+    screen.says("confirm-text", "One message of 14 B", "cannot be taken back")
+    assert client.poll("t").messages == []
+    screen.click("confirm")
+    screen.says("toast", f"published to {ns}:t")
+    assert [message.payload for message in client.poll("t")] == ["gr\u00fcn <b>1</b>".encode()]
+    screen.says("message-payload", "gr\u00fcn <b>1</b>")
+    assert screen.one("publish-text").get_attribute("value") == ""
+
+
+def test_a_message_that_the_topic_refuses_is_not_taken_for_published(screen: Screen, client: Client, ns: str):
+    client.create_topic("t", transactional="required")
+    screen.open(f"/console/topics/{ns}/t", "publish-text")
+    screen.type("publish-text", "x")
+    screen.click("publish")
+    screen.click("confirm")
+    screen.says("error", "write pointer")
+    screen.click("cancel")
+    assert screen.one("publish-text").get_attribute("value") == "x"
+    assert client.poll("t").messages == []
+
+
 def test_a_change_of_properties_is_previewed_with_what_it_hides_and_then_applied(
     screen: Screen, client: Client, ns: str
 ):

@@ -1,6 +1,6 @@
 // A topic: how it is doing, who holds it up, what it is set to, what is in it, who reads it.
 
-import { Problem, ask, get, optional, now, pathOf, topicPath } from "../api.js";
+import { Away, Problem, ask, get, optional, now, pathOf, topicPath } from "../api.js";
 import { bytes, count, duration, many, rate, time } from "../format.js";
 import { carryOut, effectLines, preview, said } from "../preview.js";
 import { ErrorPanel, Guarded, Option, Page, Row, Spark, Stat, TableFrame, go, html, nextPage, previousPage, producersUrl, transactionUrl } from "../ui.js";
@@ -166,6 +166,7 @@ export class Topic extends Page {
         </dl>`}
       <${Attention} items=${stats && attention} now=${when} about=${this.name} />
       ${stats && html`<${Viewer} mounted=${(viewer) => (this.viewer = viewer)} retry=${(error) => this.retry(error)} app=${app} route=${route} stats=${stats} now=${at} />`}
+      ${stats && html`<${Publish} app=${app} topic=${this.name} path=${this.path("publish")} done=${() => this.refresh()} />`}
       ${stats && readers && html`<${Readers} lag=${readers} after=${this.query.get("readers")} now=${when} />`}
       ${properties && html`<${Properties} app=${app} topic=${this.name} path=${this.path("properties")} properties=${properties} deduplication=${deduplication} etag=${etag} saved=${() => this.refresh()} />`}
       ${properties &&
@@ -200,6 +201,43 @@ function Held({ open, hidden, stats, now }) {
       ${first.expiresMs ? ` It ends by itself in ${duration(first.expiresMs - now)}.` : ""}</div>
     <a class="button" data-testid="held-open" href=${transactionUrl(first.id)}>Open the transaction</a>
   </div>`;
+}
+
+// One message of text, for a try.
+class Publish extends Component {
+  constructor() {
+    super();
+    this.state = { text: "" };
+  }
+
+  ask() {
+    const { app, topic, path, done } = this.props;
+    const { text } = this.state;
+    app.confirm({
+      title: `Publish to ${topic}?`,
+      lines: [`One message of ${bytes(new TextEncoder().encode(text).length)}. Every reader of the topic gets it, and it cannot be taken back.`],
+      action: "Publish",
+      harmless: true,
+      run: async () => {
+        try {
+          await ask(path, { method: "POST", body: { messages: [text] } });
+        } catch (error) {
+          if (error instanceof Away) error.message += ": the message may have been published. Look at the newest messages before you publish it again.";
+          throw error;
+        }
+        this.setState({ text: "" });
+        app.say(`One message was published to ${topic}`);
+        await done();
+      },
+    });
+  }
+
+  render({ app, topic }, { text }) {
+    return html`<section aria-labelledby="publish-title"><h2 id="publish-title">Publish</h2>
+      <label>Message<textarea data-testid="publish-text" rows="3" spellcheck="false" value=${text} onInput=${(event) => this.setState({ text: event.currentTarget.value })}></textarea></label>
+      <p class="buttons start"><${Guarded} app=${app} verb="publish" on=${topic} data-testid="publish" disabled=${!text} onClick=${() => this.ask()}>Publish …</${Guarded}></p>
+    </section>`;
+  }
 }
 
 // Readers whose position the daemon keeps, and those that say their name when they poll.
