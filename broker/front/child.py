@@ -24,8 +24,8 @@ from broker.front.forward import FrontForwarding
 from broker.garbage import Reclaim, freeze_loaded, short_collections
 from broker.http import sockets
 from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
-from broker.http.handlers import RequestTasks
 from broker.http.descriptors import Descriptors
+from broker.http.handlers import RequestTasks
 from broker.http.messages import status_of
 from broker.http.origin_check import origin_check
 from broker.http.server import load_application, serve_http

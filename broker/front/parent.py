@@ -22,8 +22,8 @@ from broker.cluster.remote_stream import converse
 from broker.config import every_setting
 from broker.front import FrontEndFailed
 from broker.http import sockets
-from broker.http.handlers import answer_of
 from broker.http.descriptors import Descriptors
+from broker.http.handlers import answer_of
 from broker.http.messages import only_plain, status_of
 from broker.http.peer import Peer
 from broker.http.sockets import SocketFiles, address_of, bind_shared, start_listening

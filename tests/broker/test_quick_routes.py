@@ -6,7 +6,6 @@ import gzip
 import json
 import logging
 import random
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
