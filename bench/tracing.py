@@ -93,7 +93,7 @@ class Tracer:
 
 
 def measure(tracer: Tracer, url: str) -> dict[str, Traced]:
-    """The five requests, by what a user calls them."""
+    """The requests, by what a user calls them."""
     topic = "traced"
     connection = HTTPConnection(url.removeprefix("http://"))
     numbers = iter(range(1, 1_000_000))
@@ -122,6 +122,17 @@ def measure(tracer: Tracer, url: str) -> dict[str, Traced]:
         "a committed poll from the cache": tracer.count(poll, of_requester=False),
         "a publish of a producer": tracer.count(produce, of_requester=False),
     }
+    began: list[int] = []
+
+    def begin() -> None:
+        connection.request("POST", "/v1/transactions", "{}", JSON)
+        began.append(json.loads(connection.getresponse().read())["id"])
+
+    def commit() -> None:
+        ask("POST", f"/v1/transactions/{began.pop()}/commit")
+
+    found["a begin"] = tracer.count(begin, of_requester=False)
+    found["a commit"] = tracer.count(commit, of_requester=False)
     with Client(url) as client:
         client.create_topic("of-a-client", if_not_exists=True)
 
