@@ -111,13 +111,17 @@ export class Page extends Component {
     this.refreshSoon();
   }
 
+  get pauseMs() {
+    return PAUSE_MS;
+  }
+
   // After so long a pause that a busy daemon is not asked all the time.
   refreshSoon() {
     if (this.soon) return;
     this.soon = setTimeout(() => {
       this.soon = null;
       if (!this.gone && this.props.app.live.word === "live") this.refresh().catch(() => {});
-    }, Math.max(0, PAUSE_MS - (Date.now() - (this.loadedAt ?? 0))));
+    }, Math.max(0, this.pauseMs - (Date.now() - (this.loadedAt ?? 0))));
   }
 
   // A load that is refused for now is tried again when the daemon says; where nothing happens, no event would do it.

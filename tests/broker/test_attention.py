@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from broker.finding import Finding
 from broker.metrics import SlowCommit
 from plainsong.protocol.errors import Recovering
 from plainsong.protocol.ids import pack_id
+from plainsong.protocol.names import TopicName
 from tests.broker.cluster.in_process import cluster, until
 from tests.patience import PATIENCE_S
 
@@ -224,6 +226,22 @@ async def test_a_silent_stream_pings_and_one_whose_daemon_leaves_ends(served, mo
             await until(lambda: source.comments >= 2)
             served.service.stopping.set()
         assert ended == ["end"]
+
+
+@pytest.mark.parametrize(("named", "looks"), [(1, 8), (overview.FEW_TOPICS, 8), (overview.FEW_TOPICS + 1, 2)])
+async def test_few_topics_are_looked_at_four_times_a_second_and_all_else_once(named, looks, autojump_clock):
+    count = Counter()
+
+    async def look(kind, request, topics):
+        count[kind] += 1
+
+    stream = SimpleNamespace(stopping=trio.Event(), _look=look)
+    topics = [TopicName("ns", f"t{number}") for number in range(named)]
+    changes = overview.Overview._changes(stream, None, ["attention", "topics"], topics, {})
+    with trio.move_on_after(1.99):
+        async for _ in changes:
+            pass
+    assert count == {"attention": 2, "topics": looks}
 
 
 async def test_what_an_instance_does_not_own_comes_through_it_too(monkeypatch):

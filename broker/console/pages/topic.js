@@ -12,6 +12,8 @@ import { Viewer } from "./viewer.js";
 // Each reader is counted by the daemon, so not all of them at once.
 const READERS = 25;
 const SLOW_MS = 100;
+// Between two loads while messages are followed.
+const FOLLOW_PAUSE_MS = 400;
 // Readers and producers that are looked at for their names.
 const MOST_CONCERNED = 20;
 const SETTINGS = ["ttl", "max_bytes", "transactional", "deduplication"];
@@ -34,6 +36,11 @@ export class Topic extends Page {
   onEvent(name, data) {
     if (name === "topics") this.setState({ row: data.find((each) => `${each.namespace}:${each.name}` === this.name) ?? null });
     super.onEvent();
+  }
+
+  // Who follows a topic sees a message within a second.
+  get pauseMs() {
+    return this.query.get("follow") === "1" ? FOLLOW_PAUSE_MS : super.pauseMs;
   }
 
   moved(before) {
