@@ -64,7 +64,7 @@ def test_the_daemon_starts_without_the_libraries_that_only_some_daemons_need():
     """They took 0.2 s of the processor and 8 MB and more: they are loaded for the first who asks."""
     code = "import broker.main, sys; print(*sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "broker.http.lane" in loaded.split()
+    assert "broker.http.http1" in loaded.split()
     assert {"quart", "hypercorn", "cryptography", "joserfc", "aiohappybase", "kazoo"}.isdisjoint(loaded.split())
 
 

@@ -29,7 +29,7 @@ _OPTIONS = (
         help="Listen here (http.bind): HOST:PORT, or unix:/PATH; port 0 picks a free one.",
     ),
     click.option(
-        "--set", "sets", metavar="NAME=VALUE", multiple=True, help="Set any setting, e.g. http.lane=false. Repeatable."
+        "--set", "sets", metavar="NAME=VALUE", multiple=True, help="Set any setting, e.g. log.access=true. Repeatable."
     ),
 )
 
@@ -56,13 +56,16 @@ def load_settings(file: Path | None, data_dir: str | None, bind: str | None, set
     flags |= {"storage.data_dir": data_dir} if data_dir is not None else {}
     flags |= {"http.bind": bind} if bind is not None else {}
     try:
-        return load_config(file, os.environ, flags)
+        loaded = load_config(file, os.environ, flags)
     except ConfigError as error:
         first, *others = error.problems
         if not others:
             raise CommandFailed(f"{first.origin}: {first.detail}", hint=first.hint, code=Exit.USAGE) from error
         lines = [f"{len(error.problems)} settings are wrong", *(f"  {problem}" for problem in error.problems)]
         raise CommandFailed("\n".join(lines), code=Exit.USAGE) from error
+    for warning in loaded.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    return loaded
 
 
 def refuse_strangers(config: Config) -> None:

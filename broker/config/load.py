@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 PREFIX = "PLAINSONG_"
 _URL = re.compile(r"https?:")
+#: Settings of the last version that do nothing any more, and why; the next version refuses them.
+RETIRED = {"http.lane": "every HTTP/1.1 request is served in the same way"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class LoadedConfig:
 
     config: Config
     origins: dict[str, str]
+    warnings: tuple[str, ...] = ()
+    """Settings that do nothing any more, each with its origin."""
 
 
 def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> LoadedConfig:
@@ -49,7 +53,7 @@ def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[st
     problems = loading.problems or check_across(config, loading.origins)
     if problems:
         raise ConfigError(problems)
-    return LoadedConfig(config, loading.origins)
+    return LoadedConfig(config, loading.origins, tuple(loading.warnings))
 
 
 class _Loading:
@@ -59,8 +63,12 @@ class _Loading:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, str] = dict.fromkeys(every_setting(), "default")
         self.problems: list[Problem] = []
+        self.warnings: list[str] = []
 
     def take(self, name: str, raw: object, origin: str, *, text: bool, folder: Path | None = None) -> None:
+        if name in RETIRED:
+            self.warnings.append(f"{origin}: {name} does nothing any more ({RETIRED[name]}): remove it")
+            return
         setting = every_setting().get(name)
         if setting is None:
             self.problems.append(Problem(origin, f"there is no setting {name!r}", nearest(name, every_setting())))

@@ -328,11 +328,6 @@ class HttpConfig:
         pattern=r"0?[0-7]{3}",
         expected='text like "0660"',
     )
-    lane: bool = switch(
-        True,
-        "Answer HTTP/1.1 requests about messages, transactions and topics without hypercorn and Quart; false sends every "
-        "request through them, more slowly.",
-    )
     processes: int = count(
         1,
         "Front ends: with more than one, this many processes accept connections and read requests; another one owns the "

@@ -1,9 +1,12 @@
-"""HTTP: one set of handlers behind two listeners, the lane and hypercorn.
+"""HTTP: one set of handlers, over HTTP/1.1 (ours), WebSockets (ours) and HTTP/2 (hypercorn's).
 
-    server      binds, accepts, stops; hands what is not the lane's on         budgets     what bodies and answers may hold
-    lane        HTTP/1.1 for messages, transactions and topics                 messages    Request, Answer, query, statuses
-    quart_app   every other route, behind hypercorn                           wire        heads, chunks, compression
-    websocket   streams                                                       hypercorn_server, hypercorn_patches   hypercorn, with our bounds
+    server        binds, accepts, stops                      messages          Request, Answer, query, statuses
+    http1         HTTP/1.1: one request after the other      quart_app         every route as an application
+    connection    the socket, and what it is doing           gate              who passes to the application; bounds
+    heads         which request this is                      asgi              its requests over HTTP/1.1
+    intake        bodies in: done, refused, late             hypercorn_server  its requests over HTTP/2
+    wire          answers out: heads, chunks, compression    http2             what hypercorn's HTTP/2 lacks
+    websocket     streams                                    budgets           what bodies and answers may hold
 
 quart, hypercorn and httptools are imported below this directory and nowhere else.
 """

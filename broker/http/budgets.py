@@ -26,14 +26,12 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """Bounds of both listeners, in bytes and seconds.
+    """Bounds of the server, in bytes and seconds.
 
     Raises:
       ValueError: ``max_inflight_bytes`` cannot hold one body beside its decompressed form.
     """
 
-    #: Serve the routes of the lane without hypercorn.
-    lane: bool = True
     #: Of one request, as sent and decompressed; beyond it 413 ``body_too_large``.
     max_body_bytes: int = 64 * MIB
     #: Open at a time; beyond it 503 ``overloaded``.
@@ -69,7 +67,6 @@ def http_settings(config: Config) -> HttpSettings:
     """The HTTP server's part of the settings."""
     http = config.http
     return HttpSettings(
-        lane=http.lane,
         max_body_bytes=http.max_body_bytes,
         max_connections=http.max_connections,
         max_inflight_bytes=http.max_inflight_bytes,

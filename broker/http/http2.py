@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import trio
+from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import DataReceived, RequestReceived
 from h2.exceptions import ProtocolError
@@ -19,10 +20,8 @@ from h2.settings import SettingCodes, Settings
 from h2.stream import StreamState
 from h2.utilities import HeaderValidationFlags, validate_headers
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.events import Body
 from hypercorn.protocol.h2 import H2Protocol
-from hypercorn.protocol.h11 import H2ProtocolAssumedError
 from hypercorn.trio.task_group import TaskGroup, _handle
 
 from broker.http.budgets import FEW_PARTS
@@ -97,6 +96,18 @@ class FrameCutter:
         return at, not controls or self._allowance.control(controls)
 
 
+class _Connection(H2Connection):
+    """Leaves lengths to the gate: h2 ends the connection, with all its streams, for a body that contradicts its own."""
+
+    def _begin_new_stream(self, stream_id: int, allowed_ids: Any) -> Any:
+        stream: Any = super()._begin_new_stream(stream_id, allowed_ids)
+        stream._initialize_content_length = stream._track_content_length = _ignores
+        return stream
+
+
+def _ignores(*_: object) -> None: ...
+
+
 class BoundedH2(H2Protocol):
     """Hypercorn's HTTP/2 of one connection.
 
@@ -116,6 +127,7 @@ class BoundedH2(H2Protocol):
         self._frames = FrameCutter(self._allowance)
         self._window_bytes = min(CONNECTION_WINDOW_BYTES, max(settings.max_inflight_bytes, _FIRST_WINDOW_BYTES))
         config = self.config
+        self.connection = _Connection(self.connection.config)
         self.connection.config.validate_inbound_headers = False  # see ``fault_of``
         # Without CONNECT of RFC 8441, which hypercorn announces: a browser would then open its WebSockets that way.
         self.connection.local_settings = Settings(
@@ -272,26 +284,6 @@ def _is_unknown(headers: Sequence[tuple[bytes, bytes]]) -> bool:
 
 def _value(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     return next((value for each, value in headers if each == name), None)
-
-
-class Protocols(ProtocolWrapper):
-    """The protocol of a connection, with our HTTP/2 once that is spoken; ``make_h2`` makes it."""
-
-    def __init__(self, *others: Any, make_h2: Callable[[], BoundedH2], alpn: str) -> None:
-        super().__init__(*others)
-        self._make_h2 = make_h2
-        if alpn == "h2":
-            self.protocol = make_h2()
-
-    async def handle(self, event: Event) -> None:
-        """Passes an event on; a client over HTTP/1.1 may turn out to speak HTTP/2."""
-        try:
-            await self.protocol.handle(event)
-        except H2ProtocolAssumedError as error:
-            self.protocol = self._make_h2()
-            await self.protocol.initiate()
-            if error.data:
-                await self.protocol.handle(RawData(data=error.data))
 
 
 class Tasks(TaskGroup):

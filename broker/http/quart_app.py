@@ -1,4 +1,4 @@
-"""The application behind hypercorn: every route as Quart sees it, each answer counted, errors as problems, never HTML."""
+"""The application: every route as Quart sees it, each answer counted, errors as problems, never HTML."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from werkzeug.routing import BaseConverter
 
 from broker.http.acceptance import Acceptance
 from broker.http.budgets import BodyBudget, HttpSettings, decoded_body, needs_decoding
+from broker.http.gate import PASSAGE, Passage
 from broker.http.handlers import answer_of
-from broker.http.hypercorn_patches import PASSAGE, Passage
 from broker.http.messages import Answer, Request, answer_for, status_of
 from broker.http.wire import admitted, answer_to, compress, may_be_refused, respond
 from plainsong.protocol.errors import (
@@ -67,7 +67,7 @@ class Application(QuartTrio):
 
 
 def build_application(endpoints: Iterable[Endpoint], settings: HttpSettings, accounting: Accounting) -> Application:
-    """Every route, the hot ones too: for HTTP/2, for ``http.lane = false``, and for connections the lane hands over."""
+    """Every route, the hot ones too: for HTTP/2, and for requests that cannot be answered without the application."""
     endpoints = tuple(endpoints)
     acceptance = Acceptance(endpoints)
     app = Application("plainsong", static_folder=None)
@@ -236,7 +236,7 @@ def passage() -> Passage:
 
 
 def hot_view(endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance) -> Callable[..., Awaitable[Response]]:
-    """A view that answers as the lane does, byte for byte."""
+    """A view that answers as hot requests are answered without it, byte for byte."""
     route, handler = endpoint
 
     async def view(**path: str) -> Response:

@@ -1,4 +1,4 @@
-"""The server: accepts connections, gives each to the lane, to hypercorn or to a link, and ends them in good order."""
+"""The server: accepts connections, serves each by HTTP/1.1, HTTP/2 or as a link, and ends them in good order."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import logging
 import socket
 import sys
 from collections import OrderedDict
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 from trio.lowlevel import wait_readable
@@ -20,13 +19,15 @@ from broker.http import wire
 from broker.http.acceptance import Acceptance
 from broker.http.descriptors import Descriptors
 from broker.http.floods import CountedWarning
-from broker.http.lane import Lane, LaneParts, LaneRoutes, Watch
-from broker.http.messages import answer_for, new_request_id
+from broker.http.heads import HotRoutes
+from broker.http.http1 import HTTP_2, Http1, Http1Parts
+from broker.http.messages import Conversations, answer_for, new_request_id
 from broker.http.origin_check import OriginCheck
 from broker.http.peer import peer_of
 from broker.http.reactor import Reactor
 from broker.http.sockets import SocketFiles, address_of, listen_on
 from broker.http.tls_socket import HANDSHAKE, TlsSocket, TlsStream, secured
+from broker.http.watch import Watch
 from broker.security.guard import OPEN
 from plainsong.protocol.errors import Overloaded, PlainsongError, TlsRequired
 from plainsong.protocol.link import PREFACE
@@ -99,18 +100,18 @@ async def serve_http(
     """Serves until ``stop`` is set and the connections have left, at most ``grace_s`` later.
 
     Args:
-      build: makes the application behind hypercorn, in a thread, when the first connection needs it.
+      build: makes the application, in a thread, when the first request needs it.
       binds: addresses and Unix sockets to listen on, or sockets that listen already.
       unix_mode: the permissions of Unix sockets.
       tls: with it, connections to addresses are TLS; those to Unix sockets are not.
       check: of Host and Origin; None: addresses, ``localhost`` and the daemon's own pages alone.
       guard: says who asks, and whether they may.
-      begin: begins the conversation behind a WebSocket; None: there are no WebSockets.
+      begin: begins the conversation of a WebSocket; None: there are no WebSockets.
       peers: gets connections that begin with the preface of a link, and the bytes read so far; None: they are refused
         like any other that is not HTTP.
       turns: those of the actors that requests are started at without a task; None: there are no such routes.
       bell: that of the store, which the server hears while it serves.
-      accounting: counts and logs what the lane answers of quick routes; the application does of the others.
+      accounting: counts and logs what quick routes answer without the application, which does of the others.
       descriptors: bounds the connections by the limit on open files, and records refusals for want of them.
       task_status: gets the addresses as ``host:port`` or ``unix:/path``.
 
@@ -135,15 +136,28 @@ async def serve_http(
                 listeners += opened
                 files.append(SocketFiles(opened))
         check = check or OriginCheck()
-        hypercorn = _Hypercorn(build, settings, budget, check, begin, guard)
-        # Without routes a lane only finds out how a connection begins.
-        routes = LaneRoutes(endpoints if settings.lane else ())
-        parts = LaneParts(settings, routes, budget, Watch(), reactor, check, Acceptance(endpoints), guard, accounting)
-        server = _Server(settings, parts, hypercorn, tls, peers, descriptors or Descriptors())
+        stopping = trio.Event()
+        application = _Application(build, settings, budget, stopping, check, guard)
+        parts = Http1Parts(
+            settings,
+            HotRoutes(endpoints),
+            budget,
+            Watch(),
+            reactor,
+            check,
+            Acceptance(endpoints),
+            stopping,
+            application.loaded,
+            None if begin is None else Conversations(begin, settings, budget, check, guard),
+            (HTTP_2,) if peers is None else (HTTP_2, PREFACE),
+            guard,
+            accounting,
+        )
+        server = _Server(settings, parts, application, tls, peers, descriptors or Descriptors())
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(hypercorn.run)
+            nursery.start_soon(application.run)
             await server.run(listeners, stop, grace_s, task_status)
-            hypercorn.end()
+            application.end()
     finally:
         for listener in listeners:
             listener.close()
@@ -155,7 +169,7 @@ async def serve_http(
 
 
 def load_application(endpoints: Iterable[Endpoint], settings: HttpSettings, accounting: Accounting) -> ASGIFramework:
-    """Every route as an application behind hypercorn; loads the framework."""
+    """Every route as an application; loads the framework."""
     from broker.http.quart_app import build_application
 
     return build_application(endpoints, settings, accounting)
@@ -165,8 +179,8 @@ class _Server:
     def __init__(
         self,
         settings: HttpSettings,
-        parts: LaneParts,
-        hypercorn: _Hypercorn,
+        parts: Http1Parts,
+        application: _Application,
         tls: Listening | None,
         peers: PeerHandler | None,
         descriptors: Descriptors,
@@ -175,13 +189,12 @@ class _Server:
         self._descriptors = descriptors
         self._cannot_accept = CountedWarning("cannot accept connections for now")
         self._parts = parts
-        self._hypercorn = hypercorn
+        self._application = application
         self._tls = tls
         #: Handshakes under way, and when the last bytes of each arrived: the longest ago first.
         self._shaking: OrderedDict[trio.CancelScope, float] = OrderedDict()
         self._peers = peers
-        self._stop = trio.Event()
-        self._lanes: set[Lane] = set()
+        self._connections: set[Http1] = set()
         self._open = 0
         self._refusing = 0
 
@@ -199,12 +212,12 @@ class _Server:
                     task_status.started([address_of(listener) for listener in listeners])
                     await stop.wait()
                     accepting.cancel_scope.cancel()
-                self._stop.set()
+                self._parts.stopping.set()
                 for listener in listeners:
                     listener.close()
-                for lane in self._lanes:
-                    lane.stop()
-                await self._hypercorn.stop()
+                for connection in self._connections:
+                    connection.stop()
+                await self._application.stop()
                 watching.start_soon(self._cut_after, grace_s, connections)
             watching.cancel_scope.cancel()
 
@@ -212,7 +225,7 @@ class _Server:
         try:
             await trio.sleep(grace_s)
         finally:  # also when the caller cancels at the same moment
-            self._hypercorn.cut()  # its sends are shielded
+            self._application.cut()  # its sends are shielded
         connections.cancel_scope.cancel()
 
     async def _accept(self, listener: socket.socket, connections: trio.Nursery) -> None:
@@ -280,44 +293,40 @@ class _Server:
             await self._talk(tls, secured(peer, tls))
 
     async def _talk(self, sock: socket.socket | TlsSocket, peer: Peer) -> None:
-        """Serves a connection whose handshake, if there is one, is over: in the lane, behind hypercorn, and by turns."""
-        stream: trio.SocketStream | TlsStream
-        is_http_2 = isinstance(sock, TlsSocket) and sock.alpn == "h2"
-        has_lane = not is_http_2 and (self._settings.lane or self._peers is not None)
-        already_read: bytes | None = b""
-        is_new, head_due_s = True, inf
-        while already_read is not None:
-            if has_lane:
-                lane = Lane(sock, self._parts, peer, already_read)
-                already_read = await self._in_lane(lane)
-                if already_read is None:
-                    return
-                is_new, head_due_s = is_new and not lane.served, lane.head_due_s
-            if isinstance(sock, TlsSocket):
-                stream = TlsStream(sock)
-            else:
-                stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-            if is_new and self._peers is not None and already_read.startswith(PREFACE):
-                await self._peers(stream, already_read, self._stop)
+        """Serve a connection whose handshake, if there is one, is over."""
+        tls = sock if isinstance(sock, TlsSocket) else None
+        first = HTTP_2 if tls is not None and tls.alpn == "h2" else None
+        if first is None:
+            first = await self._serve_http_1(sock, peer, tls)
+            if first is None:
                 return
-            hypercorn = await self._hypercorn.loaded(stream)
-            if hypercorn is None:
-                return
-            takes = partial(self._parts.takes, peer=peer)
-            already_read = await hypercorn.serve(stream, already_read, peer, takes, head_due_s)
-            is_new = False
-            if already_read is not None and isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 0)  # the stream had set it
+            already_read = first
+        else:
+            already_read = b""
+        stream = TlsStream(tls) if tls is not None else _stream_of(sock)
+        if first.startswith(HTTP_2):
+            await self._serve_http_2(stream, already_read, peer)
+        elif self._peers is not None:
+            await self._peers(stream, already_read, self._parts.stopping)
 
-    async def _in_lane(self, lane: Lane) -> bytes | None:
-        """Serves what is the lane's; what it has read of the rest."""
-        if self._stop.is_set():
-            lane.stop()
-        self._lanes.add(lane)
+    async def _serve_http_1(self, sock: socket.socket | TlsSocket, peer: Peer, tls: TlsSocket | None) -> bytes | None:
+        """Serve HTTP/1.1; what was read of something else."""
+        connection = Http1(sock, self._parts, peer)
+        self._connections.add(connection)
         try:
-            return await lane.run()
+            return await connection.run(tls=tls)
         finally:
-            self._lanes.discard(lane)
+            self._connections.discard(connection)
+
+    async def _serve_http_2(self, stream: trio.SocketStream | TlsStream, already_read: bytes, peer: Peer) -> None:
+        try:
+            hypercorn = await self._application.hypercorn()
+        except BaseException as error:
+            await trio.aclose_forcefully(stream)
+            if isinstance(error, Overloaded):
+                return  # the log says why
+            raise
+        await hypercorn.serve(stream, already_read, peer)
 
     async def _secure(self, sock: socket.socket, listening: Listening) -> TlsSocket | None:
         """The connection behind its handshake; None: there was none, and the connection is to be closed."""
@@ -389,16 +398,9 @@ async def _answer_and_leave(sock: socket.socket, error: PlainsongError) -> None:
         pass
 
 
-async def _refuse_unread(stream: trio.SocketStream | TlsStream, error: PlainsongError) -> None:
-    """Answers a connection whose request was read in part, and closes it."""
-    answer = answer_for(error)
-    assert isinstance(answer.body, bytes)
-    with trio.move_on_after(REFUSAL_S), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-        await stream.send_all(wire.answer_head(answer, new_request_id(), chunks=False, close=True) + answer.body)
-        await stream.send_eof()
-        while await stream.receive_some():
-            pass
-    await trio.aclose_forcefully(stream)
+def _stream_of(sock: socket.socket | TlsSocket) -> trio.SocketStream:
+    assert isinstance(sock, socket.socket)
+    return trio.SocketStream(trio.socket.from_stdlib_socket(sock))
 
 
 async def _drain(sock: socket.socket) -> None:
@@ -412,8 +414,8 @@ async def _drain(sock: socket.socket) -> None:
 def _loop_first() -> Iterator[None]:
     """Around a thread that runs Python for a good part of a second: the event loop has the interpreter lock back sooner.
 
-    With the interpreter's own 5 ms the loop waits that long behind each of its system calls. Measured with 4000 publishes
-    a second, when the first request for hypercorn came: a p99 of 79 to 164 ms, with this 8 to 21.
+    With the interpreter's own 5 ms the loop waits that long after each of its system calls. Measured with 4000 publishes
+    a second, when the first request for the application came: a p99 of 79 to 164 ms, with this 8 to 21.
     """
     interval_s, collects = sys.getswitchinterval(), gc.isenabled()
     sys.setswitchinterval(LOOP_FIRST_S)
@@ -426,11 +428,11 @@ def _loop_first() -> Iterator[None]:
             gc.enable()
 
 
-class _Hypercorn:
-    """Hypercorn and the application behind it, from the first connection that needs them on.
+class _Application:
+    """The application, and hypercorn before it, from the first request that needs them on.
 
     To load both takes as much processor time as the rest of the daemon's start, and a quarter of its memory. A daemon
-    that is asked for nothing but the lane's routes does without; another loads them in a thread, while the lane goes on.
+    that is asked for nothing but hot routes does without; another loads them in a thread, while hot requests are answered.
     """
 
     def __init__(
@@ -438,22 +440,21 @@ class _Hypercorn:
         build: Callable[[], ASGIFramework],
         settings: HttpSettings,
         budget: BodyBudget,
+        stopping: trio.Event,
         check: OriginCheck,
-        begin: Begin | None,
         guard: Guard,
     ) -> None:
         self._build = build
-        self._guard = guard
-        self._settings, self._budget, self._check, self._begin = settings, budget, check, begin
+        self._settings, self._budget, self._check, self._guard = settings, budget, check, guard
         self._server: HypercornServer | None = None
         self._wanted = trio.Event()
         #: Set once it is loaded, or that has failed.
         self._tried = trio.Event()
         self._ended = trio.Event()
-        self._stopping = False
+        self._stopping = stopping
 
     async def run(self) -> None:
-        """Lives as long as the server: loads hypercorn when it is wanted, and has it leave after the last connection."""
+        """Live as long as the server: load the application when it is wanted, and end its life after the last connection."""
         server = None
         while server is None:
             await self._wanted.wait()
@@ -471,7 +472,7 @@ class _Hypercorn:
                     return
         async with server.opened():
             self._server = server
-            if self._stopping:
+            if self._stopping.is_set():
                 await server.stop()
             self._tried.set()
             await self._ended.wait()
@@ -481,35 +482,33 @@ class _Hypercorn:
         self._ended.set()
         self._wanted.set()
 
-    async def loaded(self, stream: trio.SocketStream | TlsStream) -> HypercornServer | None:
-        """Hypercorn, for a connection that needs it; ``stream`` is closed if that is cut before.
+    async def loaded(self) -> Any:
+        """The application. Raises Overloaded: it cannot be loaded now."""
+        return (await self.hypercorn()).app
 
-        None: it cannot be loaded now. The connection has been answered so, and closed.
-        """
-        self._wanted.set()
-        try:
-            await self._tried.wait()
-        except BaseException:
-            await trio.aclose_forcefully(stream)
-            raise
+    async def hypercorn(self) -> HypercornServer:
+        """Hypercorn, before it. Raises as ``loaded``."""
         if self._server is None:
-            await _refuse_unread(stream, Overloaded("a part of the server cannot be loaded now; its log says why"))
+            self._wanted.set()
+            await self._tried.wait()
+        if self._server is None:
+            raise Overloaded("a part of the server cannot be loaded now; its log says why")
         return self._server
 
     async def stop(self) -> None:
-        """Closes idle connections, and the others after their current answer."""
-        self._stopping = True
+        """Close idle connections over HTTP/2, and the others after their current answer."""
         if self._server is not None:
             await self._server.stop()
 
     def cut(self) -> None:
-        """Ends all connections now."""
+        """End all connections over HTTP/2 now."""
         if self._server is not None:
             self._server.cut()
 
     def _load(self) -> HypercornServer:
+        from broker.http.gate import Gate
         from broker.http.hypercorn_server import HypercornServer
 
-        application = self._build()
+        gate = Gate(self._build(), self._settings, self._budget, self._stopping.is_set, self._check, self._guard)
         gc.freeze()  # as after the start: what was loaded stays
-        return HypercornServer(application, self._settings, self._budget, self._check, self._begin, self._guard)
+        return HypercornServer(gate, self._settings, self._budget, asks_for_names=self._guard.required)

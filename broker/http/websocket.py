@@ -1,8 +1,8 @@
-"""The WebSocket of a conversation, on hypercorn's connection, instead of hypercorn's own WebSocket.
+"""The WebSocket of a conversation, on a connection that spoke HTTP/1.1 until then.
 
-Hypercorn's, with the framework behind it, passes each message through two queues and four tasks: 8 500 small messages a
-second, where this loop passes 100 000. It also buffers input outside of every bound, and accepts compression, whose
-bombs would have to be defused. This one reads nothing while too much is under way.
+A framework's passes each message through two queues and four tasks: 8 500 small messages a second, where this loop passes
+100 000. It also buffers input outside of every bound, and accepts compression, whose bombs would have to be defused. This
+one reads nothing while too much is under way.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
 import trio
-from hypercorn.protocol.events import Body, Data, EndBody, Event, Request, Response, StreamClosed
 from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import generate_accept_token
 
+from broker.http import wire
 from broker.http.budgets import FEW_PARTS, body_deadline
+from broker.http.connection import PeerLeft
 from broker.http.floods import FrameAllowance
 from broker.http.messages import answer_for, new_request_id, sane_request_id, status_of
 from broker.security.guard import Hold, RefusedRequest, refuse_query_token
@@ -29,13 +30,13 @@ from broker.security.identity import NOBODY
 from plainsong.protocol.errors import BadRequest, MalformedBody, NotFound, PlainsongError, ShuttingDown, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
-    from hypercorn.typing import TaskGroup, WorkerContext
     from wsproto.events import Event as WsEvent
 
+    from broker.http.connection import Connection as HttpConnection
+    from broker.http.heads import PlainHead
     from broker.http.messages import Conversation, Conversations
-    from broker.http.peer import Peer
     from broker.security.guard import Admission
     from broker.security.identity import On, Verb
 
@@ -46,23 +47,15 @@ TINY_FRAME_BYTES = 12
 
 
 class StreamSocket:
-    """One WebSocket, from its request to its end; hypercorn's connection feeds it."""
+    """One WebSocket, from its request to its end."""
 
-    def __init__(
-        self,
-        shared: Conversations,
-        context: WorkerContext,
-        tasks: TaskGroup,
-        send: Callable[[Event], Awaitable[None]],
-        stream_id: int,
-        peer: Peer,
-    ) -> None:
+    def __init__(self, shared: Conversations, connection: HttpConnection, stopping: trio.Event) -> None:
         self._shared = shared
-        self._peer = peer
-        self._context = context
-        self._tasks = tasks
-        self._send = send
-        self._stream_id = stream_id
+        self._connection = connection
+        self._peer = connection.peer
+        self._stopping = stopping
+        #: Half a frame would spoil the connection.
+        self._sending = trio.Lock()
         self._socket = Connection(ConnectionType.SERVER)
         self._conversation: Conversation | None = None
         self._hold: Hold | None = None
@@ -74,6 +67,8 @@ class StreamSocket:
         self._since_s = 0.0
         self._heard_s = trio.current_time()
         self._pinged = False
+        #: Its deadline is when something must have arrived; the watch looks then whether that is so.
+        self._silence = trio.CancelScope()
         self._taking = False
         #: How many answered requests its name's quotas know of.
         self._paid_for = 0
@@ -83,67 +78,82 @@ class StreamSocket:
         self._closed = False
         self._life = trio.CancelScope()
 
-    @property
-    def idle(self) -> bool:
-        """Whether the connection may be closed without loss."""
-        return self._closed
+    async def run(self, head: PlainHead) -> None:
+        """Serve it until its end.
 
-    async def handle(self, event: Event) -> None:
-        """Handles the request, then bytes, then the end."""
-        if self._closed:
+        Raises:
+          PeerLeft: the client has left.
+          OSError: the connection is broken.
+        """
+        if not await self._open(head):
             return
-        if isinstance(event, Request):
-            await self._open(event)
-        elif isinstance(event, Data) and self._conversation is not None:
-            await self._receive(bytes(event.data))
-        elif isinstance(event, StreamClosed):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read, nursery)
+            await self._serve()
+            nursery.cancel_scope.cancel()
+
+    async def _read(self, nursery: trio.Nursery) -> None:
+        """Take what arrives; end it when the client leaves."""
+        connection = self._connection
+        data, connection.pending = connection.pending, b""
+        try:
+            while True:
+                if data:
+                    await self._receive(data)
+                data = await connection.receive()
+                await trio.lowlevel.checkpoint()
+        except (PeerLeft, OSError):
             self._closed = True
             if not self._leaving:
                 self._life.cancel()
 
     # --- the handshake -------------------------------------------------------------------------
 
-    async def _open(self, request: Request) -> None:
-        headers = _joined(request.headers)
+    async def _open(self, head: PlainHead) -> bool:
+        """Accept it, or refuse it (False)."""
+        headers = _joined(head.pairs)
         request_id = sane_request_id(headers.get(b"x-request-id", b"").decode("latin-1")) or new_request_id()
+        path, _, query = head.target.decode("latin-1").partition("?")
         try:
             key = self._checked(headers)
-            admission = await self._admitted(headers, request, request_id)
-            path = _PATH.match(unquote(request.raw_path.partition(b"?")[0].decode("latin-1")))
-            if path is None:
+            admission = await self._admitted(headers, path, query, request_id)
+            found = _PATH.match(unquote(path))
+            if found is None:
                 raise NotFound("there is no WebSocket here", hint="a topic's is at …/topics/{topic}/stream")
-            places = {"namespace": path[1], "topic": path[2]}
+            places = {"namespace": found[1], "topic": found[2]}
             self._shared.guard.enter(admission, _ROUTE, places, self._peer, request_id, 0)
             self._hold = Hold(self._shared.guard, admission.who, _ROUTE, places, self._end_for)
             begin, budget = self._shared.begin, self._shared.budget
-            conversation = begin(path[1], path[2], request_id, budget.reserve(), admission.who)
+            conversation = begin(found[1], found[2], request_id, budget.reserve(), admission.who)
             await _open_or_close(conversation)
         except PlainsongError as error:
             await self._refuse(error, request_id)
-            return
+            return False
         self._conversation = conversation
         accepted = [
-            (b"upgrade", b"websocket"),
-            (b"connection", b"Upgrade"),
-            (b"sec-websocket-accept", generate_accept_token(key)),
-            (b"x-request-id", request_id.encode()),
-            *((name.lower().encode(), value.encode()) for name, value in conversation.headers),
+            ("Upgrade", "websocket"),
+            ("Connection", "Upgrade"),
+            ("Sec-WebSocket-Accept", generate_accept_token(key).decode("ascii")),
+            ("X-Request-Id", request_id),
+            *conversation.headers,
         ]
-        await self._send(Response(stream_id=self._stream_id, status_code=101, headers=accepted))
-        self._tasks.spawn(self._serve)
+        try:
+            await self._connection.send_all(wire.head_of(101, accepted, chunks=False))
+        except BaseException:
+            conversation.close()
+            raise
+        return True
 
-    async def _admitted(self, headers: dict[bytes, bytes], request: Request, request_id: str) -> Admission:
+    async def _admitted(self, headers: dict[bytes, bytes], path: str, query: str, request_id: str) -> Admission:
         """Who opens it. Raises Unauthenticated, AuthenticationUnavailable, InvalidParameter."""
         guard = self._shared.guard
         try:
             if guard.required:
-                refuse_query_token(request.raw_path.partition(b"?")[2].decode("latin-1"))
+                refuse_query_token(query)
             return await guard.admit(_as_text(headers), self._peer)
         except PlainsongError as error:
             guard.refused(RefusedRequest(error, NOBODY, self._peer, "service", request_id))
-            guard.answered(
-                _ROUTE.name, request.raw_path.partition(b"?")[0].decode("latin-1"), status_of(error), request_id
-            )
+            guard.answered(_ROUTE.name, path, status_of(error), request_id)
             raise
 
     def _end_for(self, problem: PlainsongError) -> None:
@@ -157,7 +167,7 @@ class StreamSocket:
         refusal = self._shared.check.refusal("GET", said, self._peer, streams=True)
         if refusal is not None:
             raise refusal
-        if self._context.terminated.is_set():
+        if self._stopping.is_set():
             raise ShuttingDown("the daemon is shutting down")
         key = headers.get(b"sec-websocket-key", b"")
         if headers.get(b"sec-websocket-version") != _VERSION or not key:
@@ -167,18 +177,9 @@ class StreamSocket:
     async def _refuse(self, error: PlainsongError, request_id: str) -> None:
         answer = answer_for(error)
         assert isinstance(answer.body, bytes)
-        headers = [
-            (b"content-type", str(answer.content_type).encode()),
-            (b"content-length", b"%d" % len(answer.body)),
-            (b"x-request-id", request_id.encode()),
-            (b"connection", b"close"),
-            *((name.lower().encode(), value.encode()) for name, value in answer.headers),
-        ]
-        self._leaving = True
-        await self._send(Response(stream_id=self._stream_id, status_code=answer.status, headers=headers))
-        await self._send(Body(stream_id=self._stream_id, data=answer.body))
-        await self._send(EndBody(stream_id=self._stream_id))
-        await self._send(StreamClosed(stream_id=self._stream_id))
+        self._closed = True
+        head = wire.answer_head(answer, request_id, chunks=False, close=True)
+        await self._connection.send_all(head, answer.body)
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -250,6 +251,7 @@ class StreamSocket:
         if isinstance(event, BytesMessage):
             if not self._is_begun:
                 self._since_s, self._is_begun = trio.current_time(), True
+                self._silence.deadline = min(self._silence.deadline, self._due_s())
             refused = self._keep(event.data)
             if refused is not None:
                 return refused
@@ -298,25 +300,31 @@ class StreamSocket:
                     while (data := await self._conversation.answers()) is not None:
                         # Also to a client that has begun to close: it waits for them.
                         await self._send_data(_binary_head(len(data)) + data)
-                    nursery.cancel_scope.cancel()
+                    async with self._sending:  # no ping is cut off in the middle
+                        nursery.cancel_scope.cancel()
                 self._leaving = True
                 code, reason = self._ending or (CloseReason.NORMAL_CLOSURE, "")
                 await self._send_data(self._socket.send(CloseConnection(code, reason)))
-                await self._send(StreamClosed(stream_id=self._stream_id))
         finally:
             self._closed = True
             self._conversation.close()
             self._reservation.release()
 
     async def _send_data(self, data: bytes) -> None:
-        if not self._closed:
-            await self._send(Data(stream_id=self._stream_id, data=data))
+        async with self._sending:
+            if self._closed:
+                return
+            try:
+                await self._connection.send_all(data)
+            except OSError:  # the client has gone
+                self._closed = True
+                self._life.cancel()
 
     async def _watch(self) -> None:
         """Ends the stream when the daemon stops, or when the client is silent."""
         while self._ending is None:
-            with trio.move_on_at(self._due_s()):
-                await self._context.terminated.wait()
+            with trio.CancelScope(deadline=self._due_s()) as self._silence:
+                await self._stopping.wait()
                 self._end(CloseReason.GOING_AWAY, "the daemon is shutting down")
                 return
             await self._on_silence()

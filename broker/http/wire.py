@@ -20,7 +20,7 @@ from broker.http.messages import BodyPieces, answer_for, only_plain
 from plainsong.protocol.errors import Internal, MalformedBody, Overloaded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from broker.http.messages import Answer, BodyStream, Handler, Request
 
@@ -37,18 +37,26 @@ def reason_phrase(status: int) -> str:
 class _Dates:
     """The ``Date`` header, made once a second."""
 
-    __slots__ = ("_line", "_second")
+    __slots__ = ("_date", "_line", "_second")
 
     def __init__(self) -> None:
         self._second = -1
+        self._date = ""
         self._line = ""
 
     def line(self) -> str:
+        """It, and the start of the next one, which has the request id."""
         now = int(time.time())
         if now != self._second:
             self._second = now
-            self._line = f"Date: {formatdate(now, usegmt=True)}\r\nX-Request-Id: "
+            self._date = f"Date: {formatdate(now, usegmt=True)}\r\n"
+            self._line = f"{self._date}X-Request-Id: "
         return self._line
+
+    def date(self) -> str:
+        """It alone."""
+        self.line()
+        return self._date
 
 
 _dates = _Dates()
@@ -70,6 +78,13 @@ def answer_head(answer: Answer, request_id: str, *, chunks: bool, close: bool) -
     elif chunks:
         head += "Transfer-Encoding: chunked\r\n"
     return f"{head}Connection: close\r\n\r\n".encode("latin-1") if close else f"{head}\r\n".encode("latin-1")
+
+
+def head_of(status: int, headers: Iterable[tuple[str, str]], *, chunks: bool) -> bytes:
+    """The head of an answer whose headers are all known but ``Date`` and those of its framing."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    framing = "Transfer-Encoding: chunked\r\n" if chunks else ""
+    return f"{_STATUS_LINES[status]}{_dates.date()}{lines}{framing}\r\n".encode("latin-1")
 
 
 def chunk(data: bytes) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,7 @@ from broker.assemble import Daemon, assemble
 from broker.config.config import config_of
 from broker.gauges import add_transaction_gauges
 from broker.http.budgets import BodyBudget, http_settings
-from broker.http.hypercorn_patches import Gate
+from broker.http.gate import Gate
 from broker.http.quart_app import build_application
 from broker.http.server import serve_http
 from broker.metrics import Metrics
@@ -145,7 +145,7 @@ class InProcess:
 async def in_process(*, store=None, clock=None, listener=None, **values):
     """The application with these settings, named ``section__key``; on a store of its own, or on this one.
 
-    ``listener`` puts a server before it, on a socket: ``lane`` or ``hypercorn``; without, there is none.
+    ``listener`` puts a server before it, on a socket. ``hot``: as the daemon does; ``application``: the application answers every request.
     """
     with TemporaryDirectory() as scratch:
         given = {
@@ -176,8 +176,8 @@ async def _in_process(config, store, clock, listener):
         if listener is not None:
             served = partial(
                 serve_http,
-                replace(settings, lane=listener == "lane"),
-                service.endpoints,
+                settings,
+                service.endpoints if listener == "hot" else (),
                 lambda: app,
                 check=check,
                 guard=service.security.guard,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from broker_in_process import in_process
 
-from broker.http import hypercorn_patches, hypercorn_server, lane
+from broker.http import asgi, gate, http1
 from tests.patience import PATIENCE_S
 
 
@@ -18,5 +18,5 @@ async def daemon():
 @pytest.fixture
 def long_linger(monkeypatch):
     """The rest of a refused request is read until the client ends it; on a busy machine that takes longer than the 2 s else."""
-    for module in (lane, hypercorn_patches, hypercorn_server):
+    for module in (asgi, gate, http1):
         monkeypatch.setattr(module, "LINGER_S", PATIENCE_S)

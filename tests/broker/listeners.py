@@ -1,4 +1,4 @@
-"""Servers with toy handlers for the tests of both listeners, and clients that speak raw bytes."""
+"""Servers with toy handlers, and clients that speak raw bytes."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Toys:
     cancelled: trio.Event = field(default_factory=trio.Event)
     closed: trio.Event = field(default_factory=trio.Event)
     built: int = 0
-    """How often the application behind hypercorn was made."""
+    """How often the application was made."""
     built_under: tuple[float, bool] | None = None
     """The interpreter's switch interval then, and whether garbage was collected."""
-    behind_hypercorn: int = 0
-    """Requests of hot routes that were answered there, and not in the lane."""
+    by_application: int = 0
+    """Requests of hot routes that the application answered."""
     peers: list[Peer] = field(default_factory=list)
     """Who sent each request to ``store``."""
 
@@ -91,7 +91,7 @@ class Toys:
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        """The routes of the lane."""
+        """The routes that are served without the application."""
         own = {"publish": self.publish, "store": self.store, "rollback": self.rollback, "poll": self.poll}
         return [
             Endpoint(each, self.tasks.adapt(own.get(each.name, partial(self.transact, each.name))))
@@ -195,7 +195,7 @@ def toy_app(toys: Toys, settings: HttpSettings) -> QuartTrio:
 
 def counted(toys: Toys, view: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def counting(**places: str) -> Any:
-        toys.behind_hypercorn += 1
+        toys.by_application += 1
         return await view(**places)
 
     return counting
@@ -211,9 +211,10 @@ async def running(
     begin: Begin | None = None,
     check: OriginCheck | None = None,
     guard: Guard = OPEN,
+    hot: bool = True,
     **changes: Any,
 ) -> AsyncIterator[Listener]:
-    """A server with toy handlers, stopped at the end."""
+    """A server with toy handlers, stopped at the end; without ``hot``, the application answers every request."""
     settings = replace(settings, **changes)
     budget = BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes))
     stop, ended = trio.Event(), trio.Event()
@@ -226,7 +227,7 @@ async def running(
     async def serve(task_status: trio.TaskStatus[list[str]]) -> None:
         await serve_http(
             settings,
-            toys.endpoints,
+            toys.endpoints if hot else (),
             build,
             binds=[bind],
             budget=budget,

@@ -18,7 +18,7 @@ from tests.broker.listeners import Reader, post, running
 from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
-LISTENERS = pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+LISTENERS = pytest.mark.parametrize("listener", ["hot", "application"])
 POLL = post("t/poll", b"{}", "Content-Type: application/json")
 #: Messages, all of one page, and the bytes of each: more than a socket takes of an answer whose reader takes nothing.
 STORED = 2
@@ -164,7 +164,7 @@ async def test_a_reader_that_is_slow_gets_all_of_its_answer(listener: str) -> No
 
 async def test_a_stream_of_http_2_that_is_given_no_window_ends_its_connection() -> None:
     """Its connection lives: only the stream stands still."""
-    async with running(lane=False, send_timeout_s=0.3) as listener, await listener.connect() as stream:
+    async with running(hot=False, send_timeout_s=0.3) as listener, await listener.connect() as stream:
         client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
         client.initiate_connection()
         client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})

@@ -53,7 +53,7 @@ async def test_a_document_has_a_bound_and_says_how_to_stay_below(daemon, monkeyp
     assert list((await daemon.call("GET", f"{ROUTE}?match=ns:a,ns:b")).json()["channels"]) == ["ns:a", "ns:b"]
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 async def test_a_name_sees_its_topics_and_what_it_may_do_with_them(tmp_path, listener):
     async with named(tmp_path, listener=listener) as daemon:
         for topic in ("a", "b"):

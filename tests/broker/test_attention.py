@@ -144,7 +144,7 @@ async def test_any_instance_says_what_is_wrong_at_all_of_them():
 @pytest.fixture
 async def served(monkeypatch):
     monkeypatch.setattr(overview, "STEP_S", 0.02)
-    async with in_process(listener="lane") as running:
+    async with in_process(listener="hot") as running:
         await running.create()
         yield running
 

@@ -21,13 +21,13 @@ from broker.http.budgets import (
     Reservation,
     body_deadline,
 )
-from broker.http.lane import SLICE_CHUNKS
+from broker.http.intake import SLICE_CHUNKS
 from plainsong.protocol.errors import Overloaded
 from tests.broker.listeners import Reader, Reply, ask, post, running
 from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
-BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
+BOTH_WAYS = pytest.mark.parametrize("hot", [True, False], ids=["hot", "application"])
 
 
 class Body:
@@ -115,11 +115,11 @@ def test_a_body_may_take_half_a_minute_a_second_for_each_16_kib_and_ten_minutes_
     assert body_deadline(5.0, 64 * MIB, settings) == 605.0
 
 
-@BOTH_LISTENERS
-async def test_a_thousand_connections_that_announce_64_mib_and_send_a_byte_hold_a_kilobyte(lane: bool) -> None:
+@BOTH_WAYS
+async def test_a_thousand_connections_that_announce_64_mib_and_send_a_byte_hold_a_kilobyte(hot: bool) -> None:
     """The others are served as if they were not there, large bodies among them."""
     sizes = {"max_body_bytes": 64 * MIB, "max_inflight_bytes": 128 * MIB}
-    async with running(lane=lane, **sizes) as listener, trio.open_nursery() as nursery:
+    async with running(hot=hot, **sizes) as listener, trio.open_nursery() as nursery:
         streams: list[trio.SocketStream] = []
         for _ in range(1000):
             streams.append(await listener.connect())
@@ -134,10 +134,10 @@ async def test_a_thousand_connections_that_announce_64_mib_and_send_a_byte_hold_
             nursery.start_soon(stream.aclose)
 
 
-@BOTH_LISTENERS
-async def test_bodies_that_stall_give_way_to_one_that_comes(lane: bool, mock_clock: MockClock) -> None:
+@BOTH_WAYS
+async def test_bodies_that_stall_give_way_to_one_that_comes(hot: bool, mock_clock: MockClock) -> None:
     """By a clock that stands still while it comes: on a machine that does, it would be the slowest of them."""
-    async with running(lane=lane) as listener:  # 1 MiB a body, 4 MiB in all
+    async with running(hot=hot) as listener:  # 1 MiB a body, 4 MiB in all
         async with trio.open_nursery() as nursery:
             stalled = [await listener.connect() for _ in range(8)]
             for stream in stalled:
@@ -170,11 +170,11 @@ async def test_bodies_that_stall_give_way_to_one_that_comes(lane: bool, mock_clo
 
 
 @pytest.mark.usefixtures("long_linger")
-@BOTH_LISTENERS
-async def test_a_body_that_comes_fast_enough_but_never_ends_is_refused_after_its_longest_time(lane: bool) -> None:
+@BOTH_WAYS
+async def test_a_body_that_comes_fast_enough_but_never_ends_is_refused_after_its_longest_time(hot: bool) -> None:
     settings = {"body_timeout_s": 0.1, "body_max_s": 0.5, "body_min_bytes_per_s": 1}
     async with (
-        running(lane=lane, **settings) as listener,
+        running(hot=hot, **settings) as listener,
         await listener.connect() as stream,
         trio.open_nursery() as nursery,
     ):
@@ -191,12 +191,12 @@ async def test_a_body_that_comes_fast_enough_but_never_ends_is_refused_after_its
         nursery.cancel_scope.cancel()
 
 
-@BOTH_LISTENERS
-async def test_half_a_megabyte_of_one_byte_chunks_leaves_the_others_their_turns(lane: bool) -> None:
+@BOTH_WAYS
+async def test_half_a_megabyte_of_one_byte_chunks_leaves_the_others_their_turns(hot: bool) -> None:
     body = b"1\r\nx\r\n" * (MIB // 2 // 6) + b"0\r\n\r\n"
     turns = 0
     async with (
-        running(lane=lane, max_body_bytes=4 * MIB, max_inflight_bytes=8 * MIB) as listener,
+        running(hot=hot, max_body_bytes=4 * MIB, max_inflight_bytes=8 * MIB) as listener,
         await listener.connect() as stream,
         trio.open_nursery() as nursery,
     ):

@@ -45,7 +45,7 @@ async def leveldb(tmp_path):
 @pytest.fixture(params=[memory, leveldb], ids=["memory", "leveldb"])
 async def daemon(request, tmp_path):
     store = await request.param(tmp_path)
-    async with in_process(listener="lane", store=store) as daemon:
+    async with in_process(listener="hot", store=store) as daemon:
         yield daemon
     if store is not None:
         await store.aclose()
@@ -253,7 +253,7 @@ async def test_a_stored_message_that_was_changed_or_removed_is_found_where_it_wa
 async def test_a_chain_goes_on_after_a_restore_with_stored_messages_and_says_that_an_open_transaction_is_undone(
     tmp_path,
 ):
-    async with in_process(listener="lane") as daemon:
+    async with in_process(listener="hot") as daemon:
         await daemon.create(chain="sha256")
         pointer = await some_stored(daemon)
         body = {"producer": "job", "segment": "later", "messages": ["still staged"]}
@@ -262,7 +262,7 @@ async def test_a_chain_goes_on_after_a_restore_with_stored_messages_and_says_tha
         await back_up(daemon, tmp_path / "backups")
         await daemon.call("POST", f"/v1/transactions/{pointer}/commit")
     target = await restored(tmp_path / "backups", None)
-    async with in_process(listener="lane", store=target) as daemon:
+    async with in_process(listener="hot", store=target) as daemon:
         daemon.clock.ms += 2_000
         body = {"producer": "job", "segments": ["later"], "sequenceIds": [1], "messages": []}
         await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
@@ -279,7 +279,7 @@ async def test_a_topic_goes_on_with_its_chain_after_a_restart(tmp_path):
         known = (await daemon.call("GET", ROUTE)).json()
     await store.aclose()
     store = await leveldb(tmp_path)
-    async with in_process(listener="lane", store=store) as daemon:
+    async with in_process(listener="hot", store=store) as daemon:
         daemon.clock.ms += 1_000
         await daemon.publish("later")
         found = await verified(daemon, ChainHead.of(known))
@@ -321,14 +321,14 @@ async def restored(backups, at_ms=None):
 
 async def test_a_chain_that_was_off_in_a_backup_says_when_it_is_switched_on_that_the_topic_was_restored(tmp_path):
     """Else the messages of a transaction that was open in the backup would be rolled back, and no entry would say so."""
-    async with in_process(listener="lane") as daemon:
+    async with in_process(listener="hot") as daemon:
         await some_messages(daemon)
         pointer = (await daemon.call("POST", "/v1/transactions")).json()["id"]
         body = {"messages": ["open"], "transactionWritePointer": pointer}
         await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
         await daemon.call("PUT", f"{TOPICS}/t/properties", json={})
         await back_up(daemon, tmp_path / "backups")
-    async with in_process(listener="lane", store=await restored(tmp_path / "backups")) as daemon:
+    async with in_process(listener="hot", store=await restored(tmp_path / "backups")) as daemon:
         daemon.clock.ms += 2_000
         await daemon.publish("not covered")
         await daemon.call("PUT", f"{TOPICS}/t/properties", json={"chain": "sha256"})
@@ -385,7 +385,7 @@ async def test_a_message_comes_with_its_own_time_to_live(daemon):
 @pytest.mark.parametrize(("at_ms", "left", "faults"), [(None, 7, []), (START_MS + 2, 4, ["other-chain"])], ids=str)
 async def test_a_restored_topic_has_its_chain_and_an_entry_that_says_so(tmp_path, at_ms, left, faults):
     """Of a transaction that was open the messages count as rolled back, without an entry of their own."""
-    async with in_process(listener="lane") as daemon:
+    async with in_process(listener="hot") as daemon:
         await some_messages(daemon)
         pointer = (await daemon.call("POST", "/v1/transactions")).json()["id"]
         body = {"messages": ["open"], "transactionWritePointer": pointer}
@@ -393,7 +393,7 @@ async def test_a_restored_topic_has_its_chain_and_an_entry_that_says_so(tmp_path
         known = await head_of(daemon)
         await back_up(daemon, tmp_path / "backups")
     target = await restored(tmp_path / "backups", at_ms)
-    async with in_process(listener="lane", store=target) as daemon:
+    async with in_process(listener="hot", store=target) as daemon:
         daemon.clock.ms += 2_000
         await daemon.publish("later")
         await daemon.publish("later still")

@@ -124,7 +124,7 @@ def test_config_check_refuses_files_that_serve_would_refuse(plainsong, tmp_path)
 
 
 def test_set_without_a_value_is_refused(plainsong):
-    assert plainsong("config", "check", "--set", "http.lane")[0] == Exit.USAGE
+    assert plainsong("config", "check", "--set", "log.access")[0] == Exit.USAGE
 
 
 def test_config_show_is_a_settings_file_again(plainsong, tmp_path):
@@ -137,12 +137,12 @@ def test_config_show_is_a_settings_file_again(plainsong, tmp_path):
 
 
 def test_config_show_origin_says_where_each_value_comes_from(plainsong, monkeypatch):
-    monkeypatch.setenv("PLAINSONG_HTTP__LANE", "false")
+    monkeypatch.setenv("PLAINSONG_LOG__ACCESS", "true")
     monkeypatch.setenv("PORT", "1234")
     _, out, _ = plainsong("config", "show", "--origin", "--data-dir", "there")
     origins = {line.split(" = ")[0]: line.rpartition("# ")[2] for line in out.splitlines()}
     assert set(origins) == set(every_setting())
-    assert origins["http.lane"] == "environment PLAINSONG_HTTP__LANE"
+    assert origins["log.access"] == "environment PLAINSONG_LOG__ACCESS"
     assert origins["http.bind"] == "environment PORT"
     assert origins["storage.data_dir"] == "flag"
     assert origins["log.level"] == "default"

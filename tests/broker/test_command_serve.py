@@ -72,10 +72,10 @@ def test_serve_hands_the_settings_over_and_prints_one_banner(serving):
         seen.append(config)
         announce(RUNNING)
 
-    code, out, error = serving(daemon, "--bind", "127.0.0.1:0", "--data-dir", "there", "--set", "http.lane=off")
+    code, out, error = serving(daemon, "--bind", "127.0.0.1:0", "--data-dir", "there", "--set", "log.access=on")
     assert (code, out, error) == (Exit.OK, banner(RUNNING) + "\n", "")
     (config,) = seen
-    assert (config.http.bind, config.storage.data_dir, config.http.lane) == ("127.0.0.1:0", Path("there"), False)
+    assert (config.http.bind, config.storage.data_dir, config.log.access) == ("127.0.0.1:0", Path("there"), True)
 
 
 def test_the_banner_is_one_object_where_logs_are_json(serving):
@@ -91,8 +91,8 @@ def test_wrong_settings_start_nothing(serving):
     async def daemon(config, *, announce):
         raise AssertionError
 
-    code, out, error = serving(daemon, "--set", "http.lane=perhaps")
-    assert (code, out, error) == (Exit.USAGE, "", "error: flag: http.lane: 'perhaps' is not true or false\n")
+    code, out, error = serving(daemon, "--set", "log.access=perhaps")
+    assert (code, out, error) == (Exit.USAGE, "", "error: flag: log.access: 'perhaps' is not true or false\n")
 
 
 @pytest.mark.parametrize("kind", [StoreInUse, StoreDamaged])

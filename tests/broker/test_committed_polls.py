@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S
 
 TX = "/v1/transactions"
 PATH = f"{TOPICS}/t/poll"
-every_listener = pytest.mark.parametrize("listener", [None, "lane", "hypercorn"])
+every_listener = pytest.mark.parametrize("listener", [None, "hot", "application"])
 
 
 async def begin(daemon, **body):

@@ -49,17 +49,28 @@ def test_the_contract_s_defaults_are_the_defaults():
 
 def test_file_environment_and_flags_win_in_this_order(tmp_path):
     file = toml(
-        tmp_path, '[http]\nbind = "127.0.0.1:1"\nlane = false\nmax_body_bytes = "32 MiB"\n[log]\nlevel="debug"\n'
+        tmp_path,
+        '[http]\nbind = "127.0.0.1:1"\nflat_topic_properties = false\nmax_body_bytes = "32 MiB"\n[log]\nlevel="debug"\n',
     )
-    environ = {"PLAINSONG_HTTP__BIND": "127.0.0.1:2", "PLAINSONG_HTTP__LANE": "yes"}
+    environ = {"PLAINSONG_HTTP__BIND": "127.0.0.1:2", "PLAINSONG_HTTP__FLAT_TOPIC_PROPERTIES": "yes"}
     loaded = load_config(file, environ, {"http.bind": "127.0.0.1:3"})
     assert loaded.config.http.bind == "127.0.0.1:3"
-    assert loaded.config.http.lane is True
+    assert loaded.config.http.flat_topic_properties is True
     assert loaded.config.http.max_body_bytes == 32 * MIB
     assert loaded.origins["http.bind"] == "flag"
-    assert loaded.origins["http.lane"] == "environment PLAINSONG_HTTP__LANE"
+    assert loaded.origins["http.flat_topic_properties"] == "environment PLAINSONG_HTTP__FLAT_TOPIC_PROPERTIES"
     assert loaded.origins["log.level"] == f"file {file}"
     assert loaded.origins["http.keep_alive_s"] == "default"
+
+
+def test_a_setting_that_was_retired_is_accepted_with_a_warning(tmp_path):
+    file = toml(tmp_path, "[http]\nlane = false\n")
+    loaded = load_config(file, {"PLAINSONG_HTTP__LANE": "perhaps"}, {})
+    assert [warning.partition(" (")[0] for warning in loaded.warnings] == [
+        f"file {file}: http.lane does nothing any more",
+        "environment PLAINSONG_HTTP__LANE: http.lane does nothing any more",
+    ]
+    assert "http.lane" not in loaded.origins
 
 
 @pytest.mark.parametrize(

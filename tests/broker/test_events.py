@@ -22,7 +22,7 @@ EVENTS = f"{TOPICS}/t/events"
 NAME = TopicName("ns", "t")
 
 
-@pytest.fixture(params=["lane", "hypercorn"])
+@pytest.fixture(params=["hot", "application"])
 async def daemon(request):
     async with in_process(listener=request.param) as running:
         await running.create()
@@ -192,7 +192,7 @@ async def test_a_stream_without_messages_says_that_it_is_alive(daemon, monkeypat
 
 
 async def test_a_stream_counts_as_a_parked_poll_and_no_more_of_them_wait_than_may():
-    async with in_process(listener="lane", topic__max_parked_polls=2) as daemon:
+    async with in_process(listener="hot", topic__max_parked_polls=2) as daemon:
         await daemon.create()
         async with following(daemon), following(daemon) as second:
             await until(lambda: parked(daemon) == 2)
@@ -278,7 +278,7 @@ async def test_what_cannot_be_followed_is_refused_before_anything_is_sent(daemon
 
 async def test_a_topic_that_is_not_there_and_a_service_that_is_off_are_refused(daemon):
     await daemon.call("GET", f"{TOPICS}/none/events", status=404, code="topic_not_found")
-    async with in_process(listener="lane", transactions__service="off") as without:
+    async with in_process(listener="hot", transactions__service="off") as without:
         await without.create()
         refused = {"status": 503, "code": "transactions_unavailable"}
         await without.call("GET", f"{EVENTS}?isolation=committed", **refused)

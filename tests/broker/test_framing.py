@@ -8,7 +8,7 @@ import trio
 from tests.broker.listeners import Listener, Reader, post, running
 from tests.patience import PATIENCE_S
 
-BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
+BOTH_WAYS = pytest.mark.parametrize("hot", [True, False], ids=["hot", "application"])
 CHUNKED = "Transfer-Encoding: chunked"
 
 
@@ -23,8 +23,8 @@ async def first_line(listener: Listener, request: bytes) -> bytes:
     return received.partition(b"\r\n")[0]
 
 
-@BOTH_LISTENERS
-async def test_reason_phrases_are_those_of_the_standard(lane: bool) -> None:
+@BOTH_WAYS
+async def test_reason_phrases_are_those_of_the_standard(hot: bool) -> None:
     wanted = {
         post("t/publish"): b"HTTP/1.1 200 OK",
         post("missing/publish"): b"HTTP/1.1 404 Not Found",
@@ -39,12 +39,12 @@ async def test_reason_phrases_are_those_of_the_standard(lane: bool) -> None:
         b"no request\r\n\r\n": b"HTTP/1.1 400 Bad Request",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000: (b"HTTP/1.1 431 Request Header Fields Too Large"),
     }
-    async with running(lane=lane) as listener:
+    async with running(hot=hot) as listener:
         for request, line in wanted.items():
             assert await first_line(listener, request) == line
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 @pytest.mark.parametrize(
     "chunks",
     [
@@ -65,27 +65,27 @@ async def test_reason_phrases_are_those_of_the_standard(lane: bool) -> None:
     ],
 )
 async def test_a_line_of_a_chunked_body_that_ends_in_a_bare_lf_or_not_at_all_is_refused_at_once(
-    lane: bool, chunks: bytes
+    hot: bool, chunks: bytes
 ) -> None:
-    async with running(lane=lane, body_timeout_s=60) as listener, await listener.connect() as stream:
+    async with running(hot=hot, body_timeout_s=60) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"", CHUNKED) + chunks)
         reader = Reader(stream)
         reply = await reader.reply()
         assert (reply.status, reply.code, reply.headers["connection"]) == (400, "malformed_body", "close")
 
 
-@BOTH_LISTENERS
-async def test_a_refused_request_whose_body_is_malformed_too_has_one_whole_answer(lane: bool) -> None:
-    async with running(lane=lane, body_timeout_s=60) as listener, await listener.connect() as stream:
+@BOTH_WAYS
+async def test_a_refused_request_whose_body_is_malformed_too_has_one_whole_answer(hot: bool) -> None:
+    async with running(hot=hot, body_timeout_s=60) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"", CHUNKED, "Content-Length: 3") + b"0x3\r\nabc\r\n0\r\n\r\n")
         reply = await Reader(stream).reply()
         assert (reply.status, reply.code) == (400, "malformed_body")
 
 
-@BOTH_LISTENERS
-async def test_chunks_with_extensions_and_trailers_are_read_however_they_are_cut(lane: bool) -> None:
+@BOTH_WAYS
+async def test_chunks_with_extensions_and_trailers_are_read_however_they_are_cut(hot: bool) -> None:
     chunks = b"3;a=b\r\nabc\r\n1 \r\nd\r\n0\r\nTrailer: 1\r\nOther: 2\r\n\r\n"
-    async with running(lane=lane) as listener, await listener.connect() as stream:
+    async with running(hot=hot) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         for at in range(len(chunks)):
             await stream.send_all(post("t/store", b"", CHUNKED) + chunks[:at])

@@ -88,7 +88,7 @@ class Client:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_a_request_was_made_of_does_not_wait_for_the_garbage_collector(store, kind):
-    async with in_process(store=store, listener="lane") as daemon:
+    async with in_process(store=store, listener="hot") as daemon:
         await daemon.create("t")
         async with await Client(daemon).connect() as stream:
             reader = Reader(stream)
@@ -106,7 +106,7 @@ async def test_what_a_request_was_made_of_does_not_wait_for_the_garbage_collecto
 
 
 async def test_what_a_connection_was_made_of_does_not_wait_for_the_garbage_collector(store):
-    async with in_process(store=store, listener="lane") as daemon:
+    async with in_process(store=store, listener="hot") as daemon:
         await daemon.create("t")
         client = Client(daemon)
         assert await client.send(*(make(1) for make in KINDS.values())) == {200, 400}
@@ -120,7 +120,7 @@ async def test_what_a_connection_was_made_of_does_not_wait_for_the_garbage_colle
 
 @pytest.mark.parametrize("given_away", [False, True], ids=["closed", "given away"])
 async def test_what_an_open_topic_was_made_of_does_not_wait_for_the_garbage_collector(store, given_away):
-    async with in_process(store=store, listener="lane") as daemon:
+    async with in_process(store=store, listener="hot") as daemon:
         await daemon.create("t")
         client, directory = Client(daemon), daemon.service.directory
 

@@ -26,7 +26,7 @@ GZIP = "Content-Encoding: gzip"
 EMPTY = gzip.compress(b"", mtime=0)
 #: 50 MiB of zeros in as many KiB, which is more than a body may inflate to.
 BOMB = gzip.compress(bytes(50 * MIB))
-BOTH_LISTENERS = pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+BOTH_WAYS = pytest.mark.parametrize("listener", ["hot", "application"])
 
 
 async def inflated(body: bytes, max_bytes: int = 64 * MIB, timeout_s: float = 30.0) -> bytes:
@@ -147,7 +147,7 @@ async def test_a_client_that_leaves_while_its_body_inflates_holds_nothing(monkey
                 await trio.lowlevel.checkpoint()
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 @pytest.mark.parametrize(
     ("path", "content_type", "status", "code"),
     [
@@ -180,7 +180,7 @@ async def test_a_bomb_is_refused_by_name_content_type_and_topic_before_it_is_inf
         assert bool(steps) == (status == 413)
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 async def test_a_compressed_publish_is_taken_and_its_connection_kept_behind_a_refusal(listener: str) -> None:
     async with in_process(listener=listener) as daemon:
         await daemon.create()

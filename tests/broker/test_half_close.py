@@ -10,11 +10,11 @@ import trio
 from tests.broker.listeners import Reader, post, running
 from tests.patience import PATIENCE_S
 
-BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
+BOTH_WAYS = pytest.mark.parametrize("hot", [True, False], ids=["hot", "application"])
 PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 @pytest.mark.parametrize(
     "asked",
     [
@@ -25,8 +25,8 @@ PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
     ],
     ids=["started", "tasks", "cold", "mixed"],
 )
-async def test_all_that_was_asked_is_answered_behind_the_end_of_what_is_sent(lane: bool, asked: list[bytes]) -> None:
-    async with running(lane=lane) as listener, await listener.connect() as stream, trio.open_nursery() as nursery:
+async def test_all_that_was_asked_is_answered_behind_the_end_of_what_is_sent(hot: bool, asked: list[bytes]) -> None:
+    async with running(hot=hot) as listener, await listener.connect() as stream, trio.open_nursery() as nursery:
 
         async def ask_all() -> None:
             for request in asked:
@@ -40,13 +40,13 @@ async def test_all_that_was_asked_is_answered_behind_the_end_of_what_is_sent(lan
 
 
 @pytest.mark.parametrize(
-    ("lane", "behind"),
+    ("hot", "behind"),
     # What a client sends ahead is read by hypercorn when the request before it has been answered, and so is the end.
     [(True, b""), (True, post("t/store", b"x")), (True, PING), (False, b"")],
-    ids=["lane", "lane-hot", "lane-cold", "hypercorn"],
+    ids=["hot", "hot-hot", "hot-cold", "application"],
 )
-async def test_a_parked_poll_is_answered_at_once_when_its_client_sends_no_more(lane: bool, behind: bytes) -> None:
-    async with running(lane=lane) as listener, await listener.connect() as stream:
+async def test_a_parked_poll_is_answered_at_once_when_its_client_sends_no_more(hot: bool, behind: bytes) -> None:
+    async with running(hot=hot) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/poll"))
         while not listener.toys.parked:
             await trio.lowlevel.checkpoint()
@@ -60,9 +60,9 @@ async def test_a_parked_poll_is_answered_at_once_when_its_client_sends_no_more(l
         assert not listener.toys.parked
 
 
-@BOTH_LISTENERS
-async def test_a_request_that_breaks_off_with_what_is_sent_is_refused(lane: bool) -> None:
-    async with running(lane=lane) as listener, await listener.connect() as stream:
+@BOTH_WAYS
+async def test_a_request_that_breaks_off_with_what_is_sent_is_refused(hot: bool) -> None:
+    async with running(hot=hot) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"whole") + post("t/store", b"", "Content-Length: 10") + b"half")
         await stream.send_eof()
         reader = Reader(stream)
@@ -71,9 +71,9 @@ async def test_a_request_that_breaks_off_with_what_is_sent_is_refused(lane: bool
         assert await reader.at_end()
 
 
-@BOTH_LISTENERS
-async def test_a_client_that_has_gone_holds_nothing(lane: bool) -> None:
-    async with running(lane=lane) as listener:
+@BOTH_WAYS
+async def test_a_client_that_has_gone_holds_nothing(hot: bool) -> None:
+    async with running(hot=hot) as listener:
         async with await listener.connect() as stream:
             await stream.send_all(post("t/poll", bytes(10_000)))
             while not listener.toys.parked:

@@ -111,6 +111,16 @@ async def test_two_lengths_are_refused_as_malformed():
         assert (answer.status, json.loads(answer.body)["code"]) == (400, "malformed_body")
 
 
+@pytest.mark.parametrize("lengths", [[b"4"], [b"6"], [b"5", b"6"], [b"x"]], ids=["less", "more", "two", "none"])
+async def test_a_body_that_contradicts_its_length_is_refused_alone(lengths):
+    async with running() as listener, http2(listener) as client:
+        poll = await parked(listener, client)
+        sent = [(b"content-length", length) for length in lengths]
+        answer = await client.answer(await client.ask(b"POST", STORE, b"hello", *sent))
+        assert (answer.status, json.loads(answer.body)["code"]) == (400, "malformed_body")
+        await is_served(listener, client, poll)
+
+
 async def test_websockets_over_http_2_are_not_announced():
     """A browser opens its WebSockets that way once they are announced, and is refused."""
     async with running() as listener, http2(listener) as client:

@@ -295,7 +295,7 @@ async def test_a_request_that_is_long_is_not_compared(made):
 
 
 async def test_an_answer_that_is_compressed_for_one_reader_is_as_it_was_for_the_next(made):
-    async with in_process(listener="lane", http__gzip_min_bytes=1024) as daemon:
+    async with in_process(listener="hot", http__gzip_min_bytes=1024) as daemon:
         await daemon.create()
         await daemon.publish(*["m" * 100] * 20)
         found = []

@@ -155,7 +155,7 @@ async def test_a_large_body_is_compressed_as_it_is_sent() -> None:
     assert gzip.decompress(b"".join([piece async for piece in answer.body])) == b"x" * MIB + b"y"
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 @pytest.mark.parametrize("accept", ["application/json", "application/vnd.plainsong.frames"])
 async def test_a_large_page_is_whole_at_either_listener(listener: str, accept: str) -> None:
     path = "/v1/namespaces/ns/topics/t/poll"

@@ -18,7 +18,7 @@ OPEN = "/v1/transactions"
 FORM = "application/x-www-form-urlencoded"
 
 
-@pytest.fixture(params=["lane", "hypercorn"])
+@pytest.fixture(params=["hot", "application"])
 async def daemon(request):
     values = {"security.allowed_hosts": "queue.example", "security.allowed_origins": "https://tools.example:8443"}
     async with in_process(listener=request.param, **values) as running_daemon:
@@ -141,17 +141,17 @@ async def test_a_rebound_name_reaches_nothing(daemon, path):
     assert (await daemon.http.get(f"{TOPICS}/t", headers={"host": "queue.example"})).status_code == 200
 
 
-@pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
+@pytest.mark.parametrize("hot", [True, False], ids=["hot", "application"])
 @pytest.mark.parametrize("path", ["t/store", "/nothing/here"])
-async def test_a_request_without_host_is_400(lane, path):
-    async with running(lane=lane) as listener, await listener.connect() as stream:
+async def test_a_request_without_host_is_400(hot, path):
+    async with running(hot=hot) as listener, await listener.connect() as stream:
         await stream.send_all(post(path, b"x").replace(b"Host: localhost\r\n", b""))
         assert (await Reader(stream).reply()).status == 400
 
 
-@pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
-async def test_one_good_request_opens_no_door_for_the_next_on_its_connection(lane):
-    async with running(lane=lane) as listener, await listener.connect() as stream:
+@pytest.mark.parametrize("hot", [True, False], ids=["hot", "application"])
+async def test_one_good_request_opens_no_door_for_the_next_on_its_connection(hot):
+    async with running(hot=hot) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         good, bad = post("t/store", b"x"), post("t/store", b"x").replace(b"localhost", b"evil.example")
         statuses = []
@@ -255,7 +255,7 @@ async def test_no_page_of_another_origin_opens_a_stream(daemon, origin):
 
 
 async def test_without_the_setting_there_is_no_cors():
-    async with in_process(listener="lane") as daemon:
+    async with in_process(listener="hot") as daemon:
         await daemon.create()
         answer = await daemon.http.get(f"{TOPICS}/t", headers={"origin": "https://tools.example:8443"})
         asked = {"origin": "https://tools.example:8443", "access-control-request-method": "POST"}

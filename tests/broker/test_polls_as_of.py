@@ -10,7 +10,7 @@ from plainsong.protocol.names import TopicName
 
 TX = "/v1/transactions"
 OFFSETS = f"{TOPICS}/t/offsets"
-every_listener = pytest.mark.parametrize("listener", [None, "lane", "hypercorn"])
+every_listener = pytest.mark.parametrize("listener", [None, "hot", "application"])
 
 
 async def begin(daemon):

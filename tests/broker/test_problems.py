@@ -8,7 +8,7 @@ from broker_in_process import TOPICS, in_process
 from broker.api.problems import WHAT_TO_DO
 
 LINK = '</openapi.json>; rel="service-desc"'
-every_listener = pytest.mark.parametrize("listener", [None, "lane", "hypercorn"])
+every_listener = pytest.mark.parametrize("listener", [None, "hot", "application"])
 
 
 @every_listener

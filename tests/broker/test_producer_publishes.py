@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_S
 
 PUBLISH = f"{TOPICS}/t/publish"
 STORE = f"{TOPICS}/t/store"
-LISTENERS = (None, "lane", "hypercorn")
+LISTENERS = (None, "hot", "application")
 
 
 @pytest.fixture(params=LISTENERS)

@@ -95,7 +95,7 @@ async def counts(daemon):
 async def test_whatever_is_asked_about_topics_both_listeners_answer_count_and_log_it_alike(caplog):
     caplog.set_level(logging.INFO, logger="plainsong.access")
     found = {}
-    for listener in ("lane", "hypercorn"):
+    for listener in ("hot", "application"):
         caplog.clear()
         async with in_process(listener=listener, log__access=True) as daemon:
             said = await exchanged(daemon, CONVERSATION)
@@ -103,16 +103,16 @@ async def test_whatever_is_asked_about_topics_both_listeners_answer_count_and_lo
                 (each.route, each.target, each.status) for each in caplog.records if each.name == "plainsong.access"
             ]
             found[listener] = list(zip(CONVERSATION, said, strict=True)), lines, await counts(daemon)
-    lane, hypercorn = found["lane"], found["hypercorn"]
-    for one, other in zip(lane[0], hypercorn[0], strict=True):
+    hot, application = found["hot"], found["application"]
+    for one, other in zip(hot[0], application[0], strict=True):
         assert one == other
-    assert lane[1] == hypercorn[1]
-    assert lane[2] == hypercorn[2]
-    assert {status for (_, (status, *_)) in lane[0]} >= {200, 400, 404, 405, 409, 412, 413, 415}
+    assert hot[1] == application[1]
+    assert hot[2] == application[2]
+    assert {status for (_, (status, *_)) in hot[0]} >= {200, 400, 404, 405, 409, 412, 413, 415}
 
 
 async def test_what_pages_from_elsewhere_may_read_says_so_to_caches():
-    async with in_process(listener="lane", security__allowed_origins="https://page.example") as daemon:
+    async with in_process(listener="hot", security__allowed_origins="https://page.example") as daemon:
         await daemon.create()
         answer = await daemon.http.get(f"{TOPICS}/t")
         assert answer.status_code == 200
@@ -122,14 +122,14 @@ async def test_what_pages_from_elsewhere_may_read_says_so_to_caches():
 async def test_it_does_so_without_a_task_as_well(caplog):
     found = {}
     repeated = [each for each in CONVERSATION for _ in range(1 + each.startswith(b"GET"))]
-    for listener in ("lane", "hypercorn"):
+    for listener in ("hot", "application"):
         async with in_process(listener=listener) as daemon:
             found[listener] = await exchanged(daemon, repeated), await counts(daemon)
-    assert found["lane"] == found["hypercorn"]
+    assert found["hot"] == found["application"]
 
 
 async def test_topics_are_created_shown_and_listed_without_a_task(monkeypatch):
-    async with in_process(listener="lane") as daemon:
+    async with in_process(listener="hot") as daemon:
         answers, tasks = [], []
 
         def begun(name, path, body=b"", query=""):
@@ -160,7 +160,7 @@ async def test_topics_are_created_shown_and_listed_without_a_task(monkeypatch):
 @pytest.mark.parametrize("seed", range(20))
 async def test_a_list_that_is_kept_has_what_there_is(seed):
     chosen = random.Random(seed)
-    async with in_process(listener="lane") as daemon:
+    async with in_process(listener="hot") as daemon:
         living = {namespace: set() for namespace in ("a", "b", "c")}
         deleted = {namespace: set() for namespace in living}
         lists, scans = 0, 0
@@ -194,7 +194,7 @@ async def test_a_list_that_is_kept_has_what_there_is(seed):
 
 
 async def test_a_list_is_read_again_only_when_a_topic_has_changed():
-    async with in_process(listener="lane") as daemon:
+    async with in_process(listener="hot") as daemon:
         await daemon.create()
         await daemon.http.get(TOPICS)
         scans = daemon.store.calls["scan"]
@@ -208,7 +208,7 @@ async def test_a_list_is_read_again_only_when_a_topic_has_changed():
 
 
 async def test_a_topic_that_is_created_while_a_list_is_read_is_in_the_next_one(monkeypatch):
-    async with in_process(listener="lane") as daemon:
+    async with in_process(listener="hot") as daemon:
         await daemon.create()
         scan = daemon.store.scan
 
@@ -247,7 +247,7 @@ async def test_a_topic_whose_row_is_damaged_is_listed_also_where_it_seems_to_be_
         assert (await daemon.http.get(TOPICS)).json() == ["damaged", "t"]
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 async def test_a_list_is_answered_while_there_is_no_room_for_answers(listener):
     async with in_process(listener=listener) as daemon:
         for number in range(500):
@@ -274,7 +274,7 @@ async def test_a_list_is_answered_while_there_is_no_room_for_answers(listener):
 )
 async def test_a_connection_comes_back_to_the_lane_behind_a_request_that_was_not_for_it(rare):
     async with (
-        running(lane=True) as listener,
+        running(hot=True) as listener,
         await trio.open_tcp_stream("127.0.0.1", listener.port) as stream,
     ):
         reader = Reader(stream)
@@ -282,18 +282,18 @@ async def test_a_connection_comes_back_to_the_lane_behind_a_request_that_was_not
         for request in (asked("GET", "/t"), rare, post("t/publish"), asked("GET", "/t"), post("t/publish")):
             await stream.send_all(request)
             await reader.reply()
-            behind.append(listener.toys.behind_hypercorn)
+            behind.append(listener.toys.by_application)
         assert behind[0] == 0
         assert behind[-1] == behind[1], "only the request that was not for the lane went elsewhere"
 
 
 async def test_a_page_of_a_browser_stays_behind_hypercorn():
     async with (
-        running(lane=True) as listener,
+        running(hot=True) as listener,
         await trio.open_tcp_stream("127.0.0.1", listener.port) as stream,
     ):
         reader = Reader(stream)
         for number in range(1, 4):
             await stream.send_all(asked("GET", "/t", None, "Sec-Fetch-Site: same-origin"))
             await reader.reply()
-            assert listener.toys.behind_hypercorn == number
+            assert listener.toys.by_application == number

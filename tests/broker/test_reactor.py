@@ -17,11 +17,12 @@ from quart_trio import QuartTrio
 from actors.mailbox import Turns
 from broker.api.route import Endpoint
 from broker.api.routes import ROUTES
-from broker.http import lane as lane_module
+from broker.http import http1
 from broker.http import reactor as reactor_module
 from broker.http.budgets import FREE_BYTES, AnswerBudget, BodyBudget
+from broker.http.connection import BRIEF_LINGER_S, GATHERED_BYTES, MAX_PIPELINED_BYTES
 from broker.http.handlers import RequestTasks
-from broker.http.lane import BRIEF_LINGER_S, GATHERED_BYTES, MAX_PIPELINED_BYTES, SENT_NOW_BYTES, Lane
+from broker.http.http1 import SENT_NOW_BYTES, Http1
 from broker.http.messages import Answer
 from broker.http.reactor import BUSY_POLL_S, QUICK_S, QUICK_TURNS, SWEPT_AT_ONCE, Reactor
 from broker.http.server import serve_http
@@ -179,16 +180,16 @@ async def test_what_a_task_has_left_unread_is_started_in_the_reactors_turn_like_
 
 
 async def test_a_client_that_sends_ahead_without_reading_is_read_no_further_than_allowed(monkeypatch):
-    lanes = []
-    opened = Lane.__init__
-    monkeypatch.setattr(Lane, "__init__", lambda lane, *args: (lanes.append(lane), opened(lane, *args))[1])
+    served = []
+    opened = Http1.__init__
+    monkeypatch.setattr(Http1, "__init__", lambda self, *args: (served.append(self), opened(self, *args))[1])
     async with started() as server, await server.connect() as client:
         ahead = post("echo/publish", b"x" * 100) * 1000
         most = 0
         with trio.move_on_after(0.5):
             while True:
                 await client.send_all(ahead)
-                most = max([most, *(len(lane._connection.pending) for lane in lanes)])  # it may not be accepted yet
+                most = max([most, *(len(each._connection.pending) for each in served)])  # it may not be accepted yet
         assert most < 2 * MAX_PIPELINED_BYTES + len(ahead) // 1000
 
 
@@ -229,7 +230,7 @@ async def test_an_error_of_a_handler_is_a_problem_and_a_bug_says_nothing_of_itse
 
 @pytest.mark.parametrize("size", [1000, GATHERED_BYTES - 1000])
 async def test_a_body_that_comes_in_pieces_is_whole_and_counted_while_it_comes(size, monkeypatch):
-    monkeypatch.setattr(lane_module, "GATHER_S", PATIENCE_S)  # else the task takes it, should its pieces come far apart
+    monkeypatch.setattr(http1, "GATHER_S", PATIENCE_S)  # else the task takes it, should its pieces come far apart
     async with started() as server, await server.connect() as client:
         body = bytes(range(256)) * (size // 256)
         whole = post("t/publish", body)
@@ -273,7 +274,7 @@ async def test_beyond_the_budget_a_body_is_refused_and_a_small_one_is_not():
 async def test_a_connection_that_fails_is_closed_and_ends_no_other(caplog, monkeypatch):
     async with started() as server, await server.connect() as client, await server.connect() as other:
         with monkeypatch.context() as patch:
-            patch.setattr(Lane, "data_arrived", lambda _: 1 / 0)
+            patch.setattr(Http1, "data_arrived", lambda _: 1 / 0)
             await client.send_all(post("echo/publish", b"x"))
             assert await client.at_end()
         await other.send_all(post("echo/publish", b"on"))
@@ -344,7 +345,7 @@ async def test_a_large_answer_is_left_to_the_task_and_counted():
 
 
 async def test_an_answer_that_is_not_large_is_sent_without_the_task_and_leaves_no_room_taken(monkeypatch):
-    monkeypatch.setattr(Lane, "_send_made", None)
+    monkeypatch.setattr(Http1, "_send_made", None)
     async with started() as server, await server.connect() as client:
         for size in (FREE_BYTES, FREE_BYTES + 1, SENT_NOW_BYTES):
             await client.send_all(post("t/publish", b"one"))
@@ -381,9 +382,9 @@ async def test_the_room_of_an_answer_that_its_reader_leaves_behind_is_given_back
 
 async def test_where_little_room_is_left_such_an_answer_is_left_to_the_task(monkeypatch):
     made = []
-    send_made = Lane._send_made
+    send_made = Http1._send_made
     monkeypatch.setattr(
-        Lane, "_send_made", lambda lane, *args, **more: made.append(lane) or send_made(lane, *args, **more)
+        Http1, "_send_made", lambda self, *args, **more: made.append(self) or send_made(self, *args, **more)
     )
     async with started() as server, await server.connect() as client:
         answers = server.budget.answers

@@ -21,12 +21,12 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from pathlib import Path
 
-BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
+BOTH_WAYS = pytest.mark.parametrize("hot", [True, False], ids=["hot", "application"])
 
 
-@BOTH_LISTENERS
-async def test_answers_are_compressed_for_those_who_take_gzip(lane: bool) -> None:
-    async with running(lane=lane) as listener:
+@BOTH_WAYS
+async def test_answers_are_compressed_for_those_who_take_gzip(hot: bool) -> None:
+    async with running(hot=hot) as listener:
         body = bytes(5000)
         packed = await ask(listener, post("t/store", body, "Accept-Encoding: deflate, gzip;q=0.5"))
         assert packed.headers["content-encoding"] == "gzip"
@@ -41,9 +41,9 @@ async def test_answers_are_compressed_for_those_who_take_gzip(lane: bool) -> Non
         assert gzip.decompress(streamed.body) == b"0;1;2;"
 
 
-@BOTH_LISTENERS
-async def test_a_request_knows_the_address_of_its_connections_other_end(lane: bool) -> None:
-    async with running(lane=lane) as listener, await listener.connect() as stream:
+@BOTH_WAYS
+async def test_a_request_knows_the_address_of_its_connections_other_end(hot: bool) -> None:
+    async with running(hot=hot) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"x"))
         assert (await Reader(stream).reply()).status == 200
         host, port = stream.socket.getsockname()
@@ -85,9 +85,9 @@ def test_weights_decide_whether_gzip_is_taken(header: str, taken: bool) -> None:
     assert accepts_gzip(header) is taken
 
 
-@BOTH_LISTENERS
-async def test_unknown_paths_and_methods_are_problems_whatever_is_accepted(lane: bool) -> None:
-    async with running(lane=lane) as listener:
+@BOTH_WAYS
+async def test_unknown_paths_and_methods_are_problems_whatever_is_accepted(hot: bool) -> None:
+    async with running(hot=hot) as listener:
         reply = await ask(listener, b"GET /v1/nothing HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\n\r\n")
         assert (reply.status, reply.code) == (404, "not_found")
         assert reply.headers["content-type"] == "application/problem+json"
@@ -99,26 +99,26 @@ async def test_unknown_paths_and_methods_are_problems_whatever_is_accepted(lane:
             assert (reply.status, reply.code, reply.headers["allow"]) == (405, "method_not_allowed", "POST")
 
 
-@BOTH_LISTENERS
-async def test_doubled_slashes_are_never_redirected(lane: bool) -> None:
-    async with running(lane=lane) as listener:
+@BOTH_WAYS
+async def test_doubled_slashes_are_never_redirected(hot: bool) -> None:
+    async with running(hot=hot) as listener:
         assert (await ask(listener, post("//t/publish"))).status == 404
         assert (await ask(listener, post("t/publish/"))).status == 200
 
 
-@BOTH_LISTENERS
-async def test_garbage_is_refused_as_a_problem(lane: bool) -> None:
-    async with running(lane=lane) as listener:
+@BOTH_WAYS
+async def test_garbage_is_refused_as_a_problem(hot: bool) -> None:
+    async with running(hot=hot) as listener:
         reply = await ask(listener, b"\x16\x03\x01\x02\x00\x01\r\n\r\n")
         assert reply.status == 400
         assert reply.headers["content-type"] == "application/problem+json"
 
 
 @pytest.mark.usefixtures("long_linger")
-@BOTH_LISTENERS
-async def test_http_2_with_prior_knowledge_reaches_the_same_handlers(lane: bool) -> None:
+@BOTH_WAYS
+async def test_http_2_with_prior_knowledge_reaches_the_same_handlers(hot: bool) -> None:
     async with (
-        running(lane=lane) as listener,
+        running(hot=hot) as listener,
         httpx.AsyncClient(http1=False, http2=True, trust_env=False, timeout=PATIENCE_S) as client,
     ):
         base = f"http://127.0.0.1:{listener.port}/v1/namespaces/ns/topics"
@@ -132,9 +132,9 @@ async def test_http_2_with_prior_knowledge_reaches_the_same_handlers(lane: bool)
         assert (await client.post(f"{base}/t/publish")).status_code == 200
 
 
-@BOTH_LISTENERS
-async def test_curl_waits_for_the_word_to_continue(lane: bool) -> None:
-    async with running(lane=lane) as listener:
+@BOTH_WAYS
+async def test_curl_waits_for_the_word_to_continue(hot: bool) -> None:
+    async with running(hot=hot) as listener:
         url = f"http://127.0.0.1:{listener.port}/v1/namespaces/ns/topics/t/store"
         command = [
             "curl",

@@ -17,13 +17,13 @@ from trio.testing import MockClock
 from broker.http import budgets
 from broker.http.budgets import FREE_BYTES, HttpSettings
 from broker.http.descriptors import Descriptors
-from broker.http.server import _Hypercorn
+from broker.http.server import _Application
 from broker.security.guard import Guard
 from tests.broker.listeners import Listener, Reader, ask, post, running
 from tests.patience import PATIENCE_S
 
 JSON = "Content-Type: application/json"
-BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
+BOTH_WAYS = pytest.mark.parametrize("hot", [True, False], ids=["hot", "application"])
 
 
 def stored(body: bytes) -> bytes:
@@ -31,9 +31,9 @@ def stored(body: bytes) -> bytes:
 
 
 @pytest.mark.usefixtures("long_linger")
-@BOTH_LISTENERS
-async def test_a_body_of_a_hundred_megabytes_is_refused_before_it_is_read(lane: bool) -> None:
-    async with running(lane=lane) as listener, await listener.connect() as stream:
+@BOTH_WAYS
+async def test_a_body_of_a_hundred_megabytes_is_refused_before_it_is_read(hot: bool) -> None:
+    async with running(hot=hot) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"", "Content-Length: 104857600"))
         reader = Reader(stream)
         reply = await reader.reply()
@@ -43,24 +43,24 @@ async def test_a_body_of_a_hundred_megabytes_is_refused_before_it_is_read(lane: 
 
 
 @pytest.mark.usefixtures("long_linger")
-@BOTH_LISTENERS
-async def test_a_client_that_sends_a_refused_body_all_the_same_can_read_why(lane: bool) -> None:
-    async with running(lane=lane) as listener, await listener.connect() as stream:
+@BOTH_WAYS
+async def test_a_client_that_sends_a_refused_body_all_the_same_can_read_why(hot: bool) -> None:
+    async with running(hot=hot) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"", "Content-Length: 4194304") + bytes(4 << 20))
         assert (await Reader(stream).reply()).code == "body_too_large"
 
 
 @pytest.mark.usefixtures("long_linger")
-@BOTH_LISTENERS
-async def test_a_chunked_body_is_refused_as_soon_as_it_passes_the_bound(lane: bool) -> None:
-    async with running(lane=lane, max_body_bytes=1000) as listener, await listener.connect() as stream:
+@BOTH_WAYS
+async def test_a_chunked_body_is_refused_as_soon_as_it_passes_the_bound(hot: bool) -> None:
+    async with running(hot=hot, max_body_bytes=1000) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"", "Transfer-Encoding: chunked") + b"7d0\r\n" + bytes(2000))
         assert (await Reader(stream).reply()).code == "body_too_large"
 
 
-@BOTH_LISTENERS
-async def test_gzip_bodies_are_read_also_in_several_members(lane: bool) -> None:
-    async with running(lane=lane) as listener:
+@BOTH_WAYS
+async def test_gzip_bodies_are_read_also_in_several_members(hot: bool) -> None:
+    async with running(hot=hot) as listener:
         packed = gzip.compress(b"hello ") + gzip.compress(b"world")
         for coding in ("gzip", "x-gzip", "GZIP"):
             assert (
@@ -69,9 +69,9 @@ async def test_gzip_bodies_are_read_also_in_several_members(lane: bool) -> None:
             )
 
 
-@BOTH_LISTENERS
-async def test_a_gzip_bomb_is_refused_and_the_connection_kept(lane: bool) -> None:
-    async with running(lane=lane) as listener, await listener.connect() as stream:
+@BOTH_WAYS
+async def test_a_gzip_bomb_is_refused_and_the_connection_kept(hot: bool) -> None:
+    async with running(hot=hot) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         await stream.send_all(post("t/store", gzip.compress(bytes(50 << 20)), "Content-Encoding: gzip", JSON))
         assert (await reader.reply()).code == "body_too_large"
@@ -82,7 +82,7 @@ async def test_a_gzip_bomb_is_refused_and_the_connection_kept(lane: bool) -> Non
                 await trio.lowlevel.checkpoint()
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 @pytest.mark.parametrize(
     ("body", "coding", "status", "code"),
     [
@@ -92,19 +92,19 @@ async def test_a_gzip_bomb_is_refused_and_the_connection_kept(lane: bool) -> Non
     ],
 )
 async def test_bodies_that_do_not_decompress_are_refused(
-    lane: bool, body: bytes, coding: str, status: int, code: str
+    hot: bool, body: bytes, coding: str, status: int, code: str
 ) -> None:
-    async with running(lane=lane) as listener:
+    async with running(hot=hot) as listener:
         reply = await ask(listener, post("t/store", body, f"Content-Encoding: {coding}", JSON))
         assert (reply.status, reply.code) == (status, code)
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 async def test_a_request_that_only_waits_gives_way_to_one_that_needs_its_room(
-    lane: bool, monkeypatch: pytest.MonkeyPatch
+    hot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budgets, "YIELD_S", 0.0)
-    async with running(lane=lane, max_body_bytes=10_000, max_inflight_bytes=20_000) as listener:
+    async with running(hot=hot, max_body_bytes=10_000, max_inflight_bytes=20_000) as listener:
         async with await listener.connect() as first, await listener.connect() as second:
             for stream in (first, second):
                 await stream.send_all(post("t/poll", bytes(10_000)))
@@ -116,12 +116,12 @@ async def test_a_request_that_only_waits_gives_way_to_one_that_needs_its_room(
         assert sorted(reply.status for reply in replies) == [200, 503]
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 async def test_bodies_beyond_the_common_budget_are_told_to_come_back(
-    lane: bool, monkeypatch: pytest.MonkeyPatch
+    hot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budgets, "YIELD_S", 60.0)
-    async with running(lane=lane, max_body_bytes=10_000, max_inflight_bytes=20_000) as listener:
+    async with running(hot=hot, max_body_bytes=10_000, max_inflight_bytes=20_000) as listener:
         async with await listener.connect() as first, await listener.connect() as second:
             for stream in (first, second):
                 await stream.send_all(post("t/poll", bytes(10_000)))
@@ -137,53 +137,53 @@ async def test_bodies_beyond_the_common_budget_are_told_to_come_back(
         assert (await ask(listener, post("t/store", b"x"))).status == 200
 
 
-@BOTH_LISTENERS
-async def test_a_body_that_trickles_is_refused_and_never_handled(lane: bool) -> None:
-    async with running(lane=lane, body_timeout_s=0.1) as listener, await listener.connect() as stream:
+@BOTH_WAYS
+async def test_a_body_that_trickles_is_refused_and_never_handled(hot: bool) -> None:
+    async with running(hot=hot, body_timeout_s=0.1) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"", "Content-Length: 1000") + b"x")
         reply = await Reader(stream).reply()
         assert (reply.status, reply.code) == (400, "malformed_body")
 
 
-@BOTH_LISTENERS
-async def test_a_head_that_trickles_is_cut(lane: bool) -> None:
-    async with running(lane=lane, header_timeout_s=0.1) as listener, await listener.connect() as stream:
+@BOTH_WAYS
+async def test_a_head_that_trickles_is_cut(hot: bool) -> None:
+    async with running(hot=hot, header_timeout_s=0.1) as listener, await listener.connect() as stream:
         await stream.send_all(b"POST /v1/namespaces/ns")
         assert await Reader(stream).at_end()
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 @pytest.mark.parametrize("begin", [b"", b"P"])
-async def test_who_has_asked_for_nothing_yet_is_cut_where_names_are_required(lane: bool, begin: bytes) -> None:
+async def test_who_has_asked_for_nothing_yet_is_cut_where_names_are_required(hot: bool, begin: bytes) -> None:
     guard = Guard(required=True)
     quick = {"header_timeout_s": 0.1, "keep_alive_s": 10 * PATIENCE_S}
-    async with running(lane=lane, guard=guard, **quick) as listener, await listener.connect() as stream:
+    async with running(hot=hot, guard=guard, **quick) as listener, await listener.connect() as stream:
         if begin:
             await stream.send_all(begin)
         with trio.fail_after(PATIENCE_S):
             assert await Reader(stream).at_end()
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 async def test_who_has_asked_rests_as_long_as_everybody_where_names_are_required(
-    lane: bool, mock_clock: MockClock
+    hot: bool, mock_clock: MockClock
 ) -> None:
     guard = Guard(required=True)
     quick = {"header_timeout_s": 2, "keep_alive_s": 3}
-    async with running(lane=lane, guard=guard, **quick) as listener, await listener.connect() as stream:
+    async with running(hot=hot, guard=guard, **quick) as listener, await listener.connect() as stream:
         reader = Reader(stream)
-        asked = post("t/publish") if lane else b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        asked = post("t/publish") if hot else b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
         begun_s = trio.current_time()  # it rests later than now
         await stream.send_all(asked)
-        assert (await reader.reply()).status == (401 if lane else 200)
+        assert (await reader.reply()).status == (401 if hot else 200)
         mock_clock.autojump_threshold = 0  # time passes from now on: nobody has anything else to do
         assert await reader.at_end()
         assert trio.current_time() - begun_s > 2.9  # and not when a first head would have been due
 
 
-@BOTH_LISTENERS
-async def test_a_connection_that_rests_is_closed_after_its_time(lane: bool, mock_clock: MockClock) -> None:
-    async with running(lane=lane, keep_alive_s=0.1) as listener, await listener.connect() as stream:
+@BOTH_WAYS
+async def test_a_connection_that_rests_is_closed_after_its_time(hot: bool, mock_clock: MockClock) -> None:
+    async with running(hot=hot, keep_alive_s=0.1) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         await stream.send_all(post("t/publish"))
         assert (await reader.reply()).status == 200
@@ -191,18 +191,18 @@ async def test_a_connection_that_rests_is_closed_after_its_time(lane: bool, mock
         assert await reader.at_end()
 
 
-@BOTH_LISTENERS
-async def test_a_reader_that_stops_reading_is_cut(lane: bool) -> None:
-    async with running(lane=lane, send_timeout_s=0.1) as listener, await listener.connect() as stream:
+@BOTH_WAYS
+async def test_a_reader_that_stops_reading_is_cut(hot: bool) -> None:
+    async with running(hot=hot, send_timeout_s=0.1) as listener, await listener.connect() as stream:
         await stream.send_all(post("endless/rollback"))
         with trio.fail_after(PATIENCE_S):
             await listener.toys.closed.wait()
 
 
-@BOTH_LISTENERS
-async def test_a_reader_that_takes_a_little_now_and_then_is_cut(lane: bool) -> None:
+@BOTH_WAYS
+async def test_a_reader_that_takes_a_little_now_and_then_is_cut(hot: bool) -> None:
     settings = {"send_timeout_s": 0.3, "body_min_bytes_per_s": 1 << 30}
-    async with running(lane=lane, **settings) as listener, await listener.connect() as stream:
+    async with running(hot=hot, **settings) as listener, await listener.connect() as stream:
         await stream.send_all(post("endless/rollback"))
         with trio.fail_after(PATIENCE_S):
             while not listener.toys.closed.is_set():
@@ -212,15 +212,15 @@ async def test_a_reader_that_takes_a_little_now_and_then_is_cut(lane: bool) -> N
 
 
 @pytest.mark.usefixtures("long_linger")
-@BOTH_LISTENERS
-async def test_a_head_that_does_not_end_is_refused(lane: bool) -> None:
-    async with running(lane=lane) as listener:
+@BOTH_WAYS
+async def test_a_head_that_does_not_end_is_refused(hot: bool) -> None:
+    async with running(hot=hot) as listener:
         reply = await ask(listener, post("t/publish", b"", "X-Long: " + "a" * 200_000)[:-4])
         assert reply.status == 431
         assert reply.headers["content-type"] == "application/problem+json"
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 @pytest.mark.parametrize(
     ("begins", "status"),
     [
@@ -230,9 +230,9 @@ async def test_a_head_that_does_not_end_is_refused(lane: bool) -> None:
     ids=["head", "body"],
 )
 async def test_a_client_that_is_refused_in_the_middle_of_a_request_may_go_on_sending_and_is_not_reset(
-    lane: bool, begins: bytes, status: int, mock_clock: MockClock
+    hot: bool, begins: bytes, status: int, mock_clock: MockClock
 ) -> None:
-    async with running(lane=lane) as listener, await listener.connect() as stream:
+    async with running(hot=hot) as listener, await listener.connect() as stream:
         await stream.send_all(begins)
         reader = Reader(stream)
         assert (await reader.reply()).status == status
@@ -244,7 +244,7 @@ async def test_a_client_that_is_refused_in_the_middle_of_a_request_may_go_on_sen
         assert await stream.receive_some() == b""  # a reset would raise
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 @pytest.mark.parametrize(
     "headers",
     [
@@ -255,8 +255,8 @@ async def test_a_client_that_is_refused_in_the_middle_of_a_request_may_go_on_sen
         ("Content-Length: +5",),
     ],
 )
-async def test_a_request_whose_end_could_be_read_in_two_ways_is_refused(lane: bool, headers: tuple[str, ...]) -> None:
-    async with running(lane=lane) as listener, await listener.connect() as stream:
+async def test_a_request_whose_end_could_be_read_in_two_ways_is_refused(hot: bool, headers: tuple[str, ...]) -> None:
+    async with running(hot=hot) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"0\r\n\r\n", *headers) + post("t/publish"))
         reader = Reader(stream)
         reply = await reader.reply()
@@ -301,7 +301,7 @@ async def test_running_out_of_descriptors_is_waited_out(monkeypatch: pytest.Monk
 HEAD = "Host: localhost\r\n"
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 @pytest.mark.parametrize("path", ["/ping", "/v1/namespaces/ns/topics/t/store"])
 @pytest.mark.parametrize(
     ("line", "more", "status"),
@@ -316,19 +316,19 @@ HEAD = "Host: localhost\r\n"
     ids=["headers", "target", "lower-case", "mixed-case", "version", "version-2"],
 )
 async def test_heads_beyond_the_standard_or_the_bound_are_refused(
-    lane: bool, path: str, line: str, more: str, status: int
+    hot: bool, path: str, line: str, more: str, status: int
 ) -> None:
-    async with running(lane=lane) as listener:
+    async with running(hot=hot) as listener:
         head = f"{line.format(path)}\r\n{HEAD}{more}{chr(13) + chr(10) if more else ''}\r\n".encode()
         reply = await ask(listener, head)  # all of it at once
         assert (reply.status, reply.headers["connection"]) == (status, "close")
         assert (await ask(listener, post("t/store", b"x"))).status == 200
 
 
-@BOTH_LISTENERS
-async def test_one_empty_line_before_a_request_is_ignored(lane: bool) -> None:
+@BOTH_WAYS
+async def test_one_empty_line_before_a_request_is_ignored(hot: bool) -> None:
     cold = f"GET /ping HTTP/1.1\r\n{HEAD}\r\n".encode()
-    async with running(lane=lane) as listener, await listener.connect() as stream:
+    async with running(hot=hot) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         # As clients of old end a body; also with the next request in the same read.
         await stream.send_all(b"\r\n" + cold + b"\r\n" + post("t/store", b"x") + b"\r\n" + cold)
@@ -385,15 +385,15 @@ async def test_a_connection_with_one_of_the_last_descriptors_is_refused_in_one_l
 
 
 async def test_a_server_whose_rest_cannot_be_loaded_says_so_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = _Hypercorn._load
+    load = _Application._load
     failures = [OSError(24, "too many open files")]
 
-    def failing(self: _Hypercorn) -> Any:
+    def failing(self: _Application) -> Any:
         if failures:
             raise failures.pop()
         return load(self)
 
-    monkeypatch.setattr(_Hypercorn, "_load", failing)
+    monkeypatch.setattr(_Application, "_load", failing)
     cold = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with running() as listener:
         reply = await ask(listener, cold)
@@ -407,10 +407,10 @@ def test_a_budget_that_could_not_hold_one_body_is_no_setting() -> None:
         HttpSettings(max_body_bytes=100, max_inflight_bytes=150)
 
 
-@BOTH_LISTENERS
-async def test_stop_answers_what_is_under_way_and_closes_what_rests(lane: bool) -> None:
+@BOTH_WAYS
+async def test_stop_answers_what_is_under_way_and_closes_what_rests(hot: bool) -> None:
     async with (
-        running(lane=lane, grace_s=PATIENCE_S) as listener,
+        running(hot=hot, grace_s=PATIENCE_S) as listener,
         await listener.connect() as resting,
         await listener.connect() as parked,
     ):
@@ -427,9 +427,9 @@ async def test_stop_answers_what_is_under_way_and_closes_what_rests(lane: bool) 
         assert await reader.at_end()
 
 
-@BOTH_LISTENERS
-async def test_stop_cuts_what_is_still_parked_after_the_grace(lane: bool) -> None:
-    async with running(lane=lane, grace_s=0.1) as listener, await listener.connect() as stream:
+@BOTH_WAYS
+async def test_stop_cuts_what_is_still_parked_after_the_grace(hot: bool) -> None:
+    async with running(hot=hot, grace_s=0.1) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/poll"))
         await until_parked(listener, 1)
         listener.stop.set()
@@ -438,9 +438,9 @@ async def test_stop_cuts_what_is_still_parked_after_the_grace(lane: bool) -> Non
         assert listener.toys.cancelled.is_set()
 
 
-@BOTH_LISTENERS
-async def test_stop_cuts_a_reader_that_has_stopped_reading(lane: bool) -> None:
-    async with running(lane=lane, grace_s=0.1) as listener, await listener.connect() as stream:
+@BOTH_WAYS
+async def test_stop_cuts_a_reader_that_has_stopped_reading(hot: bool) -> None:
+    async with running(hot=hot, grace_s=0.1) as listener, await listener.connect() as stream:
         await stream.send_all(post("endless/rollback"))
         await stream.receive_some(1)
         listener.stop.set()

@@ -127,7 +127,7 @@ def conversations(draw: st.DrawFn) -> tuple[list[bytes], int]:
 def test_both_doors_give_the_same_answers_to_the_same_bytes() -> None:
     async def main() -> None:
         quick = {"header_timeout_s": 0.05, "body_timeout_s": 0.05, "keep_alive_s": 0.05}
-        async with running(lane=True, **quick) as one, running(lane=False, **quick) as other:
+        async with running(hot=True, **quick) as one, running(hot=False, **quick) as other:
 
             async def both_asked(pieces: list[bytes], answers: int) -> str | None:
                 return await difference(("127.0.0.1", one.port), ("127.0.0.1", other.port), pieces, answers)
@@ -185,7 +185,7 @@ async def answered_in_turn(port: int, requests: list[tuple[bytes, int]]) -> list
 
 def test_a_connection_that_changes_doors_with_its_requests_gives_the_same_answers() -> None:
     async def main() -> None:
-        async with running(lane=True) as one, running(lane=False) as other:
+        async with running(hot=True) as one, running(hot=False) as other:
 
             async def both_asked(requests: list[tuple[bytes, int]]) -> None:
                 assert await answered_in_turn(one.port, requests) == await answered_in_turn(other.port, requests)

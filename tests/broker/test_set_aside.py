@@ -41,7 +41,7 @@ async def daemon(tmp_path):
 async def listening(tmp_path):
     """The same, with a port of its own."""
     (tmp_path / "data").mkdir()
-    async with in_process(listener="lane", storage__data_dir=tmp_path / "data") as daemon:
+    async with in_process(listener="hot", storage__data_dir=tmp_path / "data") as daemon:
         yield daemon
 
 

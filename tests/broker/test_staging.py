@@ -21,7 +21,7 @@ TYPES = {"v2": "avro/binary; version=2", "json": "application/json"}
 CODECS = {"v2": AVRO_2, "json": JSON}
 FRAMES = "application/vnd.plainsong.frames"
 every_encoding = pytest.mark.parametrize("encoding", TYPES)
-every_listener = pytest.mark.parametrize("listener", [None, "lane", "hypercorn"])
+every_listener = pytest.mark.parametrize("listener", [None, "hot", "application"])
 POLLS = ("avro/binary", "avro/binary; version=2", "application/json", FRAMES)
 
 

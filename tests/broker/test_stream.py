@@ -9,7 +9,7 @@ from stream_talk import knock, open_stream, request
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, RejectConnection, RejectData, TextMessage
 
 
-@pytest.fixture(params=["lane", "hypercorn"])
+@pytest.fixture(params=["hot", "application"])
 async def daemon(request):
     async with in_process(listener=request.param) as running:
         await running.create()
@@ -97,7 +97,7 @@ async def test_the_same_problem_as_a_publish_has(daemon):
 
 
 async def test_a_message_too_large_is_refused_alone_in_the_middle_of_a_run():
-    async with in_process(listener="lane", topic__max_message_bytes=1024) as daemon:
+    async with in_process(listener="hot", topic__max_message_bytes=1024) as daemon:
         await daemon.create()
         async with open_stream(daemon) as stream:
             await stream.send(request(1, b"a"), request(2, b"x" * 1025), request(3, b"b"))
@@ -156,7 +156,7 @@ async def test_text_is_refused_with_1003_and_no_websocket_at_all_with_1002(daemo
 
 
 async def test_a_message_over_the_bound_of_bodies_closes_with_1009():
-    async with in_process(listener="lane", http__max_body_bytes=2048) as daemon:
+    async with in_process(listener="hot", http__max_body_bytes=2048) as daemon:
         await daemon.create()
         async with open_stream(daemon) as stream:
             await stream.send(request(1, b"x" * 2100))

@@ -29,7 +29,7 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
+BOTH_WAYS = pytest.mark.parametrize("hot", [True, False], ids=["hot", "application"])
 
 
 @pytest.fixture
@@ -59,10 +59,10 @@ async def connected(
         await trio.aclose_forcefully(stream)
 
 
-@BOTH_LISTENERS
-async def test_requests_are_answered_one_after_the_other_and_when_they_come_together(authority, lane):
+@BOTH_WAYS
+async def test_requests_are_answered_one_after_the_other_and_when_they_come_together(authority, hot):
     async with (
-        running(lane=lane, tls=secured(authority)) as listener,
+        running(hot=hot, tls=secured(authority)) as listener,
         connected(listener, authority.trusting()) as stream,
     ):
         reader = Reader(stream)
@@ -73,15 +73,15 @@ async def test_requests_are_answered_one_after_the_other_and_when_they_come_toge
         for number in range(300):
             assert json.loads((await reader.reply()).body)["body"] == (b"%d" % number).hex()
         assert {peer.tls for peer in listener.toys.peers} == {True}
-        assert listener.toys.built == (0 if lane else 1)
+        assert listener.toys.built == (0 if hot else 1)
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 @pytest.mark.parametrize("size", [0, 1, 16_383, 16_384, 16_385, 65_535, 65_536, 131_072, 262_145, 1 << 20])
-async def test_bodies_of_any_size_arrive_and_leave_whole(authority, lane, size):
+async def test_bodies_of_any_size_arrive_and_leave_whole(authority, hot, size):
     body = random.Random(size).randbytes(size)
     async with (
-        running(lane=lane, tls=secured(authority)) as listener,
+        running(hot=hot, tls=secured(authority)) as listener,
         connected(listener, authority.trusting()) as stream,
     ):
         reader = Reader(stream)
@@ -90,10 +90,10 @@ async def test_bodies_of_any_size_arrive_and_leave_whole(authority, lane, size):
             assert json.loads((await reader.reply()).body)["body"] == body.hex()
 
 
-@BOTH_LISTENERS
-async def test_a_chunked_body_and_a_chunked_answer_pass(authority, lane):
+@BOTH_WAYS
+async def test_a_chunked_body_and_a_chunked_answer_pass(authority, hot):
     async with (
-        running(lane=lane, tls=secured(authority)) as listener,
+        running(hot=hot, tls=secured(authority)) as listener,
         connected(listener, authority.trusting()) as stream,
     ):
         reader = Reader(stream)
@@ -142,9 +142,9 @@ async def test_records_may_come_in_any_pieces(authority):
                         answer += await until(lambda tls=tls: tls.read(1 << 20))
 
 
-@BOTH_LISTENERS
-async def test_a_request_may_come_with_the_end_of_the_handshake(authority, lane):
-    async with running(lane=lane, tls=secured(authority)) as listener, await listener.connect() as raw:
+@BOTH_WAYS
+async def test_a_request_may_come_with_the_end_of_the_handshake(authority, hot):
+    async with running(hot=hot, tls=secured(authority)) as listener, await listener.connect() as raw:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = authority.trusting().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
         while True:
@@ -179,10 +179,10 @@ async def test_a_reader_that_stops_for_a_while_gets_every_byte_in_order(authorit
             await reader._exactly(2)
 
 
-@BOTH_LISTENERS
-async def test_a_connection_is_handed_over_with_its_tls(authority, lane):
+@BOTH_WAYS
+async def test_a_connection_is_handed_over_with_its_tls(authority, hot):
     async with (
-        running(lane=lane, tls=secured(authority)) as listener,
+        running(hot=hot, tls=secured(authority)) as listener,
         connected(listener, authority.trusting()) as stream,
     ):
         reader = Reader(stream)
@@ -199,7 +199,7 @@ async def test_a_connection_goes_back_to_the_lane_with_its_tls(authority):
         for request in (b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n", post("t/store", b"y" * 200_000)) * 3:
             await stream.send_all(request)
             assert (await reader.reply()).status == 200
-        assert listener.toys.behind_hypercorn == 0
+        assert listener.toys.by_application == 0
 
 
 async def test_http_2_is_agreed_on_and_http_1_1_without_agreement(authority):
@@ -221,9 +221,9 @@ async def test_http_2_is_agreed_on_and_http_1_1_without_agreement(authority):
             assert (await Reader(stream).reply()).status == 200
 
 
-@BOTH_LISTENERS
-async def test_the_end_is_said_in_tls_too(authority, lane):
-    async with running(lane=lane, tls=secured(authority)) as listener:
+@BOTH_WAYS
+async def test_the_end_is_said_in_tls_too(authority, hot):
+    async with running(hot=hot, tls=secured(authority)) as listener:
         context = authority.trusting()
         raw = await listener.connect()
         # Not https_compatible: an end that was not announced would raise.
@@ -246,10 +246,10 @@ async def test_a_client_that_ends_its_half_gets_its_answers(authority):
         assert await reader.at_end()
 
 
-@BOTH_LISTENERS
-async def test_plain_http_is_told_that_the_port_speaks_tls(authority, lane):
+@BOTH_WAYS
+async def test_plain_http_is_told_that_the_port_speaks_tls(authority, hot):
     tls = secured(authority)
-    async with running(lane=lane, tls=tls) as listener:
+    async with running(hot=hot, tls=tls) as listener:
         for request in (post("t/store", b"x"), b"GET / HTTP/1.0\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
             async with await listener.connect() as stream:
                 await stream.send_all(request)
@@ -318,12 +318,12 @@ async def test_ciphers_without_forward_secrecy_or_authentication_are_not_spoken(
 # --- certificates of clients -----------------------------------------------------------------------
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 @pytest.mark.parametrize("demand", ["optional", "required"])
-async def test_a_verified_certificate_stands_on_every_request_of_its_connection(authority, lane, demand):
+async def test_a_verified_certificate_stands_on_every_request_of_its_connection(authority, hot, demand):
     mine = authority.issue("client", "ledger.internal")
     tls = secured(authority, client_ca=str(authority.file), client_certificates=demand)
-    async with running(lane=lane, tls=tls) as listener:
+    async with running(hot=hot, tls=tls) as listener:
         async with connected(listener, authority.trusting(mine)) as stream:
             reader = Reader(stream)
             for _ in range(2):

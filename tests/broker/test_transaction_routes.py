@@ -17,7 +17,7 @@ from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 
 TX = "/v1/transactions"
-every_listener = pytest.mark.parametrize("listener", [None, "lane", "hypercorn"])
+every_listener = pytest.mark.parametrize("listener", [None, "hot", "application"])
 
 
 async def begin(daemon, **body):

@@ -12,7 +12,7 @@ from tests.broker.listeners import Reader, post, running
 if TYPE_CHECKING:
     from tests.broker.listeners import Listener
 
-BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
+BOTH_WAYS = pytest.mark.parametrize("hot", [True, False], ids=["hot", "application"])
 #: As clients offer them: the JDK's and curl's way to HTTP/2, a WebSocket, what nobody knows, and several.
 OFFERS = pytest.mark.parametrize(
     "offer",
@@ -36,13 +36,13 @@ OFFERS = pytest.mark.parametrize(
 BODIES = pytest.mark.parametrize("body", [b"", b"hello"], ids=["empty", "body"])
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 @OFFERS
 @BODIES
 async def test_a_post_that_offers_an_upgrade_is_answered_and_its_connection_kept(
-    lane: bool, offer: tuple[str, ...], body: bytes, caplog: pytest.LogCaptureFixture
+    hot: bool, offer: tuple[str, ...], body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(lane=lane) as listener, await listener.connect() as stream:
+    async with running(hot=hot) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         for _ in range(3):
             await stream.send_all(post("t/store", body, *offer))
@@ -53,10 +53,10 @@ async def test_a_post_that_offers_an_upgrade_is_answered_and_its_connection_kept
     assert not caplog.records
 
 
-@BOTH_LISTENERS
+@BOTH_WAYS
 @OFFERS
-async def test_a_chunked_body_behind_an_offered_upgrade_is_read(lane: bool, offer: tuple[str, ...]) -> None:
-    async with running(lane=lane) as listener, await listener.connect() as stream:
+async def test_a_chunked_body_behind_an_offered_upgrade_is_read(hot: bool, offer: tuple[str, ...]) -> None:
+    async with running(hot=hot) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         chunks = b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
         for _ in range(2):
@@ -64,9 +64,9 @@ async def test_a_chunked_body_behind_an_offered_upgrade_is_read(lane: bool, offe
             assert json.loads((await reader.reply()).body)["body"] == b"abcde".hex()
 
 
-@BOTH_LISTENERS
-async def test_a_get_that_offers_h2c_is_answered_in_http_1(lane: bool) -> None:
-    async with running(lane=lane) as listener, await listener.connect() as stream:
+@BOTH_WAYS
+async def test_a_get_that_offers_h2c_is_answered_in_http_1(hot: bool) -> None:
+    async with running(hot=hot) as listener, await listener.connect() as stream:
         request = post("/ping").replace(b"POST", b"GET").replace(b"Content-Length: 0\r\n", b"")
         offer = b"\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
         reader = Reader(stream)

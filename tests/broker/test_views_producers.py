@@ -10,7 +10,7 @@ from test_committed_polls import begin
 
 PRODUCERS = f"{TOPICS}/t/producers"
 PUBLISH = f"{TOPICS}/t/publish"
-LISTENERS = (None, "lane", "hypercorn")
+LISTENERS = (None, "hot", "application")
 WEEK_MS = 7 * 86_400_000
 
 

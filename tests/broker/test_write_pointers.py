@@ -18,7 +18,7 @@ FRAMES = "application/vnd.plainsong.frames; fields=pointer"
 #: A pointer of this very moment.
 NOW = START_MS * 1_000_000
 every_encoding = pytest.mark.parametrize("encoding", TYPES)
-every_listener = pytest.mark.parametrize("listener", [None, "lane", "hypercorn"])
+every_listener = pytest.mark.parametrize("listener", [None, "hot", "application"])
 
 
 class Talk:

@@ -50,7 +50,7 @@ def stalled(address: tuple[str, int]) -> socket.socket:
     return sock
 
 
-@pytest.mark.parametrize("listener", ["http.lane=true", "http.lane=false", "http.processes=2"])
+@pytest.mark.parametrize("listener", ["http.processes=1", "http.processes=2"])
 def test_readers_that_stop_reading_do_not_fill_the_daemon(
     daemon: Callable[..., Daemon], readers: ExitStack, listener: str
 ) -> None:

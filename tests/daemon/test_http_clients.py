@@ -27,10 +27,10 @@ done
 """
 
 
-@pytest.fixture(scope="module", params=["http.lane=true", "http.lane=false"], ids=["lane", "server"])
-def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a running daemon."""
-    with Daemon(tmp_path_factory.mktemp("clients") / "data", request.param) as running:
+    with Daemon(tmp_path_factory.mktemp("clients") / "data") as running:
         yield f"http://{running.address[0]}:{running.address[1]}"
         assert running.stop() == 0
         assert not [line for line in running.lines if '"traceback"' in line or '"error"' in line], running.lines

@@ -1,4 +1,4 @@
-"""Both listeners of the whole daemon answer alike: the lane's and the server's, over the same messages."""
+"""A daemon answers alike alone and with front ends, over the same messages."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.patience import PATIENCE_S
 CODECS = {"application/json": JSON, "avro/binary": AVRO, "avro/binary; version=2": AVRO_2}
 
 
-@pytest.fixture(scope="module", params=["http.lane=false", "http.processes=2"], ids=["server", "front-ends"])
+@pytest.fixture(scope="module", params=["http.processes=2"], ids=["front-ends"])
 def listeners(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Daemon, Daemon, list[bytes]]]:
-    """Two daemons on copies of one store, one with the lane and one with other listeners; and the ids of its messages."""
+    """Two daemons on copies of one store, one alone and one with front ends; and the ids of its messages."""
     home: Path = tmp_path_factory.mktemp("listeners")
-    with Daemon(home / "lane", "http.lane=true") as one:
+    with Daemon(home / "alone") as one:
         create(one.address, "t")
         create(one.address, "empty")
         create(one.address, "scratch")
@@ -40,7 +40,7 @@ def listeners(
         publish(one.address, "t", bytes(200_000))
         ids = [message_id for message_id, _ in read_all(one.address, "t")]
         one.stop()
-        shutil.copytree(home / "lane", home / "server")
+        shutil.copytree(home / "alone", home / "server")
         with Daemon(home / "server", request.param) as other:
             one.start()
             yield one, other, ids
@@ -98,7 +98,7 @@ def hot_requests(draw: st.DrawFn, ids: list[bytes]) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def test_the_lane_and_the_server_answer_every_hot_request_alike(listeners):
+def test_every_hot_request_is_answered_alike(listeners):
     one, other, ids = listeners
     verbs: set[bytes] = set()
     statuses: Counter[int] = Counter()

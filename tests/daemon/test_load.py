@@ -75,9 +75,8 @@ async def test_a_thousand_parked_polls_cost_nothing_and_wake_at_once(daemon):
     assert delays_s[-1] < 30  # they had a minute
 
 
-@pytest.mark.parametrize("lane", ["true", "false"])
-async def test_clients_that_go_away_free_what_they_held(daemon, lane):
-    running = daemon(f"http.lane={lane}")
+async def test_clients_that_go_away_free_what_they_held(daemon):
+    running = daemon()
     create(running.address, "t")
     sockets = await trio.to_thread.run_sync(settled_sockets, running)
     async with AsyncExitStack() as stack:
@@ -118,9 +117,8 @@ def is_cut(connection: socket.socket) -> bool:
     return True
 
 
-@pytest.mark.parametrize("lane", ["true", "false"])
-def test_clients_that_send_slowly_or_never_read_are_cut_while_others_are_served(daemon, lane):
-    running = daemon(*SLOW, f"http.lane={lane}")
+def test_clients_that_send_slowly_or_never_read_are_cut_while_others_are_served(daemon):
+    running = daemon(*SLOW)
     create(running.address, "t")
     create(running.address, "large")
     for _ in range(20):
@@ -195,9 +193,8 @@ def memory_peak_bytes(running: Daemon) -> int:
     return int(line.split()[1]) * 1024
 
 
-@pytest.mark.parametrize("lane", ["true", "false"])
-async def test_a_body_over_the_bound_is_refused_before_it_is_sent_or_held(daemon, lane):
-    running = daemon(f"http.lane={lane}")
+async def test_a_body_over_the_bound_is_refused_before_it_is_sent_or_held(daemon):
+    running = daemon()
     create(running.address, "t")
     peak_bytes = memory_peak_bytes(running)
     head = (

@@ -22,9 +22,7 @@ NOT_UTF_8 = ["%FF", "%C3", "%A9", "a%FFb", "%C0%AF", "%ED%A0%80", "%F4%90%80%80"
 TOPIC = "/v1/namespaces/ns/topics/t"
 
 
-@pytest.fixture(
-    scope="module", params=[(), ("http.lane=false",), ("http.processes=2",)], ids=["lane", "server", "front"]
-)
+@pytest.fixture(scope="module", params=[(), ("http.processes=2",)], ids=["alone", "front"])
 def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
     with Daemon(tmp_path_factory.mktemp("names") / "data", *request.param) as running:
         assert call(running.address, "PUT", TOPIC).status == 200

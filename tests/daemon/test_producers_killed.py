@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from itertools import count
 
-import pytest
-
 from tests.daemon.talk import Answer, ask, create, json_body, read_all, topic_path
 from tests.patience import PATIENCE_S
 from tests.ports import free_address
@@ -24,9 +22,8 @@ def open_session(address):
     return ask(address, "PUT", topic_path("t", "/producers/p")).json()
 
 
-@pytest.mark.parametrize("lane", ["true", "false"])
-def test_what_was_acknowledged_before_a_kill_is_a_duplicate_after_it(daemon, lane):
-    running = daemon(f"http.lane={lane}")
+def test_what_was_acknowledged_before_a_kill_is_a_duplicate_after_it(daemon):
+    running = daemon()
     create(running.address, "t")
     first = send(running.address, [0, 1, 2])
     session = open_session(running.address)

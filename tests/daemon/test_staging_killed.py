@@ -5,8 +5,6 @@ from __future__ import annotations
 import http.client
 import threading
 
-import pytest
-
 from tests.daemon.talk import Answer, ask, create, json_body, read_all, topic_path
 from tests.patience import PATIENCE_S
 from tests.ports import free_address
@@ -30,9 +28,8 @@ def texts(address) -> list[str]:
     return [payload.decode() for _, payload in read_all(address, "t")]
 
 
-@pytest.mark.parametrize("lane", ["true", "false"])
-def test_what_was_staged_before_a_kill_is_published_after_it_and_only_once(daemon, lane):
-    running = daemon(f"http.lane={lane}")
+def test_what_was_staged_before_a_kill_is_published_after_it_and_only_once(daemon):
+    running = daemon()
     create(running.address, "t")
     assert store(running.address, "a", [0, 1], ["one", "two"]).status == 200
     assert store(running.address, "lost", [0], ["x"]).status == 200

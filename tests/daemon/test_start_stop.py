@@ -57,10 +57,9 @@ def test_the_banner_says_where_what_and_how_safe(daemon, tmp_path):
     assert ask((host, int(port)), "PUT", command[3].removeprefix(f"http://{address}")).status == 200
 
 
-@pytest.mark.parametrize("lane", ["true", "false"])
 @pytest.mark.parametrize("attempt", range(3))
-def test_whoever_keeps_asking_while_the_daemon_leaves_is_answered_to_the_last(daemon, lane, attempt):
-    running = daemon(f"http.lane={lane}", LONG_DRAIN)
+def test_whoever_keeps_asking_while_the_daemon_leaves_is_answered_to_the_last(daemon, attempt):
+    running = daemon(LONG_DRAIN)
     create(running.address, "busy")
     path, body = topic_path("busy", "/publish").encode(), b'{"messages": ["x"]}'
     head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -80,11 +79,9 @@ def test_whoever_keeps_asking_while_the_daemon_leaves_is_answered_to_the_last(da
     assert time.monotonic() - begun < SOON_S
 
 
-@pytest.mark.parametrize(
-    ("number", "lane"), [(signal.SIGTERM, "true"), (signal.SIGTERM, "false"), (signal.SIGINT, "true")]
-)
-async def test_parked_polls_are_answered_and_the_daemon_leaves_at_once(daemon, number, lane):
-    running = daemon(f"http.lane={lane}", LONG_DRAIN)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_parked_polls_are_answered_and_the_daemon_leaves_at_once(daemon, number):
+    running = daemon(LONG_DRAIN)
     create(running.address, "quiet")
     call = poll_call("quiet", PollRequest(), "avro", wait_ms=60_000)
     answers = []

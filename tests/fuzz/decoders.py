@@ -15,7 +15,7 @@ from broker.api.definitions import _decoded as decode_definitions
 from broker.api.routes import ROUTES
 from broker.cluster.zookeeper import access_of, decode_member, encode_member
 from broker.config.config import config_of
-from broker.http.lane import LaneRoutes, parse_head
+from broker.http.heads import HotRoutes, hot_head
 from broker.http.messages import Request, parse_query
 from broker.link.http_codec import decode_request
 from broker.link.proof import link_secret
@@ -248,14 +248,14 @@ def _read_link_request(data: bytes) -> object:
 
 
 def _read_head(data: bytes) -> object:
-    return parse_head(data, _OF_LANE)
+    return hot_head(data, _OF_LANE)
 
 
 class _Endpoint(NamedTuple):
     route: Any
 
 
-_OF_LANE = LaneRoutes([_Endpoint(route) for route in ROUTES])  # type: ignore[misc]
+_OF_LANE = HotRoutes([_Endpoint(route) for route in ROUTES])  # type: ignore[misc]
 
 
 def _read_query(data: bytes) -> object:

@@ -1,4 +1,4 @@
-"""The ordinary port serves links too: over TCP, beside HTTP, with the lane and without, until the server stops."""
+"""The ordinary port serves links too: over TCP, next to HTTP, with hot routes and without, until the server stops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from plainsong.protocol.link import PREFACE
 from tests.broker.listeners import SETTINGS, Toys, toy_app
 from tests.patience import PATIENCE_S
 
-BOTH_LISTENERS = pytest.mark.parametrize("lane", [True, False], ids=["lane", "hypercorn"])
+BOTH_WAYS = pytest.mark.parametrize("hot", [True, False], ids=["hot", "application"])
 
 
 class Serving:
@@ -44,19 +44,19 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving(dispatch=echo, *, lane: bool = True, tls=None, secret=None, **settings):
+async def serving(dispatch=echo, *, hot: bool = True, tls=None, secret=None, **settings):
     server = Serving()
-    with_lane = replace(SETTINGS, lane=lane, **settings)
+    changed = replace(SETTINGS, **settings)
     async with trio.open_nursery() as nursery:
         toys = Toys(RequestTasks(nursery))
 
         async def run(*, task_status) -> None:
             await serve_http(
-                with_lane,
-                toys.endpoints,
-                lambda: toy_app(toys, with_lane),
+                changed,
+                toys.endpoints if hot else (),
+                lambda: toy_app(toys, changed),
                 binds=["127.0.0.1:0"],
-                budget=BodyBudget(with_lane.max_inflight_bytes),
+                budget=BodyBudget(changed.max_inflight_bytes),
                 stop=server.stop,
                 grace_s=PATIENCE_S,
                 peers=peer_handler(dispatch, secret=secret),
@@ -80,9 +80,9 @@ async def links(bounds: LinkBounds | None = None, **more):
         nursery.cancel_scope.cancel()
 
 
-@BOTH_LISTENERS
-async def test_links_and_http_share_one_port(lane):
-    async with serving(lane=lane) as server, links() as to:
+@BOTH_WAYS
+async def test_links_and_http_share_one_port(hot):
+    async with serving(hot=hot) as server, links() as to:
         link = await to.to(server.address)
         assert (await link.call("echo", 1, b"x" * 1_000_000)).body == b"x" * 1_000_000
         stream = await server.connect()
@@ -93,9 +93,9 @@ async def test_links_and_http_share_one_port(lane):
         assert await to.to(server.address) is link
 
 
-@BOTH_LISTENERS
-async def test_a_preface_in_pieces_is_one(lane):
-    async with serving(lane=lane) as server:
+@BOTH_WAYS
+async def test_a_preface_in_pieces_is_one(hot):
+    async with serving(hot=hot) as server:
         stream = await server.connect()
         for byte in PREFACE:
             await stream.send_all(bytes([byte]))
@@ -117,8 +117,8 @@ async def test_a_connection_that_spoke_http_never_becomes_a_link():
         assert PREFACE not in said
 
 
-@BOTH_LISTENERS
-async def test_a_server_that_stops_answers_what_was_asked_and_lets_its_peers_go(lane):
+@BOTH_WAYS
+async def test_a_server_that_stops_answers_what_was_asked_and_lets_its_peers_go(hot):
     begun, gate = trio.Event(), trio.Event()
 
     async def held(call):
@@ -126,7 +126,7 @@ async def test_a_server_that_stops_answers_what_was_asked_and_lets_its_peers_go(
         await gate.wait()
         return Reply("done")
 
-    async with serving(held, lane=lane) as server, links() as to:
+    async with serving(held, hot=hot) as server, links() as to:
         link = await to.to(server.address)
         got = []
 

@@ -21,7 +21,7 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 async def test_every_refused_request_has_its_line(tmp_path, caplog, listener):
     caplog.set_level(logging.INFO, logger="plainsong.access")
     async with named(tmp_path, listener=listener, log__access=True) as running:
@@ -37,7 +37,7 @@ async def test_every_refused_request_has_its_line(tmp_path, caplog, listener):
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])
 async def test_a_request_from_elsewhere_has_its_line(tmp_path, caplog, headers):
     caplog.set_level(logging.INFO, logger="plainsong.access")
-    async with named(tmp_path, listener="lane", log__access=True) as running:
+    async with named(tmp_path, listener="hot", log__access=True) as running:
         answer = await running.ask("operator", "PUT", f"{T}/a", headers=headers, json={})
         assert answer.status_code == 403
         (line,) = [each for each in caplog.records if each.name == "plainsong.access"]

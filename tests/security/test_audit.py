@@ -186,7 +186,7 @@ async def test_refusals_of_a_kind_are_one_record_with_their_number(daemon, mock_
     assert again["repeated"] == 49
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 @pytest.mark.parametrize("path", [f"{T}/a/publish", f"{T}/a/properties"])
 async def test_a_request_without_a_name_is_recorded(tmp_path, nursery, listener, path):
     async with named(tmp_path, listener=listener) as daemon:
@@ -516,7 +516,7 @@ async def test_the_audit_has_its_own_properties_again_after_a_start(tmp_path, pl
         assert len(service.audit._own) == 1
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 async def test_the_audit_is_written_by_the_daemon_alone_also_while_authentication_is_off(listener):
     async with in_process(listener=listener) as daemon:
         for method, more in (

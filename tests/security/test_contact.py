@@ -13,7 +13,7 @@ from tests.security.named import named
 PATH = "/.well-known/security.txt"
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 async def test_whoever_found_a_hole_is_told_the_contact_without_a_name(tmp_path, listener):
     contact = "mailto:security@example.org, https://example.org/report"
     async with named(tmp_path, listener=listener, security__contact=contact) as daemon:

@@ -19,7 +19,7 @@ from tests.patience import PATIENCE_S
 from tests.security.named import GRANTS, Files, named
 
 T = "/v1/namespaces/ns/topics"
-LISTENERS = ["lane", "hypercorn"]
+LISTENERS = ["hot", "application"]
 
 
 @pytest.fixture(params=LISTENERS)

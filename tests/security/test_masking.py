@@ -57,7 +57,7 @@ async def test_a_token_names_nothing_since_names_are_shown(tmp_path):
             await refused("POST", "/v1/transactions", json={"clientId": token})
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 async def test_a_token_is_no_id_of_a_request(tmp_path, listener):
     async with named(tmp_path, listener=listener) as daemon:
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
@@ -68,7 +68,7 @@ async def test_a_token_is_no_id_of_a_request(tmp_path, listener):
             assert answer.headers["x-request-id"]
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 @pytest.mark.parametrize("token", [TOKEN, JWT.replace(".", "")[:40]], ids=["token", "name"])
 async def test_a_refusal_names_no_token_in_its_headers_either(tmp_path, listener, token):
     async with named(tmp_path, listener=listener) as daemon:

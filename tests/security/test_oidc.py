@@ -380,7 +380,7 @@ async def test_what_is_known_of_tokens_is_bounded(provider):
     assert len(provider._known) == MAX_KNOWN
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 async def test_a_daemon_lets_the_provider_s_names_in_and_grants_by_their_groups(tmp_path, told, listener):
     settings = {
         "security__oidc.issuer": ISSUER,
@@ -411,7 +411,7 @@ async def test_a_daemon_lets_the_provider_s_names_in_and_grants_by_their_groups(
         assert (await publish(signed(key=OTHER))).status_code == 401
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 async def test_a_token_that_ends_is_refused_on_the_connection_that_it_opened_and_ends_what_waits(
     tmp_path, told, listener
 ):
@@ -450,7 +450,7 @@ async def test_a_token_that_ends_is_refused_on_the_connection_that_it_opened_and
         assert guard.holds == 0
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 @pytest.mark.parametrize(
     ("change", "status"), [("replaced", 401), ("stale", 503)], ids=["key-replaced", "keys-too-old"]
 )

@@ -12,7 +12,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.http.hypercorn_patches import CUT, PEER
+from broker.http.gate import CUT, PEER
 from broker.http.peer import Peer, Seat
 from broker.security.grants import parse_grants
 from broker.security.identity import Identity
@@ -154,7 +154,7 @@ def frozen(daemon):
 
 
 async def test_a_stream_of_events_that_pays_for_what_it_sent_ends_with_its_token_all_the_same(tmp_path):
-    async with named(tmp_path, listener="lane") as daemon:
+    async with named(tmp_path, listener="hot") as daemon:
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
         await daemon.ask("operator", "POST", f"{T}/a/publish", json={"messages": ["x" * 1000] * 20})
         daemon.files.grant(GRANTS + '[[quota]]\nto = ["reader"]\npoll_bytes_per_s = 1\n')
@@ -173,7 +173,7 @@ async def test_a_stream_of_events_that_pays_for_what_it_sent_ends_with_its_token
         await stream.aclose()
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
 async def test_a_compressed_publish_costs_what_it_decompresses_to(tmp_path, listener, chunked):
     async with named(tmp_path, listener=listener) as daemon:
@@ -244,7 +244,7 @@ async def writer_of(daemon):
 
 
 @pytest.mark.parametrize("what", REQUESTS)
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 async def test_each_publish_is_paid_once_whichever_way_it_is_answered(tmp_path, listener, what):
     async with named(tmp_path, listener=listener) as daemon:
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
@@ -271,7 +271,7 @@ async def test_each_publish_is_paid_once_whichever_way_it_is_answered(tmp_path, 
 
 
 async def test_a_name_within_its_quota_is_answered_without_a_task_and_over_it_by_one(tmp_path, monkeypatch):
-    async with named(tmp_path, listener="lane") as daemon:
+    async with named(tmp_path, listener="hot") as daemon:
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
         daemon.files.grant(GRANTS + '[[quota]]\nto = ["writer"]\nconnections = 2\npublish_requests_per_s = 3\n')
         await daemon.reload()
@@ -291,7 +291,7 @@ async def test_a_name_within_its_quota_is_answered_without_a_task_and_over_it_by
         assert len(by_task) == 2  # the first, which counts the connection, and the last, which is refused
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 async def test_over_its_quota_a_name_is_429_and_others_go_on(tmp_path, listener):
     async with named(tmp_path, listener=listener) as daemon:
         frozen(daemon)
@@ -318,7 +318,7 @@ async def test_over_its_quota_a_name_is_429_and_others_go_on(tmp_path, listener)
         assert 'plainsong_quota_refusals_total{quota="publish_requests_per_s"}' in text
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 async def test_pages_are_as_short_as_what_is_left_and_have_one_message_at_least(tmp_path, listener):
     async with named(tmp_path, listener=listener) as daemon:
         frozen(daemon)
@@ -388,7 +388,7 @@ async def test_a_poll_of_many_topics_is_as_short_as_what_is_left(tmp_path):
 
 
 async def test_only_polls_that_wait_and_streams_of_events_are_parked(tmp_path):
-    async with named(tmp_path, listener="lane") as daemon:
+    async with named(tmp_path, listener="hot") as daemon:
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
         daemon.files.grant(GRANTS + '[[quota]]\nto = ["reader"]\nparked_polls = 1\n')
         await daemon.reload()
@@ -423,7 +423,7 @@ def connected(daemon):
     return httpx.AsyncClient(base_url=str(daemon.daemon.http.base_url), verify=False, timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize("listener", ["lane", "hypercorn"])
+@pytest.mark.parametrize("listener", ["hot", "application"])
 async def test_a_name_has_as_many_connections_as_its_quota_and_others_any_number(tmp_path, listener):
     async with named(tmp_path, listener=listener) as daemon, AsyncExitStack() as stack:
         await daemon.ask("operator", "PUT", f"{T}/a", json={})

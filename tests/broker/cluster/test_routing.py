@@ -12,7 +12,7 @@ from broker.api.route import NAMESPACES, TRANSACTIONS, Endpoint, owned_name
 from broker.api.routes import ROUTES
 from broker.cluster.forward import Forwarding
 from broker.http.handlers import RequestTasks
-from broker.http.lane import LaneRoutes
+from broker.http.heads import HotRoutes
 from plainsong.protocol.names import TopicName
 
 ANYWHERE = {
@@ -93,7 +93,7 @@ def test_transactions_are_forwarded_where_an_instance_decides_them(decides, forw
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 def test_the_lane_finds_its_routes_and_no_others(route):
-    lane = LaneRoutes([Endpoint(each, nothing) for each in ROUTES])
+    lane = HotRoutes([Endpoint(each, nothing) for each in ROUTES])
     places = re.findall(r"{(\w+)}", route.path)
     find = partial(lane.find, route.method)
     found = find(re.sub(r"{(\w+)}", r"x-\1", route.path))

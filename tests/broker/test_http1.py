@@ -1,4 +1,4 @@
-"""The lane: what it serves, in which order, and what it hands over."""
+"""HTTP/1.1: what is served, in which order, and which requests the application answers."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ async def test_expect_continue_is_answered_before_the_body_is_sent() -> None:
 PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-async def test_a_connection_is_handed_over_in_the_middle_and_hot_again_behind_hypercorn() -> None:
+async def test_hot_requests_and_others_are_answered_in_their_order_on_one_connection() -> None:
     async with running() as listener, await listener.connect() as stream:
         reader = Reader(stream)
         await stream.send_all(post("t/publish") + post("t/store", b"a") + PING + post("t/store", b"b"))
@@ -168,12 +168,12 @@ async def test_a_connection_is_handed_over_in_the_middle_and_hot_again_behind_hy
         assert json.loads((await reader.reply()).body)["body"] == b"a".hex()
         assert (await reader.reply()).body == b"OK"
         assert json.loads((await reader.reply()).body)["body"] == b"b".hex()
-        assert listener.toys.behind_hypercorn == 1
+        assert listener.toys.by_application == 0
         await stream.send_all(post("t/rollback"))
         assert (await reader.reply()).body == b"0;1;2;"
 
 
-async def test_a_connection_goes_back_to_the_lane_with_its_next_hot_request() -> None:
+async def test_a_hot_request_after_one_of_the_application_is_hot() -> None:
     async with running() as listener, await listener.connect() as stream:
         reader = Reader(stream)
         for number in range(3):
@@ -182,10 +182,10 @@ async def test_a_connection_goes_back_to_the_lane_with_its_next_hot_request() ->
             for body in (b"%d" % number, b"x" * 100_000):
                 await stream.send_all(post("t/store", body))
                 assert json.loads((await reader.reply()).body)["body"] == body.hex()
-        assert listener.toys.behind_hypercorn == 0
+        assert listener.toys.by_application == 0
 
 
-async def test_the_loop_has_the_interpreter_lock_soon_while_hypercorn_is_loaded_and_as_ever_afterwards() -> None:
+async def test_the_loop_has_the_interpreter_lock_soon_while_the_application_is_loaded_and_as_ever_afterwards() -> None:
     before = sys.getswitchinterval(), gc.isenabled()
     async with running() as listener:
         assert (await ask(listener, PING)).body == b"OK"
@@ -193,20 +193,7 @@ async def test_the_loop_has_the_interpreter_lock_soon_while_hypercorn_is_loaded_
         assert (sys.getswitchinterval(), gc.isenabled()) == before == (before[0], True)
 
 
-async def test_a_head_that_has_begun_behind_hypercorn_ends_there() -> None:
-    async with running() as listener, await listener.connect() as stream:
-        reader = Reader(stream)
-        await stream.send_all(PING)
-        assert (await reader.reply()).body == b"OK"
-        request = post("t/store", b"a")
-        await stream.send_all(request[:9])
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        await stream.send_all(request[9:])
-        assert json.loads((await reader.reply()).body)["body"] == b"a".hex()
-        assert listener.toys.behind_hypercorn == 1
-
-
-async def test_a_connection_whose_requests_are_a_pages_stays_behind_hypercorn_until_one_is_not() -> None:
+async def test_the_application_answers_the_requests_of_a_page() -> None:
     async with running() as listener, await listener.connect() as stream:
         reader = Reader(stream)
         of_a_page = post("t/store", b"a", "Origin: http://localhost")
@@ -214,11 +201,11 @@ async def test_a_connection_whose_requests_are_a_pages_stays_behind_hypercorn_un
         for request in (of_a_page, of_a_page, post("t/store", b"a"), of_a_page):
             await stream.send_all(request)
             await reader.reply()
-            found.append(listener.toys.behind_hypercorn)
+            found.append(listener.toys.by_application)
         assert found == [1, 2, 2, 3]
 
 
-async def test_a_connection_that_goes_back_while_the_server_stops_is_answered_and_closed() -> None:
+async def test_a_hot_request_after_another_is_answered_and_its_connection_closed_while_the_server_stops() -> None:
     async with running(grace_s=PATIENCE_S) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         await stream.send_all(PING)
@@ -231,10 +218,10 @@ async def test_a_connection_that_goes_back_while_the_server_stops_is_answered_an
         listener.toys.release.set()
         assert (await reader.reply()).headers["connection"] == "close"
         assert await reader.at_end()
-        assert listener.toys.behind_hypercorn == 0
+        assert listener.toys.by_application == 0
 
 
-async def test_connections_that_went_back_and_left_make_room_for_others() -> None:
+async def test_connections_that_left_make_room_for_others() -> None:
     async with running(max_connections=1) as listener:
         for _ in range(3):
             async with await listener.connect() as stream:

@@ -1,0 +1,246 @@
+"""One request over HTTP/1.1 that the application answers: its scope, its body, its answer."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from contextlib import contextmanager, suppress
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import trio
+
+from broker.http import wire
+from broker.http.connection import LINGER_S, Connection, State
+from broker.http.gate import CUT, PEER, SENDING_END, SendingEnd
+from broker.http.messages import answer_for, new_request_id
+from plainsong.protocol.errors import Internal, PlainsongError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from broker.http.heads import PlainHead
+    from broker.http.intake import BodyReader
+
+log = logging.getLogger("plainsong.http")
+#: Statuses whose answers have no body.
+_BODILESS = (204, 304)
+
+
+class Framing(Enum):
+    """How the body of an answer is sent."""
+
+    WHOLE = "whole"
+    """As it is: its length is known, or the connection ends with it."""
+    CHUNKED = "chunked"
+    NONE = "none"
+    """There is none, as for HEAD."""
+
+
+class CutShort(Exception):
+    """An answer could not be finished: only the end of the connection can say so now."""
+
+
+class ApplicationCall:
+    """A request on its way through the application.
+
+    Args:
+      keeps: says whether the connection may be kept after the answer that is about to be sent.
+      watch: called when the application waits for the client to leave.
+    """
+
+    __slots__ = (
+        "_body",
+        "_connection",
+        "_framing",
+        "_head",
+        "_keeps",
+        "_sending_end",
+        "_start",
+        "_watch",
+        "has_ended",
+        "is_kept",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        head: PlainHead,
+        body: BodyReader,
+        keeps: Callable[[], bool],
+        watch: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._head = head
+        self._body = body
+        self._keeps = keeps
+        self._watch = watch
+        self._sending_end = SendingEnd()
+        #: The head of the answer, until the first of its body is there.
+        self._start: Any = None
+        self._framing = Framing.WHOLE
+        #: None until the answer has begun to leave.
+        self.is_kept: bool | None = None
+        self.has_ended = False
+
+    async def answer(self, app: Any, tls: dict[str, Any] | None) -> bool:
+        """Have ``app`` answer. Return True if the connection is to be kept.
+
+        Raises:
+          CutShort: the answer broke off.
+          OSError: the connection is broken.
+        """
+        try:
+            await app(self._scope(tls), self._receive, self._send)
+        except Exception:
+            log.exception("a request failed")
+        if not self.has_ended:
+            if self.is_kept is not None:
+                raise CutShort
+            await self._fail()
+        if self.is_kept:
+            await self._drop_rest()
+        return bool(self.is_kept) and self._body.has_ended
+
+    async def _drop_rest(self) -> None:
+        """Read the rest of a body that the application did not want, for a while: the next request follows it."""
+        with trio.move_on_after(LINGER_S), suppress(PlainsongError):
+            while not self._body.has_ended:
+                await self._body.next()
+
+    def sending_ended(self) -> None:
+        """The client sends no more. It may still wait for its answer, unless that has no end."""
+        self._sending_end.come()
+        if self._sending_end.is_endless:
+            self._connection.scope.cancel()
+
+    def _scope(self, tls: dict[str, Any] | None) -> dict[str, Any]:
+        head, connection = self._head, self._connection
+        path, _, query = head.target.partition(b"?")
+        client, server = connection.addresses()
+        extensions: dict[str, Any] = {
+            CUT: connection.scope.cancel,
+            PEER: connection.peer,
+            SENDING_END: self._sending_end,
+        }
+        if tls is not None:
+            extensions["tls"] = tls
+        return {
+            "type": "http",
+            "asgi": {"spec_version": "2.1", "version": "3.0"},
+            "http_version": head.version,
+            "method": head.method,
+            "scheme": connection.peer.scheme,
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": head.pairs,
+            "client": client,
+            "server": server,
+            "state": {},
+            "extensions": extensions,
+        }
+
+    async def _receive(self) -> Any:
+        """See ASGI. Raises PlainsongError: the body breaks off, or is not framed as its head says."""
+        if self._body.is_taken:
+            self._watch()
+            await trio.sleep_forever()  # the end of the connection cancels the request
+        with self._ending_with_connection():
+            piece = await self._body.next()
+            return {"type": "http.request", "body": piece, "more_body": not self._body.has_ended}
+        await trio.sleep_forever()
+        return None
+
+    async def _send(self, message: Any) -> None:
+        """See ASGI."""
+        if message["type"] == "http.response.start":
+            self._start = message
+        elif message["type"] == "http.response.body" and not self.has_ended:
+            await self._send_body(message.get("body", b""), is_last=not message.get("more_body", False))
+
+    async def _send_body(self, body: bytes, *, is_last: bool) -> None:
+        start, self._start = self._start, None
+        head = b"" if start is None else self._begin(start)
+        if self._framing is Framing.NONE:
+            body = b""
+        elif self._framing is Framing.CHUNKED:
+            body = (wire.chunk(body) if body else b"") + (wire.LAST_CHUNK if is_last else b"")
+        if head or body:
+            with self._ending_with_connection():
+                await self._connection.send_all(head, body)
+                self.has_ended = is_last
+                return
+            await trio.sleep_forever()
+        self.has_ended = is_last
+
+    @contextmanager
+    def _ending_with_connection(self) -> Iterator[None]:
+        """Around what reads or writes: the end of a broken connection cancels the application, which sees no error."""
+        try:
+            yield
+        except OSError:
+            self._connection.scope.cancel()
+
+    def _begin(self, start: Any) -> bytes:
+        """The head of the answer, which decides whether the connection is kept."""
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in start["headers"]]
+        names = {name.lower() for name, _ in headers}
+        is_chunked = False
+        if self._head.method == "HEAD" or start["status"] in _BODILESS:
+            self._framing = Framing.NONE
+        elif "content-length" not in names:
+            is_chunked = self._head.chunks
+            self._framing = Framing.CHUNKED if is_chunked else Framing.WHOLE
+        ends = self._framing is Framing.WHOLE and "content-length" not in names
+        self.is_kept = self._keeps() and not (ends or "connection" in names)
+        # The rest of a kept connection begins after the body, so that the client has to send it.
+        go_on = wire.CONTINUE if self._body.takes_continue() and self.is_kept else b""
+        if not self.is_kept and "connection" not in names:
+            headers.append(("Connection", "close"))
+        self._connection.state = State.SENDING
+        self._connection.pace.restart()
+        if self._sending_end.is_endless and self._sending_end.has_come:
+            self._connection.scope.cancel()  # no client is there to read it
+        return go_on + wire.head_of(start["status"], headers, chunks=is_chunked)
+
+    async def _fail(self) -> None:
+        answer = answer_for(Internal(hint="the log has more under this answer's X-Request-Id"))
+        assert isinstance(answer.body, bytes)
+        self.is_kept = False
+        head = wire.answer_head(answer, new_request_id(), chunks=self._head.chunks, close=True)
+        await self._connection.send_all(head, answer.body)
+        self.has_ended = True
+
+
+# --- TLS -------------------------------------------------------------------------------------------
+
+
+#: The TLS versions as ASGI's ``tls`` extension numbers them.
+_TLS_VERSIONS = {"TLSv1.2": 0x0303, "TLSv1.3": 0x0304}
+_SHORT = {"commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C"}
+
+
+def tls_extension(stream: ssl.SSLObject) -> dict[str, Any]:
+    """ASGI's ``tls`` extension: the version, and the client's certificate if it sent one."""
+    shown = stream.getpeercert(binary_form=True)
+    return {
+        "server_cert": None,
+        "client_cert_chain": [ssl.DER_cert_to_PEM_cert(shown)] if shown else [],
+        "client_cert_name": _subject(stream.getpeercert()) if shown else None,
+        "client_cert_error": None,
+        "tls_version": _TLS_VERSIONS.get(stream.version() or ""),
+        "cipher_suite": None,
+    }
+
+
+def _subject(certificate: Any) -> str:
+    """The subject's name as text, the most specific part first (RFC 4514)."""
+    parts = [
+        f"{_SHORT.get(kind, kind)}={value.replace(chr(92), chr(92) * 2).replace(',', chr(92) + ',')}"
+        for group in certificate.get("subject", ())
+        for kind, value in group
+    ]
+    return ",".join(reversed(parts))

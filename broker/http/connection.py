@@ -1,0 +1,408 @@
+"""A connection's socket: read and written directly, in the reactor's task or in its own.
+
+A publish costs little more than its system calls: a stream object or a time-out scope for each request would add a good
+part of it. One cancel scope lasts as long as the connection; its deadline is that of the present phase: resting, reading
+a head, handling (none), sending.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from enum import Enum, IntEnum
+from math import inf
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+from trio.lowlevel import wait_readable, wait_writable
+
+from broker.http.budgets import Pace
+from broker.http.tls_socket import TlsSocket
+
+if TYPE_CHECKING:
+    from broker.http.budgets import BodyBudget, HttpSettings
+    from broker.http.peer import Peer
+    from broker.http.reactor import Reactor
+
+RECEIVE_BYTES = 64 << 10
+#: Bodies up to this size are waited for without a task, for so long.
+GATHERED_BYTES = 256 << 10
+GATHER_S = 1.0
+#: What was waited for somebody who sends no more: longer than any request may.
+WAITED_MS = 1 << 40
+#: What a client may send ahead while its answer is awaited.
+MAX_PIPELINED_BYTES = 64 << 10
+#: How long the rest of a refused body is read and dropped, so that the client sees the answer before a reset.
+LINGER_S = 2.0
+#: The same for a client that may have sent ahead what will have no answer.
+BRIEF_LINGER_S = 0.1
+_RESET = struct.pack("ii", 1, 0)
+#: A longer body is sent after its head as it is; below it, one piece is cheaper than two.
+COPIED_BYTES = 64 << 10
+#: Events of a socket whose other side sends no more.
+_ENDS = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+
+
+class PeerLeft(Exception):
+    """The client has closed the connection."""
+
+
+class State(IntEnum):
+    """What a connection is doing. While it is in one of the first three, its task sleeps."""
+
+    RESTING = 0
+    """It waits for a request."""
+    GATHERING = 1
+    """The first part of a small body has arrived; the reactor reads the rest."""
+    ANSWERING = 2
+    """A request is answered without the task."""
+    AWAKE = 3
+    """Its task has been woken."""
+    READING = 4
+    """Its task reads a head or a body."""
+    HANDLING = 5
+    """Its task waits for a handler, or for the application."""
+    SENDING = 6
+    """Its task sends an answer."""
+    TALKING = 7
+    """It is a WebSocket."""
+    LEAVING = 8
+    """Its last answer has been made: no further request is read."""
+    CLOSED = 9
+
+
+class Input(Enum):
+    """What can be read of a connection, as far as the kernel has said."""
+
+    NOTHING = "nothing"
+    SOME = "some"
+    THE_LAST = "the last"
+    """There may be some, and then the end."""
+    ENDED = "ended"
+    """The end has been read."""
+
+
+class Owner(Protocol):
+    """Whoever reads requests off a connection."""
+
+    def data_arrived(self) -> bool:
+        """Something has arrived while the connection rests or gathers. Return True if its task is to see to it."""
+
+    @property
+    def is_reading(self) -> bool:
+        """True if it answers a request without the task that may be cancelled."""
+
+    def gathered(self) -> None:
+        """The rest of a body is not waited for any more without the task."""
+
+    def sending_ended(self) -> None:
+        """The client has closed its sending half, which may be all of it."""
+
+
+class Connection:
+    """One accepted socket, not blocking, and its place in the reactor."""
+
+    __slots__ = (
+        "_input",
+        "_owner",
+        "_reactor",
+        "_sock",
+        "_task",
+        "_unsent",
+        "_watching",
+        "pace",
+        "peer",
+        "pending",
+        "room",
+        "scope",
+        "state",
+        "wanted_bytes",
+    )
+
+    def __init__(
+        self,
+        sock: socket.socket | TlsSocket,
+        owner: Owner,
+        reactor: Reactor,
+        budget: BodyBudget,
+        settings: HttpSettings,
+        peer: Peer,
+    ) -> None:
+        self._sock = sock
+        self.pace = Pace(settings)
+        #: What its answers hold until they have left.
+        self.room = budget.answers.room()
+        self._reactor = reactor
+        #: None once it has left, so that neither keeps the other.
+        self._owner: Owner | None = owner
+        #: The task that sleeps in ``_sleep``.
+        self._task: trio.lowlevel.Task | None = None
+        self._watching: trio.CancelScope | None = None
+        self._unsent = memoryview(b"")
+        # What came with the end of a handshake makes no edge.
+        self._input = Input.SOME if isinstance(sock, TlsSocket) else Input.NOTHING
+        self.state = State.AWAKE
+        #: Around everything; its end is the connection's.
+        self.scope = trio.CancelScope()
+        self.peer = peer
+        #: Received, and not yet part of a request.
+        self.pending = b""
+        #: How much is read at once while the connection rests.
+        self.wanted_bytes = RECEIVE_BYTES
+        reactor.add(sock, self)
+
+    def __repr__(self) -> str:
+        """Its other end, and what it is doing."""
+        return f"<Connection of {self.peer.address or 'unknown'}: {self.state.name.lower()}, input {self._input.value}>"
+
+    @property
+    def has_input(self) -> bool:
+        """True if there may be something to read."""
+        return self._input is Input.SOME or self._input is Input.THE_LAST
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if there is nothing to see to: no input that is not read, and no end that is not acted on."""
+        return self._input is Input.NOTHING
+
+    @property
+    def ended(self) -> bool:
+        """True if the client sends no more, and all that it sent has been read."""
+        return self._input is Input.ENDED
+
+    def addresses(self) -> tuple[tuple[str, int] | None, tuple[str, int | None] | None]:
+        """Those of both ends, as ASGI writes them. Raises OSError: the other one has gone."""
+        sock = self._sock.socket if isinstance(self._sock, TlsSocket) else self._sock
+        if sock.family == socket.AF_UNIX:
+            return None, (sock.getsockname(), None)
+        return sock.getpeername()[:2], sock.getsockname()[:2]
+
+    def leave(self) -> None:
+        """Have neither the reactor nor the owner do anything more with the socket. Idempotent."""
+        self.state = State.CLOSED
+        self._reactor.remove(self._sock, self)
+        self._owner = None
+
+    # --- in the reactor's task --------------------------------------------------------------------
+
+    def readable(self, events: int = 0) -> None:
+        """Something has arrived, or the other side has gone."""
+        if self._input is not Input.ENDED:
+            if events & _ENDS:
+                self._input = Input.THE_LAST
+            elif self._input is Input.NOTHING:
+                self._input = Input.SOME
+        if self.state > State.ANSWERING:
+            self.wake()
+            return
+        owner = self._owner
+        if owner is not None and owner.is_reading:
+            self.read_ahead()
+            return
+        while owner is not None and self.state is not State.ANSWERING and self._read():
+            if owner.data_arrived():
+                self.wake()
+                return
+            if not (self.state is State.GATHERING and self.has_input):
+                return
+
+    def read_ahead(self) -> None:
+        """Keep what the client sends while it waits for an answer; tell the owner when it sends no more."""
+        while self._owner is not None and self.has_input and len(self.pending) < MAX_PIPELINED_BYTES:
+            self._read()
+        if self.ended:
+            self._tell_end()
+
+    def give_up(self) -> None:
+        """End the connection: nothing came for ``keep_alive_s``, or it has failed."""
+        self.scope.cancel()
+
+    def _read(self) -> bool:
+        """Read what is there, without waiting. Return True if there is something to see to."""
+        if len(self.pending) >= MAX_PIPELINED_BYTES and self.state is not State.GATHERING:
+            return True  # what was sent ahead is enough; the rest is read when that has been answered
+        try:
+            data = self._sock.recv(self.wanted_bytes)
+        except BlockingIOError:
+            self._input = Input.NOTHING
+            return bool(self.pending)
+        except OSError:
+            data = b""
+        if not data:
+            self._input = Input.ENDED
+            return True
+        self._have_read(len(data), self.wanted_bytes)
+        self.pending = self.pending + data if self.pending else data
+        return True
+
+    def _have_read(self, size: int, wanted_bytes: int) -> None:
+        """After a short read nothing is left, but for the end: that came with the same edge, or has one of its own."""
+        if self._input is not Input.THE_LAST:
+            sock = self._sock
+            is_more = size == wanted_bytes or (type(sock) is TlsSocket and sock.ended)
+            self._input = Input.SOME if is_more else Input.NOTHING
+
+    def wake(self) -> None:
+        """Wake the task, if it sleeps."""
+        if self.state is State.GATHERING and self._owner is not None:
+            self._owner.gathered()
+        if self.state <= State.ANSWERING:
+            self.state = State.AWAKE
+        self._reactor.works(self)
+        task, self._task = self._task, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+    def send_now(self, data: bytes) -> bool:
+        """Send ``data`` without waiting; False: not all of it, and ``send_rest`` sends the rest, or raises."""
+        try:
+            sent = self._sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            sent = 0  # the task meets it again
+        if sent < len(data):
+            self._unsent = memoryview(data)[sent:]
+            return False
+        return True
+
+    # --- in the connection's task -----------------------------------------------------------------
+
+    async def rest(self) -> None:
+        """Sleep until the task is needed."""
+        self.state = State.RESTING
+        self._reactor.rests(self)
+        if self.has_input:
+            self._reactor.again(self)  # not here: what is started has its turn after the reactor's
+        await self._sleep()
+
+    async def send_rest(self) -> None:
+        """Send what ``send_now`` left. Raises OSError."""
+        rest, self._unsent = self._unsent, memoryview(b"")
+        if rest:
+            await self._send_rest(rest)
+            self.scope.deadline = inf
+
+    async def _sleep(self) -> None:
+        self._task = trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._task = None
+            if self.state < State.ANSWERING:
+                self.state = State.LEAVING
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def receive(self, max_bytes: int = RECEIVE_BYTES) -> bytes:
+        """Return at least one byte.
+
+        Raises:
+          PeerLeft: there will be no more.
+          OSError: the connection is broken.
+        """
+        while True:
+            if self.ended:
+                raise PeerLeft
+            if not self.has_input:
+                await self._sleep()
+            try:
+                data = self._sock.recv(max_bytes)
+            except BlockingIOError:
+                self._input = Input.NOTHING
+                continue
+            if not data:
+                self._input = Input.ENDED
+                raise PeerLeft
+            self._have_read(len(data), max_bytes)
+            return data
+
+    async def send_all(self, data: bytes, body: bytes = b"") -> None:
+        """Send ``data``, then ``body``, at once if the socket takes it; each wait for the reader has its time-out.
+
+        Raises:
+          OSError: the connection is broken.
+        """
+        if len(body) <= COPIED_BYTES:
+            data, body = data + body, b""
+        try:
+            sent = self._sock.sendmsg((data, body)) if body else self._sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent == len(data) + len(body):
+            return
+        if sent < len(data):
+            await self._send_rest(memoryview(data)[sent:])
+        await self._send_rest(memoryview(body)[max(0, sent - len(data)) :])
+        self.scope.deadline = inf
+
+    async def _send_rest(self, rest: memoryview) -> None:
+        pace = self.pace
+        while rest:
+            begun_s = trio.current_time()
+            self.scope.deadline = begun_s + pace.left_s()
+            self.room.blocks(self.scope.cancel)
+            try:
+                await wait_writable(self._sock)
+            finally:
+                self.room.moves()
+            try:
+                sent_bytes = self._sock.send(rest)
+            except BlockingIOError:
+                sent_bytes = 0
+            rest = rest[sent_bytes:]
+            pace.waited(trio.current_time() - begun_s, sent_bytes)
+
+    async def watch(self) -> None:
+        """Keep what the client sends ahead, and tell the owner when it sends no more; until ``unwatch``.
+
+        A half-closed client is indistinguishable from a dead one until we write to it.
+        """
+        if self.ended:
+            self._tell_end()
+        if self._watching is not None or self.ended:
+            return
+        with trio.CancelScope() as watching:
+            self._watching = watching
+            while len(self.pending) < MAX_PIPELINED_BYTES:
+                await wait_readable(self._sock)
+                if watching.cancel_called:
+                    return  # the owner reads again; to wait here once more would be in its way
+                try:
+                    data = self._sock.recv(RECEIVE_BYTES)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    self.scope.cancel()
+                    return
+                if not data:
+                    self._input = Input.ENDED
+                    self._tell_end()
+                    return
+                self.pending += data
+
+    def _tell_end(self) -> None:
+        if self._owner is not None:
+            self._owner.sending_ended()
+
+    def unwatch(self) -> None:
+        """Ends ``watch``; the socket is free for our own reading at once, before its task has ended."""
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    async def linger(self, linger_s: float) -> None:
+        """Says that nothing more will be sent, and drops what still comes, until the client leaves or time is over.
+
+        Raises:
+          PeerLeft: the client has seen it all.
+        """
+        self._sock.shutdown(socket.SHUT_WR)
+        with trio.move_on_after(linger_s):
+            while True:
+                await self.receive()
+
+    def reset_on_close(self) -> None:
+        """Lets closing break the connection at once, and free what the kernel holds for a reader that fell asleep."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -1,0 +1,723 @@
+"""HTTP/1.1 on one connection: requests one after the other, answered by handlers or by the application, and upgrades.
+
+A hot request that has arrived whole, and whose handler can be started without waiting, is answered in the reactor's task,
+while the connection's own task sleeps: to wake it would take as long as serving the request. All else is read, answered and
+sent by that task.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import aclosing
+from dataclasses import dataclass
+from math import inf
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from broker.http import wire
+from broker.http.asgi import ApplicationCall, CutShort, tls_extension
+from broker.http.budgets import FREE_BYTES, decoded_body, needs_decoding
+from broker.http.connection import (
+    BRIEF_LINGER_S,
+    GATHER_S,
+    GATHERED_BYTES,
+    LINGER_S,
+    RECEIVE_BYTES,
+    WAITED_MS,
+    Connection,
+    PeerLeft,
+    State,
+)
+from broker.http.handlers import RequestCancelled
+from broker.http.heads import MAX_HEAD_BYTES, Head, HeadRefused, PlainHead, end_of_head, hot_head, plain_head
+from broker.http.intake import BodyReader, read_body
+from broker.http.messages import (
+    Answer,
+    Request,
+    answer_for,
+    ends_connection,
+    new_request_id,
+    only_plain,
+    status_of,
+)
+from broker.http.wire import admitted, checked, may_be_refused, ready, respond
+from broker.security.guard import OPEN, OPEN_ADMISSION, RefusedRequest, refuse_query_token, writes_audit
+from broker.security.identity import NOBODY
+from plainsong.protocol.errors import BadRequest, Overloaded, PlainsongError, ShuttingDown
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable
+
+    from broker.api.route import Accounting, Endpoint, Route
+    from broker.http.acceptance import Acceptance
+    from broker.http.budgets import BodyBudget, HttpSettings, Reservation
+    from broker.http.heads import HotRoutes
+    from broker.http.messages import BodyStream, Conversations
+    from broker.http.origin_check import OriginCheck
+    from broker.http.peer import Peer
+    from broker.http.reactor import Reactor
+    from broker.http.tls_socket import TlsSocket
+    from broker.http.watch import Watch
+    from broker.security.guard import Admission, Guard
+
+#: Answers of handlers that were started without the task are sent without it up to this size.
+SENT_NOW_BYTES = 64 << 10
+#: How HTTP/2 begins when the client knows that we speak it.
+HTTP_2 = b"PRI * HTTP/2.0\r\n\r\n"
+log = logging.getLogger("plainsong.http")
+
+
+@dataclass(slots=True, frozen=True)
+class Http1Parts:
+    """What all connections of a server share."""
+
+    settings: HttpSettings
+    routes: HotRoutes
+    budget: BodyBudget
+    watch: Watch
+    reactor: Reactor
+    check: OriginCheck
+    acceptance: Acceptance
+    stopping: trio.Event
+    application: Callable[[], Awaitable[Any]]
+    """Returns the application that answers what is not hot. Raises Overloaded: it cannot be loaded now."""
+    conversations: Conversations | None
+    """None: there are no WebSockets."""
+    others: tuple[bytes, ...]
+    """How connections begin that speak something else."""
+    guard: Guard = OPEN
+    accounting: Accounting | None = None
+    """Of quick routes, whose handlers count nothing; None: they are not counted."""
+
+    def hot_head_in(self, raw: bytes, peer: Peer) -> Head | None:
+        """The head of a hot request; None: the application answers it, or refuses it, such as a browser's."""
+        head = hot_head(raw, self.routes) if raw.startswith(self.routes.prefixes) else None
+        if head is None or not self.check.is_clear(head.headers, peer):
+            return None
+        if head.endpoint.route.quick and self.check.origins:
+            return None  # what caches have to know of pages from elsewhere is written there
+        if not self.guard.required and writes_audit(head.endpoint.route.name, head.path):
+            return None  # the guard is asked here only where names are needed; the application always does
+        return head
+
+
+class _LastHead:
+    """The last hot head and who was let in by it: clients repeat theirs, and the same bytes say the same."""
+
+    __slots__ = ("admission", "head", "is_admitted", "is_metered", "raw")
+
+    def __init__(self, raw: bytes, head: Head | None) -> None:
+        self.raw = raw
+        #: None: it is not hot.
+        self.head = head
+        #: It counts for as long as the guard's epoch stands.
+        self.admission = OPEN_ADMISSION
+        self.is_admitted = False
+        #: True if its name has a quota.
+        self.is_metered = False
+
+
+_NO_HEAD = _LastHead(b"\n", None)
+
+
+class Http1:
+    """Serves one connection; ``run`` it once."""
+
+    __slots__ = (
+        "_begun_s",
+        "_connection",
+        "_head_due_s",
+        "_held",
+        "_is_new",
+        "_last",
+        "_made",
+        "_on_end",
+        "_parts",
+        "_request",
+    )
+
+    def __init__(self, sock: socket.socket | TlsSocket, parts: Http1Parts, peer: Peer) -> None:
+        self._parts = parts
+        self._connection = Connection(sock, self, parts.reactor, parts.budget, parts.settings, peer)
+        self._last = _NO_HEAD
+        #: Until when its first head has to be whole: an unauthenticated client may hold a connection for no longer.
+        self._head_due_s = trio.current_time() + parts.settings.header_timeout_s if parts.guard.required else inf
+        #: True until the first request: then a connection may still turn out to speak something else.
+        self._is_new = True
+        #: Of the present request's body.
+        self._held = parts.budget.reserve()
+        #: The last request that was begun without the task, and when, if it is of a quick route.
+        self._request: Request | None = None
+        self._begun_s = 0.0
+        #: An answer that is about to be given, or that the task is to send; whether the connection is kept; its bytes.
+        self._made: tuple[Answer, bool, bytes | None] | None = None
+        #: Called when the client sends no more while its request is handled.
+        self._on_end: Callable[[], object] | None = None
+
+    def __repr__(self) -> str:
+        """The connection and its state."""
+        return f"<Http1 {self._connection!r}>"
+
+    async def run(self, *, tls: TlsSocket | None = None) -> bytes | None:
+        """Serve until the connection is to be closed (None), or speaks something else and begins with these bytes."""
+        connection = self._connection
+        linger_s = BRIEF_LINGER_S
+        try:
+            with connection.scope:
+                try:
+                    while (head := await self._read_head()) is not None:
+                        if isinstance(head, bytes):
+                            return head
+                        linger_s = await self._serve_one(head, tls)
+                        if linger_s or self._parts.stopping.is_set():
+                            break
+                        if connection.pending:
+                            await trio.lowlevel.checkpoint()  # pipelined requests must not keep the others waiting
+                except HeadRefused as refused:
+                    await self._refuse(refused.status)
+                    linger_s = LINGER_S
+                connection.state = State.LEAVING
+                await connection.linger(linger_s or BRIEF_LINGER_S)
+                return None
+        except (PeerLeft, OSError):
+            return None
+        except CutShort:
+            pass
+        finally:
+            is_answering = connection.state is State.ANSWERING
+            connection.leave()
+            if is_answering and self._request is not None:
+                self._request.cancel()
+            self._held.release()
+            connection.room.release()
+        # An answer broke off, or a time-out, a client that left, or the end of a stop's grace: no time to be polite.
+        connection.reset_on_close()
+        return None
+
+    def stop(self) -> None:
+        """Let the current request be the last; a connection that rests is closed if none comes right now.
+
+        The client just answered may be sending its next request already: it gets an answer, not a cut.
+        """
+        connection = self._connection
+        if connection.state is State.GATHERING:
+            connection.wake()
+        elif connection.state is State.RESTING:
+            connection.scope.deadline = trio.current_time() + BRIEF_LINGER_S
+
+    async def watch(self) -> None:
+        """Notice when the client sends no more, or has gone, while its request is handled."""
+        if self._on_end is not None:
+            await self._connection.watch()
+
+    # --- without the task -------------------------------------------------------------------------
+
+    @property
+    def is_reading(self) -> bool:
+        """True if a request is answered without the task that changes nothing, and so may be cancelled."""
+        head = self._last.head
+        return self._connection.state is State.ANSWERING and head is not None and head.endpoint.route.reads_only
+
+    def data_arrived(self) -> bool:
+        """Something has arrived while the connection rests. Return True if its task is to see to it.
+
+        Called in the reactor's task.
+        """
+        connection, last = self._connection, self._last
+        pending = connection.pending
+        head = last.head
+        if head is None or not pending.startswith(last.raw):
+            head = self._cut_head(pending)
+            last = self._last
+        parts = self._parts
+        if head is None or not pending or parts.stopping.is_set():
+            return True
+        begin = len(last.raw)
+        end = begin + head.length
+        if not 0 <= head.length <= parts.settings.max_body_bytes or "content-encoding" in head.headers:
+            return True
+        if parts.guard.required and not self._is_admitted(last, head):
+            return True
+        if self._head_due_s < inf:
+            self._head_due_s = connection.scope.deadline = inf
+        is_whole = len(pending) >= end
+        # Whoever is over its quota is refused by the task, before more of the body is read.
+        if last.is_metered and not self._is_within(head, takes=is_whole):
+            return True
+        if not is_whole:
+            return not self._gather(head, end - len(pending))
+        if connection.state is State.GATHERING:
+            self.gathered()
+        admission, route = last.admission, head.endpoint.route
+        request = self._request = Request(
+            head.path,
+            head.query,
+            head.headers,
+            pending[begin:end],
+            head.request_id or new_request_id(),
+            room=connection.room,
+            who=admission.who,
+            rights=admission.rights,
+            peer=connection.peer,
+            prepare=self._prepare,
+        )
+        connection.pending = pending[end:]
+        connection.state = State.ANSWERING
+        self._is_new = False
+        if route.quick:
+            self._begun_s = perf_counter()
+        try:
+            self._held.grow(head.length - self._held.reserved_bytes)
+        except Overloaded as error:
+            self._answered(error)
+            return False
+        head.endpoint.handler(request, self._answered)
+        if connection.state is State.ANSWERING:
+            parts.reactor.works(connection)
+            if route.reads_only:
+                self._held.may_give_way(request.cancel)
+                connection.read_ahead()
+        return False  # an answer that needs the task has woken it
+
+    def _is_admitted(self, last: _LastHead, head: Head) -> bool:
+        """True if its sender is let in, without waiting; False: its task answers why not, or waits for it."""
+        guard = self._parts.guard
+        if last.is_admitted and last.admission.epoch == guard.epoch:
+            return True
+        try:
+            admission = guard.admit_now(head.headers, self._connection.peer)
+            if admission is not None:
+                guard.authorize(admission, head.endpoint.route, head.path)
+        except PlainsongError:
+            return False
+        if admission is None or head.query:
+            return False
+        seat = self._connection.peer.seat
+        last.is_metered = guard.quotas.concern(admission.who) or (seat is not None and bool(seat.name))
+        last.admission, last.is_admitted = admission, True
+        return True
+
+    def _is_within(self, head: Head, *, takes: bool) -> bool:
+        """True if a request is within the quotas of its name; if it ``takes``, its cost is then taken."""
+        peer, guard = self._connection.peer, self._parts.guard
+        return guard.is_within(self._last.admission, head.endpoint.route, head.path, peer, head.length, takes=takes)
+
+    def _gather(self, head: Head, missing_bytes: int) -> bool:
+        """Wait for the rest of a body without the task; False: that is better left to it."""
+        connection, reactor = self._connection, self._parts.reactor
+        if connection.ended or head.expects_continue or len(connection.pending) + missing_bytes > GATHERED_BYTES:
+            return False
+        try:
+            self._held.grow(len(connection.pending) - self._held.reserved_bytes)
+        except Overloaded:
+            return False
+        if connection.state is not State.GATHERING:
+            connection.state = State.GATHERING
+            self._held.may_give_way(connection.wake)
+            reactor.works(connection)
+            reactor.expire(connection, GATHER_S, connection.wake)
+        connection.wanted_bytes = max(missing_bytes, RECEIVE_BYTES)
+        return True
+
+    def gathered(self) -> None:
+        """The rest of a body is not waited for any more; what was gathered is counted until the request is answered."""
+        self._connection.state = State.RESTING
+        self._held.keeps()
+        self._connection.wanted_bytes = RECEIVE_BYTES
+        self._parts.reactor.answered(self._connection)
+
+    def _cut_head(self, pending: bytes) -> Head | None:
+        """The head that ``pending`` begins with, remembered; None: it is not whole, or not hot."""
+        end = pending.find(b"\r\n\r\n") + 4
+        if not 4 <= end <= MAX_HEAD_BYTES:
+            return None
+        raw = pending[:end]
+        if raw != self._last.raw:
+            self._last = _LastHead(raw, self._parts.hot_head_in(raw, self._connection.peer))
+        return self._last.head
+
+    def _prepare(self, answer: Answer) -> None:
+        """The handler that was started without the task is about to give this answer."""
+        head, request = self._last.head, self._request
+        if head is not None and request is not None:
+            keep = head.keep_alive and not self._parts.stopping.is_set()
+            self._made = answer, keep, self._framed(answer, head, request.request_id, keep=keep)
+
+    def _framed(self, answer: Answer, head: Head, request_id: str, *, keep: bool) -> bytes | None:
+        """The bytes of an answer; None if the task is to send it."""
+        body = answer.body
+        if not isinstance(body, bytes) or len(body) > SENT_NOW_BYTES:
+            return None
+        if len(body) >= self._parts.settings.gzip_min_bytes:
+            if "accept-encoding" in head.headers:
+                return None
+            if wire.VARY not in answer.headers:
+                answer.headers = [*answer.headers, wire.VARY]
+        return wire.answer_head(answer, request_id, chunks=head.chunks, close=not keep) + body
+
+    def _answered(self, outcome: Answer | Exception) -> None:
+        """The handler that was started without the task has answered. It neither waits nor raises."""
+        connection, head, request = self._connection, self._last.head, self._request
+        if connection.state is not State.ANSWERING or head is None or request is None:
+            connection.room.release()  # the connection has ended
+            return
+        if isinstance(outcome, RequestCancelled):
+            if self._held.gave_way:
+                outcome = self._held.refusal()
+            elif request.waited_ms < WAITED_MS:  # the client sends no more: it is answered with what there is
+                request.is_cancelled, request.waited_ms = False, WAITED_MS
+                head.endpoint.handler(request, self._answered)
+                return
+            else:
+                outcome = ShuttingDown("the daemon is shutting down")
+        route, accounting = head.endpoint.route, self._parts.accounting
+        if route.reads_only:
+            self._held.keeps()
+        answer = (
+            outcome if isinstance(outcome, Answer) and not outcome.headers else checked(outcome, request.request_id)
+        )
+        if route.quick and accounting is not None:
+            _account(accounting, head, answer, perf_counter() - self._begun_s, request.request_id)
+        parts = self._parts
+        connection.state = State.RESTING
+        keep = head.keep_alive and not parts.stopping.is_set()
+        made, self._made = self._made, None
+        if made is not None and made[0] is answer and made[1] is keep:
+            data = made[2]
+        else:
+            data = self._framed(answer, head, request.request_id, keep=keep)
+        room = connection.room
+        if data is not None and len(data) > FREE_BYTES and not room.takes_now(len(data)):
+            data = None
+        whole = data is not None and connection.send_now(data)
+        if whole:
+            room.release()
+        self._held.release()
+        if data is None:
+            self._made = (answer, keep, None)
+        else:
+            self._request = None  # its body may be large, and the next may be long in coming
+        if not keep:
+            connection.wake()
+            connection.state = State.LEAVING
+            return
+        if not whole:
+            connection.wake()
+            return
+        parts.reactor.rests(connection)
+        if connection.pending or not connection.is_quiet:
+            parts.reactor.again(connection)
+
+    # --- heads ------------------------------------------------------------------------------------
+
+    async def _read_head(self) -> Head | PlainHead | bytes | None:
+        """The next head, taken off what is pending; None: there is none; bytes: this is not HTTP/1.1.
+
+        Raises:
+          HeadRefused: it is no head.
+        """
+        connection, parts = self._connection, self._parts
+        if not connection.pending:
+            await self._rest()
+            if connection.state is State.LEAVING:
+                return None
+        connection.state = State.READING
+        may_skip = True  # RFC 9112, section 2.2, asks for patience with one empty line
+        head_due_s = 0.0
+        while True:
+            if may_skip and connection.pending.startswith(b"\r\n"):
+                connection.pending, may_skip = connection.pending[2:], False
+            pending = connection.pending
+            if self._is_new and pending.startswith(parts.others):
+                connection.scope.deadline = inf
+                return pending
+            end = end_of_head(pending)
+            if end:
+                break
+            if not head_due_s:
+                head_due_s = min(trio.current_time() + parts.settings.header_timeout_s, self._head_due_s)
+                connection.scope.deadline = head_due_s
+            connection.pending += await connection.receive()
+        self._is_new = False
+        self._head_due_s = connection.scope.deadline = inf
+        head = self._cut_head(pending)
+        if head is not None:
+            end = len(self._last.raw)
+        connection.pending = pending[end:]
+        return head or plain_head(pending[:end])
+
+    async def _rest(self) -> None:
+        """Sleep until there is a request that needs the task; send what an answer without it could not."""
+        connection = self._connection
+        while True:
+            stops_s = trio.current_time() + BRIEF_LINGER_S if self._parts.stopping.is_set() else inf
+            connection.scope.deadline = min(stops_s, self._head_due_s)
+            if not connection.ended:
+                await connection.rest()
+            connection.scope.deadline = inf
+            if self._made is not None:
+                (answer, keep, _), self._made = self._made, None
+                await self._send_made(answer, keep=keep)
+                self._request = None
+            await connection.send_rest()
+            connection.room.release()
+            if connection.state is State.LEAVING or connection.pending:
+                return
+            if connection.ended:
+                raise PeerLeft
+
+    async def _send_made(self, answer: Answer, *, keep: bool) -> None:
+        head, request, room = self._last.head, self._request, self._connection.room
+        assert head is not None  # it has been answered
+        assert request is not None
+        try:
+            answer = await ready(answer, request, self._parts.settings.gzip_min_bytes)
+            answer = await admitted(answer, room, only_looks=_only_looks(head.endpoint.route, answer))
+            await self._send(answer, request.request_id, chunks=head.chunks, keep=keep)
+        finally:
+            room.release()
+
+    async def _refuse(self, status: int) -> None:
+        """Refuse what cannot be parsed: 400, 431 for a head over the bound, 501 for an unknown coding or method, or 505."""
+        error = BadRequest("this is no HTTP/1.1 request that we can read", hint="see the status for what is wrong")
+        answer = answer_for(error)
+        assert isinstance(answer.body, bytes)
+        answer.status, answer.body = status, answer.body.replace(b'"status": 400', b'"status": %d' % status)
+        await self._send(answer, new_request_id(), chunks=False, keep=False)
+
+    # --- one request ------------------------------------------------------------------------------
+
+    async def _serve_one(self, head: Head | PlainHead, tls: TlsSocket | None) -> float:
+        """Answer one request. Return how long to linger before the connection is closed; 0: it is kept."""
+        if isinstance(head, Head):
+            return await self._serve_hot(head)
+        if head.opens_websocket and self._parts.conversations is not None:
+            return await self._converse(head)
+        return await self._serve_application(head, tls)
+
+    async def _serve_application(self, head: PlainHead, tls: TlsSocket | None) -> float:
+        connection, parts = self._connection, self._parts
+        try:
+            app = await parts.application()
+        except PlainsongError as error:
+            await self._send(answer_for(error), new_request_id(), chunks=False, keep=False)
+            return LINGER_S
+        with self._held as held:
+            body = BodyReader(connection, head.length, held, expects_continue=head.expects_continue)
+            call = ApplicationCall(
+                connection, head, body, lambda: head.keep_alive and not parts.stopping.is_set(), self._begin_watch
+            )
+            self._on_end = call.sending_ended
+            connection.state = State.HANDLING
+            try:
+                is_kept = await call.answer(app, None if tls is None else tls_extension(tls.ssl_object))
+            finally:
+                self._end_watch()
+        if is_kept:
+            return 0.0
+        return BRIEF_LINGER_S if body.has_ended else LINGER_S
+
+    def _begin_watch(self) -> None:
+        self._parts.watch.begin(self)
+
+    def _end_watch(self) -> None:
+        self._on_end = None
+        self._parts.watch.end(self)
+        self._connection.unwatch()
+
+    async def _converse(self, head: PlainHead) -> float:
+        """Serve a WebSocket until its end."""
+        from broker.http.websocket import StreamSocket
+
+        conversations = self._parts.conversations
+        assert conversations is not None
+        self._connection.state = State.TALKING
+        await StreamSocket(conversations, self._connection, self._parts.stopping).run(head)
+        return BRIEF_LINGER_S
+
+    async def _serve_hot(self, head: Head) -> float:
+        request_id = head.request_id or new_request_id()
+        parts, connection = self._parts, self._connection
+        accounting = parts.accounting if head.endpoint.route.quick else None
+        begun_s = perf_counter()
+        with self._held as held:  # it has what was gathered of the body
+            body = BodyReader(connection, head.length, held, expects_continue=head.expects_continue)
+            try:
+                answer = await self._answer_to(head, body, held, request_id)
+                if accounting is not None:
+                    _account(accounting, head, answer, perf_counter() - begun_s, request_id)
+                keep = head.keep_alive and body.has_ended and not parts.stopping.is_set()
+                await self._send(answer, request_id, chunks=head.chunks, keep=keep)
+            finally:
+                connection.room.release()
+        if keep:
+            return 0.0
+        return BRIEF_LINGER_S if body.has_ended else LINGER_S
+
+    async def _answer_to(self, head: Head, body: BodyReader, held: Reservation, request_id: str) -> Answer:
+        """The answer, whose body is held in the connection's room."""
+        connection = self._connection
+        peer, room = connection.peer, connection.room
+        try:
+            admission = await self._admitted(head, body, request_id)
+            request = Request(
+                head.path,
+                head.query,
+                head.headers,
+                request_id=request_id,
+                room=room,
+                who=admission.who,
+                rights=admission.rights,
+                peer=peer,
+            )
+            request.body = await self._read_body(head, body, held)
+        except PlainsongError as error:
+            return answer_for(error)
+        answer = await self._answer(head.endpoint, request, held)
+        if not room.reserved_bytes and isinstance(answer.body, bytes) and len(answer.body) <= FREE_BYTES:
+            return answer
+        return await admitted(answer, room, only_looks=_only_looks(head.endpoint.route, answer))
+
+    async def _admitted(self, head: Head, body: BodyReader, request_id: str) -> Admission:
+        """Who sent it, before anything of its body is read. Raises PlainsongError: it is not let in."""
+        guard, connection, route = self._parts.guard, self._connection, head.endpoint.route
+        if not guard.required:
+            return OPEN_ADMISSION
+        try:
+            try:
+                refuse_query_token(head.query)
+                admission = await guard.admit(head.headers, connection.peer)
+            except PlainsongError as error:
+                guard.refused(RefusedRequest(error, NOBODY, connection.peer, "service", request_id))
+                raise
+            guard.enter(admission, route, head.path, connection.peer, request_id, max(head.length, 0))
+        except PlainsongError as error:
+            if route.hot:  # others are counted and logged where they are answered
+                guard.answered(route.name, route.path.format(**head.path), status_of(error), request_id)
+            if ends_connection(error):
+                body.give_up()
+            else:
+                body.drop_pending()  # nothing more of it is read
+            raise
+        return admission
+
+    async def _read_body(self, head: Head, reader: BodyReader, held: Reservation) -> bytes:
+        """The body as it was sent."""
+        connection, settings = self._connection, self._parts.settings
+        if 0 <= head.length <= len(connection.pending) and head.length <= settings.max_body_bytes:
+            held.grow(head.length - held.reserved_bytes)
+            return reader.take_pending()
+        connection.state = State.READING
+        return await read_body(reader, head.length, held, settings)
+
+    async def _answer(self, endpoint: Endpoint, request: Request, held: Reservation) -> Answer:
+        parts = self._parts
+        self._connection.state = State.HANDLING
+        self._on_end = _wait_on
+        parts.watch.begin(self)
+        try:
+            if needs_decoding(request.headers):
+                refusal = await self._decode(endpoint, request, held)
+                if refusal is not None:
+                    return refusal
+            if endpoint.route.reads_only:
+                return await self._answer_reader(endpoint, request, held)
+            return await respond(endpoint.handler, request, parts.settings.gzip_min_bytes)
+        finally:
+            self._end_watch()
+
+    async def _decode(self, endpoint: Endpoint, request: Request, held: Reservation) -> Answer | None:
+        """Decompress the body of a request that can be accepted; the refusal of any other."""
+        settings = self._parts.settings
+        refusal = await self._parts.acceptance.refusal(endpoint.route, request)
+        if refusal is not None:
+            return refusal
+        try:
+            request.body = await decoded_body(
+                request.body, request.headers, settings.max_body_bytes, held, settings.body_timeout_s
+            )
+        except PlainsongError as error:
+            return answer_for(error)
+        return None
+
+    async def _answer_reader(self, endpoint: Endpoint, request: Request, held: Reservation) -> Answer:
+        """The answer to a request that may wait for something.
+
+        A client that closes its sending half is answered without further waiting. One whose body takes room that others
+        need gives way to them.
+        """
+        gzip_min_bytes = self._parts.settings.gzip_min_bytes
+        with trio.CancelScope() as waiting:
+            self._on_end = waiting.cancel
+            held.may_give_way(waiting.cancel)
+            try:
+                return await respond(endpoint.handler, request, gzip_min_bytes)
+            finally:
+                self._on_end = _wait_on
+                held.keeps()
+        if held.gave_way:
+            return answer_for(held.refusal())
+        request.waited_ms = WAITED_MS
+        return await respond(endpoint.handler, request, gzip_min_bytes)
+
+    def sending_ended(self) -> None:
+        """The client has closed its sending half, which may be all of it: it is answered, but not waited for longer."""
+        if self._on_end is not None:
+            self._on_end()
+        elif self._connection.state is State.ANSWERING and self._request is not None:
+            self._request.cancel()
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    async def _send(self, answer: Answer, request_id: str, *, chunks: bool, keep: bool) -> None:
+        connection = self._connection
+        head = wire.answer_head(answer, request_id, chunks=chunks, close=not keep)
+        if connection.state is not State.LEAVING:
+            connection.state = State.SENDING
+        connection.pace.restart()
+        if isinstance(answer.body, bytes):
+            await connection.send_all(head, answer.body)
+            return
+        chunks = chunks and answer.length is None
+        async with aclosing(answer.body):
+            await connection.send_all(head)
+            try:
+                await self._send_stream(answer.body, chunks=chunks)
+            except OSError:
+                raise  # the reader has gone
+            except Exception as error:
+                plain, about = only_plain(error), {"request_id": request_id}
+                if plain is None:
+                    log.exception("a streamed answer broke off", extra=about)
+                else:  # no bug: such as no room for its next block
+                    log.warning("a streamed answer broke off", extra={**about, "why": plain.detail})
+                raise CutShort from error
+
+    async def _send_stream(self, stream: BodyStream, *, chunks: bool) -> None:
+        async for data in stream:
+            if data:
+                await self._connection.send_all(wire.chunk(data) if chunks else data)
+                await trio.lowlevel.checkpoint()
+        if chunks:
+            await self._connection.send_all(wire.LAST_CHUNK)
+
+
+def _wait_on() -> None:
+    """A request that waits for nothing is answered in any case."""
+
+
+def _only_looks(route: Route[Any], answer: Answer) -> bool:
+    """True if an answer may be refused for lack of room: the request can be sent again, and nothing has happened by it."""
+    return route.reads_only and (route.hot or may_be_refused(answer))
+
+
+def _account(accounting: Accounting, head: Head, answer: Answer, seconds: float, request_id: str) -> None:
+    """Count an answer of a quick route, and log it, as the application does."""
+    route = head.endpoint.route
+    accounting.requested(route.name, answer.status, seconds)
+    accounting.access.answered(
+        route.name, route.path.format(**head.path), answer.status, seconds, answer.headers, request_id
+    )

@@ -1,0 +1,193 @@
+"""The intake: bytes of a request's body in; done, refused or late. A body is bounded before it is read, and while it is."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+
+from broker.http import wire
+from broker.http.budgets import FEW_PARTS, Reservation, body_deadline, broke_off, too_large, too_slow
+from broker.http.connection import Connection, PeerLeft
+from broker.http.heads import CHUNKED
+from broker.http.wire import ChunkedBody
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from broker.http.budgets import HttpSettings
+
+T = TypeVar("T")
+#: A large body is read in pieces of this size.
+BODY_RECEIVE_BYTES = 256 << 10
+#: Chunks that are taken apart in one slice of long work: under a millisecond.
+SLICE_CHUNKS = 500
+
+
+class Intake:
+    """Counts and times the body of one request, over HTTP/1.1 and HTTP/2 alike."""
+
+    __slots__ = ("_held", "_settings", "_started_s", "_waiting", "received_bytes")
+
+    def __init__(self, held: Reservation, settings: HttpSettings) -> None:
+        self._held = held
+        self._settings = settings
+        self._started_s = trio.current_time()
+        self._waiting: trio.CancelScope | None = None
+        self.received_bytes = 0
+
+    async def within(self, receive: Callable[[], Awaitable[T]]) -> T:
+        """Return what ``receive`` does, in time.
+
+        Raises:
+          MalformedBody: the body is late.
+          Overloaded: it gave way to others.
+        """
+        deadline_s = body_deadline(self._started_s, self.received_bytes, self._settings)
+        if self._held.gave_way:
+            raise self._held.refusal()
+        if trio.current_time() > deadline_s:
+            raise too_slow(self.received_bytes)
+        with trio.CancelScope(deadline=deadline_s) as self._waiting:
+            return await receive()
+        raise self._held.refusal() if self._held.gave_way else too_slow(self.received_bytes)
+
+    def count(self, size: int) -> None:
+        """Count ``size`` more bytes, which have arrived: what is announced costs nothing.
+
+        Raises:
+          BodyTooLarge: the body is over the bound.
+          Overloaded: there is no room for it, or it gave way.
+        """
+        self.received_bytes += size
+        if self.received_bytes > self._settings.max_body_bytes:
+            raise too_large(self._settings.max_body_bytes)
+        self._held.grow(max(0, self.received_bytes - self._held.reserved_bytes))
+
+    def give_way(self) -> None:
+        """Others need the room of the body: ``within`` raises Overloaded."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+
+class BodyReader:
+    """Takes the body of one request off its connection, a piece at a time; what follows it stays ``pending``."""
+
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "_expects_continue",
+        "_held",
+        "_left_bytes",
+        "has_ended",
+        "is_taken",
+        "received_bytes",
+    )
+
+    def __init__(self, connection: Connection, length: int, held: Reservation, *, expects_continue: bool) -> None:
+        self._connection = connection
+        self._held = held
+        self._left_bytes = length
+        self._chunked = ChunkedBody() if length == CHUNKED else None
+        #: True until the client has been told that it may send the body.
+        self._expects_continue = expects_continue
+        #: True when all of it has been read off the connection, and when its last piece has been taken.
+        self.has_ended = length == 0
+        self.is_taken = False
+        self.received_bytes = 0
+
+    def takes_continue(self) -> bool:
+        """Return True, once, if the client may wait for a word before it sends the body."""
+        expects, self._expects_continue = self._expects_continue, False
+        return expects and not (self.has_ended or self._connection.pending)
+
+    def take_pending(self) -> bytes:
+        """Return the whole body, which has a length and has arrived."""
+        connection, length = self._connection, self._left_bytes
+        body = connection.pending[:length]
+        connection.pending = connection.pending[length:]
+        self.has_ended = self.is_taken = True
+        return body
+
+    def drop_pending(self) -> None:
+        """Read past the body if it has a length and has arrived."""
+        if 0 <= self._left_bytes <= len(self._connection.pending):
+            self.take_pending()
+
+    def give_up(self) -> None:
+        """Nothing more of the connection is read, whatever has arrived."""
+        self.has_ended = False
+
+    async def next(self) -> bytes:
+        """Return the next piece, not empty unless the body has ended.
+
+        Raises:
+          MalformedBody: it breaks off, or is not chunked as it says.
+          OSError: the connection is broken.
+        """
+        if self._expects_continue and self.takes_continue():
+            await self._connection.send_all(wire.CONTINUE)
+        piece = await (self._next() if self._chunked is None else self._next_of_chunks(self._chunked))
+        self.is_taken = self.has_ended
+        return piece
+
+    async def _next(self) -> bytes:
+        data = await self._received(self._left_bytes)
+        if len(data) > self._left_bytes:
+            data, self._connection.pending = data[: self._left_bytes], data[self._left_bytes :]
+        self._left_bytes -= len(data)
+        self.received_bytes += len(data)
+        self.has_ended = not self._left_bytes
+        return data
+
+    async def _received(self, most_bytes: int) -> bytes:
+        """All that is pending; else what arrives next, up to ``most_bytes``."""
+        connection = self._connection
+        data, connection.pending = connection.pending, b""
+        if data or self.has_ended:
+            return data
+        try:
+            return await connection.receive(min(most_bytes, BODY_RECEIVE_BYTES))
+        except PeerLeft:
+            raise broke_off(self.received_bytes) from None
+
+    async def _next_of_chunks(self, chunked: ChunkedBody) -> bytes:
+        while not self.has_ended:
+            if chunked.is_behind:
+                async with self._held.long_work:
+                    rest = chunked.feed(b"", SLICE_CHUNKS)
+            else:
+                data = await self._received(BODY_RECEIVE_BYTES)
+                self.received_bytes += len(data)
+                rest = chunked.feed(data, FEW_PARTS)
+            if rest is not None:
+                self.has_ended, self._connection.pending = True, rest
+            piece = chunked.taken()
+            if piece:
+                return piece
+            await trio.lowlevel.checkpoint()  # not before what was read has been kept
+        return b""
+
+
+async def read_body(reader: BodyReader, length: int, held: Reservation, settings: HttpSettings) -> bytes:
+    """Return the whole body, as sent. After an error what follows is not a request.
+
+    Raises:
+      BodyTooLarge: before a byte of it was read, where its length was announced.
+      Overloaded: there is no room for what has arrived, or this body is so slow that its room was needed for others.
+      MalformedBody: it breaks off, is too slow, or is not chunked as it says.
+    """
+    if length > settings.max_body_bytes:
+        raise too_large(settings.max_body_bytes)
+    intake = Intake(held, settings)
+    held.may_give_way(intake.give_way)
+    body = io.BytesIO()
+    try:
+        while not reader.has_ended:
+            piece = await intake.within(reader.next)
+            intake.count(len(piece))
+            body.write(piece)
+    finally:
+        held.keeps()
+    return body.getvalue()  # not a copy
