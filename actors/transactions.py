@@ -203,13 +203,14 @@ class TransactionService:
         client_id: str = "unknown",
         owner: str | None = None,
     ) -> Begun:
-        """Begin a transaction.
+        """Begin a transaction that is durable before this returns: Tephra's clients write to other stores under its pointer,
+        where a pointer that is on no list counts as committed.
 
         Raises:
           InvalidParameter: a time-out that is not above 0, over the maximum, or given with a long one; a bad client id.
           Overloaded: too many are open or invalid.
         """
-        return await self.ask(asks.Begin(type, timeout_s, client_id, owner))
+        return await self.ask(asks.Begin(type, timeout_s, client_id, owner, durable=True))
 
     async def prepare(self, transaction_id: int, changes: Sequence[bytes]) -> None:
         """Set a transaction's change set, in place of an earlier one, and check it for conflicts.

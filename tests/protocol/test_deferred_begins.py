@@ -34,6 +34,12 @@ def test_a_begin_writes_nothing_and_the_next_commit_of_the_service_has_its_row(s
     assert (service.state(first), service.state(second)) == ("committed", "in_progress")
 
 
+def test_a_begin_that_must_be_durable_is_written_at_once(service):
+    pointer = service.new(durable=True)
+    service.load()
+    assert service.state(pointer) == "in_progress"
+
+
 def test_the_first_begin_of_a_new_service_is_written_at_once():
     service = TransactionsInMemory(defers_begins=True)
     pointer = service.new()

@@ -42,6 +42,8 @@ class Begin(Ask[Begun]):
     client_id: str = "unknown"
     owner: str | None = None
     """The name that begins it; None: it has none."""
+    durable: bool = False
+    """True if its row must be durable before the answer, as for clients that write to other stores under the pointer."""
 
 
 @dataclass(slots=True)

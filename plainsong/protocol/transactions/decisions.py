@@ -59,7 +59,7 @@ def begin(ledger: Ledger, step: ManagerStep, ask: Begin, now: ManagerNow) -> Beg
     )
     ledger.begin(record)
     step.changes.append(Change(opened=record.pointers))
-    if not ledger.defer(record, now):
+    if ask.durable or not ledger.defer(record, now):
         step.write_record(record)
     return Begun(
         Transaction(read_pointer, pointer, pointer, invalids, in_progress, first_short, ask.type),
