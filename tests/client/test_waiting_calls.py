@@ -1,0 +1,135 @@
+"""Each call of the client that waits at the daemon, and each event that ends a wait: the call returns at that moment."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from plainsong.errors import TopicNotFound
+from tests.client.client_under_test import Client
+from tests.daemon.harness import eventually
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.usefixtures("both_clients")
+#: Longer than a test waits for anything.
+WAIT_MS = 60_000
+
+
+def poll(client: Any, topic: str) -> list[bytes]:
+    found = client.poll(topic, isolation="committed", wait_ms=WAIT_MS)
+    return [message.payload for message in found.messages]
+
+
+def read(client: Any, topic: str) -> list[bytes]:
+    with client.read(topic, isolation="committed", follow=True) as reader:
+        return [next(reader).payload]
+
+
+def read_many(client: Any, topic: str) -> list[bytes]:
+    with client.read([topic, f"{topic}_quiet"], isolation="committed", follow=True) as reader:
+        return [next(reader).payload]
+
+
+WAITS = [poll, read, read_many]
+
+
+def commit(client: Any, topic: str, transaction: Any) -> None:
+    del topic
+    client.transactions.commit(transaction)
+
+
+def abort(client: Any, topic: str, transaction: Any) -> None:
+    del topic
+    client.transactions.abort(transaction)
+
+
+def invalidate(client: Any, topic: str, transaction: Any) -> None:
+    del topic
+    client.transactions.invalidate(transaction.id)
+
+
+def shorten_ttl(client: Any, topic: str, transaction: Any) -> None:
+    """The message that holds the reader has expired; the one after it has a later time."""
+    del transaction
+    eventually("the first message is a second older", lambda: age_ms(client, topic) > 1_500)
+    client.publish(topic, b"after")
+    client.set_properties(topic, ttl_s=1)
+
+
+def age_ms(client: Any, topic: str) -> int:
+    return int(client.stats(topic)["oldestAgeMs"])
+
+
+class Waiting:
+    """A call in a thread."""
+
+    def __init__(self, call: Callable[[], list[bytes]]) -> None:
+        self._outcome: SimpleQueue[list[bytes] | Exception] = SimpleQueue()
+        threading.Thread(target=self._run, args=(call,), daemon=True).start()
+
+    def _run(self, call: Callable[[], list[bytes]]) -> None:
+        try:
+            self._outcome.put(call())
+        except Exception as error:  # noqa: BLE001 - it is the outcome
+            self._outcome.put(error)
+
+    def outcome(self) -> list[bytes] | Exception:
+        try:
+            return self._outcome.get(timeout=PATIENCE_S)
+        except Empty:
+            raise AssertionError("the call still waits") from None
+
+
+def held(url: str, transaction: Any) -> bool:
+    """True if a reader waits for this transaction."""
+    asked = Request(f"{url}/v1/transactions/{transaction.id}/abort?dryRun=true", method="POST")
+    with urlopen(asked, timeout=PATIENCE_S) as answer:
+        return bool(json.load(answer)["effect"]["releases"]["heldPolls"])
+
+
+def parked(client: Any, topic: str) -> bool:
+    return bool(client.stats(topic)["parkedPolls"])
+
+
+@pytest.mark.parametrize("end", [commit, abort, invalidate, shorten_ttl])
+@pytest.mark.parametrize("wait", WAITS)
+def test_what_ends_a_hold_ends_a_call_that_waits(wait: Any, end: Any, shared_url: str, topic: str, client: Any):
+    client.create_topic(f"{topic}_quiet")
+    transaction = client.transactions.begin(timeout_s=600)
+    client.publish(topic, b"undecided", transaction=transaction)
+    if end is not shorten_ttl:
+        client.publish(topic, b"after")
+    with Client(shared_url) as other:
+        waiting = Waiting(lambda: wait(other, topic))
+        eventually("the call waits", lambda: held(shared_url, transaction))
+        end(client, topic, transaction)
+        expected = b"undecided" if end is commit else b"after"
+        found = waiting.outcome()
+        assert isinstance(found, list), found
+        assert found[0] == expected
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_publish_ends_a_call_that_waits_at_the_end(wait: Any, shared_url: str, topic: str, client: Any):
+    client.create_topic(f"{topic}_quiet")
+    with Client(shared_url) as other:
+        waiting = Waiting(lambda: wait(other, topic))
+        eventually("the call waits", lambda: parked(client, topic))
+        client.publish(topic, b"news")
+        assert waiting.outcome() == [b"news"]
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_deletion_ends_a_call_that_waits(wait: Any, shared_url: str, topic: str, client: Any):
+    client.create_topic(f"{topic}_quiet")
+    with Client(shared_url) as other:
+        waiting = Waiting(lambda: wait(other, topic))
+        eventually("the call waits", lambda: parked(client, topic))
+        client.delete_topic(topic)
+        assert isinstance(waiting.outcome(), TopicNotFound)
