@@ -391,7 +391,8 @@ class Turns:
         if self.are_run:
             self._wake()
         else:
-            next(iter(self._due)).wake()
+            for actor in self._due:  # the first of them may have fallen, and its task does not run turns
+                actor.wake()
 
     def run_due(self) -> None:
         """Let every actor take its turn that is due; what they begin is one commit where the event loop writes it."""

@@ -121,6 +121,11 @@ class PointerIndex:
         self._quiet.set()
         self._quiet = trio.Event()
 
+    async def no_writes(self) -> None:
+        """Wait until no write that ``begin`` announced is in progress."""
+        while self._writing:
+            await self._quiet.wait()
+
     def drop(self, name: TopicName, pointers: Iterable[int]) -> None:
         """Note that a topic has removed its rows about these pointers."""
         for pointer in pointers:

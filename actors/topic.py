@@ -199,17 +199,17 @@ class TopicActor(Actor[TopicCore, Step]):
                     await self._store.check(claim)
                 settle_all(answers)
                 if step.operations:
-                    await self._write_last(step, claim)
+                    await self._write_last(core, step, claim)
                     self._drop_pointers(core, step)
         except BaseException as error:
             self._fail([as_ticket(ticket) for ticket, _ in answers], None, (), error)
             raise
 
-    async def _write_last(self, step: Step, claim: Claim) -> None:
+    async def _write_last(self, core: TopicCore, step: Step, claim: Claim) -> None:
         is_durable = False
         self._commit_begins(step)
         try:
-            await self._environment.store.write(step.operations, claim=claim)
+            await self._environment.store.write(self._operations(core, step), claim=claim)
             is_durable = True
         finally:
             self._commit_ends(step, is_durable=is_durable)

@@ -447,9 +447,13 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
             loader.feed(rows)
             return True
 
-        await self._store.scan(Table.METADATA, *SERVICE_RANGE, take)
         # The rows of begins go into commits of topics, which must not overtake what the service writes after them.
-        core = loader.core(self._settings, self._now(), defers_begins=self._store.traits.in_order and not self._shared)
+        defers_begins = self._store.traits.in_order and not self._shared
+        if defers_begins:
+            # One in progress may have a row that this load has to find. No further one begins: there is no core.
+            await self._index.no_writes()
+        await self._store.scan(Table.METADATA, *SERVICE_RANGE, take)
+        core = loader.core(self._settings, self._now(), defers_begins=defers_begins)
         if self._cluster_locations is None:
             core.drop_enlistments()
         else:

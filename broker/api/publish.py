@@ -151,6 +151,7 @@ class Publishing:
         *,
         pointer: int | None = None,
         of_producer: bool = False,
+        repeats: bool = True,
     ) -> None:
         """Ask a topic for a publish or store that was read and checked: the one door by which messages come.
 
@@ -159,11 +160,13 @@ class Publishing:
             in time, whose request may still happen. It neither waits nor raises.
           prepare: as ``Directory.put``.
           pointer: what it writes under, for which the topic is enlisted first.
+          repeats: enlist the topic again, and ask again, if its owner has changed. A stream has enlisted it already, and gets
+            NotEnlisted: of its requests, a later one could be repeated before an earlier one.
         """
         if of_producer:
             settled = _InTime(self, name, settled)
         enlistments = self.enlistments
-        if pointer is not None and enlistments is not None:
+        if pointer is not None and enlistments is not None and repeats:
             enlisted = partial(enlistments.enlisted, name, pointer, partial(self.directory.ask, name, ask))
             if not enlistments.is_enlisted(name, pointer):
                 self.tasks.settle(enlisted, settled)

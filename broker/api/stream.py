@@ -204,7 +204,7 @@ class LocalStream:
             self._held.grow(size)
         except PlainsongError as error:
             return error
-        self._publishing.put(self._name, ask, answer.settle, pointer=pointer, of_producer=of_producer)
+        self._publishing.put(self._name, ask, answer.settle, pointer=pointer, of_producer=of_producer, repeats=False)
         return answer
 
     def finish(self) -> None:

@@ -113,7 +113,7 @@ class TransactionRoutes:
 
         try:
             self._put(ask, begun, partial(begun_answer, as_number=as_number))
-        except PlainsongError as error:
+        except Exception as error:  # noqa: BLE001  # it is the answer
             begun(error)
 
     def prepare(self, request: Request, answered: Answered) -> None:

@@ -76,7 +76,7 @@ async def test_metrics_count_routes_by_name_and_never_by_path(daemon):
 
 async def test_a_bug_is_counted_and_answered_without_its_insides(daemon, monkeypatch, caplog):
     monkeypatch.setattr(daemon.service.store, "statistics", None)
-    monkeypatch.setattr(daemon.service.directory, "ask", None)
+    monkeypatch.setattr(daemon.service.directory, "put", None)
     answer = await daemon.call("GET", f"{TOPICS}/t", status=500, code="internal")
     assert "NoneType" not in answer.text
     assert "NoneType" in caplog.text

@@ -123,7 +123,7 @@ class Ledger:
         self.defers_begins = False
         """True if begins are answered before their rows are written."""
         self.unwritten: dict[int, Record] = {}
-        """Open transactions without a row, by id, oldest first."""
+        """Transactions whose rows are not durable yet, by id, oldest first."""
         self.write_by_s: float | None = None
         """When the rows of ``unwritten`` are due."""
         self._undecided_at: OrderedDict[int, frozenset[int]] = OrderedDict()
@@ -193,10 +193,18 @@ class Ledger:
             self.head.reserved = max(self.head.reserved, until_ms * POINTERS_PER_MS)
 
     def take_unwritten(self) -> list[Record]:
-        """The open transactions without a row, which the caller writes."""
-        records = [record for record in self.unwritten.values() if not record.is_written]
-        self.unwritten, self.write_by_s = {}, None
-        return records
+        """The open transactions that no commit of the service has, which the caller writes.
+
+        They stay in ``unwritten`` until that commit is durable: until then a topic's commit takes their rows, too, because
+        the service's may be refused alone.
+        """
+        self.write_by_s = None
+        return [record for record in self.unwritten.values() if not record.is_written]
+
+    def drop_written(self) -> None:
+        """The service's commit is durable, and with it every row that it has."""
+        if self.unwritten:
+            self.unwritten = {id_: record for id_, record in self.unwritten.items() if not record.is_written}
 
     def add_checkpoint(self, record: Record, pointer: int) -> None:
         """An open transaction gets one more pointer."""

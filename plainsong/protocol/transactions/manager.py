@@ -146,14 +146,14 @@ class ManagerCore:
         return self.operations(step)
 
     def begins(self, pointers: Iterable[int]) -> list[Operation]:
-        """The rows of transactions that have none yet: they become durable with what is published under these pointers."""
+        """The rows of transactions that have no durable one: they become durable with what is published under these pointers."""
         if not self.ledger.unwritten:
             return []
         records = (self.ledger.unwritten.get(pointer) for pointer in pointers)
         return [
             put_one(Table.METADATA, service_key(TRANSACTION, record.transaction_id), record.encode())
             for record in records
-            if record is not None and not record.is_written
+            if record is not None and record.state == "in_progress"
         ]
 
     def begun(self, pointers: Iterable[int]) -> None:
@@ -167,6 +167,8 @@ class ManagerCore:
 
     def settled(self, step: ManagerStep) -> list[tuple[Hashable, object | PlainsongError]]:
         """The step is durable: readers may see its decisions. Returns the answers."""
+        if step.writes:
+            self.ledger.drop_written()
         for record in step.records:
             record.settling = False
         if step.changes:
