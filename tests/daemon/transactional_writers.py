@@ -69,9 +69,11 @@ async def decide(talk: Talk, transaction: Transaction, verb: str) -> None:
     try:
         state = (await done(talk, "POST", f"{TX}/{transaction.id}/{verb}"))["state"]
     except NotDone as refused:
-        if refused.code != "transaction_not_in_progress":
+        if refused.code not in ("transaction_not_in_progress", "transaction_not_found"):
             raise
-        state = "committed" if verb != "commit" else "undone"
+        # Not found is what a kill forgot of it: its begin, under which nothing had been published.
+        is_committed = verb != "commit" and refused.code == "transaction_not_in_progress"
+        state = "committed" if is_committed else "undone"
     if state == "committed":
         transaction.committed_s = min(transaction.committed_s, time.monotonic())
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transactions_in_memory import TransactionsInMemory
 
-from plainsong.protocol.errors import TransactionNotInProgress
+from plainsong.protocol.errors import TransactionNotFound, TransactionNotInProgress
 from plainsong.protocol.transactions.ledger import RESERVED_MS, WRITTEN_WITHIN_S
 from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
 
@@ -59,9 +59,11 @@ def test_a_begin_is_durable_with_the_first_publish_under_it(service):
 def test_a_begin_that_a_crash_forgets_is_not_in_progress(service):
     pointer = service.new()
     service.load()
-    for verb in (service.commit, service.abort, service.checkpoint, service.prepare):
+    for verb in (service.commit, service.checkpoint, service.prepare):
         with pytest.raises(TransactionNotInProgress, match="forgotten"):
             verb(pointer)
+    with pytest.raises(TransactionNotFound):  # not in progress would say that it is committed
+        service.abort(pointer)
     service.load()
     with pytest.raises(TransactionNotInProgress):
         service.commit(pointer)
@@ -76,6 +78,16 @@ def test_a_pointer_that_was_answered_is_never_issued_again_whatever_is_forgotten
         pointer = service.new()
         assert pointer > max(answered)
         answered.append(pointer)
+
+
+def test_a_topic_takes_the_row_of_a_begin_that_the_services_own_commit_may_not_make_durable(service):
+    """That commit may be refused alone, while the topic's, which is begun after it, is acknowledged."""
+    pointer = service.new()
+    [record] = service.ledger.take_unwritten()
+    record.is_written = True  # in a commit of the service that is in progress
+    publish(service, pointer)
+    service.load()
+    assert service.state(pointer) == "in_progress"
 
 
 def test_a_begin_beyond_the_reserved_pointers_is_written_at_once(service):

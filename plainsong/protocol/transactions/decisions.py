@@ -95,11 +95,20 @@ def checkpoint(ledger: Ledger, step: ManagerStep, ask: Checkpoint, now: ManagerN
     )
 
 
-def find_record(ledger: Ledger, transaction_id: int) -> Record:
-    """The record of a transaction. Raises TransactionNotFound, even for a checkpoint's pointer."""
+def find_record(ledger: Ledger, transaction_id: int, *, to_undo: bool = False) -> Record:
+    """Return the record of a transaction.
+
+    Args:
+      to_undo: an abort or invalidation asks. It never gets TransactionNotInProgress for a begin that a crash forgot: to a
+        client that means that the transaction is committed.
+
+    Raises:
+      TransactionNotFound: it is not known, or it is a checkpoint's pointer.
+      TransactionNotInProgress: a crash may have forgotten its begin.
+    """
     record = ledger.by_pointer.get(transaction_id)
     if record is None:
-        if ledger.may_be_lost(transaction_id):
+        if ledger.may_be_lost(transaction_id) and not to_undo:
             raise TransactionNotInProgress(
                 f"transaction {transaction_id} is not in progress: a crash of the service has forgotten it, and nothing had "
                 "been published under it; or it was never begun",
@@ -306,7 +315,7 @@ def commit(ledger: Ledger, step: ManagerStep, ask: Commit, now: ManagerNow) -> D
 
 def abort(ledger: Ledger, step: ManagerStep, ask: Abort, now: ManagerNow) -> Decision | RollFirst:
     """Abort at once if there are no rows; otherwise answer which rows must be rolled back first. Idempotent."""
-    record = find_record(ledger, ask.transaction_id)
+    record = find_record(ledger, ask.transaction_id, to_undo=True)
     if record.state == "committed" or record.frozen:
         raise _too_late(record)
     if record.state == "aborted":
@@ -322,7 +331,7 @@ def abort(ledger: Ledger, step: ManagerStep, ask: Abort, now: ManagerNow) -> Dec
 
 def finish_abort(ledger: Ledger, step: ManagerStep, ask: FinishAbort, now: ManagerNow) -> Decision:
     """Complete an abort; if not all rows are rolled back, the invalid list keeps them hidden."""
-    record = find_record(ledger, ask.transaction_id)
+    record = find_record(ledger, ask.transaction_id, to_undo=True)
     if record.state == "committed" or record.frozen:
         raise _too_late(record)
     if ask.complete:
@@ -335,7 +344,7 @@ def finish_abort(ledger: Ledger, step: ManagerStep, ask: FinishAbort, now: Manag
 
 def invalidate(ledger: Ledger, step: ManagerStep, ask: Invalidate, now: ManagerNow) -> Decision:
     """Invalidate an open transaction, which hides its rows."""
-    record = find_record(ledger, ask.transaction_id)
+    record = find_record(ledger, ask.transaction_id, to_undo=True)
     if record.state in ("committed", "aborted"):
         raise not_in_progress(record)
     if record.frozen:
