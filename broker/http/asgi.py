@@ -104,7 +104,10 @@ class ApplicationCall:
         return bool(self.is_kept) and self._body.has_ended
 
     async def _drop_rest(self) -> None:
-        """Read the rest of a body that the application did not want, for a while: the next request follows it."""
+        """Read the rest of a body that the application did not want, for a while: the next request follows it.
+
+        After a body that is malformed no request follows: ``has_ended`` stays False, and the connection ends.
+        """
         with trio.move_on_after(LINGER_S), suppress(PlainsongError):
             while not self._body.has_ended:
                 await self._body.next()

@@ -12,6 +12,7 @@ from broker.http.budgets import FEW_PARTS, Reservation, body_deadline, broke_off
 from broker.http.connection import Connection, PeerLeft
 from broker.http.heads import CHUNKED
 from broker.http.wire import ChunkedBody
+from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -78,6 +79,7 @@ class BodyReader:
         "_chunked",
         "_connection",
         "_expects_continue",
+        "_failure",
         "_held",
         "_left_bytes",
         "has_ended",
@@ -92,6 +94,8 @@ class BodyReader:
         self._chunked = ChunkedBody() if length == CHUNKED else None
         #: True until the client has been told that it may send the body.
         self._expects_continue = expects_continue
+        #: Once set, the body has no known end, so that no request can follow it.
+        self._failure: PlainsongError | None = None
         #: True when all of it has been read off the connection, and when its last piece has been taken.
         self.has_ended = length == 0
         self.is_taken = False
@@ -123,12 +127,18 @@ class BodyReader:
         """Return the next piece, not empty unless the body has ended.
 
         Raises:
-          MalformedBody: it breaks off, or is not chunked as it says.
+          MalformedBody: it breaks off, or is not chunked as it says; each later call raises it again.
           OSError: the connection is broken.
         """
+        if self._failure is not None:
+            raise self._failure
         if self._expects_continue and self.takes_continue():
             await self._connection.send_all(wire.CONTINUE)
-        piece = await (self._next() if self._chunked is None else self._next_of_chunks(self._chunked))
+        try:
+            piece = await (self._next() if self._chunked is None else self._next_of_chunks(self._chunked))
+        except PlainsongError as failure:
+            self._failure = failure
+            raise
         self.is_taken = self.has_ended
         return piece
 

@@ -193,6 +193,20 @@ def toy_app(toys: Toys, settings: HttpSettings) -> QuartTrio:
     return app
 
 
+def of_requests(app: Any) -> Any:
+    """``app``, which answers requests, as an application that can be started and stopped too."""
+
+    async def whole(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await app(scope, receive, send)
+            return
+        for done in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{done}.complete"})
+
+    return whole
+
+
 def counted(toys: Toys, view: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def counting(**places: str) -> Any:
         toys.by_application += 1
@@ -212,17 +226,23 @@ async def running(
     check: OriginCheck | None = None,
     guard: Guard = OPEN,
     hot: bool = True,
+    app: Any = None,
     **changes: Any,
 ) -> AsyncIterator[Listener]:
-    """A server with toy handlers, stopped at the end; without ``hot``, the application answers every request."""
+    """A server with toy handlers, stopped at the end.
+
+    Args:
+      hot: without it, the application answers every request.
+      app: answers instead of the toy application; it need not know of lifespans.
+    """
     settings = replace(settings, **changes)
     budget = BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes))
     stop, ended = trio.Event(), trio.Event()
 
-    def build() -> QuartTrio:
+    def build() -> Any:
         toys.built += 1
         toys.built_under = (sys.getswitchinterval(), gc.isenabled())
-        return toy_app(toys, settings)
+        return toy_app(toys, settings) if app is None else of_requests(app)
 
     async def serve(task_status: trio.TaskStatus[list[str]]) -> None:
         await serve_http(
