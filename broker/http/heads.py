@@ -199,6 +199,8 @@ def _framing(headers: Mapping[str, str], version: str) -> int | None:
 
 
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
+#: A target as clients send it to a proxy: the authority, and the rest.
+_ABSOLUTE = re.compile(rb"(?i:https?)://((?:[0-9A-Za-z._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?)([/?].*)?", re.DOTALL)
 
 
 class HeadRefused(Exception):
@@ -215,9 +217,10 @@ class PlainHead:
 
     method: str
     target: bytes
+    """It begins with a slash, or is ``*``: the scheme and the host that a proxy's client wrote before it are cut off."""
     version: str
     pairs: list[tuple[bytes, bytes]]
-    """The headers as they were sent, with lower-case names."""
+    """The headers as they were sent, with lower-case names; ``host`` is the target's where that names one."""
     length: int
     """Bytes of the body, or ``CHUNKED``."""
     keep_alive: bool
@@ -250,6 +253,17 @@ def end_of_head(data: bytes) -> int:
     return 0
 
 
+def _parts_of_target(target: bytes, method: str) -> tuple[bytes, bytes | None]:
+    """Return the path with its query, and the authority of an absolute target, else None. Raises HeadRefused."""
+    if target.startswith(b"/") or (target == b"*" and method == "OPTIONS"):
+        return target, None
+    absolute = _ABSOLUTE.fullmatch(target)
+    if absolute is None:
+        raise HeadRefused(400)
+    authority, rest = absolute[1], absolute[2] or b"/"
+    return rest if rest.startswith(b"/") else b"/" + rest, authority
+
+
 def plain_head(data: bytes) -> PlainHead:
     """Return the head in ``data``, which ends with its empty line. Raises HeadRefused."""
     parser = h11.Connection(h11.SERVER)
@@ -265,13 +279,16 @@ def plain_head(data: bytes) -> PlainHead:
         raise HeadRefused(505)
     if method != method.upper():  # methods are case-sensitive
         raise HeadRefused(501)
+    target, authority = _parts_of_target(bytes(request.target), method)
     pairs = [(bytes(name), bytes(value)) for name, value in request.headers]
+    if authority is not None:  # it counts, whatever Host says (RFC 9112, section 3.2.2)
+        pairs = [(b"host", authority), *(pair for pair in pairs if pair[0] != b"host")]
     headers = dict(pairs)
     length = CHUNKED if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
     tokens = [token.strip() for name, value in pairs if name == b"connection" for token in value.lower().split(b",")]
     return PlainHead(
         method,
-        bytes(request.target),
+        target,
         version,
         pairs,
         length,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from tests.broker.listeners import Reader, post, running
+import pytest
+
+from tests.broker.listeners import Reader, ask, post, running
 
 CHUNKED = "Transfer-Encoding: chunked"
 
@@ -36,3 +39,60 @@ async def test_nothing_after_a_malformed_body_is_a_request_though_its_answer_lef
         await stream.send_all(b"0\r\n\r\n" + get("/smuggled"))
         assert await reader.at_end()
     assert paths == ["/zz"]
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "raw_path", "query"),
+    [
+        ("http://127.0.0.1:80/v1/a%3Fb?c=1", "/v1/a?b", b"/v1/a%3Fb", b"c=1"),
+        ("HTTPS://127.0.0.1:80?c=/d", "/", b"/", b"c=/d"),
+        ("http://127.0.0.1:80", "/", b"/", b""),
+    ],
+)
+async def test_the_scheme_and_host_of_a_target_are_no_part_of_its_path(
+    target: str, path: str, raw_path: bytes, query: bytes
+) -> None:
+    scopes = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+        await answer(send)
+
+    async with running(app=app) as listener:
+        assert (await ask(listener, get(target))).status == 200
+    (scope,) = scopes
+    assert (scope["path"], scope["raw_path"], scope["query_string"]) == (path, raw_path, query)
+    assert [value for name, value in scope["headers"] if name == b"host"] == [b"127.0.0.1:80"]
+
+
+async def test_a_request_through_a_proxy_has_the_answer_of_the_same_request_without_one() -> None:
+    async with running() as listener:
+        assert (await ask(listener, get("http://localhost/ping"))).body == b"OK"
+        through_proxy = post("t/store", b"a").replace(b" /", b" http://localhost/", 1)
+        assert (await ask(listener, through_proxy)).body == (await ask(listener, post("t/store", b"a"))).body
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["?a=1", "a", "*", "http://[bad", "http://", "http:///a", "x://[", "ftp://localhost/", "http://me@localhost/", "a:80"],
+)
+async def test_a_target_that_is_no_path_is_refused_and_nothing_is_logged(
+    target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running() as listener, await listener.connect() as stream:
+        await stream.send_all(get(target))
+        reader = Reader(stream)
+        reply = await reader.reply()
+        assert (reply.status, reply.code, reply.headers["connection"]) == (400, "invalid_parameter", "close")
+        assert await reader.at_end()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_options_of_the_whole_server_are_asked_with_a_star() -> None:
+    async with running() as listener:
+        assert (await ask(listener, get("*", method="OPTIONS"))).status == 404
+
+
+async def test_the_host_of_a_target_counts_whatever_its_header_says() -> None:
+    async with running() as listener:
+        assert (await ask(listener, get("http://rebound.example/ping"))).status == 403
