@@ -268,6 +268,8 @@ def fault_of(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
         elif name in (b":path", b":authority", b":scheme"):
             if not _VISIBLE.fullmatch(value):
                 return f"{name.decode()} has bytes beyond visible ASCII"
+            if name == b":path" and not (value.startswith(b"/") or value == b"*"):
+                return "the path does not begin with a slash"
         elif name != b":protocol" and not _TOKEN.fullmatch(name):
             return "the name of a header is no token"
     return None

@@ -45,6 +45,7 @@ async def is_served(listener, client, poll):
     [
         {"path": b"/v1/\xc3\xa4"},
         {"path": b"/v1/x y"},
+        {"path": b"?a=1"},
         {"method": b"G\xc3\x84T"},
         {"method": b"CONNECT", "path": None, "scheme": None},
         {"method": b"GET", "protocol": b"websocket"},
@@ -52,7 +53,7 @@ async def is_served(listener, client, poll):
         {"method": b"get"},
         {"authority": b"h\xc3\xb6st"},
     ],
-    ids=["path", "space", "method", "connect", "protocol", "no-path", "lower-case", "authority"],
+    ids=["path", "space", "no-slash", "method", "connect", "protocol", "no-path", "lower-case", "authority"],
 )
 async def test_a_malformed_request_is_refused_alone_in_one_counted_line(caplog, request_of):
     caplog.set_level(logging.WARNING)
