@@ -13,7 +13,7 @@ import trio
 
 from broker.http import wire
 from broker.http.connection import LINGER_S, Connection, State
-from broker.http.gate import CUT, PEER, SENDING_END, SendingEnd
+from broker.http.gate import CUT, PASSAGE, PEER, SENDING_END, SendingEnd
 from broker.http.messages import answer_for, new_request_id
 from plainsong.protocol.errors import Internal, PlainsongError
 
@@ -55,6 +55,7 @@ class ApplicationCall:
         "_connection",
         "_framing",
         "_head",
+        "_id",
         "_keeps",
         "_sending_end",
         "_start",
@@ -77,6 +78,8 @@ class ApplicationCall:
         self._keeps = keeps
         self._watch = watch
         self._sending_end = SendingEnd()
+        #: None until the application has failed.
+        self._id: str | None = None
         #: The head of the answer, until the first of its body is there.
         self._start: Any = None
         self._framing = Framing.WHOLE
@@ -91,14 +94,15 @@ class ApplicationCall:
           CutShort: the answer broke off.
           OSError: the connection is broken.
         """
+        scope = self._scope(tls)
         try:
-            await app(self._scope(tls), self._receive, self._send)
+            await app(scope, self._receive, self._send)
         except Exception:
-            log.exception("a request failed")
+            log.exception("a request failed", extra={"request_id": self._request_id(scope)})
         if not self.has_ended:
             if self.is_kept is not None:
                 raise CutShort
-            await self._fail()
+            await self._fail(self._request_id(scope))
         if self.is_kept:
             await self._drop_rest()
         return bool(self.is_kept) and self._body.has_ended
@@ -209,12 +213,19 @@ class ApplicationCall:
             self._connection.scope.cancel()  # no client is there to read it
         return go_on + wire.head_of(start["status"], headers, chunks=is_chunked)
 
-    async def _fail(self) -> None:
+    def _request_id(self, scope: dict[str, Any]) -> str:
+        """The one id of the request, for its answer and for the log."""
+        if self._id is None:
+            passage = scope["extensions"].get(PASSAGE)
+            self._id = new_request_id() if passage is None else passage.request_id
+        return self._id
+
+    async def _fail(self, request_id: str) -> None:
         answer = answer_for(Internal(hint="the log has more under this answer's X-Request-Id"))
         assert isinstance(answer.body, bytes)
         self.is_kept = False
-        head = wire.answer_head(answer, new_request_id(), chunks=self._head.chunks, close=True)
-        await self._connection.send_all(head, answer.body)
+        head = wire.answer_head(answer, request_id, chunks=self._head.chunks, close=True)
+        await self._connection.send_all(head, b"" if self._head.method == "HEAD" else answer.body)
         self.has_ended = True
 
 

@@ -172,11 +172,15 @@ class Connection:
         return self._input is Input.ENDED
 
     def addresses(self) -> tuple[tuple[str, int] | None, tuple[str, int | None] | None]:
-        """Those of both ends, as ASGI writes them. Raises OSError: the other one has gone."""
+        """Those of both ends, as ASGI writes them; None for a client that has reset the connection."""
         sock = self._sock.socket if isinstance(self._sock, TlsSocket) else self._sock
         if sock.family == socket.AF_UNIX:
             return None, (sock.getsockname(), None)
-        return sock.getpeername()[:2], sock.getsockname()[:2]
+        try:
+            client = sock.getpeername()[:2]
+        except OSError:
+            client = None
+        return client, sock.getsockname()[:2]
 
     def leave(self) -> None:
         """Have neither the reactor nor the owner do anything more with the socket. Idempotent."""

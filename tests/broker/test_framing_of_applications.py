@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import socket
+import struct
 from typing import Any
 
 import pytest
+import trio
 
 from tests.broker.listeners import Reader, ask, post, running
+from tests.patience import PATIENCE_S
 
 CHUNKED = "Transfer-Encoding: chunked"
 
@@ -15,6 +19,15 @@ CHUNKED = "Transfer-Encoding: chunked"
 def get(target: str, *headers: str, method: str = "GET", version: str = "1.1") -> bytes:
     lines = [f"{method} {target} HTTP/{version}", "Host: localhost", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n"
+
+
+async def all_of(stream: trio.abc.ReceiveStream) -> bytes:
+    """What the server sends until it closes the connection."""
+    received = b""
+    with trio.fail_after(PATIENCE_S):
+        async for data in stream:
+            received += data
+    return received
 
 
 async def answer(send: Any, body: bytes = b"", status: int = 200, headers: Any = None) -> None:
@@ -96,3 +109,46 @@ async def test_options_of_the_whole_server_are_asked_with_a_star() -> None:
 async def test_the_host_of_a_target_counts_whatever_its_header_says() -> None:
     async with running() as listener:
         assert (await ask(listener, get("http://rebound.example/ping"))).status == 403
+
+
+async def test_a_client_that_resets_its_connection_after_its_request_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = trio.Event()
+    clients = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        clients.append(scope["client"])
+        asked.set()
+        await answer(send)
+
+    async with running(app=app) as listener:
+        stream = await listener.connect()
+        await stream.send_all(get("/"))
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        stream.socket.close()  # before the server has had its turn
+        with trio.fail_after(PATIENCE_S):
+            await asked.wait()
+    assert clients == [None]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def _fails(scope: Any, receive: Any, send: Any) -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("sent", ["abc.1", "no id"])
+async def test_the_log_says_under_the_id_of_its_answer_why_a_request_failed(
+    sent: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(app=_fails) as listener:
+        reply = await ask(listener, get("/", f"X-Request-Id: {sent}"))
+    (record,) = [record for record in caplog.records if record.getMessage() == "a request failed"]
+    assert (reply.status, reply.headers["x-request-id"]) == (500, record.__dict__["request_id"])
+    assert (reply.headers["x-request-id"] == sent) == (sent == "abc.1")
+
+
+async def test_a_head_request_that_fails_is_answered_with_a_head_alone() -> None:
+    async with running(app=_fails) as listener, await listener.connect() as stream:
+        await stream.send_all(get("/", method="HEAD"))
+        assert (await all_of(stream)).endswith(b"\r\n\r\n")
