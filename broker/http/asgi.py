@@ -57,6 +57,7 @@ class ApplicationCall:
         "_head",
         "_id",
         "_keeps",
+        "_left_bytes",
         "_sending_end",
         "_start",
         "_watch",
@@ -83,6 +84,8 @@ class ApplicationCall:
         #: The head of the answer, until the first of its body is there.
         self._start: Any = None
         self._framing = Framing.WHOLE
+        #: What is missing of the bytes that the answer's head announced; None if it announced none.
+        self._left_bytes: int | None = None
         #: None until the answer has begun to leave.
         self.is_kept: bool | None = None
         self.has_ended = False
@@ -175,6 +178,10 @@ class ApplicationCall:
             body = b""
         elif self._framing is Framing.CHUNKED:
             body = (wire.chunk(body) if body else b"") + (wire.LAST_CHUNK if is_last else b"")
+        elif self._left_bytes is not None:
+            self._left_bytes -= len(body)
+            if self._left_bytes < 0 or (is_last and self._left_bytes):  # the answer never ends: see ``answer``
+                raise ValueError(f"an answer has {-self._left_bytes:+} bytes compared with its Content-Length")
         if head or body:
             with self._ending_with_connection():
                 await self._connection.send_all(head, body)
@@ -201,6 +208,8 @@ class ApplicationCall:
         elif "content-length" not in names:
             is_chunked = self._head.chunks
             self._framing = Framing.CHUNKED if is_chunked else Framing.WHOLE
+        else:
+            self._left_bytes = next(int(value) for name, value in headers if name.lower() == "content-length")
         ends = self._framing is Framing.WHOLE and "content-length" not in names
         self.is_kept = self._keeps() and not (ends or "connection" in names)
         # The rest of a kept connection begins after the body, so that the client has to send it.

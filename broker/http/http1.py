@@ -681,11 +681,12 @@ class Http1:
         if isinstance(answer.body, bytes):
             await connection.send_all(head, answer.body)
             return
-        chunks = chunks and answer.length is None
+        length = answer.length
+        chunks = chunks and length is None
         async with aclosing(answer.body):
             await connection.send_all(head)
             try:
-                await self._send_stream(answer.body, chunks=chunks)
+                await self._send_stream(answer.body, length, chunks=chunks)
             except OSError:
                 raise  # the reader has gone
             except Exception as error:
@@ -696,11 +697,17 @@ class Http1:
                     log.warning("a streamed answer broke off", extra={**about, "why": plain.detail})
                 raise CutShort from error
 
-    async def _send_stream(self, stream: BodyStream, *, chunks: bool) -> None:
+    async def _send_stream(self, stream: BodyStream, length: int | None, *, chunks: bool) -> None:
+        sent_bytes = 0
         async for data in stream:
             if data:
+                sent_bytes += len(data)
+                if length is not None and sent_bytes > length:
+                    break
                 await self._connection.send_all(wire.chunk(data) if chunks else data)
                 await trio.lowlevel.checkpoint()
+        if length is not None and sent_bytes != length:
+            raise ValueError(f"an answer has {sent_bytes - length:+} bytes compared with its Content-Length")
         if chunks:
             await self._connection.send_all(wire.LAST_CHUNK)
 

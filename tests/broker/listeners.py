@@ -100,8 +100,10 @@ class Toys:
         ]
 
     async def rollback(self, request: Request) -> Answer:
-        """Streams; the topic says how much."""
-        return Answer(200, self._stream(request.path["topic"]), "avro/binary")
+        """Streams; the topic says how much, and how much is announced."""
+        topic = request.path["topic"]
+        length = int(topic.removeprefix("length-")) if topic.startswith("length-") else None
+        return Answer(200, self._stream(topic), "avro/binary", length=length)
 
     async def _stream(self, topic: str) -> AsyncGenerator[bytes, None]:
         try:

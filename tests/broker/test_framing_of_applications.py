@@ -152,3 +152,43 @@ async def test_a_head_request_that_fails_is_answered_with_a_head_alone() -> None
     async with running(app=_fails) as listener, await listener.connect() as stream:
         await stream.send_all(get("/", method="HEAD"))
         assert (await all_of(stream)).endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("announced", [b"4", b"6"])
+@pytest.mark.parametrize("pieces", [1, 5])
+async def test_an_answer_with_other_bytes_than_its_head_announced_ends_its_connection(
+    announced: bytes, pieces: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", announced)]})
+        for piece in ([b"hello"], [b"h", b"e", b"l", b"l", b"o"])[pieces == 5]:
+            await send({"type": "http.response.body", "body": piece, "more_body": piece != b"hello"[-len(piece) :]})
+
+    async with running(app=app) as listener, await listener.connect() as stream:
+        await stream.send_all(get("/") + get("/"))
+        with pytest.raises(trio.BrokenResourceError):
+            await all_of(stream)
+    assert [record for record in caplog.records if record.getMessage() == "a request failed"]
+
+
+@pytest.mark.parametrize("status", [200, 304])
+async def test_an_answer_without_a_body_may_announce_what_it_would_have(status: int) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answer(send, b"", status, [(b"content-length", b"5")])
+
+    async with running(app=app) as listener, await listener.connect() as stream:
+        method = "HEAD" if status == 200 else "GET"
+        await stream.send_all(get("/", method=method) + get("/", "Connection: close", method=method))
+        received = await all_of(stream)
+    assert received.count(b"HTTP/1.1 %d" % status) == 2
+
+
+@pytest.mark.parametrize("length", [5, 7])
+async def test_a_stream_with_other_bytes_than_its_length_ends_its_connection(
+    length: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running() as listener, await listener.connect() as stream:
+        await stream.send_all(post(f"length-{length}/rollback"))
+        with pytest.raises(trio.BrokenResourceError):
+            await all_of(stream)
+    assert [record for record in caplog.records if record.getMessage() == "a streamed answer broke off"]
