@@ -228,13 +228,8 @@ class PlainHead:
     chunks: bool
     """True if the answer may be chunked (HTTP/1.0 has no chunks)."""
     expects_continue: bool
-
-    @property
-    def opens_websocket(self) -> bool:
-        """True if this is the GET that opens a WebSocket."""
-        headers = {name: value.lower() for name, value in self.pairs}
-        tokens = [token.strip() for token in headers.get(b"connection", b"").split(b",")]
-        return self.method == "GET" and b"upgrade" in tokens and headers.get(b"upgrade") == b"websocket"
+    opens_websocket: bool
+    """True if this is the GET that opens a WebSocket."""
 
 
 def end_of_head(data: bytes) -> int:
@@ -285,7 +280,8 @@ def plain_head(data: bytes) -> PlainHead:
         pairs = [(b"host", authority), *(pair for pair in pairs if pair[0] != b"host")]
     headers = dict(pairs)
     length = CHUNKED if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
-    tokens = [token.strip() for name, value in pairs if name == b"connection" for token in value.lower().split(b",")]
+    tokens = _tokens(pairs, b"connection")
+    upgrades = version == "1.1" and method == "GET" and b"upgrade" in tokens  # HTTP/1.0 has no upgrades
     return PlainHead(
         method,
         target,
@@ -295,4 +291,10 @@ def plain_head(data: bytes) -> PlainHead:
         keep_alive=version == "1.1" and b"close" not in tokens,
         chunks=version == "1.1",
         expects_continue=parser.they_are_waiting_for_100_continue,
+        opens_websocket=upgrades and b"websocket" in _tokens(pairs, b"upgrade"),
     )
+
+
+def _tokens(pairs: list[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
+    """The members of a list that is spread over all headers of this name, in lower case."""
+    return [token.strip() for each, value in pairs if each == name for token in value.lower().split(b",")]

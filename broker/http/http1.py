@@ -536,7 +536,7 @@ class Http1:
         assert conversations is not None
         self._connection.state = State.TALKING
         await StreamSocket(conversations, self._connection, self._parts.stopping).run(head)
-        return BRIEF_LINGER_S
+        return LINGER_S if head.length else BRIEF_LINGER_S
 
     async def _serve_hot(self, head: Head) -> float:
         request_id = head.request_id or new_request_id()

@@ -115,7 +115,7 @@ class StreamSocket:
         request_id = sane_request_id(headers.get(b"x-request-id", b"").decode("latin-1")) or new_request_id()
         path, _, query = head.target.decode("latin-1").partition("?")
         try:
-            key = self._checked(headers)
+            key = self._checked(headers, head.length)
             admission = await self._admitted(headers, path, query, request_id)
             found = _PATH.match(unquote(path))
             if found is None:
@@ -161,7 +161,7 @@ class StreamSocket:
         may_return = isinstance(problem, Unavailable)  # such as while the provider's keys cannot be had
         self._end(CloseReason.TRY_AGAIN_LATER if may_return else CloseReason.POLICY_VIOLATION, problem.code)
 
-    def _checked(self, headers: dict[bytes, bytes]) -> bytes:
+    def _checked(self, headers: dict[bytes, bytes], length: int) -> bytes:
         """The key of an acceptable handshake. Raises PlainsongError."""
         said = _as_text(headers)
         refusal = self._shared.check.refusal("GET", said, self._peer, streams=True)
@@ -169,6 +169,8 @@ class StreamSocket:
             raise refusal
         if self._stopping.is_set():
             raise ShuttingDown("the daemon is shutting down")
+        if length:  # else its bytes would be taken for frames
+            raise BadRequest("a request that opens a WebSocket has no body")
         key = headers.get(b"sec-websocket-key", b"")
         if headers.get(b"sec-websocket-version") != _VERSION or not key:
             raise BadRequest("this is no WebSocket handshake that we can read", hint="Sec-WebSocket-Version: 13")

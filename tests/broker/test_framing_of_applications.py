@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.broker.broker_in_process import in_process
 from tests.broker.listeners import Reader, ask, post, running
 from tests.patience import PATIENCE_S
 
@@ -192,3 +193,30 @@ async def test_a_stream_with_other_bytes_than_its_length_ends_its_connection(
         with pytest.raises(trio.BrokenResourceError):
             await all_of(stream)
     assert [record for record in caplog.records if record.getMessage() == "a streamed answer broke off"]
+
+
+UPGRADE = ("Upgrade: websocket", "Connection: keep-alive", "Connection: Upgrade, x", "Sec-WebSocket-Version: 13")
+STREAM = "/v1/namespaces/ns/topics/t/stream"
+
+
+@pytest.mark.parametrize(
+    ("request_of", "status"),
+    [
+        ({}, 101),
+        ({"body": "Content-Length: 0"}, 101),
+        ({"body": "Content-Length: 5"}, 400),
+        ({"body": CHUNKED}, 400),
+        ({"version": "1.0"}, 400),
+    ],
+    ids=["plain", "empty", "length", "chunked", "1.0"],
+)
+async def test_a_websocket_is_opened_by_a_request_of_http_1_1_without_a_body(
+    request_of: dict[str, str], status: int
+) -> None:
+    async with in_process(listener="hot") as daemon:
+        await daemon.create()
+        url = daemon.http.base_url
+        async with await trio.open_tcp_stream(url.host, url.port) as stream:
+            headers = [*UPGRADE, "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", request_of.get("body", "X: y")]
+            await stream.send_all(get(STREAM, *headers, version=request_of.get("version", "1.1")))
+            assert (await Reader(stream)._until(b"\r\n\r\n")).startswith(b"HTTP/1.1 %d " % status)
