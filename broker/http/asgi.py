@@ -199,28 +199,32 @@ class ApplicationCall:
             self._connection.scope.cancel()
 
     def _begin(self, start: Any) -> bytes:
-        """The head of the answer, which decides whether the connection is kept."""
+        """The head of the answer, which decides whether the connection is kept. Raises before it changes anything."""
+        status = start["status"]
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in start["headers"]]
+        if status == 204:  # RFC 9110, section 8.6: it must not say so
+            headers = [pair for pair in headers if pair[0].lower() != "content-length"]
         names = {name.lower() for name, _ in headers}
-        is_chunked = False
-        if self._head.method == "HEAD" or start["status"] in _BODILESS:
-            self._framing = Framing.NONE
-        elif "content-length" not in names:
-            is_chunked = self._head.chunks
-            self._framing = Framing.CHUNKED if is_chunked else Framing.WHOLE
-        else:
-            self._left_bytes = next(int(value) for name, value in headers if name.lower() == "content-length")
-        ends = self._framing is Framing.WHOLE and "content-length" not in names
-        self.is_kept = self._keeps() and not (ends or "connection" in names)
-        # The rest of a kept connection begins after the body, so that the client has to send it.
-        go_on = wire.CONTINUE if self._body.takes_continue() and self.is_kept else b""
-        if not self.is_kept and "connection" not in names:
+        framing, left_bytes = Framing.WHOLE, None
+        if self._head.method == "HEAD" or status in _BODILESS:
+            framing = Framing.NONE
+        elif "content-length" in names:
+            left_bytes = next(int(value) for name, value in headers if name.lower() == "content-length")
+        elif self._head.chunks:
+            framing = Framing.CHUNKED
+        ends = framing is Framing.WHOLE and left_bytes is None
+        is_kept = self._keeps() and not (ends or "connection" in names)
+        if not is_kept and "connection" not in names:
             headers.append(("Connection", "close"))
+        head = wire.head_of(status, headers, chunks=framing is Framing.CHUNKED)
+        self._framing, self._left_bytes, self.is_kept = framing, left_bytes, is_kept
+        # The rest of a kept connection begins after the body, so that the client has to send it.
+        go_on = wire.CONTINUE if self._body.takes_continue() and is_kept else b""
         self._connection.state = State.SENDING
         self._connection.pace.restart()
         if self._sending_end.is_endless and self._sending_end.has_come:
             self._connection.scope.cancel()  # no client is there to read it
-        return go_on + wire.head_of(start["status"], headers, chunks=is_chunked)
+        return go_on + head
 
     def _request_id(self, scope: dict[str, Any]) -> str:
         """The one id of the request, for its answer and for the log."""

@@ -324,7 +324,10 @@ class Gate:
         """The answer to OPTIONS, which names the path's methods, as a browser wants it before it sends a request."""
         allow = dict(message["headers"]).get(b"allow", b"").decode("latin-1")
         added = self._check.preflight_headers(passage.headers, allow) if message["status"] == 200 and allow else []
-        return {**message, "status": 204, "headers": [*message["headers"], *_encoded(added)]} if added else message
+        if not added:
+            return message
+        headers = [pair for pair in message["headers"] if pair[0].lower() != b"content-length"]  # a 204 has none
+        return {**message, "status": 204, "headers": [*headers, *_encoded(added)]}
 
     @staticmethod
     def _count(passage: Passage, message: Any) -> None:

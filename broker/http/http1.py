@@ -503,7 +503,10 @@ class Http1:
         try:
             app = await parts.application()
         except PlainsongError as error:
-            await self._send(answer_for(error), new_request_id(), chunks=False, keep=False)
+            answer = answer_for(error)
+            assert isinstance(answer.body, bytes)
+            to_send = wire.answer_head(answer, new_request_id(), chunks=False, close=True)
+            await connection.send_all(to_send, b"" if head.method == "HEAD" else answer.body)
             return LINGER_S
         with self._held as held:
             body = BodyReader(connection, head.length, held, expects_continue=head.expects_continue)

@@ -263,7 +263,7 @@ def as_response(answer: Answer) -> Response:
     response.headers.clear()
     if answer.content_type is not None:
         response.headers["Content-Type"] = answer.content_type
-    if isinstance(answer.body, bytes) and answer.status != 304:
+    if isinstance(answer.body, bytes) and answer.status not in (204, 304):
         response.headers["Content-Length"] = str(len(answer.body))
     elif answer.length is not None:
         response.headers["Content-Length"] = str(answer.length)

@@ -220,3 +220,24 @@ async def test_a_websocket_is_opened_by_a_request_of_http_1_1_without_a_body(
             headers = [*UPGRADE, "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", request_of.get("body", "X: y")]
             await stream.send_all(get(STREAM, *headers, version=request_of.get("version", "1.1")))
             assert (await Reader(stream)._until(b"\r\n\r\n")).startswith(b"HTTP/1.1 %d " % status)
+
+
+async def test_an_answer_without_content_has_no_length() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answer(send, b"", 204)
+
+    async with running(app=app) as listener, await listener.connect() as stream:
+        await stream.send_all(get("/") + get("/", "Connection: close"))
+        received = await all_of(stream)
+    assert received.count(b"HTTP/1.1 204") == 2
+    assert b"content-length" not in received.lower()
+
+
+@pytest.mark.parametrize("head", [(599, []), (200, [(b"content-length", b"a")])], ids=["status", "length"])
+async def test_an_answer_whose_head_cannot_be_sent_is_an_internal_error(head: Any) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answer(send, b"", *head)
+
+    async with running(app=app) as listener:
+        reply = await ask(listener, get("/"))
+        assert (reply.status, reply.code, reply.headers["connection"]) == (500, "internal", "close")
