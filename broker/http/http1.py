@@ -129,6 +129,7 @@ class Http1:
     __slots__ = (
         "_begun_s",
         "_connection",
+        "_has_skipped",
         "_head_due_s",
         "_held",
         "_is_new",
@@ -145,6 +146,8 @@ class Http1:
         self._last = _NO_HEAD
         #: Until when its first head has to be whole: an unauthenticated client may hold a connection for no longer.
         self._head_due_s = trio.current_time() + parts.settings.header_timeout_s if parts.guard.required else inf
+        #: True if an empty line before the next head was skipped: RFC 9112, section 2.2, asks for patience with one.
+        self._has_skipped = False
         #: True until the first request: then a connection may still turn out to speak something else.
         self._is_new = True
         #: Of the present request's body.
@@ -233,6 +236,10 @@ class Http1:
             head = self._cut_head(pending)
             last = self._last
         parts = self._parts
+        if head is None and self._skips_line():
+            if connection.has_input:
+                parts.reactor.again(connection)
+            return False
         if head is None or not pending or parts.stopping.is_set():
             return True
         begin = len(last.raw)
@@ -266,7 +273,7 @@ class Http1:
         )
         connection.pending = pending[end:]
         connection.state = State.ANSWERING
-        self._is_new = False
+        self._is_new = self._has_skipped = False
         if route.quick:
             self._begun_s = perf_counter()
         try:
@@ -420,16 +427,16 @@ class Http1:
           HeadRefused: it is no head.
         """
         connection, parts = self._connection, self._parts
+        self._skips_line()
         if not connection.pending:
             await self._rest()
             if connection.state is State.LEAVING:
                 return None
         connection.state = State.READING
-        may_skip = True  # RFC 9112, section 2.2, asks for patience with one empty line
         head_due_s = 0.0
         while True:
-            if may_skip and connection.pending.startswith(b"\r\n"):
-                connection.pending, may_skip = connection.pending[2:], False
+            if not self._has_skipped and connection.pending.startswith(b"\r\n"):
+                connection.pending, self._has_skipped = connection.pending[2:], True
             pending = connection.pending
             if self._is_new and pending.startswith(parts.others):
                 connection.scope.deadline = inf
@@ -441,13 +448,20 @@ class Http1:
                 head_due_s = min(trio.current_time() + parts.settings.header_timeout_s, self._head_due_s)
                 connection.scope.deadline = head_due_s
             connection.pending += await connection.receive()
-        self._is_new = False
+        self._is_new = self._has_skipped = False
         self._head_due_s = connection.scope.deadline = inf
         head = self._cut_head(pending)
         if head is not None:
             end = len(self._last.raw)
         connection.pending = pending[end:]
         return head or plain_head(pending[:end])
+
+    def _skips_line(self) -> bool:
+        """True if all that is pending is an empty line, which begins no head: the connection rests as before."""
+        if self._has_skipped or self._connection.pending != b"\r\n":
+            return False
+        self._connection.pending, self._has_skipped = b"", True
+        return True
 
     async def _rest(self) -> None:
         """Sleep until there is a request that needs the task; send what an answer without it could not."""

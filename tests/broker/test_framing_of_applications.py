@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from tests.broker.broker_in_process import in_process
 from tests.broker.listeners import Reader, ask, post, running
@@ -241,3 +242,35 @@ async def test_an_answer_whose_head_cannot_be_sent_is_an_internal_error(head: An
     async with running(app=app) as listener:
         reply = await ask(listener, get("/"))
         assert (reply.status, reply.code, reply.headers["connection"]) == (500, "internal", "close")
+
+
+@pytest.mark.parametrize("request_of", [post("t/store", b"a"), get("/ping")], ids=["hot", "application"])
+async def test_an_empty_line_after_an_answer_leaves_its_connection_resting(request_of: bytes) -> None:
+    async with running(keep_alive_s=0.3, header_timeout_s=1000) as listener:
+        for at_once in (False, True):
+            async with await listener.connect() as stream:
+                reader = Reader(stream)
+                await stream.send_all(request_of + b"\r\n" * at_once)
+                assert (await reader.reply()).status == 200
+                await stream.send_all(b"\r\n" * (not at_once))
+                assert await reader.at_end()
+
+
+@pytest.mark.parametrize("request_of", [post("t/store", b"a"), get("/ping")], ids=["hot", "application"])
+async def test_requests_may_be_parted_by_empty_lines_that_arrive_alone(request_of: bytes) -> None:
+    async with running() as listener, await listener.connect() as stream:
+        reader = Reader(stream)
+        for _ in range(3):
+            await stream.send_all(request_of)
+            assert (await reader.reply()).status == 200
+            await stream.send_all(b"\r\n")
+            await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_a_second_empty_line_is_no_head() -> None:
+    async with running() as listener, await listener.connect() as stream:
+        reader = Reader(stream)
+        await stream.send_all(post("t/store", b"a") + b"\r\n")
+        assert (await reader.reply()).status == 200
+        await stream.send_all(b"\r\n")
+        assert (await reader.reply()).status == 400
