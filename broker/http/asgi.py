@@ -199,7 +199,7 @@ class ApplicationCall:
             self._connection.scope.cancel()
 
     def _begin(self, start: Any) -> bytes:
-        """The head of the answer, which decides whether the connection is kept. Raises before it changes anything."""
+        """The head of the answer, which decides whether the connection is kept. If it raises, no answer has begun."""
         status = start["status"]
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in start["headers"]]
         if status == 204:  # RFC 9110, section 8.6: it must not say so
@@ -213,13 +213,14 @@ class ApplicationCall:
         elif self._head.chunks:
             framing = Framing.CHUNKED
         ends = framing is Framing.WHOLE and left_bytes is None
-        is_kept = self._keeps() and not (ends or "connection" in names)
+        is_awaited = self._body.takes_continue()
+        is_kept = self._keeps() and not (ends or "connection" in names or (is_awaited and self._body.is_long))
         if not is_kept and "connection" not in names:
             headers.append(("Connection", "close"))
         head = wire.head_of(status, headers, chunks=framing is Framing.CHUNKED)
         self._framing, self._left_bytes, self.is_kept = framing, left_bytes, is_kept
         # The rest of a kept connection begins after the body, so that the client has to send it.
-        go_on = wire.CONTINUE if self._body.takes_continue() and is_kept else b""
+        go_on = wire.CONTINUE if is_awaited and is_kept else b""
         self._connection.state = State.SENDING
         self._connection.pace.restart()
         if self._sending_end.is_endless and self._sending_end.has_come:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: A large body is read in pieces of this size.
 BODY_RECEIVE_BYTES = 256 << 10
+#: A client that waits for leave to send more than this is not asked for it only to keep the connection.
+MAX_DROPPED_BYTES = 64 << 10
 #: Chunks that are taken apart in one slice of long work: under a millisecond.
 SLICE_CHUNKS = 500
 
@@ -105,6 +107,11 @@ class BodyReader:
         """Return True, once, if the client may wait for a word before it sends the body."""
         expects, self._expects_continue = self._expects_continue, False
         return expects and not (self.has_ended or self._connection.pending)
+
+    @property
+    def is_long(self) -> bool:
+        """True if so much of it is to come that ending the connection costs less than reading it."""
+        return not self.has_ended and (self._chunked is not None or self._left_bytes > MAX_DROPPED_BYTES)
 
     def take_pending(self) -> bytes:
         """Return the whole body, which has a length and has arrived."""

@@ -274,3 +274,26 @@ async def test_a_second_empty_line_is_no_head() -> None:
         assert (await reader.reply()).status == 200
         await stream.send_all(b"\r\n")
         assert (await reader.reply()).status == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "is_kept"),
+    [("Content-Length: 65536", True), ("Content-Length: 65537", False), (CHUNKED, False)],
+    ids=["short", "long", "chunked"],
+)
+async def test_a_client_is_not_asked_for_a_long_body_that_its_answer_did_not_need(body: str, is_kept: bool) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answer(send, b"early")
+
+    async with running(app=app) as listener, await listener.connect() as stream:
+        reader = Reader(stream)
+        await stream.send_all(post("/", b"", body, "Expect: 100-continue"))
+        if is_kept:
+            assert (await reader.reply()).status == 100
+        reply = await reader.reply()
+        assert (reply.status, "connection" in reply.headers) == (200, not is_kept)
+        if is_kept:
+            await stream.send_all(bytes(65536) + get("/"))
+            assert (await reader.reply()).status == 200
+        else:
+            assert await reader.at_end()
