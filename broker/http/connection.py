@@ -10,6 +10,7 @@ from __future__ import annotations
 import select
 import socket
 import struct
+from contextlib import suppress
 from enum import Enum, IntEnum
 from math import inf
 from typing import TYPE_CHECKING, Protocol
@@ -37,6 +38,8 @@ MAX_PIPELINED_BYTES = 64 << 10
 LINGER_S = 2.0
 #: The same for a client that may have sent ahead what will have no answer.
 BRIEF_LINGER_S = 0.1
+#: The longest that TCP is asked to try to deliver what is left at a connection's end.
+MAX_USER_TIMEOUT_S = 3600.0
 _RESET = struct.pack("ii", 1, 0)
 #: A longer body is sent after its head as it is; below it, one piece is cheaper than two.
 COPIED_BYTES = 64 << 10
@@ -118,6 +121,7 @@ class Connection:
         "scope",
         "state",
         "wanted_bytes",
+        "was_resting",
     )
 
     def __init__(
@@ -143,6 +147,8 @@ class Connection:
         # What came with the end of a handshake makes no edge.
         self._input = Input.SOME if isinstance(sock, TlsSocket) else Input.NOTHING
         self.state = State.AWAKE
+        #: True if its scope was cancelled while it rested: all its answers are in the kernel's hands.
+        self.was_resting = False
         #: Around everything; its end is the connection's.
         self.scope = trio.CancelScope()
         self.peer = peer
@@ -293,6 +299,7 @@ class Connection:
 
         def abort(_: object) -> trio.lowlevel.Abort:
             self._task = None
+            self.was_resting = self.state is State.RESTING
             if self.state < State.ANSWERING:
                 self.state = State.LEAVING
             return trio.lowlevel.Abort.SUCCEEDED
@@ -406,6 +413,13 @@ class Connection:
         with trio.move_on_after(linger_s):
             while True:
                 await self.receive()
+
+    def end_on_close(self, send_timeout_s: float) -> None:
+        """Let closing deliver what the kernel holds for the client, which it keeps for ``send_timeout_s`` at most."""
+        with suppress(OSError):  # such as ENOTCONN, or a Unix socket, which has no such option
+            self._sock.shutdown(socket.SHUT_WR)
+            sent_by_ms = struct.pack("I", max(1, int(min(send_timeout_s, MAX_USER_TIMEOUT_S) * 1000)))
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, sent_by_ms)
 
     def reset_on_close(self) -> None:
         """Lets closing break the connection at once, and free what the kernel holds for a reader that fell asleep."""

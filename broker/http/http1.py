@@ -196,8 +196,10 @@ class Http1:
                 self._request.cancel()
             self._held.release()
             connection.room.release()
-        # An answer broke off, or a time-out, a client that left, or the end of a stop's grace: no time to be polite.
-        connection.reset_on_close()
+        if connection.was_resting:
+            connection.end_on_close(self._parts.settings.send_timeout_s)
+        else:  # an answer broke off, or a time-out, a client that left, or the end of a stop's grace
+            connection.reset_on_close()
         return None
 
     def stop(self) -> None:

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from tests.broker.broker_in_process import in_process
-from tests.broker.listeners import Reader, ask, post, running
+from tests.broker.listeners import Listener, Reader, ask, post, running
 from tests.patience import PATIENCE_S
 
 CHUNKED = "Transfer-Encoding: chunked"
@@ -296,4 +296,34 @@ async def test_a_client_is_not_asked_for_a_long_body_that_its_answer_did_not_nee
             await stream.send_all(bytes(65536) + get("/"))
             assert (await reader.reply()).status == 200
         else:
+            assert await reader.at_end()
+
+
+async def slow_reader(listener: Listener, request_of: bytes) -> trio.SocketStream:
+    """A client whose answer is in the kernel's hands, for the most part at the server's end, and is not read yet."""
+    sock = trio.socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    await sock.connect(("127.0.0.1", listener.port))
+    stream = trio.SocketStream(sock)
+    await stream.send_all(request_of)
+    with trio.fail_after(PATIENCE_S):
+        await trio.lowlevel.wait_readable(sock)
+    return stream
+
+
+@pytest.mark.parametrize("ends", ["rested too long", "server stops"])
+async def test_an_answer_that_was_sent_arrives_though_its_connection_has_ended(ends: str) -> None:
+    keep_alive_s = 0.1 if ends == "rested too long" else 1000
+    async with running(keep_alive_s=keep_alive_s, max_connections=1) as listener:
+        async with await slow_reader(listener, post("t/store", bytes(20_000))) as stream:
+            if ends == "server stops":
+                listener.stop.set()
+                with trio.fail_after(PATIENCE_S):
+                    await listener.ended.wait()
+            else:
+                with trio.fail_after(PATIENCE_S):
+                    while (await ask(listener, get("/ping", "Connection: close"))).status == 503:
+                        await trio.testing.wait_all_tasks_blocked()
+            reader = Reader(stream)
+            assert len((await reader.reply()).body) > 40_000
             assert await reader.at_end()
