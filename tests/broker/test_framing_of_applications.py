@@ -89,7 +89,18 @@ async def test_a_request_through_a_proxy_has_the_answer_of_the_same_request_with
 
 @pytest.mark.parametrize(
     "target",
-    ["?a=1", "a", "*", "http://[bad", "http://", "http:///a", "x://[", "ftp://localhost/", "http://me@localhost/", "a:80"],
+    [
+        "?a=1",
+        "a",
+        "*",
+        "http://[bad",
+        "http://",
+        "http:///a",
+        "x://[",
+        "ftp://localhost/",
+        "http://me@localhost/",
+        "a:80",
+    ],
 )
 async def test_a_target_that_is_no_path_is_refused_and_nothing_is_logged(
     target: str, caplog: pytest.LogCaptureFixture
@@ -314,16 +325,18 @@ async def slow_reader(listener: Listener, request_of: bytes) -> trio.SocketStrea
 @pytest.mark.parametrize("ends", ["rested too long", "server stops"])
 async def test_an_answer_that_was_sent_arrives_though_its_connection_has_ended(ends: str) -> None:
     keep_alive_s = 0.1 if ends == "rested too long" else 1000
-    async with running(keep_alive_s=keep_alive_s, max_connections=1) as listener:
-        async with await slow_reader(listener, post("t/store", bytes(20_000))) as stream:
-            if ends == "server stops":
-                listener.stop.set()
-                with trio.fail_after(PATIENCE_S):
-                    await listener.ended.wait()
-            else:
-                with trio.fail_after(PATIENCE_S):
-                    while (await ask(listener, get("/ping", "Connection: close"))).status == 503:
-                        await trio.testing.wait_all_tasks_blocked()
-            reader = Reader(stream)
-            assert len((await reader.reply()).body) > 40_000
-            assert await reader.at_end()
+    async with (
+        running(keep_alive_s=keep_alive_s, max_connections=1) as listener,
+        await slow_reader(listener, post("t/store", bytes(20_000))) as stream,
+    ):
+        if ends == "server stops":
+            listener.stop.set()
+            with trio.fail_after(PATIENCE_S):
+                await listener.ended.wait()
+        else:
+            with trio.fail_after(PATIENCE_S):
+                while (await ask(listener, get("/ping", "Connection: close"))).status == 503:
+                    await trio.testing.wait_all_tasks_blocked()
+        reader = Reader(stream)
+        assert len((await reader.reply()).body) > 40_000
+        assert await reader.at_end()

@@ -235,6 +235,16 @@ async def test_the_end_is_said_in_tls_too(authority, hot):
         await stream.aclose()
 
 
+async def test_the_end_of_a_connection_that_rested_too_long_is_said_in_tls_too(authority):
+    async with running(tls=secured(authority), keep_alive_s=0.2) as listener:
+        context = authority.trusting()
+        stream = trio.SSLStream(await listener.connect(), context, server_hostname="127.0.0.1")
+        with trio.fail_after(PATIENCE_S):
+            await stream.do_handshake()
+            assert await stream.receive_some() == b""
+        await stream.aclose()
+
+
 async def test_a_client_that_ends_its_half_gets_its_answers(authority):
     async with running(tls=secured(authority)) as listener, await listener.connect() as raw:
         stream = TlsStream(TlsSocket(raw.socket._sock, authority.trusting(), server_side=False))
