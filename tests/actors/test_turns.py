@@ -289,6 +289,8 @@ async def inline(topics=1, **more):
         answers = []
 
         def bring(payload, topic=0):
+            """As a server that takes in a request."""
+            turns.begin()
             request = PublishRequest([payload])
             around.directory.put(names[topic], Publish(request, len(payload)), answers.append)
 
@@ -319,6 +321,7 @@ async def test_what_the_actors_of_a_turn_begin_is_one_write_and_answered_when_th
 async def test_requests_that_waited_for_their_topics_to_load_are_one_write_without_the_actors_tasks():
     async with inline(topics=1) as (around, store, turns, _, answers, woken):
         names = [NAME._replace(topic=f"new-{number}") for number in range(3)]
+        turns.begin()
         for name in names:
             around.directory.put(name, Create(TopicProperties()), answers.append)
         turns.run_due()
