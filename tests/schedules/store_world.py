@@ -152,12 +152,12 @@ class StoreWorld(World):
             elif self.random.random() < 0.4:
                 await self.store.write(operations, claim=claim)
             else:
-                return await self._begun(operations)
+                return await self._begun(operations, claim)
         except StoreError as error:
             return error
         return None
 
-    async def _begun(self, operations: list[Any]) -> PlainsongError | None:
+    async def _begun(self, operations: list[Any], claim: Any) -> PlainsongError | None:
         """As an actor begins a commit: with a callback, and perhaps among those that the event loop writes itself."""
         found: list[PlainsongError | None] = []
         ended, synced = trio.Event(), 0
@@ -172,13 +172,13 @@ class StoreWorld(World):
             if found:
                 raise Wrong("a commit was completed before its sync")
             if self.random.random() < 0.3:
-                self._begin_beside()
+                self._begin_beside(claim)
 
         is_gathered = self.random.random() < 0.7
         if is_gathered:
             self.store.gather_writes()
         try:
-            self.store.begin(operations, completed, while_syncing)
+            self.store.begin(operations, completed, claim=claim, while_syncing=while_syncing)
         finally:
             if is_gathered:
                 self.store.write_gathered()
@@ -188,7 +188,7 @@ class StoreWorld(World):
             raise Wrong(f"a commit was completed {len(found)} times, and synced {synced} times")
         return found[0]
 
-    def _begin_beside(self) -> None:
+    def _begin_beside(self, claim: Any) -> None:
         """A commit that is begun while the disk works on another."""
         self.beside += 1
         number = self.beside
@@ -197,7 +197,7 @@ class StoreWorld(World):
             if error is None:
                 self._used("beside")
 
-        self.store.begin([put_one(METADATA, _BESIDE, b"%d" % number)], completed)
+        self.store.begin([put_one(METADATA, _BESIDE, b"%d" % number)], completed, claim=claim)
 
     def _check_beside(self, found: bytes | None) -> None:
         if found is not None and int(found) > self.beside:
