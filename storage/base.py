@@ -1,11 +1,11 @@
-"""What every store promises: ordered rows of bytes in three tables, sized to what the weakest store can keep.
+"""The interface of stores: ordered rows of bytes in three tables. The promises are those of the weakest store.
 
     each row is whole or absent                       also after a crash, at any moment
-    a commit is durable when ``write`` returns        until then a prefix of it may be there, in order
-    after an exception the outcome is unknown         the store is opened again before it is used
+    a commit is durable when ``write`` returns        until then a prefix of it may be stored, in order
+    after an exception the outcome is unknown         the store is reopened before it is used again
 
-Some stores promise more: on LevelDB a commit is one atomic batch. ``docs/stores.md`` says what each store
-really promises; ``tests/storage/contract.py`` tests all of them against this page.
+Some stores promise more: on LevelDB a commit is one atomic batch. ``docs/stores.md`` lists the promises of each store;
+``tests/storage/contract.py`` tests all of them against this page.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ Row = tuple[bytes, bytes]
 
 
 class StoreError(StorageFailed):
-    """The store failed. For ``write`` the outcome is unknown; the store must be opened again."""
+    """The store failed. The outcome of a ``write`` is unknown; the store must be reopened."""
 
     code = "storage_failed"
     title = "The store failed"
 
 
 class Unreadable(StoreError):
-    """A part of the store cannot be read, for its bytes are not what was written; others may be."""
+    """A part of the store cannot be read: its bytes are not those that were written. Other parts may be readable."""
 
 
 class NothingWritten(StoreError):
-    """The store had failed before: this commit was not begun. The store must still be opened again."""
+    """The store had failed before: this commit was not begun. The store must still be reopened."""
 
     title = "The store had failed before"
 
 
 class StoreConflict(PlainsongError):
-    """An expectation of a commit did not hold: nothing was written, and the store is fine."""
+    """An expectation of a commit did not hold. Nothing was written, and the store works."""
 
     code = "storage_failed"
     title = "A row is not what was expected"
 
 
 class Deposed(PlainsongError):
-    """Another owner has claimed the topic: what was just written must not be acknowledged."""
+    """Another owner has claimed the topic: the last write must not be acknowledged."""
 
     code = "storage_failed"
     title = "Another instance owns this topic now"
@@ -63,7 +63,7 @@ class Deposed(PlainsongError):
     def __init__(self, detail: str = "", *, hint: str = "", happened: Literal[False] | None = None) -> None:
         super().__init__(detail, hint=hint)
         self.happened = happened
-        """False: nothing of the commit took place, and nothing will; None: unknown."""
+        """False: nothing of the commit happened or will happen; None: unknown."""
 
 
 class StoreUnusable(PlainsongError):
@@ -82,7 +82,7 @@ class StoreTooNew(StoreUnusable):
 
 
 class StoreDamaged(StoreUnusable):
-    """The store's own checks fail."""
+    """The store's checks fail."""
 
 
 class StoreReadOnly(StoreUnusable):
@@ -90,66 +90,66 @@ class StoreReadOnly(StoreUnusable):
 
 
 class StoreFull(StoreUnusable):
-    """There is no room on the disk to open the store."""
+    """There is not enough space on the disk to open the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to write a topic, from ``Store.claim``; a store with one writer gives epoch 0."""
+    """The right to write a topic, from ``Store.claim``. The epoch is 0 in stores with one writer."""
 
     name: TopicName
     epoch: int
     lacks: frozenset[bytes] = field(default=frozenset(), compare=False)
-    """Kinds of system rows that the topic certainly did not have when it was claimed: loading skips them."""
+    """Kinds of system rows that the topic did not have when it was claimed: loading skips them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreTraits:
-    """What a store can do and what it promises."""
+    """Capabilities and promises of a store."""
 
     kind: str
     """``memory``, ``leveldb``, …"""
     durability: str
-    """What an acknowledged message survives, one sentence for the banner."""
+    """One sentence for the banner: the failures that an acknowledged message survives."""
     max_row_bytes: int | None
-    """The largest value of a row; None where memory is the bound."""
+    """The largest value of a row; None if only memory limits it."""
     whole_commits: bool = False
-    """True if a crash leaves all or nothing of a commit, or of the part of it before a rollback; removals of messages
-    and payloads, which no reader can see any more, may be missing."""
+    """True if a crash leaves all or nothing of a commit, or of its part before a rollback. Removals of messages and
+    payloads that no reader can see any longer may be missing."""
     drops_ranges: bool = False
-    """True if ``drop`` costs the same for any number of rows, and reads none of them."""
+    """True if ``drop`` costs the same for any number of rows, and reads none."""
     in_order: bool = False
-    """True if commits take place in the order in which they were begun, those of different claims as well."""
+    """True if commits take effect in the order in which they were begun, even those of different claims."""
     shared: bool = False
-    """True if other instances may claim topics too: before it answers without a write, an owner calls ``check``."""
+    """True if other instances may claim topics too: an owner must call ``check`` before it answers without a write."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """Numbers for metrics, taken without waiting."""
+    """Numbers for metrics, available without waiting."""
 
     bytes: int | None
-    """Its size on disk; None where the store cannot tell cheaply."""
+    """Size on disk; None if it is unknown or expensive."""
     free_bytes: int | None
-    """Free space on that disk; None where there is no disk, or the store cannot tell."""
+    """Free space on that disk; None if there is no disk or it is unknown."""
     volumes: int | None = None
-    """Volumes of messages; None where there are none."""
+    """Number of volumes of messages; None if the store has none."""
     open_volumes: int | None = None
-    """Those of them whose files are open."""
+    """Number of volumes whose files are open."""
 
 
 class RawRow(NamedTuple):
-    """A row as the store keeps it, with all its cells; a store may keep several rows of a table in one."""
+    """A row as the store keeps it, with all its cells. A store may keep several rows of a table in one."""
 
     key: bytes
     cells: Mapping[bytes, bytes]
 
 
 class Reads(Protocol):
-    """What may be read of the tables: of a store as it is, or of a view of it."""
+    """Reads of the tables, current or in a view."""
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
-        """A row's value, None if there is no such row. Raises StoreError."""
+        """Return a row's value, None if there is none. Raises StoreError."""
         ...
 
     async def scan(
@@ -163,34 +163,34 @@ class Reads(Protocol):
         first_chunk: int = 64,
         values: bool = True,
     ) -> None:
-        """Feed the rows with ``start <= key < stop``, in key order, to ``feed`` until it says False.
+        """Feed the rows with ``start <= key < stop``, in key order, to ``feed`` until it returns False.
 
-        ``feed`` runs off the event loop where the store has threads, so it must not touch what the loop
-        owns. It gets lists of one to a thousand rows, of a few MiB at most; one larger row comes alone. The scan
-        may or may not see rows written since it began. An exception of ``feed`` passes through.
+        ``feed`` runs off the event loop if the store has threads, so it must not touch the loop's data. It gets lists
+        of one to a thousand rows, of a few MiB at most; a larger row comes alone. Rows written after the scan began may
+        or may not be seen. Exceptions of ``feed`` propagate.
 
         Args:
           reverse: from the last row down.
-          first_chunk: about how many rows are wanted: so many are in the first list, or as many as a list may have.
+          first_chunk: about how many rows are wanted. The first list has this many, or as many as a list may have.
           values: False: every value is ``b""``, which is cheaper.
         Raises:
-          StoreError: the rows fed so far were good.
+          StoreError: the rows fed so far are valid.
         """
         ...
 
 
 class StoreView(Reads, Protocol):
-    """The store as it was in one moment; ``aclose`` it, or it ends by itself, and reading raises StoreError."""
+    """The store at one moment. Close it with ``aclose``; otherwise it expires, and reading raises StoreError."""
 
     exact: bool
-    """True if it is of one moment, between two commits; otherwise later commits are seen."""
+    """True if it is of one moment, between two commits; otherwise later commits are visible."""
 
     def renew(self, max_s: float) -> None:
-        """It ends ``max_s`` from now at the latest, instead of when it was to end; nothing once it has ended."""
+        """Let it expire ``max_s`` from now. No effect once it has expired."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of it. Idempotent."""
+        """Release it. Idempotent."""
         ...
 
 
@@ -201,23 +201,23 @@ class Store(Reads, Protocol):
 
     @property
     def bell(self) -> Bell | None:
-        """What the store's threads wake the event loop with; None: it has no such threads."""
+        """Wakes the event loop from the store's threads; None if it has no such threads."""
         ...
 
     @property
     def topics_number(self) -> int | None:
-        """Changes whenever a topic's row of the metadata table has changed, before that is acknowledged; never waits.
+        """Changes whenever a topic's row of the metadata table has changed, before that is acknowledged. Never waits.
 
-        While the number stays the same, so do these rows. None: unknown, because the store is being opened again, or
-        because other processes write to it as well.
+        Equal numbers mean that these rows are the same. None: unknown, because the store is being reopened or because
+        other processes write to it too.
         """
         ...
 
     async def claim(self, name: TopicName) -> Claim:
-        """Become the one writer of a topic; a later claim deposes an earlier one.
+        """Become the only writer of a topic; a later claim deposes an earlier one.
 
-        Every owner calls this before it reads the topic's state, also after a fall: if a failed write
-        left the store unusable, this opens it again.
+        Every owner calls this before it reads the topic's state, also after a failure: if a failed write left the store
+        unusable, this reopens it.
 
         Raises:
           StoreError: the store cannot be reached or opened.
@@ -225,20 +225,19 @@ class Store(Reads, Protocol):
         ...
 
     async def check(self, claim: Claim) -> None:
-        """Check that the claim still holds: what its owner read before this call returned is current.
+        """Check that the claim still holds: all that its owner read before this call returned is current.
 
         Raises:
           Deposed: another owner has claimed the topic.
-          StoreError: unknown.
+          StoreError: it is unknown whether the claim holds.
         """
         ...
 
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
         """Make ``commit`` durable, in order.
 
-        When this returns all of the commit survives a power cut (as far as ``traits.durability`` says), and
-        every later read sees it. A crash leaves a prefix, row by row, never a hole. Cancellation does not
-        interrupt it once begun.
+        When this returns, all of the commit survives a power cut (within ``traits.durability``), and every later read
+        sees it. A crash leaves a prefix, row by row, never a hole. Once begun, cancellation does not interrupt it.
 
         Args:
           commit: kept by reference until this returns.
@@ -246,10 +245,10 @@ class Store(Reads, Protocol):
           expect: compared before anything is written.
         Raises:
           StoreConflict: an expectation did not hold; nothing happened.
-          Deposed: another owner has claimed the topic; nothing of the commit may be acknowledged. ``happened`` says
-            whether it is certain that it does not count.
+          Deposed: another owner has claimed the topic; nothing of the commit may be acknowledged. ``happened`` is
+            False if it certainly has no effect.
           NothingWritten: it did not happen; claim the topic again before anything else.
-          StoreError: any other kind: the outcome is unknown; claim the topic again before anything else.
+          StoreError: any other: the outcome is unknown; claim the topic again before anything else.
         """
         ...
 
@@ -261,13 +260,14 @@ class Store(Reads, Protocol):
         claim: Claim,
         while_syncing: Callable[[], object] | None = None,
     ) -> None:
-        """As ``write``, without waiting: ``completed`` is called once, on the event loop, with what ``write`` would raise.
+        """Do ``write`` without waiting. ``completed`` is called once, on the event loop, with the error or None.
 
         Args:
           commit: kept by reference until ``completed`` is called.
           completed: may be called before this returns only between ``gather_writes`` and ``write_gathered``.
-          while_syncing: the caller's work that does not depend on the outcome. It may be called on the event loop before
-            ``completed``, once, or never; it does not raise, and its effects stay hidden until ``completed``.
+          while_syncing: work of the caller that does not depend on the outcome. It may be called on the event loop
+            before ``completed``, once, or never. It must not raise, and its effects must stay hidden until
+            ``completed``.
         Raises:
           StoreError: nothing was begun, and ``completed`` is not called.
         """
@@ -275,27 +275,27 @@ class Store(Reads, Protocol):
 
     @property
     def writes_inline(self) -> bool:
-        """True while the event loop itself would write a small commit, because that is quicker than to wake a thread.
+        """True while the event loop itself would write a small commit, because that is faster than waking a thread.
 
-        A store that needs tasks or threads for every commit never does.
+        Always False for a store that needs tasks or threads for every commit.
         """
         ...
 
     @property
     def is_idle(self) -> bool:
-        """True if no read and no commit is under way in the store's threads; False also where it cannot be known."""
+        """True if no read and no commit is in progress in the store's threads; False if that is unknown."""
         ...
 
     def gather_writes(self) -> None:
-        """Gather the commits that are begun from now on, as far as the event loop would write them; the others begin."""
+        """From now on, collect the commits that the event loop would write itself; others begin at once."""
 
     def write_gathered(self) -> None:
-        """Write what was gathered as one, and call each ``completed``, before this returns."""
+        """Write the collected commits as one, and call each ``completed`` before this returns."""
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
-        """Remove rows that no reader can see any more.
+        """Remove rows that no reader can see any longer.
 
-        A crash may bring some back, but never those removed before a ``write`` that returned later.
+        A crash may bring some back, but never rows removed before the last ``write`` that returned.
 
         Raises:
           StoreError: some may have been removed.
@@ -303,82 +303,82 @@ class Store(Reads, Protocol):
         ...
 
     async def drop(self, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
-        """Remove all rows of ranges that no reader can see any more, and to which nothing will be written again.
+        """Remove all rows of ranges that no reader can see any longer, and to which nothing will be written again.
 
-        A crash may bring rows back, but never those removed before a ``write`` that returned later.
+        A crash may bring some back, but never rows removed before the last ``write`` that returned.
 
         Args:
           ranges: ``[start, stop)`` each.
         Returns:
-          How many rows; an estimate where ``traits.drops_ranges``.
+          The number of rows; an estimate if ``traits.drops_ranges``.
         Raises:
           StoreError: some may have been removed.
         """
         ...
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
-        """True if there may be rows in a range; never waits. False is certain."""
+        """True if there may be rows in a range; False is certain. Never waits."""
         ...
 
     async def file_of(self, table: Table, key: bytes) -> str | None:
         """Return where the row with this key would be: a file or folder, relative to the store's directory.
 
-        None: nowhere, or the store does not keep its rows in files of its own. Raises StoreError.
+        None: nowhere, or the store has no files of its own. Raises StoreError.
         """
         ...
 
     async def begin_files(self) -> None:
-        """Write rows to new files from now on, so that damage in those there are cannot hide later rows.
+        """Write later rows to new files, so that damage in existing ones cannot hide them.
 
         Does nothing in a store where damage never hides other rows. Raises StoreError.
         """
         ...
 
     async def scan_raw(self, table: Table, start: bytes, stop: bytes, take: Callable[[list[RawRow]], object]) -> None:
-        """Give ``take`` the bytes of the rows that are ``Unreadable`` and end in ``[start, stop)`` of a topic.
+        """Give ``take`` the raw rows that are ``Unreadable`` and end in ``[start, stop)`` of a topic.
 
-        ``take`` may run off the event loop. It is not called if the store has no such bytes. Where it is called, ``drop``
+        ``take`` may run off the event loop. It is not called if the store has no such bytes. If it is called, ``drop``
         removes these rows too. Raises StoreError.
         """
         ...
 
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
-        """Give the space of removed rows in a range back to the disk, as far as the store can.
+        """Return the space of removed rows in a range to the disk, as far as the store can.
 
         May take long, in a thread of its own; readers and writers continue. Raises StoreError.
         """
         ...
 
     async def tidy(self) -> int:
-        """Remove some of what the store itself keeps of removed rows, in one bounded step; how many entries.
+        """Clean up after removed rows inside the store, in one bounded step. Returns the number of entries.
 
         The daemon calls it periodically. Raises StoreError.
         """
         ...
 
     async def pin(self, max_s: float) -> StoreView:
-        """A view of all tables between two commits. Readers and writers continue; space comes back once it has ended.
+        """Open a view of all tables between two commits. Others continue, but no space is freed while it is open.
 
         Args:
-          max_s: when it ends at the latest.
+          max_s: seconds until it expires.
         Raises:
-          StoreError: there is none.
+          StoreError: no view was opened.
         """
         ...
 
     def statistics(self) -> StoreStatistics:
-        """Numbers for metrics; never waits, never raises."""
+        """Return numbers for metrics. Never waits, never raises."""
         ...
 
     async def aclose(self) -> None:
-        """Wait for what is under way, then close. Idempotent."""
+        """Wait for calls in progress, then close. Idempotent."""
         ...
 
 
 async def read_rows(
     store: Reads, table: Table, start: bytes, stop: bytes, *, limit: int, reverse: bool = False, values: bool = True
 ) -> list[Row]:
-    """At most ``limit`` rows of a range, as a list."""
+    """Return the rows of a range as a list, ``limit`` at most."""
     rows: list[Row] = []
 
     def take(chunk: Sequence[Row]) -> bool:
@@ -394,7 +394,7 @@ _DROP_ROWS = 1000
 
 
 async def drop_rows(store: Store, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
-    """``Store.drop`` for stores that remove row by row."""
+    """Implement ``Store.drop`` for a store that removes row by row."""
     removed = 0
     for start, stop in ranges:
         while True:
@@ -407,21 +407,21 @@ async def drop_rows(store: Store, table: Table, ranges: Sequence[tuple[bytes, by
     return removed
 
 
-# --- chunks of a scan: few rows first, then many, and never many MiB at once ----------------------
+# --- chunks of a scan: few rows first, then many, but never many MiB at once ----------------------
 
 
-#: Lists do not grow beyond this: longer ones save nothing, and a cancelled reader waits for its list.
+#: The longest list. Longer ones save nothing, and a cancelled reader waits for its list.
 MAX_CHUNK_ROWS = 1000
 _VALUE = itemgetter(1)
 #: Bytes of values in a list, unless it is a single row.
 MAX_CHUNK_BYTES = 1 << 20
-#: How many times longer the next list may be.
+#: Factor by which the next list may be longer.
 GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Rows that come some at a time, of some ten KiB of values together unless it is one or a few."""
+    """Rows in lists, each of some ten KiB of values unless it has only one or a few rows."""
 
     lists: Iterable[Sequence[Row]]
 
@@ -430,10 +430,10 @@ class Blocks:
 
 
 def chunks(rows: Iterator[Row], first_chunk: int) -> Iterator[list[Row]]:
-    """``rows`` as lists: ``first_chunk`` rows, then four times as many each, within the bounds above.
+    """Split ``rows`` into lists: ``first_chunk`` rows, then four times as many each, within the bounds above.
 
-    It counts sizes row by row: an average of earlier rows would let a thousand large rows through after a
-    thousand small ones.
+    Sizes are counted row by row: an average of earlier rows would let a thousand large rows through after a thousand
+    small ones.
     """
     wanted = max(1, min(first_chunk, MAX_CHUNK_ROWS))
     carried: list[Row] = []
@@ -454,7 +454,7 @@ def chunks(rows: Iterator[Row], first_chunk: int) -> Iterator[list[Row]]:
 
 
 def chunks_of_runs(runs: Iterable[Iterable[Row]], first_chunk: int) -> Iterator[Sequence[Row]]:
-    """As ``chunks``, of rows that come in runs, some of which are ``Blocks``; ``PlainRows`` are lists by themselves."""
+    """Split runs of rows into lists as ``chunks`` does. Some are ``Blocks``; ``PlainRows`` remain separate."""
     wanted = max(1, min(first_chunk, MAX_CHUNK_ROWS))
     chunk: list[Row] = []
     size = 0
@@ -462,7 +462,7 @@ def chunks_of_runs(runs: Iterable[Iterable[Row]], first_chunk: int) -> Iterator[
         for rows in run.lists if isinstance(run, Blocks) else chunks(iter(run), wanted):
             at = 0
             if isinstance(rows, PlainRows):
-                # They stay together, for readers that want their wire form.
+                # Not joined with others, for readers that want their wire form.
                 if chunk and rows:
                     yield chunk
                     chunk, size, wanted = [], 0, min(wanted * GROWTH, MAX_CHUNK_ROWS)
@@ -490,7 +490,7 @@ def chunks_of_runs(runs: Iterable[Iterable[Row]], first_chunk: int) -> Iterator[
 
 
 def _what_fits(rows: Sequence[Row], max_bytes: int, *, is_first: bool) -> tuple[Sequence[Row], int]:
-    """The first of some rows whose values take so many bytes at most, and one at least where they are the first."""
+    """Return the first rows whose values fit ``max_bytes``, and their size; at least one row if ``is_first``."""
     size = 0
     for index, (_, value) in enumerate(rows):
         if size + len(value) > max_bytes and (index or not is_first):
@@ -507,9 +507,9 @@ _AFTER_POINTER = 1 + _I64.size
 
 
 def rolled_back(rows: Iterable[Row], pointer: int) -> Iterator[Row]:
-    """The rows that carry ``pointer``, rolled back; other rows and those already rolled back are left out.
+    """Yield the rows that carry ``pointer``, rolled back. Other rows and those already rolled back are left out.
 
-    Only the first nine bytes of a row decide: a row that cannot be decoded must not become visible either.
+    Only the first nine bytes of a row decide, because a row that cannot be decoded must not become visible either.
 
     Raises:
       ValueError: ``pointer`` is not above 0.

@@ -1,6 +1,6 @@
-"""Cleaning: which rows can be removed, and their removal in bounded steps.
+"""Cleaning: selects rows that can be removed, and removes them in bounded steps.
 
-Cleaning keeps a row that cannot be read, for an operator to look at: what it was is unknown.
+Unreadable rows are kept for an operator, because their contents are unknown.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def is_message(row: Row) -> bool:
-    """Whether a row of the message table can be read, and names its payload rows if it has no payload."""
+    """True if a row of the message table can be read, and names its payload rows if it has no payload."""
     if not _is_topic(row[0][:-MESSAGE_TAIL_BYTES]) or not is_intact(row[1]):
         return False
     if is_reference(row):
@@ -57,12 +57,12 @@ def is_message(row: Row) -> bool:
 
 
 def is_reference(row: Row) -> bool:
-    """Whether a message row stands for stored messages; the rest of the row may be damaged."""
+    """True if a message row refers to stored messages. The rest of the row may be damaged."""
     return bool(row[1]) and bool(row[1][0] & NO_PAYLOAD)
 
 
 def payloads_of(row: Row) -> tuple[bytes, bytes]:
-    """``[start, stop)`` of the payload keys that a message row refers to. Raises DamagedRow if it names none."""
+    """Return ``[start, stop)`` of the payload keys that a message row refers to. Raises DamagedRow if it names none."""
     key, value = row
     message = decode_row(value)
     stored = Stored.of(message)
@@ -71,12 +71,12 @@ def payloads_of(row: Row) -> tuple[bytes, bytes]:
 
 
 def is_payload(row: Row) -> bool:
-    """Whether a row of the payload table can be read."""
+    """True if a row of the payload table can be read."""
     return _is_topic(row[0][:-PAYLOAD_TAIL_BYTES]) and is_intact(row[1])
 
 
 def counted(row: Row) -> tuple[int, int]:
-    """The messages and bytes that the topic counted for a row when it was published."""
+    """Return the messages and bytes that the topic counted for a row when it was published."""
     if not is_reference(row):
         return 1, len(row[1]) + ROW_BYTES
     stored = Stored.of(decode_row(row[1]))
@@ -84,7 +84,7 @@ def counted(row: Row) -> tuple[int, int]:
 
 
 def is_reader(row: Row) -> bool:
-    """Whether a reader's row can be read."""
+    """True if a reader's row can be read."""
     try:
         Reader.decode(row[1])
     except DamagedRow:
@@ -93,7 +93,7 @@ def is_reader(row: Row) -> bool:
 
 
 def is_pointer(row: Row) -> bool:
-    """Whether a row is about a write pointer, by its key: in a purged generation its value means nothing."""
+    """True if a row's key is that of a write pointer. The value does not matter in a purged generation."""
     try:
         parse_pointer_key(row[0])
     except DamagedRow:
@@ -102,7 +102,7 @@ def is_pointer(row: Row) -> bool:
 
 
 def is_producer(row: Row) -> bool:
-    """Whether a row is about producers, by its key: in a purged generation its value means nothing."""
+    """True if a row's key is that of a producer or of producers. The value does not matter in a purged generation."""
     try:
         return parse_system_key(row[0]).kind in (PRODUCER, PRODUCERS)
     except DamagedRow:
@@ -111,7 +111,7 @@ def is_producer(row: Row) -> bool:
 
 @lru_cache(maxsize=64)
 def _is_topic(start: bytes) -> bool:
-    """Whether a key's start is exactly ``ns:topic:``; cached, since most rows have the same one."""
+    """True if a key's start is exactly ``ns:topic:``. Cached, since most rows share it."""
     try:
         return topic_of(start)[1] == b""
     except DamagedRow:
@@ -120,21 +120,20 @@ def _is_topic(start: bytes) -> bool:
 
 # --- sweep: a list of keys, a discard, a pause, the next list --------------------------------------
 #
-# A pause is as long as its step, so that cleaning never takes more than half of a core or of the disk from publishes
-# and polls.
+# A pause is as long as its step, so that cleaning takes at most half of a core or of the disk from publishes and polls.
 #
-# A message row that refers to stored messages is removed after their payload rows: after a crash in between, the row
-# is still there, expired, and tells the next round what is left.
+# A message row that refers to stored messages is removed after their payload rows: after a crash in between, the
+# expired row still exists and leads the next round to the rest.
 
 
-#: Rows removed from a range before its space is reclaimed: below, the store's own compactions do.
+#: Reclaim space of a range only from this number of removed rows on; below, the store's own compactions suffice.
 MIN_RECLAIM_ROWS = 50_000
-#: Rows whose space is reclaimed at a time. A store cannot be closed meanwhile, and a million small rows take a good
+#: Rows whose space is reclaimed at a time. A store cannot be closed during that, and a million small rows take a good
 #: part of a second.
 RECLAIM_ROWS = 500_000
-#: Messages of a step that only reads them, to find what they refer to.
+#: Messages read in a step that drops what they refer to.
 DROP_STEP_ROWS = 1000
-#: Bytes of values after which a step reads no further list: a row may have many MiB.
+#: Bytes of values after which a step reads no further list, because a row may have many MiB.
 STEP_BYTES = 4 << 20
 
 
@@ -151,17 +150,17 @@ class Sweep:
         self._pause_factor = pause_factor
 
     async def remove(self, table: Table, start: bytes, stop: bytes, is_ours: Callable[[Row], bool]) -> int:
-        """Remove the rows of a range; their number. Reclaims the space of many rows piece by piece.
+        """Remove the rows of a range; return their number. Reclaims the space of many rows piece by piece.
 
         Args:
-          is_ours: whether a row can be read; others are kept, unless the store drops ranges without reading them.
+          is_ours: returns True if a row can be read; others are kept, unless the store drops ranges without reading.
         """
         if self._store.traits.drops_ranges and table is not Table.METADATA:
             return await self._drop(table, start, stop)
         return await self._remove(table, start, stop, is_ours, _nothing_before)
 
     async def remove_messages(self, start: bytes, stop: bytes) -> int:
-        """Remove the messages of a range with the payload rows they refer to; the number of rows of both tables."""
+        """Remove the messages of a range and the payload rows they refer to. Returns the number of rows."""
         if self._store.traits.drops_ranges:
             return await self._drop_payloads(start, stop) + await self._drop(Table.MESSAGE, start, stop)
         return await self._remove(Table.MESSAGE, start, stop, is_message, self._remove_payloads)
@@ -170,7 +169,7 @@ class Sweep:
         if not self._store.may_have(table, start, stop):
             return 0
         if table is Table.PAYLOAD:
-            # No further than the last row: what may still be stored under a pointer comes behind it.
+            # Not beyond the last row, since later rows may still be stored under a pointer.
             last = await read_rows(self._store, table, start, stop, limit=1, reverse=True, values=False)
             if not last:
                 return 0
@@ -178,10 +177,10 @@ class Sweep:
         return await self._store.drop(table, [(start, stop)])
 
     async def _drop_payloads(self, start: bytes, stop: bytes) -> int:
-        """Drop the payload rows that messages of a range refer to. Reads the messages, if the topic has payload rows."""
+        """Drop the payload rows that messages of a range refer to. Reads messages only if there are payload rows."""
         generation = stop[:-POSITION_BYTES]
         removed = 0
-        # Entries of a chain, which stand before all others, are not what messages refer to.
+        # Entries of a chain, which sort before all others, are not referred to by messages.
         stored = generation + (CHAIN_POINTER + 1).to_bytes(8, "big")
         while self._store.may_have(Table.PAYLOAD, stored, stop_after(generation)):
             begun_s = trio.current_time()
@@ -219,7 +218,7 @@ class Sweep:
             kept += len(rows) - len(ours)
             if not more:
                 break
-            # Go on behind the last row: starting over would read all the tombstones again.
+            # Continue after the last row: starting over would read all tombstones again.
             at = rows[-1][0] + b"\x00"
             await trio.sleep((trio.current_time() - begun_s) * self._pause_factor)
             if unclaimed >= RECLAIM_ROWS:
@@ -234,7 +233,7 @@ class Sweep:
         return removed
 
     async def remove_entries(self, start: bytes, stop: bytes) -> int:
-        """Remove all entries of a chain in a range but the last one, whose link those behind it go on from."""
+        """Remove the entries of a chain in a range, except the last one, from whose link later ones continue."""
         if not self._store.may_have(Table.PAYLOAD, start, stop):
             return 0
         last = await read_rows(self._store, Table.PAYLOAD, start, stop, limit=1, reverse=True, values=False)
@@ -266,7 +265,7 @@ class Sweep:
             await trio.sleep((trio.current_time() - begun_s) * self._pause_factor)
 
     async def _remove_payloads(self, rows: Sequence[Row]) -> int:
-        """Remove the payload rows that message rows refer to, with pauses of its own; their number."""
+        """Remove the payload rows that message rows refer to, with pauses of its own. Returns their number."""
         removed = 0
         for row in rows:
             if is_reference(row):
@@ -274,7 +273,7 @@ class Sweep:
         return removed
 
     async def _read(self, table: Table, start: bytes, stop: bytes, most: int = 0) -> tuple[list[Row], bool]:
-        """The rows of a step, ``most`` if it is given, and whether there may be more behind them."""
+        """Return the rows of a step, ``most`` if it is given, and True if more rows may follow."""
         most = most or self._step_rows
         rows: list[Row] = []
         size = 0
@@ -301,7 +300,7 @@ class Sweep:
             await self.remove(Table.METADATA, start, stop, is_producer)
 
     async def remove_pointers(self, name: TopicName, first: int, last: int) -> list[int]:
-        """Remove the rows about pointers of purged generations; returns the pointers of transactions."""
+        """Remove the rows about pointers of purged generations. Returns the pointers of transactions."""
         start, stop = system_key(POINTER, name, first), stop_after(system_key(POINTER, name, last))
         found: list[int] = []
 
@@ -319,7 +318,7 @@ async def _nothing_before(rows: Sequence[Row]) -> int:
 
 
 def _due(rows: Sequence[Row], now_ms: int) -> tuple[list[Row], int]:
-    """The rows whose own time to live has passed, and when the next of the others expires (0: never)."""
+    """Return the rows whose own time to live has passed, and when the next of the others expires (0: never)."""
     due = []
     later_ms = 0
     for row in rows:

@@ -1,7 +1,7 @@
-"""The parts of a copy between stores, their figures and digests, and the rows that keep its progress.
+"""The parts of a copy between stores, their figures and digests, and the rows that record its progress.
 
-A part is a topic with all rows about it, the transaction service, the namespaces, or the rest. Each part has one owner
-on a store that several instances share, and is compared by itself. The rows about the copy's progress belong to no
+A part is a topic with all rows about it, the transaction service, the namespaces, or the rest. On a store that several
+instances share, each part has one owner. Parts are compared one by one. The rows about the copy's progress belong to no
 part.
 """
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
     from storage.base import Row, Store
 
-#: The names to claim for rows that belong to no topic, as the daemon does; no topic has an empty namespace.
+#: Names to claim for rows that belong to no topic, as the daemon does. No topic has an empty namespace.
 SERVICE_NAME, NAMESPACES_NAME, OTHERS_NAME = (TopicName("", name) for name in ("transactions", "namespaces", "copying"))
-#: Rows that belong to nothing are damage; more of them than this mean something else is wrong.
+#: Rows that belong to nothing known are damage; more of them than this mean a different problem.
 MAX_OTHERS = 10_000
 _END = b"\xff" * 32
 
@@ -60,22 +60,22 @@ class Part:
     """Rows that are copied and compared together."""
 
     label: str
-    """For people: ``shop:orders``, ``transaction service``, ``namespaces``, ``rows of no topic``."""
+    """Name for display: ``shop:orders``, ``transaction service``, ``namespaces``, ``rows of no topic``."""
     name: TopicName
     """The name to claim before writing them."""
     spans: tuple[Span, ...]
-    """In the order of writing: the row that makes a topic exist comes last."""
+    """In writing order: the row that makes a topic exist comes last."""
     is_topic: bool = False
 
 
 @dataclass(slots=True)
 class Contents:
-    """What a store contains."""
+    """The contents of a store by topics and kinds of rows."""
 
     topics: set[bytes] = field(default_factory=set)
-    """``ns:topic:`` of each topic with any row."""
+    """``ns:topic:`` of each topic that has any row."""
     kinds: set[bytes] = field(default_factory=set)
-    """Letters of system rows about topics."""
+    """Kind bytes of system rows about topics."""
     others: set[tuple[Table, bytes]] = field(default_factory=set)
     """Rows that belong to nothing known."""
 
@@ -98,9 +98,10 @@ class Contents:
 
 
 async def contents_of(store: Store) -> Contents:
-    """Walk through the keys of the metadata, and from topic to topic through the other tables.
+    """Read the keys of the metadata, and skip from topic to topic through the other tables.
 
-    On a store that several instances share, topics without metadata are not found: their rows stand in 256 places.
+    On a store that several instances share, topics without metadata are not found: their rows are spread over 256
+    places.
 
     Raises:
       StoreError, StoreUnusable: it cannot be read.
@@ -129,11 +130,11 @@ async def _skip_through(store: Store, table: Table, found: Contents) -> None:
 
 
 def parts_of(contents: Contents, chosen: Collection[TopicName] | None, kinds: Collection[bytes]) -> list[Part]:
-    """The parts of a store, or of the ``chosen`` topics in it, with the transaction service and their namespaces.
+    """Return a store's parts, or the ``chosen`` topics with the transaction service and their namespaces.
 
     Args:
       chosen: None: everything.
-      kinds: of system rows, of both stores.
+      kinds: kinds of system rows on both stores.
     """
     prefixes = sorted(contents.topics if chosen is None else map(metadata_key, chosen))
     parts = [_topic(prefix, sorted(kinds)) for prefix in prefixes]
@@ -163,7 +164,7 @@ def _row(table: Table, key: bytes) -> Span:
     return Span(table, key, key + b"\x00")
 
 
-# --- survey: the rows of a part counted, and a digest to compare with another store's -------------
+# --- survey: figures of a part, and a digest to compare with another store ------------------------
 
 
 _LENGTHS = Struct(">BII")
@@ -178,7 +179,7 @@ class Figures:
     size: int = 0
     """Bytes of keys and values."""
     digest: str = ""
-    """Of all rows in their order, in hex."""
+    """Digest of all rows in order, in hex."""
     largest_bytes: int = 0
     largest: tuple[Table, bytes] | None = None
     """The row with the largest value."""
@@ -187,10 +188,10 @@ class Figures:
 
 
 async def survey(store: Store, part: Part, on_rows: Callable[[int], None] = lambda rows: None) -> Figures:
-    """Read a part from end to end.
+    """Read a part from start to end.
 
     Args:
-      on_rows: called with the number of rows just read; from other threads too.
+      on_rows: called with the number of rows just read, also from other threads.
     Raises:
       StoreError: it could not be read.
     """
@@ -231,55 +232,55 @@ def _is_transactional(table: Table, key: bytes, value: bytes) -> bool:
     return False
 
 
-# --- progress: rows of the target, so that a copy goes on where it stopped ------------------------
+# --- progress: rows in the target, so that an interrupted copy continues --------------------------
 #
 #     00 'c'                    the copy       f from  t topics (none: all)  x with the transaction
 #                               service  s state  b begun (ms)  e ended (ms)
 #     00 'c' ns:topic: 0        of a topic     t table  k the last key that was copied; d: it is complete
 #
-# A topic's row is in the same commit as the rows that it is about. The rows of topics are removed once everything was
-# compared; the copy's row stays, so that a daemon refuses a store that was copied in part, and a second run of the same
-# copy knows that it is done.
+# A topic's row is in the same commit as the rows that it covers. The rows of topics are removed once everything was
+# compared. The copy's row stays, so that a daemon refuses an incomplete store, and a second run of the same copy can
+# tell that it is done.
 
 
 COPY_KEY = SYSTEM + COPYING
-#: States of a copy: rows are being written; all are there and compared; nothing is left to tidy up.
+#: States of a copy: rows are being written; all are written and compared; tidied up as well.
 WRITING, COMPARED, DONE = "writing", "compared", "done"
 
 
-#: How the origin of a restored store begins; its backup's id follows.
+#: Prefix of the origin of a restored store; its backup's id follows.
 BACKUP_ORIGIN = "backup "
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRow:
-    """What the target keeps about the copy."""
+    """The target's row about the copy."""
 
     origin: str
-    """The source, as it was named."""
+    """The source's name as given."""
     topics: tuple[str, ...] | None
-    """The chosen ones; None: all."""
+    """The chosen topics; None: all."""
     service: bool = True
-    """Whether the transaction service is copied; not to a target that has one."""
+    """True if the transaction service is copied. False if topics were chosen and the target has its own."""
     state: str = WRITING
     begun_ms: int = 0
     ended_ms: int = 0
     audited: bool = False
-    """Whether a daemon's audit has a record of it."""
+    """True if a daemon's audit has a record of it."""
 
     def is_same(self, other: CopyRow) -> bool:
-        """Whether it is the same copy, however far it has come."""
+        """True if it is the same copy, whatever its progress."""
         return (self.origin, self.topics) == (other.origin, other.topics)
 
     def encode(self) -> bytes:
-        """The row's value."""
+        """Encode the row's value."""
         fields: dict[str, Any] = {"f": self.origin, "x": self.service, "s": self.state}
         fields |= {"b": self.begun_ms, "e": self.ended_ms, **({"a": True} if self.audited else {})}
         return pack_record(fields if self.topics is None else {**fields, "t": list(self.topics)})
 
     @classmethod
     def decode(cls, value: bytes) -> CopyRow:
-        """Read the row's value. Raises DamagedRow."""
+        """Decode the row's value. Raises DamagedRow."""
         fields = unpack_record(value, "copy")
         try:
             topics = fields.get("t")
@@ -301,12 +302,12 @@ class TopicRow:
     complete: bool = False
 
     def encode(self) -> bytes:
-        """The row's value."""
+        """Encode the row's value."""
         return pack_record({"t": int(self.table), "k": self.key, **({"d": 1} if self.complete else {})})
 
     @classmethod
     def decode(cls, value: bytes) -> TopicRow:
-        """Read the row's value. Raises DamagedRow."""
+        """Decode the row's value. Raises DamagedRow."""
         fields = unpack_record(value, "copied topic")
         try:
             return cls(Table(fields["t"]), bytes(fields["k"]), bool(fields.get("d")))
@@ -315,17 +316,17 @@ class TopicRow:
 
 
 def topic_key(name: TopicName) -> bytes:
-    """The key of a topic's row; on HBase the topic's head governs it."""
+    """Return the key of a topic's row. On HBase the topic's head governs it."""
     return system_key(COPYING, name, 0)
 
 
 def is_copying_key(key: bytes) -> bool:
-    """Whether a row of the metadata table is a copy's."""
+    """True if a row of the metadata table is about a copy."""
     return key.startswith(COPY_KEY)
 
 
 def copying_fields(key: bytes, value: bytes) -> dict[str, object]:
-    """The fields of such a row, ready for JSON. Raises DamagedRow."""
+    """Return the fields of such a row, ready for JSON. Raises DamagedRow."""
     if key == COPY_KEY:
         row = CopyRow.decode(value)
         times = {"begun_ms": row.begun_ms, "ended_ms": row.ended_ms or None}
@@ -336,13 +337,13 @@ def copying_fields(key: bytes, value: bytes) -> dict[str, object]:
 
 
 async def copy_row(store: Store) -> CopyRow | None:
-    """The row about a copy into the store. Raises StoreError, DamagedRow."""
+    """Return the row about a copy into the store, None if there is none. Raises StoreError, DamagedRow."""
     value = await store.get(Table.METADATA, COPY_KEY)
     return None if value is None else CopyRow.decode(value)
 
 
 async def topic_row(store: Store, name: TopicName) -> TopicRow | None:
-    """The progress of a topic; None: not begun. Raises StoreError, DamagedRow."""
+    """Return the progress of a topic; None if it was not begun. Raises StoreError, DamagedRow."""
     value = await store.get(Table.METADATA, topic_key(name))
     return None if value is None else TopicRow.decode(value)
 

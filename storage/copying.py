@@ -1,11 +1,11 @@
 """Copies one store into another: checks, writes part by part, compares, and resumes after a crash.
 
-    look       reads every row of the source once: figures, a digest, the largest row; is there room in the target?
+    look       reads every row of the source once: figures, a digest, the largest row; checks the room in the target
     write      part by part, some at a time; claims each on both sides, which deposes a daemon that is still running
-    compare    reads the target once: the digests must be the same, or the copy is not complete
+    compare    reads the target once: the digests must be equal, or the copy is not complete
     tidy up    removes the rows about the progress of topics; the copy's own row then says that it is done
 
-A copy that was killed goes on when it is run again with the same arguments.
+A copy that was killed continues when it is run again with the same arguments.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StoresDiffer(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class PartComparison:
-    """A part on both sides."""
+    """The figures of a part on both sides."""
 
     part: Part
     source: Figures
@@ -74,13 +74,13 @@ class PartComparison:
 
     @property
     def is_same(self) -> bool:
-        """Whether both sides have the same rows."""
+        """True if both sides have the same rows."""
         return self.source.digest == self.target.digest
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRequest:
-    """What to copy."""
+    """The arguments of a copy."""
 
     origin: str
     """The source's name, which identifies the copy in a later run."""
@@ -88,7 +88,7 @@ class CopyRequest:
     """The topics to copy; None: everything."""
 
     def row(self) -> CopyRow:
-        """The row that the target keeps."""
+        """Return the row that the target keeps about the copy."""
         return CopyRow(self.origin, None if self.topics is None else tuple(map(str, self.topics)))
 
 
@@ -114,22 +114,22 @@ class CopyRun:
         self._claims: dict[TopicName, Claim] = {}
 
     async def look(self) -> dict[Part, Figures]:
-        """Every part of the source, and its figures.
+        """Return the source's parts with their figures.
 
         Raises:
-          StoreUnusable: a chosen topic is not there.
+          StoreUnusable: a chosen topic does not exist.
           StoreError: it cannot be read.
         """
         return await self._figures(self._source, await self._parts(), "look")
 
     async def refuse(self, found: dict[Part, Figures]) -> None:
-        """Check that the copy is possible. Raises StoreUnusable: it is not; nothing was changed."""
+        """Check that the copy is possible. Raises StoreUnusable if not; nothing was changed."""
         refuse_rows_too_large(found, self._target.traits.max_row_bytes)
         if not self._is_ours(await copy_row(self._target)):
             await refuse_without_room(self._source, self._target, found)
 
     def _is_ours(self, row: CopyRow | None) -> bool:
-        """Whether the target has begun this copy. Raises StoreUnusable: it has begun another one."""
+        """True if the target has begun this copy. Raises StoreUnusable: it has begun a different one."""
         if row is None or (row.state == DONE and not row.is_same(self._request.row())):
             return False
         if not row.is_same(self._request.row()):
@@ -140,13 +140,13 @@ class CopyRun:
         return True
 
     async def run(self, now_ms: Callable[[], int]) -> list[PartComparison] | None:
-        """Copy, compare and tidy up; None: this copy was done before, and nothing was changed.
+        """Copy, compare and tidy up. Returns None, without changes, if this copy was completed before.
 
         Raises:
-          StoreUnusable: it cannot be done; nothing was changed.
+          StoreUnusable: it is impossible; nothing was changed.
           Deposed: a daemon on one of the stores has claimed a part.
           StoresDiffer: the target differs after the copy, so it is not complete.
-          StoreError: run it again, and it goes on.
+          StoreError: run it again to continue.
         """
         row = await copy_row(self._target)
         again = self._is_ours(row)
@@ -170,20 +170,20 @@ class CopyRun:
         return compared
 
     async def verify(self) -> list[PartComparison]:
-        """Compare both sides as they are, and change nothing. Raises StoreUnusable, StoreError."""
+        """Compare both sides without changing anything. Raises StoreUnusable, StoreError."""
         found = await self.look()
         row = await copy_row(self._target)
         return await self.compare(found if row is None else _to_copy(found, row))
 
     async def compare(self, found: dict[Part, Figures]) -> list[PartComparison]:
-        """The parts of both sides. Raises StoreError."""
+        """Compare the parts on both sides. Raises StoreError."""
         there = await self._figures(self._target, list(found), "compare")
         for claim in self._claims.values():
             await self._source.check(claim)
         return [PartComparison(part, found[part], there[part]) for part in found]
 
     async def _parts(self) -> list[Part]:
-        """Of the source; their spans have room for every kind of rows that either side has."""
+        """Return the source's parts. Their spans cover every kind of rows that either side has."""
         contents, there = await contents_of(self._source), await contents_of(self._target)
         self._refuse_missing(contents)
         return parts_of(contents, self._request.topics, contents.kinds | there.kinds)
@@ -242,7 +242,7 @@ def refuse_differences(compared: Sequence[PartComparison]) -> None:
 # --- checks of the target: no row too large for it, and no rows that the copy would mix with -------
 
 
-#: Names in an error about many parts.
+#: Maximum number of names in an error about many parts.
 MAX_NAMED = 5
 #: More than any store has.
 _MAX_NAMESPACES = 100_000
@@ -250,7 +250,7 @@ _AUTHORITY_KEY = service_key(AUTHORITY)
 
 
 def refuse_rows_too_large(found: Mapping[Part, Figures], max_row_bytes: int | None) -> None:
-    """Raise StoreUnusable for the largest row that the target cannot hold."""
+    """Raise StoreUnusable for the largest row if the target cannot hold it."""
     if max_row_bytes is None:
         return
     part, most = max(found.items(), key=lambda each: each[1].largest_bytes)
@@ -266,7 +266,7 @@ def refuse_rows_too_large(found: Mapping[Part, Figures], max_row_bytes: int | No
 
 
 async def refuse_without_room(source: Store, target: Store, found: Mapping[Part, Figures]) -> None:
-    """Raise StoreUnusable if the target already has rows of what is to be copied."""
+    """Raise StoreUnusable if the target already has rows of a part to copy."""
     there = await contents_of(target)
     taken = [part.label for part in found if part.is_topic and metadata_key(part.name) in there.topics]
     if taken:
@@ -283,7 +283,7 @@ async def refuse_without_room(source: Store, target: Store, found: Mapping[Part,
 
 
 async def has_service(store: Store) -> bool:
-    """Whether transactions have begun here; a row that only names the authority does not count."""
+    """True if transactions have begun on this store. A row that only names the authority does not count."""
     rows = await read_rows(store, Table.METADATA, *SERVICE_RANGE, limit=2, values=False)
     return any(key != _AUTHORITY_KEY for key, _ in rows)
 
@@ -299,7 +299,7 @@ async def _refuse_other_namespaces(source: Store, target: Store, part: Part) -> 
 
 
 def _refuse_other_service(found: Mapping[Part, Figures]) -> None:
-    """Raise StoreUnusable: the target's transaction service does not know the transactions of the source's messages."""
+    """Raise StoreUnusable: the target's transaction service lacks the transactions of the source's messages."""
     transactional = [part.label for part, figures in found.items() if part.is_topic and figures.transactional]
     if transactional:
         raise StoreUnusable(
@@ -311,11 +311,11 @@ def _refuse_other_service(found: Mapping[Part, Figures]) -> None:
 
 # --- writing one part, step by step ----------------------------------------------------------------
 #
-# The rows of a step are one commit with the row about the topic's progress, so no step is written twice. Rows of
-# metadata are few, and writing them again is harmless.
+# The rows of a step are in one commit with the topic's progress row, so no step is written twice. Rows of metadata are
+# few, and writing them again is harmless.
 
 
-#: Bounds of a step; a larger row is a step of its own.
+#: Bounds of a step. A larger row is a step of its own.
 STEP_ROWS = 10_000
 STEP_BYTES = 4 << 20
 _TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}
@@ -325,7 +325,7 @@ class PartWriter:
     """Writes one part, claimed on both sides."""
 
     def __init__(self, source: Store, target: Store, part: Part, claim: Claim, on_rows: Callable[[int], None]) -> None:
-        """``claim``: of the part's name, at the target."""
+        """``claim`` is a claim of the part's name on the target."""
         self._source = source
         self._target = target
         self._part = part
@@ -333,11 +333,11 @@ class PartWriter:
         self._on_rows = on_rows
 
     async def run(self) -> None:
-        """Write the rows that are not there yet.
+        """Write the rows that are still missing.
 
         Raises:
           Deposed: a daemon has claimed the part.
-          StoreError: reading or writing failed; what was written stays, and is not written again.
+          StoreError: reading or writing failed; rows already written stay, and are not written again.
         """
         if not self._part.is_topic:
             if self._part.name == SERVICE_NAME:
@@ -353,12 +353,12 @@ class PartWriter:
                 await self._steps(span, span.start, marked=False)
             elif span.table is begun.table:
                 await self._steps(span, max(span.start, begun.key + b"\x00"), marked=True)
-            elif span.table is not Table.PAYLOAD:  # payloads go first: they are complete
+            elif span.table is not Table.PAYLOAD:  # payloads are written first, so they are complete
                 await self._steps(span, span.start, marked=True)
         await self._write([self._mark(TopicRow(Table.METADATA, complete=True))])
 
     async def _remove_what_is_not_there(self) -> None:
-        """Remove rows that the source lacks: the target may name an authority where the source names none."""
+        """Remove rows that the source lacks: the target may name an authority while the source names none."""
         for span in self._part.spans:
             there, _ = await step_of(self._target, span, span.start)
             wanted = {key for key, _ in (await step_of(self._source, span, span.start))[0]}
@@ -386,7 +386,7 @@ class PartWriter:
 
 
 async def step_of(store: Store, span: Span, start: bytes) -> tuple[list[Row], bool]:
-    """The rows of a step from ``start`` on, and whether more may follow. Raises StoreError."""
+    """Return the rows of a step from ``start`` on, and True if more may follow. Raises StoreError."""
     rows: list[Row] = []
     size = 0
     more = False
@@ -406,7 +406,7 @@ async def step_of(store: Store, span: Span, start: bytes) -> tuple[list[Row], bo
 
 
 def puts(table: Table, rows: Sequence[Row]) -> Iterator[Put]:
-    """The puts for the rows; one for each generation or write pointer, as the daemon writes them.
+    """Yield the puts for the rows, one for each generation or write pointer, as the daemon writes them.
 
     A store packs the rows of a put, so no later row may belong between two of them.
     """

@@ -1,7 +1,7 @@
-"""Reading past damage: where the rows end that can be read, and where they begin again.
+"""Reads past damage: finds where readable rows end and where they begin again.
 
-Only what is ``Unreadable`` is damage. A store that fails in another way, or is away, says nothing of its rows: that error
-passes through.
+Only ``Unreadable`` counts as damage. Other errors of a store, such as being unreachable, say nothing about its rows:
+they propagate.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from storage.base import Reads, Row
 
 _TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}
-#: Of a table whose keys have no fixed length.
+#: For a table whose keys have no fixed length.
 _OTHER_TAIL_BYTES = 16
 
 
 class Gap(NamedTuple):
-    """A place where nothing can be read: ``[start, stop)`` of keys."""
+    """A range of keys, ``[start, stop)``, in which nothing can be read."""
 
     start: bytes
     stop: bytes
@@ -33,12 +33,12 @@ class Gap(NamedTuple):
 async def read_around(
     store: Reads, table: Table, start: bytes, stop: bytes, end: bytes, take: Callable[[Sequence[Row]], object]
 ) -> list[Gap]:
-    """Give all rows of ``[start, stop)`` that can be read to ``take``; the answer are the places that cannot be.
+    """Give the readable rows of ``[start, stop)`` to ``take``; return the unreadable gaps.
 
     Args:
-      end: how far the end of the last such place is looked for, ``stop`` or beyond.
+      end: how far to search for the end of the last gap: ``stop`` or beyond.
     Raises:
-      StoreError: the store could not be read, for another reason than damage.
+      StoreError: the store could not be read, for a reason other than damage.
     """
     gaps: list[Gap] = []
 
@@ -55,7 +55,7 @@ async def read_around(
         except Unreadable as error:
             start = await approach(store, table, start, stop, taken)
             if start >= stop:
-                break  # what cannot be read comes behind the range
+                break  # the damage is after the range
             good = await behind(store, table, start, end)
             gaps.append(Gap(start, end if good is None else good, error.detail))
             start = gaps[-1].stop
@@ -65,7 +65,7 @@ async def read_around(
 async def approach(
     store: Reads, table: Table, start: bytes, stop: bytes, look: Callable[[Sequence[Row]], object]
 ) -> bytes:
-    """Read row by row up to the first that cannot be, since of a list that failed none came; where that is.
+    """Read row by row, since a list that fails yields no rows. Returns the key where the unreadable part begins.
 
     Raises StoreError.
     """
@@ -81,12 +81,11 @@ async def approach(
 
 
 async def behind(store: Reads, table: Table, bad: bytes, stop: bytes) -> bytes | None:
-    """The first key behind a damaged block from which on rows can be read; None: there is none before ``stop``.
+    """Return the first key after a damaged block from which on rows can be read; None if there is none before ``stop``.
 
-    It is looked for in steps that double, then by halves: one block, or many, cost a few dozen reads.
-    Raises StoreError.
+    The search doubles its steps, then halves them: any number of blocks costs a few dozen reads. Raises StoreError.
     """
-    # Keys of the length that those of the table have: the one before the answer may then be the last that is unreadable.
+    # Use keys as long as the table's own: then the one before the result may be the last that is unreadable.
     prefix = topic_prefix(bad) or stop
     tail_bytes = _TAIL_BYTES.get(table)
     width = max(len(bad), len(stop)) + _OTHER_TAIL_BYTES if tail_bytes is None else len(prefix) + tail_bytes
@@ -94,7 +93,7 @@ async def behind(store: Reads, table: Table, bad: bytes, stop: bytes) -> bytes |
     step = 1
     while low + step < end and not await _can_read(store, table, _key(low + step, width), stop):
         step *= 2
-    # Nothing is read from the end on, so what the last step went past is looked through like any other.
+    # The search never starts from the end, so rows that the last step jumped over are read like any others.
     bad_at, good_at = low + step // 2, min(low + step, end)
     while good_at - bad_at > 1:
         middle = (bad_at + good_at) // 2
@@ -106,14 +105,14 @@ async def behind(store: Reads, table: Table, bad: bytes, stop: bytes) -> bytes |
 
 
 def last_before(table: Table, good: bytes) -> bytes:
-    """The last key that may be unreadable before one from ``behind``."""
+    """Return the last key before the result of ``behind`` that may be unreadable."""
     if table not in _TAIL_BYTES and good.endswith(b"\x00"):
-        return good[:-1]  # keys have any length: one that ends sooner stands before it
+        return good[:-1]  # keys have any length: the one that is shorter sorts before it
     return _key(_number(good, len(good)) - 1, len(good))
 
 
 def shown_place(table: Table, key: bytes) -> str:
-    """A place among messages as an id, which need not be a message's; any other in hex."""
+    """Return a place among messages in the form of an id, which need not exist; any other place in hex."""
     at = len(topic_prefix(key))
     if table is not Table.MESSAGE or not at:
         return key.hex()

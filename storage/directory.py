@@ -1,4 +1,4 @@
-"""The data directory: its lock, its FORMAT file, and why a store in it cannot be opened."""
+"""The data directory: its lock, its FORMAT file, and the errors of opening a store in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from storage.base import StoreDamaged, StoreFull, StoreInUse, StoreReadOnly, Sto
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: How a file is called until it is whole.
+#: Prefix of a file's name until the file is complete.
 NEW_PREFIX = ".new-"
 DAMAGED_HINT = (
     "keep the daemon stopped, copy the whole directory, look at it with `plainsong store explain`, "
@@ -28,7 +28,7 @@ DAMAGED_HINT = (
 )
 FULL_HINT = "free some space on this file system and start again; nothing is lost"
 READ_ONLY_HINT = "make the directory writable for this user, or name another one with --data-dir"
-#: Texts in messages of LevelDB and of the system → the error to raise, and its hint. The first match counts.
+#: Text in a message of LevelDB or of the system → the error to raise, and its hint. The first match counts.
 _WORDS: tuple[tuple[str, type[StoreUnusable], str], ...] = (
     ("No space left", StoreFull, FULL_HINT),
     ("Disk quota exceeded", StoreFull, FULL_HINT),
@@ -44,7 +44,7 @@ _WORDS: tuple[tuple[str, type[StoreUnusable], str], ...] = (
 
 
 def opening_failed(error: BaseException, path: Path) -> StoreUnusable:
-    """The error to raise when LevelDB, or the system, could not open ``path``."""
+    """Return the error to raise when LevelDB or the system could not open ``path``."""
     text = message_of(error)
     for words, kind, hint in _WORDS:
         if words in text:
@@ -53,26 +53,26 @@ def opening_failed(error: BaseException, path: Path) -> StoreUnusable:
 
 
 def message_of(error: BaseException) -> str:
-    """An exception's text; LevelDB's own is bytes."""
+    """Return an exception's text. LevelDB's own is bytes."""
     if isinstance(error, OSError) and error.errno in errno.errorcode:
         return str(error)
     content = error.args[0] if error.args else type(error).__name__
     return content.decode("utf-8", "replace") if isinstance(content, bytes) else str(content)
 
 
-# --- the FORMAT file: the version of the layout, and of the program that wrote it first -----------
+# --- the FORMAT file: the version of the layout, and of the program that first wrote it -----------
 
 
 FORMAT_NAME = "FORMAT"
-#: A crash while FORMAT is first written leaves this file; the next opening writes it again.
+#: Left behind by a crash while FORMAT is first written; the next opening writes it again.
 UNFINISHED_FORMAT_NAME = "FORMAT.tmp"
-#: Raised when rows, keys or files change so that an older version would misread them.
+#: Incremented when rows, keys or files change so that an older version would misread them.
 FORMAT = 3
 _MAX_FORMAT_BYTES = 4096
 
 
 def read_format(directory: Path) -> int | None:
-    """The format of ``directory``; None when the file is not there.
+    """Return the format of ``directory``; None if the file does not exist.
 
     Raises:
       StoreTooNew: a newer version wrote it.
@@ -103,15 +103,15 @@ def read_format(directory: Path) -> int | None:
 
 
 def write_format(directory: Path) -> None:
-    """Write the file; after a crash it is whole or absent."""
+    """Write the file. After a crash it is complete or absent."""
     text = json.dumps({"format": FORMAT, "written_by": VERSION}) + "\n"
     write_whole(directory / FORMAT_NAME, text.encode("ascii"))
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file; after a crash it is the old one or the new one. Blocks. Raises OSError.
+    """Replace a file. After a crash it is the old one or the new one. Blocks. Raises OSError.
 
-    One at a time may do so: what a crash leaves has a fixed name, so that there is never more than one of it.
+    For one writer at a time: the temporary file has a fixed name, so that crashes never leave more than one.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     with _placed(temporary, path), temporary.open("wb") as file:
@@ -119,7 +119,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """As ``write_whole``, with this mode; several may do so at once, and crashes leave files that begin with ``.new-``."""
+    """Do ``write_whole`` with ``mode``, for any number of writers at once. Crashes leave ``.new-`` files."""
     descriptor, temporary = tempfile.mkstemp(prefix=NEW_PREFIX, dir=path.parent)
     with _placed(Path(temporary), path), os.fdopen(descriptor, "wb") as file:
         os.fchmod(file.fileno(), mode)
@@ -134,7 +134,7 @@ def _fill(file: IO[bytes], content: bytes) -> None:
 
 @contextmanager
 def _placed(temporary: Path, path: Path) -> Iterator[None]:
-    """Puts the file that the block makes in the place of ``path``, durably, or removes it."""
+    """Move the file that the block writes to ``path``, durably; remove it if the block fails."""
     try:
         yield
         temporary.replace(path)
@@ -156,9 +156,9 @@ def sync_directory(directory: Path) -> None:
 # --- the directory: one process at a time, a format that this version reads, no foreign files -----
 #
 #     plainsong.lock   locked while a daemon uses the directory; names that process
-#     FORMAT           the layout's number; written last when a directory is made, so all else exists when it does
+#     FORMAT           the layout's number; written last when a directory is made, so it implies that all else exists
 #     metadata/        a LevelDB
-#     volumes/         LIST, and a LevelDB for every stretch of messages
+#     volumes/         LIST, and a LevelDB for each period of messages
 #     rows/            format 1: one LevelDB with everything; it becomes a volume
 
 
@@ -166,7 +166,7 @@ LOCK_NAME = "plainsong.lock"
 METADATA_NAME = "metadata"
 VOLUMES_NAME = "volumes"
 ROWS_NAME = "rows"
-#: Files that a directory without a store may have: those of an unfinished creation, and what mkfs leaves.
+#: Files that a directory without a store may have: those of an unfinished creation, and of mkfs.
 _OURS = {LOCK_NAME, METADATA_NAME, VOLUMES_NAME, ROWS_NAME, UNFINISHED_FORMAT_NAME, "lost+found"}
 _MAX_HOLDER_BYTES = 4096
 
@@ -177,17 +177,17 @@ class DataDirectory:
 
     path: Path
     is_new: bool
-    """Whether it had no store; ``seal`` makes it one."""
+    """True if it had no store yet; ``seal`` makes it one."""
     lock: int
-    """The descriptor whose lock keeps other processes out; -1 once closed."""
+    """Descriptor of the locked file; -1 once closed."""
 
     @classmethod
     def open(cls, path: Path, *, address: str = "") -> Self:
-        """Lock ``path``, after creating it and its parents if it does not exist. Blocks; for threads.
+        """Lock ``path``; create it and its parents if necessary. Blocks; for threads.
 
         Raises:
-          StoreInUse: another process has locked it; the detail names that process, and since when.
-          StoreTooNew, StoreDamaged, StoreReadOnly, StoreFull, StoreUnusable: as each says; nothing was changed.
+          StoreInUse: another process has locked it; the detail names that process and its start time.
+          StoreTooNew, StoreDamaged, StoreReadOnly, StoreFull, StoreUnusable: nothing was changed.
         """
         path = path.absolute()
         try:
@@ -198,7 +198,7 @@ class DataDirectory:
             lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 take_lock(lock, path, fcntl.LOCK_EX)
-                # Read again under the lock: another process may have made a store here meanwhile.
+                # Read again under the lock: another process may have made a store here since.
                 is_new = read_format(path) is None
                 if is_new:
                     for rows in (path / ROWS_NAME, path / METADATA_NAME, *(path / VOLUMES_NAME).glob("*")):

@@ -1,11 +1,11 @@
-"""A store for tests: fails, stalls, loses what was not synced and tears commits, exactly as a test asks.
+"""A store for tests: fails, stalls, loses unsynced rows and tears commits on demand.
 
     store = FaultyStore(MemoryStore())
-    store.fail_next("write", applied=2)      the next write leaves two rows and fails
+    store.fail_next("write", applied=2)      the next write applies two rows and fails
     store.stall("write")                     writes stop before they do anything, until release("write")
-    store.crash(keep_rows=3)                 a power cut: of the writes under way three rows are there
+    store.crash(keep_rows=3)                 a power cut: three rows of the writes in progress survive
 
-It is part of the package, for tests of the layers above. ``crash`` and torn commits need a MemoryStore inside.
+It is part of the package so that tests of the layers above can use it. ``crash`` and torn commits need a MemoryStore.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Fault:
     """One call that fails."""
 
     after: int
-    """Calls to let pass first."""
+    """Calls that succeed first."""
     applied: bool | int
-    """Whether the call takes effect before it fails; a number: that many rows of it."""
+    """True if the call takes effect before it fails; a number: that many rows of it."""
 
 
 @dataclass(slots=True)
@@ -49,49 +49,49 @@ class _Gate:
 
 
 class Faults:
-    """The faults of one store; set synchronously, so that a hypothesis machine can set them between its steps."""
+    """The faults of one store. Set synchronously, so that a hypothesis machine can set them between its steps."""
 
     def __init__(self) -> None:
-        #: How often each operation was called.
+        #: Number of calls of each operation.
         self.calls: Counter[Op] = Counter()
         self._faults: defaultdict[Op, list[Fault]] = defaultdict(list)
         self._gates: dict[Op, _Gate] = {}
 
     def fail_next(self, op: Op, *, applied: bool | int = False, after: int = 0) -> None:
-        """Let a call of ``op`` raise StoreError; a write or discard also leaves the store to be claimed again.
+        """Make a call of ``op`` raise StoreError. After a write or discard, the store must be claimed again as well.
 
         Args:
           op: the operation.
-          applied: whether the call takes effect before it fails; a number: that many rows of it.
-          after: calls of ``op`` to let pass first.
+          applied: True if the call takes effect before it fails; a number: that many rows of it.
+          after: calls of ``op`` that succeed first.
         """
         self._faults[op].append(Fault(after, applied))
 
     def fail_no_more(self) -> None:
-        """Forget the faults that are still to come."""
+        """Remove all pending faults."""
         self._faults.clear()
 
     def stall(self, op: Op) -> None:
-        """Make calls of ``op`` wait, before they do anything, until ``release``."""
+        """Block calls of ``op``, before they do anything, until ``release``."""
         self._gates.setdefault(op, _Gate())
 
     async def stalled(self, op: Op) -> None:
-        """Return when a call of ``op`` waits; ``stall`` was called before."""
+        """Return once a call of ``op`` is blocked. Call ``stall`` first."""
         await self._gates[op].reached.wait()
 
     def release(self, op: Op) -> None:
-        """Let the stalled calls of ``op`` go on."""
+        """Unblock calls of ``op``."""
         gate = self._gates.pop(op, None)
         if gate is not None:
             gate.opened.set()
 
     def release_all(self) -> None:
-        """Let every stalled call go on."""
+        """Unblock all calls."""
         for op in list(self._gates):
             self.release(op)
 
     async def arrive(self, op: Op) -> Fault | None:
-        """Count a call of ``op``, wait at its gate, and return the fault that is due."""
+        """Count a call of ``op``, wait while it is stalled, and return the fault that is due."""
         self.calls[op] += 1
         fault = self._due(op)
         await trio.lowlevel.checkpoint()
@@ -113,7 +113,7 @@ class Faults:
 
 
 class FaultyStore(Faults, SpawnsWrites):
-    """``storage.base.Store`` around another one, with the faults of ``storage.faulty`` and power cuts on demand."""
+    """``storage.base.Store`` around another store, with the faults of ``storage.faulty`` and power cuts on demand."""
 
     def __init__(self, inner: Store) -> None:
         super().__init__()
@@ -124,20 +124,20 @@ class FaultyStore(Faults, SpawnsWrites):
         self._closed = False
         self._crashes = 0
         self._under_way: list[Sequence[Operation]] = []
-        #: Discarded rows that no completed write has made durable yet, oldest first.
+        #: Discarded rows that no later write has made durable yet, oldest first.
         self._unsynced: list[tuple[Table, bytes, bytes]] = []
 
     # --- for tests ---
 
     def crash(self, *, keep_rows: int = 0, keep_discards: int = 0) -> None:
-        """Cut the power: every call under way raises StoreError, and the store must be claimed again.
+        """Cut the power: calls in progress raise StoreError, and the store must be claimed again.
 
         Args:
-          keep_rows: rows of the writes under way that reached the disk, in order.
-          keep_discards: rows removed by ``discard`` since the last completed write that stay removed. The disk
-            keeps the order: when a later write left rows, all of them stay removed.
+          keep_rows: number of rows of the writes in progress that reached the disk, in order.
+          keep_discards: number of rows removed by ``discard`` since the last completed write that stay removed. The
+            disk keeps the order: if rows of a later write survive, all of them stay removed.
         Raises:
-          TypeError: the store inside is no MemoryStore.
+          TypeError: the inner store is not a MemoryStore.
         """
         memory = self._memory()
         self._crashes += 1
@@ -153,7 +153,7 @@ class FaultyStore(Faults, SpawnsWrites):
     # --- the store ---
 
     async def claim(self, name: TopicName) -> Claim:
-        """See ``Store.claim``; makes a broken store serve again."""
+        """See ``Store.claim``. Repairs a broken store."""
         fault = await self._begin("claim")
         if fault is not None and not fault.applied:
             raise _failed("claim")
@@ -179,7 +179,7 @@ class FaultyStore(Faults, SpawnsWrites):
                 if fault is not None:
                     self._tear(commit, fault)
                 if isinstance(self.inner, MemoryStore):
-                    # No checkpoint from here on: a crash comes before the commit or after it.
+                    # No checkpoint from here on: a crash is either before the commit or after it.
                     self.inner.compare(expect)
                     self.inner.apply(commit)
                 else:
@@ -189,7 +189,7 @@ class FaultyStore(Faults, SpawnsWrites):
             self._under_way = [other for other in self._under_way if other is not commit]
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
-        """See ``Store.discard``; a crash brings the rows back, unless a write has completed since."""
+        """See ``Store.discard``. A crash restores the rows, unless a write has completed since."""
         fault = await self._begin("discard")
         self._refuse_if_broken()
         if isinstance(self.inner, MemoryStore):
@@ -200,7 +200,7 @@ class FaultyStore(Faults, SpawnsWrites):
         await self.inner.discard(table, keys)
 
     async def drop(self, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
-        """See ``Store.drop``; as discards of the rows in turn."""
+        """See ``Store.drop``. Discards the rows one list at a time."""
         return await drop_rows(self, table, ranges)
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
@@ -242,7 +242,7 @@ class FaultyStore(Faults, SpawnsWrites):
         first_chunk: int = 64,
         values: bool = True,
     ) -> None:
-        """See ``Store.scan``; a fault with ``applied`` lets that many rows through, True all of them."""
+        """See ``Store.scan``. A fault with ``applied`` lets that many rows through; with True, all of them."""
         fault = await self._begin("scan")
         left = -1 if fault is None or fault.applied is True else int(fault.applied)
 
@@ -285,7 +285,7 @@ class FaultyStore(Faults, SpawnsWrites):
     # --- inside ---
 
     async def _begin(self, op: Op) -> Fault | None:
-        """Arrive at the call; raises when the power was cut while it waited."""
+        """Start a call. Raises StoreError if the power was cut while it was blocked."""
         crashes = self._crashes
         fault = await self.arrive(op)
         if crashes != self._crashes:
@@ -298,12 +298,12 @@ class FaultyStore(Faults, SpawnsWrites):
         if keep != 0:
             self._apply_rows(commit, keep)
             if any(not isinstance(operation, Delete) for operation in commit):
-                # The rows reached the disk behind the discards before them.
+                # The rows reached the disk after the discards before them.
                 self._unsynced.clear()
         raise _failed("write")
 
     def _apply_rows(self, commit: Sequence[Operation], count: int | None) -> None:
-        """Apply the first ``count`` rows of a commit one by one: a rollback depends on the rows before it."""
+        """Apply the first ``count`` rows of a commit one by one, because a rollback depends on the rows before it."""
         memory = self._memory()
         for row in islice(_single_rows(memory, commit), count):
             memory.apply([row])

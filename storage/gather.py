@@ -9,12 +9,12 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-#: Calls under way at a time.
+#: Calls that run at a time.
 _MAX_CONCURRENT = 8
 
 
 async def gather(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Make all of the calls, some at a time. Raises the first error; the other calls are cancelled."""
+    """Run all calls, some at a time. Raises the first error; the other calls are cancelled."""
     waiting = list(calls)
     if len(waiting) == 1:
         await waiting[0]()

@@ -1,4 +1,4 @@
-"""Threads next to the event loop: how they wake it, and how they leave it the interpreter lock."""
+"""Threads and the event loop: waking the loop, and giving it the interpreter lock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import select
 
 
 def nap(seconds: float) -> None:
-    """Sleep in a thread, so that the event loop gets the lock: giving it up is not enough, since waking takes a moment.
+    """Sleep in a thread to give the event loop the interpreter lock. Releasing is not enough: waking takes a moment.
 
     ``time.sleep`` would fail under libfaketime when the clock is set back.
     """
@@ -15,19 +15,20 @@ def nap(seconds: float) -> None:
 
 
 class Bell:
-    """Wakes the event loop from another thread at a part of the cost of trio's own way, while a server listens to it.
+    """Wakes the event loop from another thread, at a fraction of the cost of trio's own way, if a server listens to it.
 
-    A server that waits for an epoll registers the descriptor there, edge-triggered: nothing has to be read or registered
-    again for each ring. The loop then looks for what has been done.
+    A server that waits for an epoll registers the descriptor there, edge-triggered, so that nothing has to be read or
+    registered again for each ring. The loop then checks for completed work.
     """
 
     def __init__(self) -> None:
-        #: True if a ring wakes the event loop. Set there; a ring while this changes is not lost, because the loop runs then.
+        #: True if a ring wakes the event loop. Set by the loop; a ring during the change is not lost, since the loop
+        #: runs then.
         self.is_heard = False
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
-        """For an epoll."""
+        """Return the descriptor, for an epoll."""
         return self._descriptor
 
     def ring(self) -> None:
@@ -35,7 +36,7 @@ class Bell:
         os.eventfd_write(self._descriptor, 1)
 
     def close(self) -> None:
-        """Free the descriptor; no thread rings any more. Idempotent."""
+        """Close the descriptor; no thread may ring any longer. Idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -1,6 +1,6 @@
 """Stores in memory: the reference for all stores, and one that several instances in a process share.
 
-Each table is a dict beside a sorted list of its keys. Rows come and go in runs of neighbours, so a run is one
+Each table is a dict and a sorted list of its keys. Rows are added and removed in runs of neighbours, so a run is one
 slice of the list.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from storage.base import RawRow, Row
 
-#: Keys that a walk takes at once, so that it holds no position in a list that other tasks change.
+#: Keys per step of a walk, which keeps no position in a list that other tasks change.
 _WALK_KEYS = 256
 
 
@@ -43,7 +43,7 @@ class MemoryTable:
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}
-        #: How often rows were put or removed whose keys do not begin with ``SYSTEM``.
+        #: Number of puts and removals of rows whose keys do not begin with ``SYSTEM``.
         self.changes = 0
         self._keys: list[bytes] = []
 
@@ -62,13 +62,13 @@ class MemoryTable:
             self._keys.sort()
 
     def copy(self) -> MemoryTable:
-        """The table as it is now."""
+        """Return a copy of the table."""
         other = MemoryTable()
         other.rows, other._keys = dict(self.rows), list(self._keys)
         return other
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Remove rows; absent ones are no error."""
+        """Remove rows; absent ones are ignored."""
         self._count(keys)
         gone = sorted({key for key in keys if self.rows.pop(key, None) is not None})
         if not gone:
@@ -83,7 +83,7 @@ class MemoryTable:
         self.changes += any(not key.startswith(SYSTEM) for key in keys)
 
     def walk(self, start: bytes, stop: bytes, *, reverse: bool) -> Iterator[Row]:
-        """The rows of ``[start, stop)`` in order; rows may come and go between two steps."""
+        """Yield the rows of ``[start, stop)`` in order. Rows may be added and removed between two steps."""
         while True:
             low, high = bisect_left(self._keys, start), bisect_left(self._keys, stop)
             block = self._keys[max(low, high - _WALK_KEYS) : high] if reverse else self._keys[low:high][:_WALK_KEYS]
@@ -145,7 +145,7 @@ class MemoryView:
 
 
 class MemoryStore(SpawnsWrites):
-    """``storage.base.Store`` in memory, without threads: every await is a checkpoint; lost with the process."""
+    """``storage.base.Store`` in memory, without threads: every await is a checkpoint. Lost with the process."""
 
     traits = StoreTraits(
         kind="memory",
@@ -160,17 +160,17 @@ class MemoryStore(SpawnsWrites):
         self._closed = False
 
     async def claim(self, name: TopicName) -> Claim:
-        """See ``Store.claim``; there is one writer, and nothing to reopen."""
+        """See ``Store.claim``. There is one writer, and nothing to reopen."""
         await self._enter()
         return Claim(name, 0)
 
     async def check(self, claim: Claim) -> None:
-        """See ``Store.check``: there is no other writer."""
+        """See ``Store.check``. There is no other writer."""
         del claim
         await self._enter()
 
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
-        """See ``Store.write``; all or nothing, since no other task runs meanwhile."""
+        """See ``Store.write``. All or nothing, because no other task runs during it."""
         await self._enter()
         self.compare(expect)
         self.apply(commit)
@@ -194,7 +194,7 @@ class MemoryStore(SpawnsWrites):
                 self.tables[operation.table].remove(operation.keys)
 
     def turned(self, operation: RollBack) -> Iterator[Row]:
-        """The rows that a rollback changes, as it leaves them; rows may change between two of them."""
+        """Yield the rows that a rollback changes, rolled back. Rows may change between two of them."""
         rows = self.tables[Table.MESSAGE].walk(operation.start, operation.stop, reverse=False)
         return rolled_back(rows, operation.pointer)
 
@@ -204,11 +204,11 @@ class MemoryStore(SpawnsWrites):
         self.apply([Delete(table, keys)])
 
     async def drop(self, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
-        """See ``Store.drop``; row by row."""
+        """See ``Store.drop``. Removes row by row."""
         return await drop_rows(self, table, ranges)
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
-        """See ``Store.may_have``; exact."""
+        """See ``Store.may_have``. Exact."""
         return next(self.tables[table].walk(start, stop, reverse=False), None) is not None
 
     @property
@@ -217,17 +217,17 @@ class MemoryStore(SpawnsWrites):
         return None if self._closed else self.tables[Table.METADATA].changes
 
     async def file_of(self, table: Table, key: bytes) -> str | None:
-        """See ``Store.file_of``: there are no files."""
+        """See ``Store.file_of``. There are no files."""
         del table, key
         await self._enter()
         return None
 
     async def begin_files(self) -> None:
-        """See ``Store.begin_files``: nothing in memory is damaged."""
+        """See ``Store.begin_files``. Memory has no damage."""
         await self._enter()
 
     async def scan_raw(self, table: Table, start: bytes, stop: bytes, take: Callable[[list[RawRow]], object]) -> None:
-        """See ``Store.scan_raw``: every row can be read."""
+        """See ``Store.scan_raw``. Every row can be read."""
         del table, start, stop, take
         await self._enter()
 
@@ -247,7 +247,7 @@ class MemoryStore(SpawnsWrites):
         first_chunk: int = 64,
         values: bool = True,
     ) -> None:
-        """See ``Store.scan``; ``feed`` runs on the event loop here."""
+        """See ``Store.scan``. ``feed`` runs on the event loop."""
         await self._enter()
         rows = self.tables[table].walk(start, stop, reverse=reverse)
         for chunk in chunks(rows if values else ((key, b"") for key, _ in rows), first_chunk):
@@ -256,25 +256,25 @@ class MemoryStore(SpawnsWrites):
             await self._enter()
 
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
-        """See ``Store.reclaim``; removing a row frees its memory."""
+        """See ``Store.reclaim``. Removing a row frees its memory."""
         await self._enter()
 
     async def tidy(self) -> int:
-        """See ``Store.tidy``: there is nothing to remove."""
+        """See ``Store.tidy``. There is nothing to remove."""
         await trio.lowlevel.checkpoint()
         return 0
 
     async def pin(self, max_s: float) -> MemoryView:
-        """See ``Store.pin``; a copy."""
+        """See ``Store.pin``. Copies the tables."""
         await self._enter()
         return MemoryView(self.tables, trio.current_time() + max_s)
 
     def statistics(self) -> StoreStatistics:
-        """See ``Store.statistics``: there is no disk."""
+        """See ``Store.statistics``. There is no disk."""
         return StoreStatistics(bytes=None, free_bytes=None)
 
     async def aclose(self) -> None:
-        """See ``Store.aclose``; drops the rows."""
+        """See ``Store.aclose``. Drops the rows."""
         await trio.lowlevel.checkpoint()
         self._closed = True
         self.tables = {table: MemoryTable() for table in Table}
@@ -287,18 +287,18 @@ class MemoryStore(SpawnsWrites):
 
 # --- shared memory: owners and epochs without HBase ------------------------------------------------
 #
-# Tests of handovers in ``actors`` and ``broker`` run on it quickly. A claim deposes the owner before, as on HBase.
+# For fast tests of handovers in ``actors`` and ``broker``. A claim deposes the previous owner, as on HBase.
 
 
 class SharedMemory:
-    """The tables, and each topic's owner; each instance has a store of its own on them."""
+    """The tables, and each topic's owner. Each instance has its own store on them."""
 
     def __init__(self) -> None:
         self.memory = MemoryStore()
         self.epochs: dict[TopicName, int] = {}
 
     def store(self) -> SharedMemoryStore:
-        """The store of one more instance."""
+        """Return the store of another instance."""
         return SharedMemoryStore(self)
 
 
@@ -311,12 +311,12 @@ class SharedMemoryStore(MemoryStore):
         super().__init__()
         self._shared = shared
         self.tables = shared.memory.tables
-        #: Claims, commits and checks wait for this event, as for a slow gateway; tests clear it.
+        #: Claims, commits and checks wait for this event, as for a slow gateway. Tests clear it.
         self.reachable = trio.Event()
         self.reachable.set()
 
     async def claim(self, name: TopicName) -> Claim:
-        """See ``Store.claim``: a new epoch."""
+        """See ``Store.claim``. Begins a new epoch."""
         await self._arrive()
         epoch = self._shared.epochs[name] = self._shared.epochs.get(name, 0) + 1
         return Claim(name, epoch)
@@ -327,7 +327,7 @@ class SharedMemoryStore(MemoryStore):
         self._refuse_if_deposed(claim)
 
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
-        """See ``Store.write``; compares and applies at once, while the claim holds."""
+        """See ``Store.write``. Compares and applies at once, while the claim holds."""
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True):
             await self._arrive()

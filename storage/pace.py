@@ -1,4 +1,4 @@
-"""Reading much of a store beside everything else it does: in small steps, with pauses, within a number of bytes a second."""
+"""Reads much of a store without disturbing its other users: in small steps, with pauses and a rate limit."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Table
     from storage.base import Reads, Row
 
-#: Bytes of keys and values read at a time: a worker thread holds the interpreter for under a millisecond.
+#: Bytes of keys and values read at a time: a worker thread holds the interpreter lock for under a millisecond.
 STEP_BYTES = 128 << 10
-#: A pause is so many times as long as the step before it took. With 5, sixteen connections that publish as fast as they are
-#: answered kept 0.88 of their rate (the median of five pairs; the worst 0.71), on two cores that seven others used too.
+#: A pause is this many times as long as the step before it. With 5, sixteen connections that published at full speed
+#: lost an eighth of their rate.
 REST = 8.0
-#: What a step takes this process where the store is reached over a network: its calls, of which there are some nine, which
-#: is estimated; and to take apart each row, of which those of metadata are the dearest, and each byte, which is measured.
+#: Cost of a step to this process if the store is reached over a network: its nine or so calls (estimated), then each
+#: row (metadata, which is the most expensive) and each byte (measured).
 STEP_S, ROW_S, BYTE_S = 2e-3, 20e-6, 2e-9
 
 
 class Pace:
-    """How fast a store is read: with pauses, and within a number of bytes a second.
+    """Limits how fast a store is read: pauses, and bytes per second.
 
     Args:
-      on_pause: called at each pause; it renews the view that is read.
-      is_far: whether the store is reached over a network. A step is then hardly more than waiting, which takes nothing from
-        others: with answers of 0.3 s a backup rested for 14 of the 16 minutes in which it named 50 000 topics.
+      on_pause: called at each pause; renews the view that is read.
+      is_far: True if the store is reached over a network. A step is mostly waiting then, which costs others nothing, so
+        only its estimated work counts for the pause.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class Pace:
         """Pause after a step that took ``busy_s`` for ``size`` bytes.
 
         Args:
-          read_rows: how many rows of the store were read in it; None: the store was not asked, all of it was work.
+          read_rows: rows of the store read in it; None if it did not use the store, so that all of it was work.
         """
         work_s = busy_s
         if self._is_far and read_rows is not None:
-            # Processor time cannot be told from that of others who used the loop while the answer was on its way.
+            # Processor time would include other users of the loop during the wait for the answer.
             work_s = min(busy_s, STEP_S + read_rows * ROW_S + size * BYTE_S)
         pause_s = work_s * self._rest
         if self._bytes_per_s:
@@ -66,7 +66,7 @@ async def paced_rows(
 ) -> AsyncGenerator[int, None]:
     """Read a range in steps; ``work`` runs with the rows of each in the thread that reads them.
 
-    Yields the bytes of each step, before its pause: whoever has enough ends the iteration. Raises StoreError.
+    Yields the bytes of each step before its pause, so that a caller that has enough can stop. Raises StoreError.
     """
     more = True
     while more:
@@ -82,7 +82,7 @@ async def paced_rows(
 
 
 class _Step:
-    """Rows of one step; in a worker thread."""
+    """Collects the rows of one step, in a worker thread."""
 
     def __init__(self, work: Callable[[Sequence[Row]], object]) -> None:
         self._work = work

@@ -1,4 +1,4 @@
-"""The one place that spawns tasks for calls that are begun without waiting, and ``Store.begin`` for stores that need one."""
+"""Spawns tasks for calls that begin without waiting, and implements ``Store.begin`` for stores that need a task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def in_task(call: Callable[[], Awaitable[None]], completed: Callable[[Exception | None], object]) -> None:
-    """Make ``call`` in a task of its own, then call ``completed`` with its error or None. Cancellation does not reach it."""
+    """Run ``call`` in a system task, then call ``completed`` with its error or None. It cannot be cancelled."""
     trio.lowlevel.spawn_system_task(_run, call, completed)
 
 
@@ -24,13 +24,13 @@ async def _run(call: Callable[[], Awaitable[None]], completed: Callable[[Excepti
     with trio.CancelScope(shield=True):
         try:
             await call()
-        except Exception as error:  # noqa: BLE001  # it is the caller's
+        except Exception as error:  # noqa: BLE001  # passed to the caller
             failed = error
     completed(failed)
 
 
 class SpawnsWrites:
-    """``Store.begin`` of a store whose ``write`` needs a task: one is spawned for each commit."""
+    """``Store.begin`` for a store whose ``write`` needs a task: spawns one for each commit."""
 
     @property
     def writes_inline(self) -> bool:
@@ -54,12 +54,12 @@ class SpawnsWrites:
         claim: Claim,
         while_syncing: Callable[[], object] | None = None,
     ) -> None:
-        """See ``Store.begin``; an error of a store that was closed is reported as the commit's."""
+        """See ``Store.begin``. An error of a closed store is reported as the commit's."""
         del while_syncing
         in_task(partial(self.write, commit, claim=claim), completed)
 
     def gather_writes(self) -> None:
-        """See ``Store.gather_writes``: there are none to gather."""
+        """See ``Store.gather_writes``. There are none to gather."""
 
     def write_gathered(self) -> None:
         """See ``Store.write_gathered``."""

@@ -1,7 +1,7 @@
 """A cut of a store, from which a backup is read: its topics, their objects page by page, and the bytes of each.
 
-Nothing of it is kept but a view of the store and the bounds of the objects listed last, so memory does not grow with
-what is backed up. Rows are read in small steps with pauses, as long as `Pace` says: publishes and polls go on.
+It keeps only a view of the store, the bounds of recently listed objects and some of their bytes, so memory does not
+grow with the backup. Rows are read in small steps with the pauses of `Pace`, so that publishes and polls continue.
 """
 
 from __future__ import annotations
@@ -51,29 +51,29 @@ if TYPE_CHECKING:
     from storage.base import Row, StoreView
     from storage.pace import Pace
 
-#: A page of objects ends after so many of them, or so many seconds.
+#: A page ends after this many objects or seconds.
 PAGE_OBJECTS = 500
 PAGE_S = 2.0
-#: Objects whose bounds are remembered: those of the last pages.
+#: Number of objects whose bounds are remembered: those of the last pages.
 KNOWN_OBJECTS = 4 * PAGE_OBJECTS
-#: Bytes of the objects listed last that are kept: the last ones are those that a folder lacks, when it had a backup.
+#: Bytes of the latest objects that are kept: an incremental backup usually needs only the last ones.
 KEPT_BYTES = 16 << 20
-#: The same where rows may change before they are asked for: those of the transaction service do all the time.
+#: The same if rows may change before the objects are fetched; those of the transaction service change all the time.
 KEPT_CHANGING_BYTES = 64 << 20
-#: An object spans at most 2^26 ms, under 19 hours, of publish times (16 bits of sequence ids are below them); or of
-#: write pointers, a million of which are issued in a millisecond, with 80 bits of time and sequence id below them.
+#: Largest span of an object: of messages, 2^26 ms (under 19 hours) of publish times, above 16 bits of sequence ids; of
+#: payloads, 2^46 write pointers, of which a million are issued per millisecond, above 80 bits of time and sequence id.
 _MESSAGE_BITS = 26 + 16
 _PAYLOAD_BITS = 46 + 80
 _GENERATION_BYTES = 4
-#: The names of the tables in a manifest; a topic's rows of metadata come first.
+#: Names of the tables in a manifest. A topic's metadata comes first.
 TABLES = {"metadata": Table.METADATA, "messages": Table.MESSAGE, "payloads": Table.PAYLOAD}
 _KIND_STOP = SYSTEM + b"\xff"
-#: Kinds of a topic's rows that this version knows.
+#: The kinds of a topic's rows that this version knows.
 _TOPIC_KINDS = (HIGH_WATER, READER, POINTER, PRODUCER, PRODUCERS)
 
 
 class NotListed(KeyError):
-    """No object of this name was listed lately."""
+    """No object of this name was listed recently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,10 @@ class CutTopic:
 
     name: TopicName
     metadata: Metadata | None
-    """None: its row cannot be read."""
+    """None if its row cannot be read."""
 
     def shown(self) -> dict[str, object]:
-        """As a manifest has it, without its objects."""
+        """Return its manifest entry, without objects."""
         found: dict[str, object] = {"namespace": self.name.namespace, "topic": self.name.topic}
         if self.metadata is None:
             return {**found, "generation": None, "properties": {}, "deletedMs": None}
@@ -98,7 +98,7 @@ class CutTopic:
 
 
 class CutObject(NamedTuple):
-    """An object that was listed."""
+    """A listed object."""
 
     sha256: str
     table: str
@@ -108,32 +108,32 @@ class CutObject(NamedTuple):
     to_ms: int | None
 
     def shown(self) -> dict[str, object]:
-        """As a manifest has it."""
+        """Return its manifest entry."""
         times = {"fromMs": self.from_ms, "toMs": self.to_ms}
         return {"sha256": self.sha256, "table": self.table, "rows": self.rows, "bytes": self.bytes, **times}
 
 
 class LeftOut(NamedTuple):
-    """A place whose rows cannot be read, and are in no object."""
+    """A range whose rows cannot be read, and are in no object."""
 
     table: str
     first: str
-    """Of messages an id, else a key in hex; that the place reaches to as well."""
+    """An id for messages, else a key in hex. ``last`` has the same form and is included."""
     last: str
     why: str
 
     @classmethod
     def of(cls, table: str, gap: Gap) -> LeftOut:
-        """From a place where reading fails."""
+        """Make it from a gap."""
         within = TABLES[table]
         last = last_before(within, gap.stop)
         size = len(topic_prefix(gap.start)) + _GENERATION_BYTES
         if within is not Table.METADATA and gap.stop[:size] != gap.start[:size]:
-            last = gap.start[:size] + b"\xff" * POSITION_BYTES  # it reaches to the end of the topic
+            last = gap.start[:size] + b"\xff" * POSITION_BYTES  # it extends to the end of the topic
         return cls(table, shown_place(within, gap.start), shown_place(within, last), gap.why)
 
     def shown(self) -> dict[str, object]:
-        """As a manifest has it."""
+        """Return its manifest entry."""
         return {"table": self.table, "from": self.first, "to": self.last, "why": self.why}
 
 
@@ -142,7 +142,7 @@ class _Bounds(NamedTuple):
     first: bytes
     last: bytes
     about: TopicName | None
-    """The topic whose rows of metadata these are; they are not one range."""
+    """The topic whose rows of metadata these are, which are not one range; None for other rows."""
 
 
 @dataclass(slots=True)
@@ -151,24 +151,23 @@ class Page:
 
     objects: list[CutObject] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
-    """A place may be on two pages. Where it is one of metadata, a topic has no objects, and cannot be restored."""
+    """A range may be on two pages. If it is of metadata, the topic has no objects and cannot be restored."""
     next: str | None = None
-    """Where the next page begins; None: this is the last one."""
+    """Start of the next page; None on the last one."""
     line: str | None = None
-    """On the last page: the last position given in the topic, 20 hex digits; None: none was."""
+    """On the last page: the last position given in the topic, 20 hex digits; None if none was."""
 
 
 class Cut:
-    """What a backup holds, as long as its view does.
+    """The contents of a backup, valid while its view is.
 
-    A topic's rows of metadata are listed before its messages. Where the view is not of one moment, this makes what is
-    read a state from which its owner could start after a crash: messages behind the high-water mark are replayed.
+    A topic's rows of metadata are listed before its messages. If the view is not of one moment, the result is then a
+    state from which the topic's owner could start after a crash: it replays messages after the high-water mark.
 
     Args:
-      view: of the store; where it is not of one moment, rows may change between two readings, and their objects with
-        them.
-      around_damage: leave out what is unreadable, and say so; but never rows of the transaction service, without which
-        nobody knows what is committed.
+      view: of the store. If it is not of one moment, rows, and with them objects, may change between two reads.
+      around_damage: leave out and report unreadable rows, except those of the transaction service, without which it is
+        unknown what is committed.
     """
 
     def __init__(self, view: StoreView, pace: Pace, *, around_damage: bool = False) -> None:
@@ -176,18 +175,18 @@ class Cut:
         self._pace = pace
         self._around_damage = around_damage
         self.left_out: list[LeftOut] = []
-        """Places with the names of topics."""
+        """Ranges among the names of topics."""
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._kept_bytes = 0
         self._most_kept_bytes = KEPT_BYTES if view.exact else KEPT_CHANGING_BYTES
         self._known: OrderedDict[str, _Bounds] = OrderedDict()
         self._kinds: list[bytes] = []
         self._others: list[bytes] = []
-        #: The end of the messages that were listed last.
+        #: The last key of the messages that were listed last.
         self._listed_to = b""
 
     async def look(self) -> None:
-        """Find the kinds of rows there are. Raises StoreError."""
+        """Find the kinds of rows in the store. Raises StoreError."""
         start = SYSTEM
         while True:
             try:
@@ -196,7 +195,7 @@ class Cut:
                 if not self._around_damage:
                     raise
                 good = await behind(self._view, Table.METADATA, start, _KIND_STOP)
-                # Of a kind that may be in there each range is read, and whatever of it is unreadable is left out.
+                # Any kind in this range may be hidden in the gap: each is read, and its unreadable rows are left out.
                 last = _KIND_STOP if good is None else good
                 hidden = [bytes([kind]) for kind in range(start[1] if len(start) > 1 else 0, last[1] + 1)]
                 self._kinds += [kind for kind in hidden if kind in _TOPIC_KINDS]
@@ -213,7 +212,7 @@ class Cut:
                 (self._kinds if topic_prefix(row[0][2:]) else self._others).append(kind)
 
     async def topics(self) -> list[CutTopic]:
-        """Every topic, also those that are deleted, by name. Raises StoreError."""
+        """Return every topic, including deleted ones, by name. Raises StoreError."""
         found: list[CutTopic] = []
 
         def take(rows: Sequence[Row]) -> None:
@@ -229,9 +228,9 @@ class Cut:
     async def _steps(
         self, table: Table, start: bytes, stop: bytes, work: Callable[[Sequence[Row]], object], gaps: list[Gap] | None
     ) -> AsyncGenerator[int, None]:
-        """Read a range in steps, as ``paced_rows``; what is unreadable is added to ``gaps``, where it may be left out.
+        """Read a range in steps as ``paced_rows`` does; add unreadable ranges to ``gaps`` if they may be left out.
 
-        Raises StoreError, also Unreadable where ``gaps`` is None or nothing may be left out.
+        Raises StoreError. Unreadable is raised if ``gaps`` is None or nothing may be left out.
         """
         at = start
 
@@ -251,7 +250,7 @@ class Cut:
                     raise
                 at = await approach(self._view, table, at, stop, seen)
                 if at >= stop:
-                    return  # what cannot be read comes behind the range
+                    return  # the damage is after the range
                 good = await behind(self._view, table, at, stop)
                 gaps.append(Gap(at, stop if good is None else good, error.detail))
                 if good is None:
@@ -261,11 +260,11 @@ class Cut:
     # --- pages ---------------------------------------------------------------------------------
 
     async def service(self) -> Page:
-        """The objects of the transaction service. Raises StoreError."""
+        """Return the objects of the transaction service. Raises StoreError."""
         return self._listed(await self._gathered([SERVICE_RANGE], None), "service")
 
     async def metadata(self) -> Page:
-        """The objects of rows that belong to no topic. Raises StoreError."""
+        """Return the objects of rows that belong to no topic. Raises StoreError."""
         ranges = [(SYSTEM + kind, stop_after(SYSTEM + kind)) for kind in self._others]
         gaps: list[Gap] = []
         page = self._listed(await self._gathered(ranges, gaps), "metadata")
@@ -273,7 +272,7 @@ class Cut:
         return page
 
     async def page(self, name: TopicName, after: str | None) -> Page:
-        """Objects of a topic, from ``Page.next`` on. Raises StoreError; ValueError: ``after`` is none of its places."""
+        """Return objects of a topic from ``Page.next`` on. Raises StoreError; ValueError: ``after`` is no place."""
         page = Page()
         until_s = trio.current_time() + PAGE_S
         at, floor = _place(after)
@@ -281,7 +280,7 @@ class Cut:
             gaps: list[Gap] = []
             rows = await self._about(name, gaps)
             if gaps:
-                # Its messages alone would be no topic: they cannot be read without what these rows say.
+                # Without these rows its messages cannot be read.
                 page.left_out += [LeftOut.of("metadata", gap) for gap in gaps]
                 return page
             page.objects += self._listed(rows, "metadata", name).objects
@@ -303,7 +302,7 @@ class Cut:
         return page
 
     async def _windows(self, prefix: bytes, table: str, floor: int, page: Page, until_s: float) -> int | None:
-        """Add the objects of a table to a page; where the next one begins, None: there are no more."""
+        """Add a table's objects to a page. Returns where the next one begins, None if there are no more."""
         tail_bytes = (MESSAGE_TAIL_BYTES if table == "messages" else PAYLOAD_TAIL_BYTES) - _GENERATION_BYTES
         bits = _MESSAGE_BITS if table == "messages" else _PAYLOAD_BITS
         if floor >= 1 << 8 * tail_bytes:
@@ -337,7 +336,7 @@ class Cut:
                 self._listed_to = window.last
 
     async def _line(self, name: TopicName, generation: int, prefix: bytes) -> str | None:
-        """The last position of the messages that were listed, or one that was given behind them."""
+        """Return the last position of the listed messages, or a later one from the high-water mark."""
         last = [self._listed_to[len(prefix) :]] if self._listed_to.startswith(prefix) else []
         value = await self._view.get(Table.METADATA, system_key(HIGH_WATER, name, generation))
         if value is not None:
@@ -352,7 +351,7 @@ class Cut:
     # --- rows of metadata, which are few ---------------------------------------------------------
 
     async def _about(self, name: TopicName, gaps: list[Gap]) -> list[Row]:
-        """The rows of metadata about a topic, by key."""
+        """Return the rows of metadata about a topic, by key."""
         key = metadata_key(name)
         ranges = [(SYSTEM + kind + key, stop_after(SYSTEM + kind + key)) for kind in self._kinds]
         return await self._gathered([*ranges, (key, key + b"\x00")], gaps)
@@ -389,7 +388,7 @@ class Cut:
             self._known.popitem(last=False)
 
     async def object(self, name: str) -> bytes:
-        """An object's bytes. Raises NotListed, also if its rows have changed since; StoreError."""
+        """Return an object's bytes. Raises NotListed, also if its rows have changed since; StoreError."""
         if (data := self._kept.get(name)) is not None:
             await trio.lowlevel.checkpoint()
             return data
@@ -438,7 +437,7 @@ def _metadata(value: bytes) -> Metadata | None:
 
 
 def _place(after: str | None) -> tuple[str, int]:
-    """The table and the place in it where a page begins. Raises ValueError."""
+    """Return the table and the place in it where a page begins. Raises ValueError."""
     if after is None:
         return "metadata", 0
     table, dot, floor = after.partition(".")

@@ -1,12 +1,12 @@
-"""A folder of backups: objects by their names, and a manifest for each backup, written last.
+"""A folder of backups: objects by name, and a manifest for each backup, written last.
 
     FORMAT                       {"format":1}
-    objects/ab/<sha256>          an object, in one zlib stream
+    objects/ab/<sha256>          an object, as one zlib stream
     backups/<id>.json            a manifest: the topics, their objects, and its own digest
     lock                         held while backups are made or removed
 
-An object is written beside its place, synced and renamed, so it is whole or absent; a manifest likewise, once all of its
-objects are there. What a killed ``create`` leaves are objects that the next one finds.
+An object is written to a temporary file, synced and renamed, so it is complete or absent; likewise a manifest, once all
+of its objects are stored. A ``create`` that is killed leaves objects that the next one finds.
 """
 
 from __future__ import annotations
@@ -37,60 +37,60 @@ FORMAT = 1
 FORMAT_NAME = "FORMAT"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
-#: Objects that a reader keeps decoded: a step of a restore ends within one, and the next goes on there.
+#: Number of objects that a reader keeps decoded: a step of a restore may end within an object.
 _KEPT = 4
 
 
 class DamagedManifest(StoreUnusable):
-    """A manifest is not what was written."""
+    """A manifest is not as it was written."""
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
-    """A manifest's only form: equal manifests have equal bytes."""
+    """Encode a manifest in its canonical form: equal manifests have equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with its own digest."""
+    """Return the manifest with its own digest."""
     rest = {name: value for name, value in manifest.items() if name != "sha256"}
     return {**rest, "sha256": hashlib.sha256(canonical(rest)).hexdigest()}
 
 
 @dataclass(slots=True)
 class Damage:
-    """An object that is not what a manifest says."""
+    """An object that does not match the manifest."""
 
     sha256: str
     topic: str | None
-    """``namespace:topic``; None: of the transaction service, or of namespaces."""
+    """``namespace:topic``; None for the transaction service and namespaces."""
     from_ms: int | None
     to_ms: int | None
     messages: int
     why: str
 
     def shown(self) -> dict[str, object]:
-        """Ready for JSON."""
+        """Return it ready for JSON."""
         shown = {"sha256": self.sha256, "topic": self.topic, "fromMs": self.from_ms, "toMs": self.to_ms}
         return {**shown, "messages": self.messages, "why": self.why}
 
 
 @dataclass(slots=True)
 class Verified:
-    """What verifying found."""
+    """The result of verifying a backup."""
 
     objects: int = 0
     missing: list[str] = field(default_factory=list)
     damaged: list[Damage] = field(default_factory=list)
     manifest: str | None = None
-    """Why the manifest cannot be read; nothing else was looked at then."""
+    """Why the manifest cannot be read; then nothing else was checked."""
 
     @property
     def ok(self) -> bool:
-        """Whether the manifest and every object is there and whole."""
+        """True if the manifest and all objects exist and are intact."""
         return not self.missing and not self.damaged and self.manifest is None
 
     def shown(self) -> dict[str, object]:
-        """Ready for JSON."""
+        """Return it ready for JSON."""
         damaged = [each.shown() for each in self.damaged]
         found = {"ok": self.ok, "objects": self.objects, "missing": self.missing, "damaged": damaged}
         return found if self.manifest is None else {**found, "manifest": self.manifest}
@@ -98,17 +98,17 @@ class Verified:
 
 @dataclass(slots=True)
 class Pruned:
-    """What pruning removed."""
+    """The result of pruning."""
 
     removed: list[str] = field(default_factory=list)
-    """Ids of backups."""
+    """Ids of the removed backups."""
     objects: int = 0
     bytes: int = 0
     damaged: dict[str, str] = field(default_factory=dict)
-    """Backups whose manifests cannot be read → why. Every object was kept: one of these may need it."""
+    """Backups with unreadable manifests → why. Then no object was removed, because these may need it."""
 
     def shown(self) -> dict[str, object]:
-        """Ready for JSON."""
+        """Return it ready for JSON."""
         damaged = [{"id": backup_id, "why": why} for backup_id, why in self.damaged.items()]
         return {"removed": self.removed, "objects": self.objects, "bytes": self.bytes, "damaged": damaged}
 
@@ -124,7 +124,7 @@ class BackupFolder:
 
     @classmethod
     def make(cls, path: Path) -> BackupFolder:
-        """The folder, made if there is none; only its owner may look into it. Raises StoreUnusable."""
+        """Return the folder; create it, for its owner only, if necessary. Raises StoreUnusable."""
         folder = cls(path)
         if (path / FORMAT_NAME).exists():
             return cls.open(path)
@@ -142,7 +142,7 @@ class BackupFolder:
 
     @classmethod
     def open(cls, path: Path) -> BackupFolder:
-        """A folder that is there. Raises StoreUnusable, StoreTooNew."""
+        """Open an existing folder. Raises StoreUnusable, StoreTooNew."""
         try:
             text = (path / FORMAT_NAME).read_bytes()
         except OSError as error:
@@ -161,7 +161,7 @@ class BackupFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else makes or removes backups here. Raises StoreInUse."""
+        """Keep other processes from making or removing backups here. Raises StoreInUse."""
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -175,11 +175,11 @@ class BackupFolder:
     # --- objects -------------------------------------------------------------------------------
 
     def has(self, name: str) -> bool:
-        """Whether an object is there; it may be damaged."""
+        """True if an object exists; it may be damaged."""
         return self._place(name).exists()
 
     def digest(self, name: str) -> str | None:
-        """The digest of an object's file, which is read; None: it is not there, or not whole. Raises OSError."""
+        """Read an object and return the digest of its file; None if it is missing or damaged. Raises OSError."""
         try:
             kept = self._place(name).read_bytes()
             decompress(kept, name)
@@ -188,7 +188,7 @@ class BackupFolder:
         return name_of(kept)
 
     def put(self, name: str, data: bytes) -> str:
-        """Keep an object, durably; returns the digest of its file. Raises DamagedObject: the bytes have another name. OSError."""
+        """Store an object, durably; return the digest of its file. Raises DamagedObject: the name is wrong; OSError."""
         if name_of(data) != name:
             raise DamagedObject(f"object {name} arrived with other bytes than its name says")
         place = self._place(name)
@@ -198,11 +198,11 @@ class BackupFolder:
         return name_of(kept)
 
     def get(self, name: str) -> bytes:
-        """An object's bytes, checked. Raises DamagedObject; FileNotFoundError."""
+        """Return an object's bytes, checked. Raises DamagedObject; FileNotFoundError."""
         return decompress(self._place(name).read_bytes(), name)
 
     def rows(self, name: str) -> list[Row]:
-        """An object's rows; the last few objects are kept decoded. Raises DamagedObject, also for one that is missing."""
+        """Return an object's rows; caches the last few objects. Raises DamagedObject, also for a missing one."""
         found = self._decoded.get(name)
         if found is None:
             try:
@@ -220,18 +220,18 @@ class BackupFolder:
     # --- manifests -----------------------------------------------------------------------------
 
     def ids(self) -> list[str]:
-        """The backups that are complete, oldest first."""
+        """Return the ids of complete backups, oldest first."""
         return sorted(each.stem for each in self._backups.glob("*.json") if _ID.fullmatch(each.stem))
 
     def last_id(self) -> str:
-        """The newest backup. Raises StoreUnusable: there is none."""
+        """Return the id of the newest backup. Raises StoreUnusable: there is none."""
         ids = self.ids()
         if not ids:
             raise StoreUnusable(f"{self.path} has no complete backup", hint="`plainsong backup create` makes one")
         return ids[-1]
 
     def manifest(self, backup_id: str) -> dict[str, Any]:
-        """A manifest, checked. Raises DamagedManifest; StoreUnusable: there is none; StoreTooNew."""
+        """Read and check a manifest. Raises DamagedManifest; StoreUnusable: there is none; StoreTooNew."""
         if not _ID.fullmatch(backup_id):
             raise StoreUnusable(f"{backup_id!r} is no id of a backup", hint="`plainsong backup list` shows them")
         try:
@@ -257,7 +257,7 @@ class BackupFolder:
         return dict(found)
 
     def manifests(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-        """Those that can be read, by id, oldest first; and the ids of the others, with what is wrong."""
+        """Return the readable manifests by id, oldest first; and the ids of the others with their errors."""
         found: dict[str, dict[str, Any]] = {}
         unreadable: dict[str, str] = {}
         for each in self.ids():
@@ -270,7 +270,7 @@ class BackupFolder:
         return found, unreadable
 
     def put_manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Complete a backup: from here on it is there. Returns the manifest with its digest. Raises OSError."""
+        """Complete a backup: from now on it exists. Returns the manifest with its digest. Raises OSError."""
         complete = sealed({**manifest, "complete": True})
         replace_file(self._backups / f"{manifest['id']}.json", canonical(complete))
         return complete
@@ -289,8 +289,8 @@ class BackupFolder:
 
         Args:
           deep: also parse each row.
-          topics: which topics' objects to read.
-          on_object: called with the bytes of each.
+          topics: returns True for topics whose objects to read.
+          on_object: called with the size of each.
         """
         found = Verified()
         seen: set[str] = set()
@@ -309,7 +309,7 @@ class BackupFolder:
         return found
 
     def _fault(self, entry: Mapping[str, Any], *, deep: bool) -> str:
-        """What is wrong with an object; empty: nothing."""
+        """Return what is wrong with an object; empty if nothing."""
         name = entry["sha256"]
         try:
             kept = self._place(name).read_bytes()
@@ -326,13 +326,13 @@ class BackupFolder:
         return _first_fault(rows, entry.get("table", "")) if deep else ""
 
     def prune(self, keep_last: int, since_ms: int | None = None) -> Pruned:
-        """Remove the backups that are not to be kept, then the objects that no other one names.
+        """Remove backups, then the objects that no remaining backup needs.
 
-        Where a manifest cannot be read, nobody knows which objects that backup needs: it stays, and so does every object.
+        If a manifest cannot be read, the objects of that backup are unknown: it stays, and so do all objects.
 
         Args:
-          keep_last: how many of those that can be read stay in any case; so does the newest that left nothing out.
-          since_ms: those with a later cut stay too.
+          keep_last: keep this many of the newest readable ones, and the newest that left nothing out.
+          since_ms: also keep those with a later cut.
         Raises OSError.
         """
         manifests, damaged = self.manifests()
@@ -364,7 +364,7 @@ class BackupFolder:
 def objects_of(
     manifest: Mapping[str, Any], topics: Callable[[Mapping[str, Any]], bool] = lambda topic: True
 ) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
-    """The objects of a backup: their topic (None: of no topic), and what the manifest says."""
+    """Yield the objects of a backup: the topic (None for objects of no topic), and the manifest entry."""
     for entry in (*manifest["service"], *manifest["metadata"]):
         yield None, entry
     for topic in manifest["topics"]:

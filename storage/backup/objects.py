@@ -1,11 +1,11 @@
-"""Objects of a backup: rows in key order between two bounds, in one encoding, named by the hash of it.
+"""Objects of a backup: rows in key order between two bounds, in one encoding, named by its hash.
 
-    object   key length:u32  key  value length:u32  value  …      named by its SHA-256, kept as one zlib stream
+    object   key length:u32  key  value length:u32  value  …      named by its SHA-256, stored as one zlib stream
 
-Two backups share an object when its rows are the same, so bounds must not depend on what was backed up before. They are
-fixed points on the line of keys: an object spans the largest aligned window (of a power of two) whose rows fit. Rows
-that come, go or are rolled back change the object of their own window, and those of its neighbours only where windows
-join or part.
+Two backups share an object if its rows are the same, so bounds must not depend on earlier backups. They are fixed
+points in the space of keys: an object spans the largest aligned window (of a power of two) whose rows fit. Rows that
+are added, removed or rolled back change the object of their own window, and neighbouring ones only if windows join or
+split.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
     from storage.base import Row
 
 _LENGTH = struct.Struct(">I")
-#: No object is larger, but one of a single row that is.
+#: The largest object, unless it is a single row.
 MAX_OBJECT_BYTES = 16 << 20
-#: Rows of a window that fits. Smaller objects are more files; larger ones are more to send again when a row changes.
+#: Bytes of rows that fit a window. Smaller objects mean more files; larger ones mean more to send when a row changes.
 WINDOW_BYTES = 4 << 20
-#: The best that fits a busy machine: a level more costs twice the time for a twentieth of the space.
+#: The best level for a busy machine: the next one takes twice the time and saves a twentieth of the space.
 _LEVEL = 1
-#: Where a key of a message or a stored payload has its time.
+#: The time in the key of a message or stored payload.
 _TIME = slice(-10, -2)
 
 
 class DamagedObject(StorageFailed):
-    """The bytes of an object are not those that its name says."""
+    """The bytes of an object do not match its name."""
 
     title = "An object of a backup is damaged"
 
 
 def encode_row(row: Row) -> bytes:
-    """One row as it stands in an object."""
+    """Encode a row for an object."""
     key, value = row
     return b"".join((_LENGTH.pack(len(key)), key, _LENGTH.pack(len(value)), value))
 
 
 def decode_rows(data: bytes) -> list[Row]:
-    """The rows of an object. Raises DamagedObject."""
+    """Decode the rows of an object. Raises DamagedObject."""
     rows: list[Row] = []
     at, end = 0, len(data)
     try:
@@ -67,19 +67,20 @@ def decode_rows(data: bytes) -> list[Row]:
 
 
 def name_of(data: bytes) -> str:
-    """The name of an object: the SHA-256 of its bytes, in hex."""
+    """Return the name of an object: the SHA-256 of its bytes, in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def compress(data: bytes) -> bytes:
-    """An object as it is kept."""
+    """Compress an object for its file."""
     return zlib.compress(data, _LEVEL)
 
 
 def decompress(kept: bytes, name: str) -> bytes:
-    """The bytes of the object ``name``, checked.
+    """Decompress and check the object ``name``.
 
-    A few bits of a compressed stream say nothing, so this does not tell every flip; the digest in a manifest does.
+    Some bits of a compressed stream carry no information, so not every bit flip is found; the manifest's digest finds
+    it.
 
     Raises DamagedObject.
     """
@@ -97,11 +98,11 @@ def decompress(kept: bytes, name: str) -> bytes:
 
 
 class WindowedRows:
-    """Parts the rows under one prefix into windows: ``feed`` them in key order, then take ``windows``.
+    """Splits the rows under one prefix into windows: ``feed`` them in key order, then take ``windows``.
 
     Args:
-      prefix: what all keys begin with; the rest of a key has ``tail_bytes``, and is a number.
-      floor: where the first window may begin: the end of the one before it.
+      prefix: common prefix of all keys; the rest of a key is a number of ``tail_bytes``.
+      floor: lower bound of the first window: the end of the previous one.
       largest_bits: a window spans at most two to the power of this.
     """
 
@@ -113,13 +114,13 @@ class WindowedRows:
         self._keys: list[bytes] = []
         self._rows: list[bytes] = []
         self._ends: list[int] = []
-        """Where each row ends, in bytes from the first row that was ever taken."""
+        """End of each row, in bytes from the first row ever fed."""
         self._begin = 0
-        """Where the first of these rows begins."""
+        """Start of the first of these rows."""
         self._end = 0
 
     def feed(self, rows: Iterable[Row]) -> None:
-        """Take more rows. For any thread, one at a time."""
+        """Add rows. For any thread, one at a time."""
         for row in rows:
             encoded = encode_row(row)
             self._keys.append(row[0])
@@ -129,11 +130,11 @@ class WindowedRows:
 
     @property
     def is_due(self) -> bool:
-        """Whether a window is certain, whatever rows follow."""
+        """True if the next window is final, whatever rows follow."""
         return self._end - self._begin > WINDOW_BYTES
 
     def windows(self, *, complete: bool) -> Iterator[Window]:
-        """The windows that are certain; with ``complete`` all of them, since no row follows."""
+        """Yield the final windows; all of them if ``complete``, which says that no row follows."""
         while self._keys and (self.is_due or complete):
             yield self._next()
 
@@ -142,7 +143,7 @@ class WindowedRows:
         first = self._tail(self._keys[0])
         bits = self._largest_bits
         if fitting < len(self._keys):
-            # The largest window that has the first row and not the one that is too much.
+            # The largest window that contains the first row but not the first one too many.
             bits = min(bits, (first ^ self._tail(self._keys[fitting])).bit_length() - 1)
         while (begin := first >> bits << bits) < self.floor:
             bits -= 1
@@ -158,7 +159,7 @@ class WindowedRows:
         return window
 
     def _times_ms(self, count: int) -> tuple[int, int]:
-        """The first and the last time in the first ``count`` keys; where a key is a position, they rise with it."""
+        """Return the first and last time in the first ``count`` keys. Positions ascend with time; other keys do not."""
         keys = (self._keys[0], self._keys[count - 1]) if self._tail_bytes == POSITION_BYTES else self._keys[:count]
         times = [key[_TIME] for key in keys]
         return int.from_bytes(min(times), "big"), int.from_bytes(max(times), "big")
@@ -179,12 +180,12 @@ class Window:
         self.last = last
         self.count = count
         self.data = data
-        #: The first and the last publish time, or time of a store; none of metadata.
+        #: The first and the last publish or store time; None for metadata.
         self.times_ms = times_ms
 
 
 def keyed_windows(rows: Iterable[Row]) -> Iterator[Window]:
-    """Rows of metadata, whose keys are no numbers, as objects; they end at keys that their own hash chooses."""
+    """Yield objects of metadata rows, whose keys are no numbers. They end at keys chosen by the keys' hash."""
     held: list[bytes] = []
     first = last = b""
     size = 0

@@ -1,15 +1,15 @@
-"""Rows of the metadata table: two cells that a topic's head chooses from, or one that is compared and set.
+"""Rows of the metadata table: two cells from which a topic's head chooses, or one with compare-and-set.
 
 Rows of topics and of the transaction service have two cells, of which one counts:
 
-    cells a, b    stamp  01 value | 00        00: the row is gone
+    cells a, b    stamp  01 value | 00        00: the row is removed
     governed by   ns:topic:  and  00 kind ns:topic: …     the head of the topic
                   00 'x' …                                the head of the transaction service
 
-The value is that of the later of the commits that took place. The owner puts its next value into the other cell, by
-compare-and-set, and it counts when the commit does. So a value stays readable until the next one is certain, and a late
-put of a replaced owner either finds another cell than it expects, or is never read. Only the owner of the head writes
-these rows; all other rows of the table have one cell, see ``Cells``.
+The value is that of the last commit that took effect. The owner puts its next value into the other cell, by
+compare-and-set, and it counts once the commit does. So a value stays readable until the next one is certain, and a late
+put of a replaced owner either finds an unexpected cell or is never read. Only the owner of the head writes these rows;
+all other rows of the table have one cell, see ``Cells``.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ SLOTS = (FAMILY + b":a", FAMILY + b":b")
 SERVICE_PREFIX = b":transactions:"
 _THERE, _GONE = b"\x01", b"\x00"
 _SLOT_HEAD_BYTES = STAMP.size + 1
-#: Rows whose cells are cached, so that a write need not read them first; larger cells are not cached.
+#: Rows whose cells are cached, so that a write need not read them first. Larger cells are not cached.
 _MAX_KNOWN = 4096
 _MAX_KNOWN_BYTES = 1024
 _ATTEMPTS = 100
 
 
 def governor(key: bytes) -> bytes | None:
-    """``ns:topic:`` of the head that governs a row of the metadata table; None: no head does."""
+    """Return ``ns:topic:`` of the head that governs a row of the metadata table; None if none does."""
     if not key.startswith(SYSTEM):
         prefix = topic_prefix(key)
         return prefix if prefix and prefix == key else None
@@ -51,7 +51,7 @@ def governor(key: bytes) -> bytes | None:
 
 
 def slot_of(stamp: Stamp, value: bytes | None) -> bytes:
-    """A cell with a value, or (None) a cell that says that the row is gone."""
+    """Encode a cell with a value, or with None, a cell that marks the row as removed."""
     return stamp.encode() + (_GONE if value is None else _THERE + value)
 
 
@@ -63,20 +63,20 @@ class SlotPair(NamedTuple):
 
     @classmethod
     def of(cls, columns: Mapping[bytes, bytes]) -> SlotPair:
-        """From a row of HBase."""
+        """Make it from the columns of a row of HBase."""
         return cls(*map(columns.get, SLOTS))
 
     def stamps(self) -> list[Stamp]:
-        """The stamps of the existing cells. Raises DamagedRow."""
+        """Return the stamps of the existing cells. Raises DamagedRow."""
         return [_stamp_of(cell) for cell in self if cell]
 
     def valid(self, head: Head) -> int | None:
-        """The index of the cell that counts; None: neither does. Raises DamagedRow."""
+        """Return the index of the cell that counts; None if neither does. Raises DamagedRow."""
         counting = [(stamp, at) for at, cell in enumerate(self) if cell and head.counts(stamp := _stamp_of(cell))]
         return max(counting)[1] if counting else None
 
     def value(self, head: Head) -> bytes | None:
-        """The row's value; None: there is no such row. Raises DamagedRow."""
+        """Return the row's value; None if there is no such row. Raises DamagedRow."""
         at = self.valid(head)
         if at is None:
             return None
@@ -85,11 +85,11 @@ class SlotPair(NamedTuple):
         return cell[_SLOT_HEAD_BYTES:] if cell[STAMP.size : _SLOT_HEAD_BYTES] == _THERE else None
 
     def is_beyond(self, head: Head) -> bool:
-        """Whether a later owner than the head's has written here: the head is not current."""
+        """True if an owner later than the head's has written here, which means that the head is stale."""
         return any(cell is not None and _stamp_of(cell).epoch > head.last.epoch for cell in self)
 
     def put(self, at: int, cell: bytes) -> SlotPair:
-        """The pair with one cell replaced."""
+        """Return the pair with one cell replaced."""
         return SlotPair(cell, self.b) if at == 0 else SlotPair(self.a, cell)
 
 
@@ -108,23 +108,23 @@ class Slots:
         self._known: OrderedDict[bytes, SlotPair] = OrderedDict()
 
     async def get(self, key: bytes) -> SlotPair:
-        """The cells of a row. Raises StoreError."""
+        """Return the cells of a row. Raises StoreError."""
         rows = await self._pool.call("getRow", self._table, key, {})
         return SlotPair.of({column: cell.value for column, cell in rows[0].columns.items()}) if rows else SlotPair()
 
     async def put(self, key: bytes, value: bytes | None, stamp: Stamp, head: Head) -> None:
-        """Put the value that the row has once the commit of ``stamp`` takes place; None: removed.
+        """Put the row's value after the commit of ``stamp``; None: removed.
 
         Args:
           head: the owner's, before that commit.
         Raises:
-          Deposed: a later owner has written the row; by this head its cell would seem not to count.
-          StoreError: unknown.
+          Deposed: a later owner has written the row; its cell would seem not to count by this head.
+          StoreError: the outcome is unknown.
         """
         after = slot_of(stamp, value)
         pair = self._known.pop(key, None)
         if pair is None:
-            # Most rows that are not cached are new; a row with any cell has the first one.
+            # Most uncached rows are new; a row with any cell has the first one.
             pair = SlotPair() if value is not None else await self.get(key)
         for _ in range(_ATTEMPTS):
             if pair.is_beyond(head):
@@ -151,7 +151,7 @@ class Slots:
                 self._known.popitem(last=False)
 
     def forget(self, prefix: bytes) -> None:
-        """Drop the cached rows that this head governs: other instances may have written them."""
+        """Drop the cached rows that this head governs, because other instances may have written them."""
         for key in [key for key in self._known if governor(key) == prefix]:
             del self._known[key]
 
@@ -160,13 +160,12 @@ class Slots:
 #
 # Rows of the metadata table that no head governs have one cell, which no older owner can replace:
 #
-#     cell v    epoch:u64  01 value | 00        00: the row is gone
+#     cell v    epoch:u64  01 value | 00        00: the row is removed
 #
-# Their writer has claimed a name without a namespace, and the epochs of those claims are in the order of time, whatever
-# the name (``owners.Epochs``): so the cell itself says whether it may be replaced. A removed row stays as a cell that
-# says so: HBase has no compare-and-delete through its gateway, and a plain delete that arrives late would remove what a
-# later owner has put. Such rows are few: properties of namespaces, and rows about the whole store. They count as soon
-# as they are put.
+# Their writer has claimed a name without a namespace. The epochs of such claims ascend with time across names
+# (``owners.Epochs``), so the cell's epoch decides if it may be replaced. A removed row remains as a cell that marks it:
+# the gateway has no compare-and-delete, and a plain delete that arrives late would remove the value of a later owner.
+# Such rows are few: properties of namespaces, and rows about the whole store. They take effect when they are put.
 
 
 _EPOCH = struct.Struct(">Q")
@@ -175,12 +174,12 @@ _CELL_HEAD_BYTES = _EPOCH.size + 1
 
 
 def cell_of(epoch: int, value: bytes | None) -> bytes:
-    """A cell with a value, or (None) a cell that says that the row is gone."""
+    """Encode a cell with a value, or with None, a cell that marks the row as removed."""
     return _EPOCH.pack(epoch) + (_GONE if value is None else _THERE + value)
 
 
 def value_in(cell: bytes | None) -> bytes | None:
-    """The row's value; None: there is no such row. Raises DamagedRow."""
+    """Return the row's value; None if there is no such row. Raises DamagedRow."""
     if cell is None:
         return None
     mark = cell[_EPOCH.size : _CELL_HEAD_BYTES]
@@ -190,7 +189,7 @@ def value_in(cell: bytes | None) -> bytes | None:
 
 
 def epoch_in(cell: bytes | None) -> int:
-    """The epoch of the cell's writer; 0: there is no cell. Raises DamagedRow."""
+    """Return the epoch of the cell's writer; 0 if there is no cell. Raises DamagedRow."""
     if cell is None:
         return 0
     value_in(cell)
@@ -206,14 +205,14 @@ class Cells:
         self._table = table
 
     async def get(self, key: bytes) -> bytes | None:
-        """The cell of a row. Raises StoreError."""
+        """Return the cell of a row, None if there is none. Raises StoreError."""
         rows = await self._pool.call("getRow", self._table, key, {})
         return rows[0].columns[CELL].value if rows and CELL in rows[0].columns else None
 
     async def swap(self, key: bytes, before: bytes | None, after: bytes) -> bool:
-        """Replace ``before`` (None: no cell) by ``after``. Raises StoreError.
+        """Replace ``before`` (None: no cell) by ``after``; return False if the cell has changed. Raises StoreError.
 
-        True also if an attempt whose answer was lost has done so.
+        Also True if an attempt whose answer was lost has done it.
         """
         mutation = thrift.Mutation(column=CELL, value=after)
         if await self._pool.call("checkAndPut", self._table, key, CELL, before, mutation, {}):
@@ -221,11 +220,11 @@ class Cells:
         return await self.get(key) == after
 
     async def put(self, key: bytes, value: bytes | None, epoch: int) -> None:
-        """Put a value, or (None) that the row is gone.
+        """Put a value, or with None, mark the row as removed.
 
         Raises:
           Deposed: a later owner has written it.
-          StoreError: unknown.
+          StoreError: the outcome is unknown.
         """
         while True:
             before = await self.get(key)
@@ -236,12 +235,12 @@ class Cells:
                 return
 
     async def put_expected(self, key: bytes, expected: bytes | None, value: bytes | None, epoch: int) -> None:
-        """As ``put``, if the value is ``expected``. Raises StoreConflict: nothing happened."""
+        """Do ``put`` if the value is ``expected``. Raises StoreConflict: nothing happened."""
         while True:
             before = await self.get(key)
             after = cell_of(epoch, value)
             if before == after and expected != value:
-                return  # an attempt before
+                return  # done by an earlier attempt
             if value_in(before) != expected:
                 raise StoreConflict(f"row {key.hex()} of the metadata table has changed")
             if epoch_in(before) > epoch:

@@ -1,12 +1,12 @@
-"""Writes a commit: puts its rows and cells at once, moves the head, then removes rows and rolls back.
+"""Writes a commit: puts its rows and cells, moves the head, then removes rows and rolls back.
 
     a put fails, or finds another owner           the commit did not happen: the head was never moved
-    another instance moved the head               ``Owners.commit`` says whether the commit happened before
+    another instance moved the head               ``Owners.commit`` tells if the commit happened before that
     no connection was free to move the head       the commit did not happen
     the answer to the head's move was lost        unknown
-    a removal or rollback behind it fails         unknown: the puts took place
+    a removal or rollback after it fails          unknown: the puts have taken effect
 
-Rows of the metadata table that no head governs count as soon as they are put: after such a put the outcome of a failed
+Rows of the metadata table that no head governs take effect when they are put: after such a put the outcome of a failed
 commit is unknown.
 """
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class CommitWriter:
-    """Writes commits, each under its claim."""
+    """Writes commits under their claims."""
 
     def __init__(
         self, owners: Owners, cells: Cells, row_writer: RowWriter, row_remover: RowRemover, max_row_bytes: int
@@ -63,11 +63,11 @@ class CommitWriter:
         self._max_row_bytes = max_row_bytes
 
     async def write(self, commit: Sequence[Operation], claim: Claim, expect: Sequence[Expect]) -> None:
-        """Write a commit part by part, in order; the caller has checked the expectations.
+        """Write a commit part by part, in order. The caller has checked the expectations.
 
         Raises:
-          StoreConflict: an expectation does not hold any more; nothing happened.
-          Deposed, NothingWritten, StoreError: as ``Store.write`` says.
+          StoreConflict: an expectation no longer holds; nothing happened.
+          Deposed, NothingWritten, StoreError: as in ``Store.write``.
         """
         progress = _CommitProgress()
         try:
@@ -96,7 +96,7 @@ class CommitWriter:
         if part.removals or part.rollback:
             progress.is_open = True
             await self._follow(part)
-            # Still the owner: an instance that claims the topic from now on reads the rows as they are now.
+            # Still the owner: an instance that claims the topic from now on reads the rows in this state.
             await self._owners.check(claim)
 
     async def _follow(self, part: CommitPart) -> None:
@@ -106,7 +106,7 @@ class CommitWriter:
             await self._row_remover.roll_back(part.rollback)
 
     async def _commit(self, claim: Claim, progress: _CommitProgress) -> None:
-        """Move the head; from then on the commit may have taken place, unless the answer says that it did not."""
+        """Move the head. Afterwards the commit may have happened, unless the answer rules that out."""
         before, progress.is_open = progress.is_open, True
         try:
             await self._owners.commit(claim)
@@ -125,7 +125,7 @@ class CommitWriter:
     async def _put_free_cells(
         self, batch: CommitBatch, claim: Claim, expected: dict[bytes, Expect], progress: _CommitProgress
     ) -> None:
-        """Put the cells that no head governs; one with an expectation first, since it may refuse the whole commit."""
+        """Put the cells that no head governs; first one with an expectation, since that may refuse the whole commit."""
         free = {key: value for key, value in batch.metadata.items() if governor(key) != metadata_key(claim.name)}
         for key in sorted(free, key=lambda key: key not in expected):
             value, wanted = free[key], expected.get(key)
@@ -159,14 +159,14 @@ class _CommitProgress:
 
     def __init__(self) -> None:
         self.is_open = False
-        """Whether part of the commit may have taken place."""
+        """True if part of the commit may have taken effect."""
 
 
 # --- parts of a commit -----------------------------------------------------------------------------
 #
-#     batch      all puts, and removals of metadata, as the last operation on each row has them: at one moment
-#     removals   of messages and payloads, behind the batch: no reader can see those rows any more
-#     rollback   behind the removals; what follows it in the commit is the next part
+#     batch      all puts, and removals of metadata, merged to the last operation on each row; takes effect at once
+#     removals   of messages and payloads, after the batch: no reader can see those rows any longer
+#     rollback   after the removals; operations after it are the next part
 
 
 class CommitBatch:
@@ -176,11 +176,11 @@ class CommitBatch:
         self.rows: list[Put] = []
         """Rows of messages and payloads."""
         self.metadata: dict[bytes, bytes | None] = {}
-        """Rows of the metadata table, as the last operation on each has them; None: removed."""
+        """The last operation on each row of the metadata table; None: removed."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to put."""
+        """True if there is nothing to put."""
         return not (self.rows or self.metadata)
 
 
@@ -194,7 +194,7 @@ class CommitPart:
         self._gone: set[tuple[Table, bytes]] = set()
 
     def take(self, operation: Operation) -> bool:
-        """Add an operation; False: it must come after everything in this part."""
+        """Add an operation. Returns False if it must come after everything in this part."""
         if self.rollback is not None:
             return False
         if isinstance(operation, RollBack):
@@ -221,7 +221,7 @@ class CommitPart:
 
 
 def commit_parts(commit: Sequence[Operation]) -> Iterator[CommitPart]:
-    """The parts of a commit, one after the other; usually one."""
+    """Yield the parts of a commit in order; usually one."""
     part = CommitPart()
     for operation in commit:
         if not part.take(operation):
@@ -231,11 +231,11 @@ def commit_parts(commit: Sequence[Operation]) -> Iterator[CommitPart]:
     yield part
 
 
-# --- puts of messages and payloads: if absent, so that no late attempt replaces an acknowledged row -
+# --- puts of messages and payloads: only if absent, so that no late attempt replaces an acknowledged row ---
 #
 #     absent                                     put
-#     the same bytes                             an earlier attempt of ours has landed: done
-#     of a commit that can never take place      no reader will ever see it: replaced
+#     the same bytes                             an earlier attempt of ours has succeeded: done
+#     of a commit that will never take effect    invisible to all readers: replaced
 #     anything else                              another owner is at work
 
 
@@ -249,14 +249,14 @@ class RowWriter:
         self._max_cell_bytes = max_cell_bytes
 
     def calls(self, operation: Put, claim: Claim) -> Iterator[Callable[[], Awaitable[None]]]:
-        """Calls that put the operation's rows, in as few rows of HBase as its cells allow; in any order.
+        """Yield calls that put the rows, in as few rows of HBase as the bound on cells allows. The order is free.
 
         They raise:
           Deposed: another owner has put a row there.
           StoreError: some rows may have been put; they count if the commit does.
         """
         keys = [operation.prefix + suffix for suffix in operation.suffixes]
-        # No head governs rows of another topic than the claim's; only tests of stores write those.
+        # No head governs rows of a topic other than the claim's; only tests of stores write those.
         own = not keys or topic_prefix(keys[0]) == metadata_key(claim.name)
         stamp = self._owners.next_stamp(claim) if own else NO_OWNER
         for packed in pack(keys, operation.values, stamp, self._max_cell_bytes):
@@ -280,10 +280,10 @@ class RowWriter:
                 raise Deposed(f"row {packed.key.hex()} of {name.decode()} was put in epoch {stamp.epoch}")
 
 
-# --- removals and rollbacks: cells beside the packed rows, until all rows of one are removed --------
+# --- removals and rollbacks: cells next to the packed rows, until all rows of one are removed -------
 #
-# A row of HBase is removed as it was read, by its time: a row that was put in the same place since stays, and the
-# removal hides nothing that is put later, by whatever clock.
+# A row of HBase is removed as it was read, by its timestamp: a row put in its place since stays, and the removal hides
+# no later put, whatever the clock.
 
 
 _FIRST_REMOVAL_PAGE = 16
@@ -301,7 +301,7 @@ class RowRemover:
         self._timeout_s = timeout_s
 
     async def remove(self, table: Table, keys: Sequence[bytes]) -> None:
-        """Remove rows; absent ones are no error. Raises StoreError: some may have been removed."""
+        """Remove rows; absent ones are ignored. Raises StoreError: some may have been removed."""
         if table is Table.METADATA:
             for at in range(0, len(keys), _ROWS):
                 found = await self._pool.call("getRows", self._tables[table], list(keys[at : at + _ROWS]), {})
@@ -325,7 +325,7 @@ class RowRemover:
                 return True
             stamp = stamp_of(found.columns[CELL]) if CELL in found.columns else None
             if stamp is not None and not head.counts(stamp) and not head.is_void(stamp):
-                return key < last  # of a commit under way
+                return key < last  # of a commit in progress
             void = stamp is None or head.is_void(stamp)
             rows = [] if void else unpack(key, found.columns)
             if all(row[0] in gone for row in rows):
@@ -339,16 +339,16 @@ class RowRemover:
         await gather(whole)
 
     async def remove_whole(self, table: Table, found: Iterable[ScannedRow]) -> None:
-        """Remove rows of HBase as they were read, whatever is in them. Raises StoreError: some may have been removed."""
+        """Remove rows of HBase as they were read, whatever is in them. Raises StoreError: some may be removed."""
         await gather(self._gone(table, row) for row in found)
 
     def _gone(self, table: Table, found: ScannedRow) -> Callable[[], Awaitable[None]]:
-        """The call that removes a row of HBase as it was read."""
+        """Return the call that removes a row of HBase as it was read."""
         call = partial(self._pool.call, "deleteAllRowTs", self._tables[table])
         return partial(call, found.key, found.time_ms, {})
 
     async def roll_back(self, operation: RollBack) -> None:
-        """Roll back the pointer's rows of the range. Raises StoreError: some may have been rolled back."""
+        """Roll back the pointer's rows in the range. Raises StoreError: some may have been rolled back."""
         if operation.start >= operation.stop:
             return
         head = await self._owners.head_of(topic_prefix(operation.start))
@@ -369,7 +369,7 @@ class RowRemover:
     async def _each(
         self, table: Table, start: bytes, prefix: bytes, change: Callable[[ScannedRow], Awaitable[bool]]
     ) -> None:
-        """Call ``change`` with each row of HBase from the one with ``start`` on, until it returns False."""
+        """Call ``change`` with each row of HBase from the one that contains ``start`` on, until it returns False."""
 
         async def take(page: list[ScannedRow]) -> bool:
             for found in page:

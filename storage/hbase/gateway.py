@@ -1,8 +1,8 @@
 """One connection to HBase's Thrift gateway: framed calls on a trio stream, and aiohappybase on top of them.
 
-aiohappybase has the interface (its IDL) and functions for tables; its own clients are for asyncio, trust that answers
-come in order, and decode in Python. The client here fits ``Connection.THRIFT_CLIENTS``: it needs no other event loop,
-uses the compiled codec, and closes the connection if an answer does not belong to the request.
+aiohappybase provides the interface (its IDL) and functions for tables. Its own clients are for asyncio, assume that
+answers arrive in order, and decode in Python. The client here fits ``Connection.THRIFT_CLIENTS``: it needs no other
+event loop, uses the compiled codec, and closes the connection if an answer does not belong to the request.
 
 The gateway must be started with ``-f`` (framed).
 """
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SIZE = struct.Struct("!i")
-#: A call of a function that no service has: a Thrift server says so at once, with or without an HBase.
+#: A call of an unknown function: a Thrift server refuses it at once, with or without an HBase.
 GREETING = b"\x80\x01\x00\x01" + _SIZE.pack(9) + b"plainsong" + _SIZE.pack(0) + b"\x00"
 GREETED = b"\x80\x01\x00\x03"
 _RECEIVE_BYTES = 1 << 18
-#: An answer may be a list of cells; a larger frame is no answer to the store's requests.
+#: An answer may be a list of cells; a larger frame cannot answer the store's requests.
 _MAX_ANSWER_BYTES = 256 << 20
 
 
 def _import_aiohappybase() -> ModuleType:
-    """Import aiohappybase 1.4, which asks pkg_resources for its IDL: setuptools has dropped that, so stand in."""
+    """Import aiohappybase 1.4 with a stand-in for pkg_resources, which it needs and setuptools has dropped."""
     name = "pkg_resources"
     if name in sys.modules or find_spec(name) is not None:
         return import_module("aiohappybase")
@@ -58,9 +58,9 @@ def _origin(module: str) -> str:
 
 
 aiohappybase = _import_aiohappybase()
-#: The module that thriftpy2 makes of the IDL: the service and its types.
+#: The module that thriftpy2 generates from the IDL: the service and its types.
 thrift: Any = import_module("Hbase_thrift")
-#: Errors that the gateway answers; the connection can be used again.
+#: Errors with which the gateway answers; the connection remains usable.
 REFUSALS: tuple[type[Exception], ...] = (
     thrift.IOError,
     thrift.IllegalArgument,
@@ -72,33 +72,33 @@ Address = tuple[str, int]
 
 
 class OutOfStep(OSError):
-    """The received frame is not the answer to the request."""
+    """The received frame does not answer the request."""
 
 
 class AnswerTooLarge(OutOfStep):
-    """The answer is larger than any that is read: the gateway is well, but the connection has to be closed."""
+    """The answer exceeds the size limit. The gateway works, but the connection must be closed."""
 
 
 class Gateway:
-    """A framed connection on which one call at a time is under way."""
+    """A framed connection for one call at a time."""
 
     def __init__(self, stream: trio.abc.Stream, address: Address = ("", 0)) -> None:
         self.address = address
         self._stream = stream
         self._sequence = 0
         self._buffer = bytearray()
-        #: Whether a whole frame has come, so that what follows are frames too.
+        #: True once a whole frame has arrived, which shows that the gateway is framed.
         self._is_framed = False
-        #: Calls to send with the next one, and those whose answers have to be skipped.
+        #: Calls to send with the next one, and those whose answers must be skipped.
         self._deferred = b""
         self._unread_answers: list[tuple[int, str]] = []
 
     @classmethod
     async def open(cls, address: Address, tls: Callable[[], ssl.SSLContext] | None = None) -> Gateway:
-        """Connect to a gateway that answers, even if its HBase does not; with ``tls`` by TLS, in that context.
+        """Connect to a gateway that answers, even if its HBase does not; over TLS if ``tls`` provides a context.
 
         Raises:
-          OSError, trio.BrokenResourceError: nobody answers, or whoever does is no gateway.
+          OSError, trio.BrokenResourceError: there is no answer, or it is not a gateway's.
         """
         gateway = cls(await connect(address, tls), address)
         try:
@@ -106,7 +106,7 @@ class Gateway:
         except BaseException as error:
             with trio.CancelScope(shield=True):
                 await gateway.aclose()
-            # With TLS 1.3 a certificate is refused behind the handshake.
+            # With TLS 1.3 a certificate is refused after the handshake.
             if isinstance(error, trio.BrokenResourceError) and isinstance(error.__cause__, ssl.SSLError):
                 raise OSError(_tls_failure(error.__cause__)) from error
             raise
@@ -115,7 +115,7 @@ class Gateway:
     async def call(self, name: str, *args: object) -> Any:
         """Call the service's function ``name`` with all its arguments, in the order of the IDL.
 
-        A call that was not awaited to its end leaves its answer in the stream: the caller must close the connection.
+        A cancelled call leaves its answer in the stream: the caller must close the connection.
 
         Raises:
           OSError, trio.BrokenResourceError: the outcome is unknown.
@@ -130,12 +130,12 @@ class Gateway:
         return self._answer(name, await self._frame(), self._sequence)
 
     def call_later(self, name: str, *args: object) -> None:
-        """Send a call with the next one, and ignore its answer: for cleanup that no caller waits for."""
+        """Send a call along with the next one, and ignore its answer. For cleanup that no caller waits for."""
         self._deferred += self._request(name, args)
         self._unread_answers.append((self._sequence, name))
 
     async def aclose(self) -> None:
-        """Close, whatever is under way."""
+        """Close it, even during a call."""
         await trio.aclose_forcefully(self._stream)
 
     async def _greet(self) -> None:
@@ -177,7 +177,7 @@ class Gateway:
             failed = kind == TMessageType.EXCEPTION
             answer = TApplicationException() if failed else getattr(thrift.Hbase, f"{name}_result")()
             codec.read_struct(answer)
-        except Exception as error:  # whatever the codec makes of bytes that are no answer
+        except Exception as error:  # the codec raises anything for bytes that are no answer
             raise OutOfStep(f"an answer that cannot be read: {error!r}") from error
         if sequence != expected:
             raise OutOfStep(f"answer {sequence} to request {expected}")
@@ -200,7 +200,7 @@ class Gateway:
 
 
 async def connect(address: Address, tls: Callable[[], ssl.SSLContext] | None) -> trio.abc.Stream:
-    """A stream to ``address``; with ``tls`` a server whose certificate is good for the host. Raises OSError."""
+    """Connect to ``address``; with ``tls``, verify that the certificate matches the host. Raises OSError."""
     stream = await trio.open_tcp_stream(*address)
     if tls is None:
         return stream
@@ -241,22 +241,22 @@ class TrioClient:
         return call
 
     def close(self) -> None:
-        """Nothing: the gateway's owner closes it."""
+        """Do nothing: the gateway's owner closes it."""
 
 
 class TrioConnection(aiohappybase.Connection):  # type: ignore[misc, name-defined]
-    """aiohappybase's connection, for its functions for tables."""
+    """aiohappybase's connection, used for its table functions."""
 
     @classmethod
     def on(cls, gateway: Gateway) -> TrioConnection:
-        """A connection that calls through ``gateway``."""
+        """Return a connection that calls through ``gateway``."""
         connection = cls()
         connection.client = TrioClient(gateway)
         return connection
 
 
 def refusal_text(error: BaseException) -> str:
-    """The first line of a gateway's message: bytes, followed by a Java stack trace."""
+    """Return the first line of a gateway's message, which is bytes with a Java stack trace."""
     message = getattr(error, "message", None)
     text = message.decode("utf-8", "replace") if isinstance(message, bytes) else str(message or repr(error))
     return text.partition("\n")[0][:300]

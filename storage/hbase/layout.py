@@ -32,31 +32,31 @@ HASHES = 256
 
 
 def hashed(key: bytes) -> bytes:
-    """The key as the message and payload tables have it."""
+    """Return the key as used in the message and payload tables."""
     return blake2b(topic_prefix(key), digest_size=1).digest() + key
 
 
 def row_key(table: Table, key: bytes) -> bytes:
-    """The key as ``table`` has it."""
+    """Return the key as used in ``table``."""
     return key if table is Table.METADATA else hashed(key)
 
 
 def is_within_topic(start: bytes, stop: bytes) -> bool:
-    """Whether all keys of ``[start, stop)`` are of one topic."""
+    """True if all keys of ``[start, stop)`` belong to one topic."""
     prefix = topic_prefix(start)
     return prefix != b"" and stop <= prefix[:-1] + b";"
 
 
 # --- stamps ----------------------------------------------------------------------------------------
 #
-# A stamp says which commit a row or cell of HBase belongs to; a topic's head says which stamps count.
+# A stamp tells which commit a row or cell of HBase belongs to; a topic's head decides which stamps count.
 #
 #     stamp     epoch:u64 serial:u64      the owner's epoch, and the number of its commit; 0 0: no owner, always counts
-#     head      01 stamp stamp            the last commit of the present owner; the last one of the owner before
-#     fence     serial:u64                of an epoch: the last commit that counts
+#     head      01 stamp stamp            the last commit of the present owner; the last one of the previous owner
+#     fence     serial:u64                the last commit of an epoch that counts
 #
-# All rows and cells of a commit carry its stamp, and count once the head says so. What is put later under a stamp that
-# the head has passed by, or in an epoch without a fence, never counts.
+# All rows and cells of a commit carry its stamp, and count once the head has reached it. A row that is put later under
+# a stamp that the head has skipped, or in an epoch without a fence, never counts.
 
 
 STAMP = struct.Struct(">QQ")
@@ -66,14 +66,14 @@ _SERIAL = struct.Struct(">Q")
 
 
 class Stamp(NamedTuple):
-    """The commit that a row or cell belongs to."""
+    """Identifies the commit that a row or cell belongs to."""
 
     epoch: int
     serial: int
-    """From 1; 0: before the first commit of the epoch."""
+    """Counts from 1; 0 is the state before the first commit of the epoch."""
 
     def encode(self) -> bytes:
-        """The beginning of a cell."""
+        """Encode it for the beginning of a cell."""
         return STAMP.pack(*self)
 
 
@@ -81,12 +81,12 @@ NO_OWNER = Stamp(0, 0)
 
 
 def encode_serial(serial: int) -> bytes:
-    """A fence's value."""
+    """Encode a fence's value."""
     return _SERIAL.pack(serial)
 
 
 def decode_serial(value: bytes) -> int:
-    """Read a fence's value. Raises DamagedRow."""
+    """Decode a fence's value. Raises DamagedRow."""
     if len(value) != _SERIAL.size:
         raise DamagedRow(f"a fence has {len(value)} bytes")
     serial: int = _SERIAL.unpack(value)[0]
@@ -100,17 +100,17 @@ class Head:
     last: Stamp = NO_OWNER
     """The owner's last commit."""
     before: Stamp = NO_OWNER
-    """The last commit of the last earlier owner that made any."""
+    """The last commit of the latest earlier owner that made any."""
     fences: Mapping[int, int] = field(default_factory=dict)
-    """Of the owners before that: epoch → serial of the last commit."""
+    """For earlier owners: epoch → serial of the last commit."""
 
     def encode(self) -> bytes:
-        """The head's cell; fences have cells of their own."""
+        """Encode the head's cell. Fences have their own cells."""
         return _HEAD_STRUCT.pack(_HEAD_FORMAT, *self.last, *self.before)
 
     @classmethod
     def decode(cls, cell: bytes | None, fences: Mapping[int, int]) -> Head:
-        """Read the head's cell; None: the topic was never claimed. Raises DamagedRow."""
+        """Decode the head's cell; None: the topic was never claimed. Raises DamagedRow."""
         if cell is None:
             return cls()
         if len(cell) != _HEAD_STRUCT.size or cell[0] != _HEAD_FORMAT:
@@ -119,27 +119,27 @@ class Head:
         return cls(Stamp(epoch, serial), Stamp(epoch_before, serial_before), fences)
 
     def claimed(self, epoch: int) -> Head:
-        """The head of the next owner, before its first commit."""
+        """Return the head of the next owner, before its first commit."""
         if not self.last.serial:
             return Head(Stamp(epoch, 0), self.before, self.fences)
         fences = {**self.fences, self.before.epoch: self.before.serial} if self.before.epoch else self.fences
         return Head(Stamp(epoch, 0), self.last, fences)
 
     def committed(self) -> Head:
-        """The head after the owner's next commit."""
+        """Return the head after the owner's next commit."""
         return replace(self, last=Stamp(self.last.epoch, self.last.serial + 1))
 
     def counts(self, stamp: Stamp) -> bool:
-        """Whether the commit of ``stamp`` took place."""
+        """True if the commit of ``stamp`` took effect."""
         for known in (self.last, self.before):
             if stamp.epoch == known.epoch:
                 return stamp.serial <= known.serial
         return stamp == NO_OWNER or stamp.serial <= self.fences.get(stamp.epoch, 0)
 
     def outcome_of(self, stamp: Stamp) -> bool | None:
-        """Whether a commit of an earlier owner took place; None: it is too long ago to say, or not decided yet.
+        """True if a commit of an earlier owner took effect; None if that was too long ago to tell, or is undecided.
 
-        Once this is the head, no later attempt of that commit can take place.
+        Once this is the head, no later attempt of that commit can take effect.
         """
         if stamp.epoch >= self.last.epoch:
             return None
@@ -147,36 +147,36 @@ class Head:
         return stamp.serial <= known[stamp.epoch] if stamp.epoch in known else None
 
     def is_void(self, stamp: Stamp) -> bool:
-        """Whether the commit of ``stamp`` will never count: its owner was replaced before it took place."""
+        """True if the commit of ``stamp`` will never count: its owner was replaced before."""
         return stamp.epoch < self.last.epoch and not self.counts(stamp)
 
 
 # --- packed ----------------------------------------------------------------------------------------
 #
-# One row of HBase has many message or payload rows, since HBase writes a single row atomically.
+# One row of HBase contains many message or payload rows, because HBase writes a single row atomically.
 #
 #     row key   hash:u8  key of the last row in it
 #     cell v    01  stamp  shared:u16  tail:u16  count:u32  (tail bytes, size:u32) × count  values
 #     cell t…   stamp  pointer:i64  first tail  last tail  →  01     rows of this pointer in between are rolled back
 #     cell r…   stamp  first tail  last tail  →  01                  rows in between, both included, are removed
 #
-# A stamp has 16 bytes. All rows inside begin with the first ``shared`` bytes of the key, and end with tails of one
-# length. Cells t and r come later, and only add changes: the names say what changed, so that none replaces another.
-# They refer to the cell v with their stamp, so that a late one does not change a row that has taken its place. The key
-# is that of the last row inside, so that a scan which begins in the middle finds it.
+# A stamp has 16 bytes. All rows inside share the first ``shared`` bytes of the key, and have tails of equal length.
+# Cells t and r are added later. Their names contain the change, so that none replaces another, and the stamp of the
+# cell v that they change, so that a late one does not affect a row that has replaced it. The key is that of the last
+# row inside, so that a scan that begins in the middle finds it.
 
 
 FAMILY = b"d"
 CELL = b"d:v"
 ROLLED, REMOVED = b"d:t", b"d:r"
-#: The value of cells whose names say everything.
+#: The value of cells whose names contain all information.
 PRESENT = b"\x01"
 PACKED_FORMAT = 1
 #: The number of sequence ids in one millisecond.
 MAX_ROWS = 1 << 16
 _PACKED_STRUCT = struct.Struct(">BQQHHI")
 _POINTER = struct.Struct(">q")
-#: Bytes of a row inside, besides its tail and its value.
+#: Bytes per row inside, in addition to its tail and value.
 _SIZE_BYTES = 4
 
 
@@ -191,8 +191,8 @@ class Packed(NamedTuple):
 def pack(keys: Sequence[bytes], values: Sequence[bytes], stamp: Stamp, max_cell_bytes: int) -> Iterator[Packed]:
     """Pack rows with ascending keys into as few rows of HBase as the bound on cells allows.
 
-    No later row may belong between two rows that are packed together: rows of a generation, and those of a pointer, are
-    written in order; other rows are packed with direct neighbours only.
+    No later row may belong between two rows that are packed together. The rows of a generation or a pointer are written
+    in order; other rows are packed with direct neighbours only.
     """
     if keys and _fits(keys, values, max_cell_bytes):
         yield _pack(keys, values, stamp)
@@ -211,14 +211,14 @@ def pack(keys: Sequence[bytes], values: Sequence[bytes], stamp: Stamp, max_cell_
 
 
 def _fits(keys: Sequence[bytes], values: Sequence[bytes], max_cell_bytes: int) -> bool:
-    """Whether all of them fit one row of HBase, as those of most commits do."""
+    """True if all of them fit one row of HBase, as in most commits."""
     size = _PACKED_STRUCT.size + len(keys) * (len(keys[0]) + _SIZE_BYTES) + sum(map(len, values))
     same = len(set(map(len, keys))) == 1 and _is_placed(keys[0])
     return len(keys) <= MAX_ROWS and size <= max_cell_bytes and same
 
 
 def _is_placed(key: bytes) -> bool:
-    """Whether a key is that of a message or payload: a topic with a tail that ends in a position."""
+    """True if a key is that of a message or payload: a topic and a tail that ends in a position."""
     return len(key) - len(topic_prefix(key)) in (MESSAGE_TAIL_BYTES, PAYLOAD_TAIL_BYTES) and b":" in key
 
 
@@ -237,14 +237,14 @@ def _pack(keys: Sequence[bytes], values: Sequence[bytes], stamp: Stamp) -> Packe
 
 
 def stamp_of(cell: bytes) -> Stamp:
-    """The stamp of a cell. Raises DamagedRow."""
+    """Return the stamp of a cell. Raises DamagedRow."""
     if len(cell) < _PACKED_STRUCT.size or cell[0] != PACKED_FORMAT:
         raise DamagedRow(f"a cell begins with {cell[:1].hex()}, which this version does not know")
     return Stamp(*STAMP.unpack_from(cell, 1))
 
 
 def unpack(key: bytes, columns: Mapping[bytes, bytes]) -> list[Row]:
-    """The rows in a row of HBase as they are now, in key order.
+    """Return the present rows in a row of HBase, in key order.
 
     Args:
       key: of the row, without the hash.
@@ -273,7 +273,7 @@ def unpack(key: bytes, columns: Mapping[bytes, bytes]) -> list[Row]:
 
 
 def _changed(rows: list[Row], prefix: bytes, columns: Mapping[bytes, bytes], stamp: bytes) -> list[Row]:
-    """Apply the later cells to the rows."""
+    """Apply the cells that were added later to the rows."""
     removed, rolled = REMOVED + stamp, ROLLED + stamp
     for column in columns:
         if column.startswith(removed):
@@ -288,18 +288,18 @@ def _changed(rows: list[Row], prefix: bytes, columns: Mapping[bytes, bytes], sta
 
 
 def _ends(prefix: bytes, tails: bytes) -> tuple[bytes, bytes]:
-    """The first and last key that a later cell is about."""
+    """Return the first and last key in the name of such a cell."""
     return prefix + tails[: len(tails) // 2], prefix + tails[len(tails) // 2 :]
 
 
 def rolling_column(cell: bytes, pointer: int, first: bytes, last: bytes) -> bytes:
-    """The column that rolls a pointer's rows in ``cell`` back, from key ``first`` to key ``last``."""
+    """Return the column that rolls back a pointer's rows in ``cell`` from key ``first`` to key ``last``."""
     stamp, shared = _about(cell)
     return ROLLED + stamp + _POINTER.pack(pointer) + first[shared:] + last[shared:]
 
 
 def removing_columns(cell: bytes, keys: Sequence[bytes], gone: set[bytes]) -> list[bytes]:
-    """The columns that remove the ``gone`` ones among the cell's ``keys`` (all, in order), one for each run."""
+    """Return the columns that remove the ``gone`` keys among the cell's ``keys`` (all, in order), one for each run."""
     stamp, shared = _about(cell)
     columns: list[bytes] = []
     run: list[bytes] = []
@@ -313,7 +313,7 @@ def removing_columns(cell: bytes, keys: Sequence[bytes], gone: set[bytes]) -> li
 
 
 def _about(cell: bytes) -> tuple[bytes, int]:
-    """The stamp as later cells have it, and the number of bytes that keys share."""
+    """Return the stamp for names of later cells, and the number of bytes that keys share."""
     return stamp_of(cell).encode(), _PACKED_STRUCT.unpack_from(cell)[3]
 
 
@@ -321,12 +321,12 @@ def _about(cell: bytes) -> tuple[bytes, int]:
 #
 # A topic's head row records the kinds of its system rows, so that loading the topic skips the others.
 #
-#     cell k           this row records kinds: from the first claim on
+#     cell k           this row records kinds, from the first claim on
 #     cell k kind:u8   there may be rows of this kind; never removed
 #
 # A commit that puts the first row of a kind puts this cell too, before it moves the head. So a reader of the head finds
-# the kinds of all rows that count by it: a claim, which reads the row and then replaces the head that it has read,
-# knows which kinds the topic does not have. Cells that are put late only make it look for more.
+# the kinds of all rows that count by it. A claim reads the row and then replaces exactly that head, so it can tell
+# which kinds the topic lacks. Cells that are put late only cause useless reads.
 
 
 KINDS_COLUMN = FAMILY + b":k"
@@ -336,17 +336,17 @@ ALL_KINDS = frozenset((HIGH_WATER, READER, POINTER, PRODUCER, PRODUCERS))
 
 
 def kind_of(key: bytes) -> bytes | None:
-    """The kind of a row of the metadata table; None: not a system row."""
+    """Return the kind of a row of the metadata table; None if it is not a system row."""
     return key[1:2] if key.startswith(SYSTEM) else None
 
 
 def are_kinds_recorded(columns: Mapping[bytes, bytes]) -> bool:
-    """Whether a head's row records kinds."""
+    """True if a head's row records kinds."""
     return KINDS_COLUMN in columns
 
 
 def kinds_in(columns: Mapping[bytes, bytes]) -> set[bytes]:
-    """The recorded kinds: there may be rows of these."""
+    """Return the recorded kinds: there may be rows of these."""
     return {
         column[len(KINDS_COLUMN) :] for column in columns if column.startswith(KINDS_COLUMN) and column != KINDS_COLUMN
     }

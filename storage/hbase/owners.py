@@ -1,15 +1,15 @@
-"""Owners of topics: epochs for claims, and the head of a topic, which decides which of its commits count.
+"""Owners of topics: the epochs of claims, and the head of a topic, which decides which of its commits count.
 
-Each topic has one head row, changed by compare-and-set alone.
+Each topic has one head row, which is changed by compare-and-set only.
 
     head row   hash:u8 ns:topic:       in the message table, before the topic's messages
-    cell h     the head                cell f epoch:u64    a fence: never changed once it is there
+    cell h     the head                cell f epoch:u64    a fence, never changed after it was put
     cells k    the kinds of system rows that the topic may have, see ``layout``
 
-An instance that claims a topic takes an epoch above all that the topic ever had, and puts it into the head: from then
-on no commit of an earlier owner can take place, and the head keeps the last one that did. A commit takes place when its
-owner moves the head by one: that is at once the check that no other owner has come, and the record that all rows with
-this stamp count. Rows that replaced owners put late have a stamp that the head never reached.
+An instance that claims a topic takes an epoch above all earlier ones of the topic, and puts it into the head: from then
+on no commit of an earlier owner can take effect, and the head keeps the last one that did. A commit takes effect when
+its owner increments the head. That both checks that there is no new owner and makes all rows with this stamp count.
+Rows that replaced owners put late have a stamp that the head never reaches.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _HEADS = 500
 
 
 class Owners:
-    """Claims topics for this instance, and lets its commits take place."""
+    """Claims topics for this instance, and completes its commits."""
 
     def __init__(self, pool: Pool, tables: Tables, slots: Slots) -> None:
         self._pool = pool
@@ -53,7 +53,7 @@ class Owners:
         self._slots = slots
         #: Heads of the topics that this instance owns, by ``ns:topic:``.
         self._heads: dict[bytes, Head] = {}
-        #: The kinds of system rows that they may have, as HBase records them; no entry for a topic without a record.
+        #: The kinds of their system rows that HBase records; no entry for a topic without a record.
         self._kinds: dict[bytes, set[bytes]] = {}
 
     async def claim(self, name: TopicName) -> Claim:
@@ -80,14 +80,14 @@ class Owners:
         raise StoreError(f"topic {name} is being claimed by many instances", hint="try again")
 
     async def _keep_fence(self, prefix: bytes, head: Head) -> None:
-        """Put what the head is about to lose into a cell of its own; it is true whichever instance claims next."""
+        """Copy what the head is about to drop to a fence, which is right whichever instance claims next."""
         if head.last.serial and head.before.epoch:
             column = FENCE + encode_epoch(head.before.epoch)
             mutation = thrift.Mutation(column=column, value=encode_serial(head.before.serial))
             await self._pool.call("mutateRow", self._table, hashed(prefix), [mutation], {})
 
     async def _begin_kinds(self, prefix: bytes, head: Head, columns: Mapping[bytes, bytes]) -> set[bytes] | None:
-        """The kinds that the head's row records, from the topic's first claim on; None: it records none."""
+        """Return the kinds that the head's row records, None if none. The topic's first claim begins the record."""
         if not layout.are_kinds_recorded(columns):
             if head.last.epoch:
                 return None
@@ -102,7 +102,7 @@ class Owners:
             self._kinds.get(prefix, set()).add(kind)
 
     def unrecorded_kinds(self, claim: Claim, keys: Iterable[bytes]) -> set[bytes]:
-        """The kinds of these rows of the claimed topic to record before a commit with them takes place."""
+        """Return the kinds of these rows that must be recorded before a commit with them takes effect."""
         recorded = self._kinds.get(metadata_key(claim.name))
         return set() if recorded is None else {kind for key in keys if (kind := layout.kind_of(key))} - recorded
 
@@ -111,20 +111,20 @@ class Owners:
         await self._pool.call("mutateRow", self._table, hashed(prefix), [mutation], {})
 
     def next_stamp(self, claim: Claim) -> Stamp:
-        """The stamp of the rows of the owner's next commit. Raises Deposed."""
+        """Return the stamp for the rows of the owner's next commit. Raises Deposed."""
         return self._own(claim).committed().last
 
     async def put(self, key: bytes, value: bytes | None, claim: Claim) -> None:
-        """Put a row of metadata that the claim's head governs (None: remove it), for the owner's next commit."""
+        """Put a row of metadata that the claim's head governs, for the owner's next commit; None removes it."""
         head = self._own(claim)
         await self._slots.put(key, value, head.committed().last, head)
 
     async def commit(self, claim: Claim) -> None:
-        """Let everything that carries ``next_stamp`` count, if the claim still holds.
+        """Make everything with ``next_stamp`` count, if the claim still holds.
 
         Raises:
-          Deposed: another owner has come; ``happened`` says what became of this commit.
-          NoConnectionFree: it did not happen, and nothing was asked for.
+          Deposed: another owner has claimed the topic; ``happened`` tells the outcome of this commit.
+          NoConnectionFree: it did not happen; nothing was sent.
           StoreError: the outcome is unknown.
         """
         prefix = metadata_key(claim.name)
@@ -137,9 +137,9 @@ class Owners:
         if not done:
             try:
                 now = await self.read(prefix)
-            except NoConnectionFree as error:  # to look: what was to be looked for may have happened
+            except NoConnectionFree as error:  # of the check: the commit may have happened
                 raise StoreError(error.detail, hint=error.hint) from error
-            if now.last != after.last:  # else an attempt whose answer was lost has done it
+            if now.last != after.last:  # otherwise an attempt whose answer was lost has done it
                 self._heads.pop(prefix, None)
                 raise _deposed(
                     claim, happened=None if attempts > 1 and now.outcome_of(after.last) is not False else False
@@ -147,7 +147,7 @@ class Owners:
         self._heads[prefix] = after
 
     async def check(self, claim: Claim) -> None:
-        """Check that the claim still holds, also while a commit under it is under way. Raises Deposed, StoreError."""
+        """Check that the claim still holds, also during a commit under it. Raises Deposed, StoreError."""
         prefix = metadata_key(claim.name)
         self._own(claim)
         if Head.decode(await self._cell(prefix), {}).last.epoch != claim.epoch:
@@ -161,15 +161,15 @@ class Owners:
         return head
 
     def forget(self, prefix: bytes) -> None:
-        """Forget the head: another instance owns the topic."""
+        """Forget the head, because another instance owns the topic."""
         self._heads.pop(prefix, None)
 
     async def head_of(self, prefix: bytes) -> Head:
-        """The head of the topic whose keys begin with ``prefix``; of an own topic, as this instance knows it."""
+        """Return the head of the topic whose keys begin with ``prefix``. For an own topic, the cached head."""
         return (await self.heads_of([prefix]))[prefix]
 
     async def heads_of(self, prefixes: Iterable[bytes]) -> Mapping[bytes, Head]:
-        """The heads of topics, by ``ns:topic:``."""
+        """Return the heads of topics, by ``ns:topic:``."""
         wanted = list(dict.fromkeys(prefixes))
         heads = {prefix: self._heads[prefix] for prefix in wanted if prefix in self._heads}
         unknown = [prefix for prefix in wanted if prefix not in heads]
@@ -181,7 +181,7 @@ class Owners:
         return heads
 
     async def _swap(self, prefix: bytes, before: bytes | None, after: bytes) -> bool:
-        """Replace ``before`` by ``after``; True also if an attempt whose answer was lost has done so."""
+        """Replace ``before`` by ``after``. Also True if an attempt whose answer was lost has done it."""
         mutation = thrift.Mutation(column=HEAD, value=after)
         if await self._pool.call("checkAndPut", self._table, hashed(prefix), HEAD, before, mutation, {}):
             return True
@@ -192,17 +192,17 @@ class Owners:
         return found[0].value if found else None
 
     async def read(self, prefix: bytes) -> Head:
-        """The head as HBase has it now, also of an own topic. Raises StoreError."""
+        """Read the head from HBase, even for an own topic. Raises StoreError."""
         return _head_in(await self._columns(prefix))
 
     async def _columns(self, prefix: bytes) -> Mapping[bytes, bytes]:
-        """The head's row."""
+        """Return the columns of the head's row."""
         rows = await self._pool.call("getRow", self._table, hashed(prefix), {})
         return {column: cell.value for column, cell in rows[0].columns.items()} if rows else {}
 
 
 def encode_epoch(epoch: int) -> bytes:
-    """The end of a fence's column."""
+    """Return the end of a fence's column."""
     return _EPOCH.pack(epoch)
 
 
@@ -225,16 +225,17 @@ def _head_in(columns: Mapping[bytes, bytes]) -> Head:
 
 # --- epochs ----------------------------------------------------------------------------------------
 #
-# Instances take epochs from one counter in blocks, so that a thousand claims do not queue at one row.
+# Instances take epochs from one counter in blocks, so that a thousand claims do not contend for one row.
 #
-# An epoch is given once, to one claim. A claim needs an epoch above all that its topic ever had, which the head
-# shows: an instance drops the rest of a block that others have overtaken. Claims of names without a namespace (the
-# services) take theirs from the counter itself, since epochs alone order what they write to ``cells.Cells``.
+# An epoch is used for one claim only. A claim needs an epoch above all earlier ones of its topic, the last of which is
+# in the head: an instance drops the rest of a block that others have overtaken. Claims of names without a namespace
+# (the services) take theirs from the counter itself, because their writes to ``cells.Cells`` are ordered by epochs
+# alone.
 
 
-#: The counter for all topics: the last epoch given.
+#: The counter for all topics: the last epoch issued.
 EPOCHS_KEY, EPOCHS_COLUMN = SYSTEM + b"o", FAMILY + b":n"
-#: Epochs that an instance takes at a time; it never returns those that it does not use.
+#: Epochs that an instance takes at a time; unused ones are never returned.
 BLOCK = 100
 
 
@@ -242,14 +243,14 @@ class Epochs:
     """The epochs of one instance."""
 
     def __init__(self, pool: Pool, counter: bytes) -> None:
-        """``counter``: the table that has the counter."""
+        """``counter`` is the table that has the counter."""
         self._pool = pool
         self._counter = counter
         self._block = range(0)
         self._taking = trio.Lock()
 
     async def above(self, epoch: int) -> int:
-        """A new epoch above ``epoch``, which was given before. Raises StoreError."""
+        """Return a new epoch above ``epoch``, which was issued before. Raises StoreError."""
         async with self._taking:
             if not self._block or self._block[-1] <= epoch:
                 last = await self._count(BLOCK)
@@ -259,7 +260,7 @@ class Epochs:
             return taken
 
     async def latest(self) -> int:
-        """A new epoch above all that were given to any instance. Raises StoreError."""
+        """Return a new epoch above all that were issued to any instance. Raises StoreError."""
         return await self._count(1)
 
     async def _count(self, step: int) -> int:

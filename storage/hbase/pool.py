@@ -1,16 +1,16 @@
 """Connections to the Thrift gateways: a bounded pool, rotation over gateways, and the deadline of retries.
 
-Each connection has one call under way, and is closed if its answer was not awaited.
+Each connection serves one call at a time, and is closed if its answer was not awaited.
 
-A call waits for a free connection until its deadline, and the time of its attempt begins behind that wait. If the wait
-counted, then with more to do than the connections can all who get one would have no time left: each would be given up
-half way, its connection closed, and nobody would be answered until fewer ask. So those who wait longest fail, and
-whoever gets a connection is served. The end of a call is its time-out, and one attempt more if it waited.
+A call waits for a free connection until its deadline, and the time of its attempt begins after that wait. If the wait
+counted, then under overload every call that gets a connection would have no time left: it would be abandoned halfway,
+its connection closed, and no call would complete until the load drops. So the calls that wait longest fail, and those
+that get a connection are served. A call ends after its time-out, plus one attempt if it had to wait.
 
-A call that fails is retried, on another connection and the next gateway, until its deadline. Every call of the store
-can be retried: rows are put if absent or with the bytes that are there already, and a second attempt recognises what
-the first one did. A first attempt that lands much later does no harm either: the value that it compares with is gone
-by then, and since stamps are never given again, it does not come back.
+A failed call is retried, on another connection and the next gateway, until its deadline. Every call of the store can be
+retried: rows are put if absent or with the same bytes, and a second attempt recognises the effect of the first. A first
+attempt that arrives much later does no harm either: the value that it compares with is gone by then, and since stamps
+are never reused, it does not return.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from storage.hbase.gateway import Address
 
 log = logging.getLogger(__name__)
-#: How long one attempt to connect may take, so that an unreachable gateway does not use up a call's time.
+#: Time for one attempt to connect, so that an unreachable gateway does not use up a call's time.
 _CONNECT_S = 3.0
-#: Where there are several gateways, a call has time for this many that do not answer.
+#: With several gateways, a call has time for this many that do not answer.
 _GATEWAYS_A_CALL = 3
 
 
@@ -43,11 +43,11 @@ class GatewayRefused(StoreError):
 
 
 class NoConnectionFree(StoreError):
-    """All connections were in use for as long as a call may wait: it was not made, so nothing of it happened."""
+    """All connections were in use for as long as a call may wait. The call was not sent, so nothing happened."""
 
 
 class Pool:
-    """At most ``size`` connections, to gateways at ``addresses`` in turn."""
+    """Up to ``size`` connections, to gateways at ``addresses`` in turn."""
 
     def __init__(
         self,
@@ -59,30 +59,30 @@ class Pool:
     ) -> None:
         self._rotation = GatewayRotation(addresses)
         self.tls = tls
-        """Gives the context of each new connection; None: no TLS."""
+        """Returns the context of each new connection; None: no TLS."""
         self._slots = trio.Semaphore(size)
-        #: A scan keeps its connection during calls about its rows: one is left for those, or all would wait for ever.
+        #: A scan keeps its connection during calls about its rows. One is left for those calls, to avoid a deadlock.
         self._scans = trio.Semaphore(max(1, size - 1))
         self._idle: list[Gateway] = []
         self.timeout_s = timeout_s
-        """How long a call may wait for a connection, and how long its attempts may take, all together."""
+        """Time limit of a call's wait for a connection, and again of all its attempts."""
         self._closed = False
 
     async def call(self, name: str, *args: object) -> Any:
-        """Call the service's function ``name``; attempts are repeated until there is an answer.
+        """Call the service's function ``name``; retry until there is an answer.
 
         Raises:
           GatewayRefused: HBase refused it.
-          NoConnectionFree: none was free in time; nothing happened.
-          StoreError: no answer in time; whether it happened is unknown.
+          NoConnectionFree: no connection was free in time; nothing happened.
+          StoreError: no answer in time; the outcome is unknown.
         """
         return (await self.call_counting(name, *args))[0]
 
     async def call_counting(self, name: str, *args: object) -> tuple[Any, int]:
-        """As ``call``, with the number of attempts: from two on, an earlier one may have happened too."""
+        """Do ``call``; also return the number of attempts. From two on, an earlier one may have happened too."""
         retry = self.retry_deadline(name)
         while True:
-            attempt_s = retry.attempt_s  # of the time before the wait, which may use up all that is left
+            attempt_s = retry.attempt_s  # computed before the wait, which may use up the rest of the time
             try:
                 async with self._free(retry.left_s, self._slots):
                     return await self._attempt(attempt_s, name, args), retry.backoff.failures + 1
@@ -90,13 +90,13 @@ class Pool:
                 if retry.backoff.failures:  # an earlier attempt may have happened
                     raise StoreError(error.detail, hint=error.hint) from error
                 raise
-            except AnswerTooLarge as error:  # to the next attempt it would be as large
+            except AnswerTooLarge as error:  # the next attempt's answer would be as large
                 raise StoreError(f"{name}: {error}") from error
             except BROKEN_CONNECTION as error:
                 await retry.pause(error)
 
     def retry_deadline(self, doing: str, timeout_s: float | None = None) -> RetryDeadline:
-        """The deadline of an operation with several attempts; ``timeout_s``: by default the pool's."""
+        """Return the deadline of an operation with several attempts; ``timeout_s`` defaults to the pool's."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         attempt_s = timeout_s / (_GATEWAYS_A_CALL if len(self._rotation.addresses) > 1 else 1)
         return RetryDeadline(f"{doing} through {self._rotation}", timeout_s=timeout_s, attempt_s=attempt_s)
@@ -114,21 +114,21 @@ class Pool:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Gateway]:
-        """A connection for the block; it returns to the pool if all calls of the block were answered.
+        """Yield a connection. It returns to the pool if all calls of the block were answered.
 
-        Put deadlines around the block, never into it: a cancellation that the block catches would return a connection
-        with an answer still to come.
+        Put deadlines around the block, never inside: a cancellation that the block catches would return a connection
+        with a pending answer.
 
         Raises:
           GatewayRefused: HBase refused a call.
-          OSError: no gateway can be connected to, or the connection broke.
+          OSError: no gateway can be reached, or the connection broke.
         """
         async with self._slots, self.connected() as gateway:
             yield gateway
 
     @asynccontextmanager
     async def place_to_scan(self, wait_s: float) -> AsyncIterator[None]:
-        """Keeps a connection free for ``connected``, for a block that also makes calls; such blocks are never nested.
+        """Reserve a connection, to be used by ``connected``, for a block that also makes calls. Never nest such blocks.
 
         Raises:
           NoConnectionFree: none was free in ``wait_s``.
@@ -138,7 +138,7 @@ class Pool:
 
     @asynccontextmanager
     async def _free(self, wait_s: float, *bounds: trio.Semaphore) -> AsyncIterator[None]:
-        """Count as one of those in use within each bound, for the block. Raises NoConnectionFree: not in ``wait_s``."""
+        """Hold a slot of each semaphore during the block. Raises NoConnectionFree: not available in ``wait_s``."""
         entered: list[trio.Semaphore] = []
         try:
             try:
@@ -158,7 +158,7 @@ class Pool:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Gateway]:
-        """As ``connection``, for whoever counts as one of those in use: in ``place_to_scan``."""
+        """Do ``connection`` for a caller that holds a slot already, as in ``place_to_scan``."""
         if self._closed:
             raise StoreError("the store is closed")
         gateway = self._idle.pop() if self._idle else await self._connect()
@@ -186,7 +186,7 @@ class Pool:
                 await each.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections; those in use are closed when their block ends."""
+        """Close the connections. Those in use are closed when their block ends."""
         self._closed = True
         idle, self._idle = self._idle, []
         for gateway in idle:
@@ -214,21 +214,21 @@ class Pool:
 # --- rotation: each gateway in turn; one that has just failed only if there is no other ------------
 
 
-#: How long a gateway that failed is avoided, where there are others.
+#: A failed gateway is avoided for this time if there are others.
 _AVOIDED_S = 2.0
 
 
 class GatewayRotation:
-    """The gateways in turn, and which of them have just failed."""
+    """The gateways in turn, and those that have just failed."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         self.addresses = tuple(addresses)
         self._next = 0
-        #: Failed gateways, and until when to avoid each.
+        #: Failed gateways, with the time until which to avoid each.
         self._failed: dict[Address, float] = {}
 
     def next(self) -> Address:
-        """The gateway to connect to next."""
+        """Return the gateway to connect to next."""
         order = [self.addresses[(self._next + step) % len(self.addresses)] for step in range(len(self.addresses))]
         now_s = trio.current_time()
         chosen = next((each for each in order if self._failed.get(each, now_s) <= now_s), order[0])
@@ -236,18 +236,18 @@ class GatewayRotation:
         return chosen
 
     def failed(self, address: Address, why: str) -> None:
-        """Note that a gateway refused or broke a connection, or did not answer; logged once until it answers again."""
+        """Record that a gateway refused or broke a connection or did not answer; logged once until it answers again."""
         if address not in self._failed:
             log.warning("an HBase gateway does not answer", extra={"gateway": self.named(address), "why": why})
         self._failed[address] = trio.current_time() + _AVOIDED_S
 
     def answered(self, address: Address) -> None:
-        """Note that a gateway accepted a connection and answered."""
+        """Record that a gateway accepted a connection and answered."""
         if self._failed.pop(address, None) is not None:
             log.info("an HBase gateway answers again", extra={"gateway": self.named(address)})
 
     def named(self, address: Address) -> str:
-        """The address as in a setting."""
+        """Format the address as in the settings."""
         host, port = address
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -265,11 +265,11 @@ _PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0)
 
 
 class RetryDeadline:
-    """The deadline and the pauses of one operation that is retried."""
+    """The deadline and the pauses of one operation with retries."""
 
     def __init__(self, doing: str, *, timeout_s: float, attempt_s: float) -> None:
         self.backoff = Backoff(_PAUSES_S)
-        """Failed attempts since the start, or since the last progress."""
+        """Counts failed attempts since the start or the last progress."""
         self._doing = doing
         self._timeout_s = timeout_s
         self._attempt_s = attempt_s
@@ -277,16 +277,16 @@ class RetryDeadline:
 
     @property
     def attempt_s(self) -> float:
-        """How long the next attempt may take, once it has a connection."""
+        """Time limit of the next attempt once it has a connection."""
         return min(self._attempt_s, self.left_s)
 
     @property
     def left_s(self) -> float:
-        """How long all further attempts together may take, and how long the next one may wait for a connection."""
+        """Time left for all further attempts, and limit of the next wait for a connection."""
         return max(0.0, self._deadline_s - trio.current_time())
 
     def progressed(self) -> None:
-        """Part of the operation is done: the next part has the whole time again."""
+        """Restart the clock: part of the operation is done, and the next part has the whole time again."""
         self.backoff.reset()
         self._deadline_s = trio.current_time() + self._timeout_s
 

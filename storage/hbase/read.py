@@ -1,4 +1,4 @@
-"""Reading: turns HBase's rows into the store's rows, without those that do not count, in lists for the caller."""
+"""Reading: converts HBase's rows to the store's rows, drops those that do not count, and feeds lists to the caller."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from storage.hbase.pool import Pool
     from storage.hbase.tables import Tables
 
-#: Rows of HBase in the first page: each may have thousands of the store's rows.
+#: Rows of HBase in the first page; each may contain thousands of the store's rows.
 _FIRST_PAGE = 4
-#: A page with more bytes is unpacked in a thread.
+#: Larger pages are unpacked in a thread.
 _THREAD_BYTES = 1 << 16
 
 
@@ -49,7 +49,7 @@ class RowReader:
         first_chunk: int,
         values: bool,
     ) -> None:
-        """See ``Store.scan``; ``start`` is below ``stop``."""
+        """See ``Store.scan``. ``start`` must be below ``stop``."""
         lists = ChunkedRows(feed, first_chunk, values=values)
         if table is Table.METADATA:
             await self._scan_metadata(ScanRange(self._tables[table], start, stop, reverse), lists, first_chunk)
@@ -60,7 +60,7 @@ class RowReader:
         lists.end()
 
     async def metadata(self, key: bytes) -> bytes | None:
-        """A row of the metadata table. Raises StoreError."""
+        """Return the value of a row of the metadata table, None if there is none. Raises StoreError."""
         rows = await self._pool.call("getRow", self._tables[Table.METADATA], key, {})
         found = [ScannedRow(key, {column: cell.value for column, cell in row.columns.items()}) for row in rows]
         return next((value for _, value in await self._valid(found)), None)
@@ -72,9 +72,10 @@ class RowReader:
         await scan(self._pool, wanted, take, first_page=first_page, timeout_s=self._timeout_s)
 
     async def _valid(self, page: list[ScannedRow]) -> list[Row]:
-        """The rows of metadata on a page, each as the commits that took place have left it.
+        """Return the rows of metadata on a page in their committed state.
 
-        The heads are read after the page: a cell that counted when the page was read then still counts, or a later one.
+        The heads are read after the page: if a cell counted when the page was read, it still counts, or a later one
+        does.
         """
         found = [row for row in page if row.key != EPOCHS_KEY]
         governors = {row.key: governor(row.key) for row in found if CELL not in row.columns}
@@ -122,7 +123,7 @@ class RowReader:
     async def damaged(
         self, table: Table, start: bytes, stop: bytes, take: Callable[[list[ScannedRow]], object]
     ) -> None:
-        """Give the rows of HBase whose last row is in ``[start, stop)`` of a topic, and cannot be read, to ``take``."""
+        """Give ``take`` the unreadable rows of HBase whose last row is in ``[start, stop)`` of a topic."""
         prefix = topic_prefix(start)
         span = _Span(start, stop, await self._owners.head_of(prefix), reverse=False)
 
@@ -139,7 +140,7 @@ class RowReader:
         await scan(self._pool, wanted, look, first_page=_FIRST_PAGE, timeout_s=self._timeout_s)
 
     async def _scan_all(self, table: Table, start: bytes, stop: bytes, lists: ChunkedRows, *, reverse: bool) -> None:
-        """Scan all topics, for tools that read everything: rows one by one, in order over all regions."""
+        """Scan all topics, for tools that read everything: rows one by one, merged over all hashes."""
         heads: dict[bytes, Head] = {}
 
         async def take(page: list[ScannedRow]) -> bool:
@@ -152,7 +153,7 @@ class RowReader:
                     return False
             return True
 
-        # A row of HBase has the key of the last row in it: one that reaches over ``stop`` may begin before it.
+        # A row of HBase has the key of the last row in it: one that extends beyond ``stop`` may begin before it.
         ranges = [
             ScanRange(self._tables[table], bytes([index]) + start, _above(index), reverse) for index in range(HASHES)
         ]
@@ -168,7 +169,7 @@ def _above(index: int) -> bytes:
 
 
 def _hashed_stop(prefix: bytes, stop: bytes) -> bytes:
-    """Where the range ends in its own region, also when ``stop`` is the first key behind the topic."""
+    """Return the end of the range under the topic's own hash, even if ``stop`` is the first key after the topic."""
     return hashed(prefix)[:1] + stop
 
 
@@ -179,14 +180,14 @@ class _Span:
         self._start, self._stop = start, stop
         self._head = head
         self._reverse = reverse
-        #: Whether the scan has reached the end of the range.
+        #: True once the scan has reached the end of the range.
         self.passed = False
 
     def rows_of(self, found: ScannedRow) -> Iterator[Row]:
-        """The wanted rows in a row of HBase."""
+        """Yield the wanted rows in a row of HBase."""
         key = found.key[1:]
         if CELL not in found.columns:
-            return  # a head, or cells put after the row was removed: cleaning finds those
+            return  # a head, or cells put after the row was removed, which cleaning finds
         try:
             if not self._head.counts(stamp_of(found.columns[CELL])):
                 return
@@ -202,7 +203,7 @@ class _Span:
         yield from reversed(rows) if self._reverse else rows
 
     def is_damaged(self, found: ScannedRow) -> bool:
-        """Whether a row of HBase counts, or may, and cannot be read."""
+        """True if a row of HBase counts or may count, and cannot be read."""
         try:
             for _ in self.rows_of(found):
                 break
@@ -228,7 +229,7 @@ async def _take(page: list[ScannedRow], rows_of: Callable[[ScannedRow], Iterator
 
 
 class ChunkedRows:
-    """Gathers rows for ``feed`` in lists that begin small and stay bounded, as ``storage.base.chunks`` does."""
+    """Collects rows for ``feed`` in lists that begin small and stay bounded, as ``storage.base.chunks`` does."""
 
     def __init__(self, feed: Callable[[Sequence[Row]], bool], first_chunk: int, *, values: bool) -> None:
         self._feed = feed
@@ -239,7 +240,7 @@ class ChunkedRows:
         self._done = False
 
     def add(self, rows: Iterator[Row]) -> bool:
-        """Add rows; False once ``feed`` wants no more."""
+        """Add rows. Returns False once ``feed`` wants no more."""
         for key, value in rows:
             if self._done:
                 return False
@@ -252,7 +253,7 @@ class ChunkedRows:
         return not self._done
 
     def end(self) -> None:
-        """Give the last list."""
+        """Feed the last list."""
         if self._rows and not self._done:
             self._give()
 

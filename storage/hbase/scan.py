@@ -1,9 +1,9 @@
-"""Scans of HBase: rows page by page, from one range, or merged from many ranges.
+"""Scans of HBase: rows page by page, from one range or merged from many ranges.
 
-A page has few rows first, then as many as fit a bound, by the size of the last ones: a row of HBase may have nine
-megabytes. Rows may be much larger than those before them, so that a page is too large an answer, or does not come in
-time: then the next attempt asks for fewer. A scanner belongs to its gateway, so a scan keeps its connection; if that
-breaks, another scanner goes on behind the last row.
+A page has few rows at first, then as many as fit a bound, by the size of the last ones: a row of HBase may have nine
+megabytes. If rows are much larger than those before them, a page may exceed the answer's bound or time out; then the
+next attempt asks for fewer. A scanner belongs to its gateway, so a scan keeps its connection; if that breaks, another
+scanner continues after the last row.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from storage.hbase.gateway import Gateway
     from storage.hbase.pool import Pool, RetryDeadline
 
-#: Rows of HBase in a page at most, and the bytes that a page should not exceed by much.
+#: Maximum rows of HBase in a page, and the bytes that a page should not exceed by much.
 _MAX_PAGE_ROWS = 1000
 _PAGE_BYTES = 2 << 20
 _GROWTH = 4
-#: A page has time for this many attempts: as many rows as were meant, a quarter of them, and one.
+#: A page has time for this many attempts: with the full number of rows, a quarter of them, and one.
 _ATTEMPTS = 3
-#: So many pages of a size have to come before one is asked for that is as large as one that failed.
+#: Number of successful pages before a page of a size that failed is tried again.
 _GOOD_PAGES = 8
-#: Rows in a page of one of many ranges: most ranges have none.
+#: Rows in a page of one of many ranges, most of which have none.
 _MERGED_PAGE_ROWS = 64
 
 
@@ -43,11 +43,11 @@ class ScannedRow(NamedTuple):
     key: bytes
     columns: Mapping[bytes, bytes]
     time_ms: int = 0
-    """HBase's time of the newest cell."""
+    """HBase's timestamp of the newest cell."""
 
 
 class ScanRange(NamedTuple):
-    """``[start, stop)`` in a table of HBase, or down from ``stop`` to ``start`` where ``reverse``."""
+    """``[start, stop)`` in a table of HBase; downwards from ``stop`` if ``reverse``."""
 
     table: bytes
     start: bytes
@@ -55,15 +55,15 @@ class ScanRange(NamedTuple):
     reverse: bool = False
 
     def behind(self, key: bytes) -> ScanRange:
-        """The rest of the range after ``key``."""
+        """Return the rest of the range after ``key``."""
         return self._replace(stop=key) if self.reverse else self._replace(start=key + b"\x00")
 
     def contains(self, key: bytes) -> bool:
-        """Whether ``key`` is in the range, whichever its direction."""
+        """True if ``key`` is in the range, whatever its direction."""
         return self.start <= key and (not self.stop or key < self.stop)
 
     def rest_in(self, rest: ScanRange) -> ScanRange | None:
-        """What of the range is in the rest of a scan that reaches over it; None if nothing is."""
+        """Return the part of this range that is left if ``rest`` is left of a scan over it; None if nothing is."""
         if self.reverse:
             stop = rest.stop if self.contains(rest.stop) else self.stop
             return self._replace(stop=stop) if not rest.stop or self.start < rest.stop else None
@@ -83,15 +83,15 @@ async def scan(
 
     Args:
       take: may call through the pool, but not scan.
-      timeout_s: for each page, all attempts together, and once more for a single row if several did not come; beside
-        that, how long the scan waits for a connection.
+      timeout_s: for each page with all its attempts, and again for a single row if several failed; also the limit of
+        the scan's wait for a connection.
     Raises:
-      StoreError: a page could not be read; those before it were good. Exceptions of ``take`` pass through.
+      StoreError: a page could not be read; those before it are valid. Exceptions of ``take`` propagate.
     """
     left = wanted
     size = _PageSize(first_page)
     async with pool.place_to_scan(timeout_s):
-        # Kept over all attempts: whoever waited for it again would have no time left to ask for fewer rows.
+        # Kept over all attempts: waiting for it again could leave no time to ask for fewer rows.
         retry = pool.retry_deadline("reading", timeout_s)
         while True:
             try:
@@ -107,14 +107,14 @@ async def scan(
                     return
             except BROKEN_CONNECTION as error:
                 if size.is_last_resort:
-                    retry.progressed()  # several rows had a part of the time only; perhaps it is not for their number
+                    retry.progressed()  # several rows got only part of the time; their number may not be the cause
                 await retry.pause(error)
 
 
 async def _next_page(scanner: _Scanner, size: _PageSize, left: ScanRange, attempt_s: float) -> list[ScannedRow]:
-    """The next rows of ``left``; OSError if they do not come in time, so that the connection is closed.
+    """Return the next rows of ``left``. Raises OSError if they do not arrive in time, so that the connection is closed.
 
-    Raises StoreError: one row alone is too large.
+    Raises StoreError: a single row is too large.
     """
     asked = size.rows
     try:
@@ -130,34 +130,34 @@ async def _next_page(scanner: _Scanner, size: _PageSize, left: ScanRange, attemp
                 f"the {where} of HBase's table {left.table.decode()} cannot be read: {error}",
                 hint="look for it in hbase shell: perhaps another program wrote it, or storage.hbase.max_cell_bytes is too high",
             ) from error
-        size.failed()  # also if the connection broke: a gateway may have ended for want of memory
+        size.failed()  # even if the connection broke: the gateway may have run out of memory
         raise
 
 
 class _PageSize:
-    """How many rows a scan asks for next."""
+    """Computes how many rows a scan asks for next."""
 
     def __init__(self, first: int) -> None:
         self.rows = max(1, min(first, _MAX_PAGE_ROWS))
         self.is_last_resort = False
-        """Whether a single row is asked for next, since several have just failed."""
+        """True if a single row is asked for next because several have just failed."""
         self._has_failed = False
-        #: So many rows have not failed lately, and the pages that came since the last time that more did.
+        #: The largest number of rows that has not failed recently, and the successful pages since a larger one failed.
         self._most, self._good_pages = _MAX_PAGE_ROWS, 0
 
     def attempt_s(self, retry: RetryDeadline, timeout_s: float) -> float:
-        """How long the next attempt may take; if it asks for several rows, there has to be time to ask for fewer."""
+        """Return the time limit of the next attempt; if it asks for several rows, leave time to ask for fewer."""
         return retry.attempt_s if self.rows == 1 else min(retry.attempt_s, timeout_s / _ATTEMPTS)
 
     def failed(self) -> None:
-        """An attempt to get so many rows failed: a quarter of them, then one."""
+        """Note that an attempt with this many rows failed: try a quarter of them, then one."""
         before = self.rows
         self._most = self.rows = 1 if self._has_failed else max(1, self.rows // _GROWTH)
         self.is_last_resort = self.rows == 1 < before
         self._has_failed, self._good_pages = True, 0
 
     def read(self, page: list[ScannedRow]) -> None:
-        """So many rows came: more of them, as long as all are not much larger than a page should be."""
+        """Note that a page arrived: ask for more rows, within the bounds of a page's size."""
         each = sum(len(value) for row in page for value in row.columns.values()) // len(page) + 1
         self._good_pages += 1
         if self._good_pages == _GOOD_PAGES:
@@ -184,7 +184,7 @@ class _Scanner:
         return number
 
     async def page(self) -> list[ScannedRow]:
-        """The next rows; none at the end. The first call opens the scanner, so that one deadline is for both."""
+        """Return the next rows; empty at the end. The first call also opens the scanner, within its deadline."""
         if self._number is None:
             self._number = await self._open()
         page: list[ScannedRow] = []
@@ -197,29 +197,29 @@ class _Scanner:
         return page
 
     def _is_wanted(self, key: bytes) -> bool:
-        """Whether a row is in the range: a reverse scan of HBase includes its start, and excludes its end."""
+        """True if a row is in the range: a reverse scan of HBase includes its start, and excludes its end."""
         return not self._wanted.reverse or self._wanted.start <= key < self._wanted.stop or not self._wanted.stop
 
     def close(self) -> None:
-        """Close with the connection's next call: at its end a scan has closed itself at the region server."""
+        """Close it along with the connection's next call. A finished scan is closed at the region server."""
         self._gateway.call_later("scannerClose", self._number)
 
 
 def _below(key: bytes) -> bytes:
-    """A key just below ``key``."""
+    """Return a key just below ``key``."""
     if not key or key.endswith(b"\x00"):
         return key[:-1]
     return key[:-1] + bytes([key[-1] - 1]) + b"\xff" * 32
 
 
 def scanned_row(row: Any) -> ScannedRow:
-    """A row of an answer."""
+    """Convert a row of an answer."""
     columns = {column: cell.value for column, cell in row.columns.items()}
     return ScannedRow(row.row, columns, max((cell.timestamp for cell in row.columns.values()), default=0))
 
 
 async def first_rows(pool: Pool, wanted: ScanRange, limit: int, *, timeout_s: float) -> list[ScannedRow]:
-    """The first ``limit`` rows of a range. Raises StoreError."""
+    """Return the first ``limit`` rows of a range. Raises StoreError."""
     found: list[ScannedRow] = []
 
     async def take(page: list[ScannedRow]) -> bool:
@@ -238,13 +238,13 @@ async def merged_rows(
     *,
     timeout_s: float,
 ) -> None:
-    """As ``scan``, for many ranges of one table and direction: gives their rows one by one, in the order of ``key_of``.
+    """Scan many ranges of one table and direction: give their rows to ``take`` one by one, in the order of ``key_of``.
 
-    For tools that read everything: each page is a scan of its own. A page reaches over the ranges that follow, so that
+    For tools that read everything: each page is a scan of its own. A page extends over the ranges that follow, so that
     most of those without rows cost no scan.
 
     Args:
-      ranges: apart from each other, in the order of the table.
+      ranges: disjoint, in the order of the table.
     """
     reverse = ranges[0].reverse
     pages, rests = await _first_pages(pool, ranges, timeout_s)
@@ -267,7 +267,7 @@ async def merged_rows(
 async def _first_pages(
     pool: Pool, ranges: Sequence[ScanRange], timeout_s: float
 ) -> tuple[list[list[ScannedRow]], list[ScanRange | None]]:
-    """The first rows of each range, the next one last, and the rest of the range, None once it has been read."""
+    """Return for each range its first rows, the next one last, and the rest of the range, None if read."""
     reverse = ranges[0].reverse
     starts = [each.start for each in ranges]
     pages: list[list[ScannedRow]] = [[] for _ in ranges]
@@ -292,7 +292,7 @@ async def _first_pages(
 
 
 class _Order(NamedTuple):
-    """A key in the heap's order: descending for reverse scans."""
+    """A key in the heap's order, which is descending for reverse scans."""
 
     key: bytes
     reverse: bool

@@ -1,11 +1,11 @@
 """The HBase store: rows of a commit are put if absent, and count once the topic's head says so.
 
-    messages, payloads   packed, one row of HBase for as many rows of a commit as fit a cell; put if absent
-    metadata             two cells a row, in turn; compare-and-set
-    then                 the owner moves the topic's head by one: the commit takes place, unless another owner has come
+    messages, payloads   packed, as many rows of a commit in one row of HBase as fit a cell; put if absent
+    metadata             two alternating cells for each row; compare-and-set
+    then                 the owner increments the topic's head: the commit takes effect, unless there is a new owner
 
-All puts of a commit, and its removals of metadata, become visible at once, up to a rollback; a crash leaves all of
-them or none. Removals of messages and payloads follow.
+All puts of a commit, and its removals of metadata, become visible at once, up to a rollback; a crash leaves all of them
+or none. Removals of messages and payloads follow.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class LiveView:
-    """``storage.base.StoreView`` that sees what is committed later, too."""
+    """``storage.base.StoreView`` that also shows later commits."""
 
     exact = False
 
@@ -59,10 +59,10 @@ class LiveView:
         self.scan = store.scan
 
     def renew(self, max_s: float) -> None:
-        """See ``StoreView.renew``: it has no end."""
+        """See ``StoreView.renew``. It does not expire."""
 
     async def aclose(self) -> None:
-        """See ``StoreView.aclose``: nothing is held."""
+        """See ``StoreView.aclose``. There is nothing to release."""
         await trio.lowlevel.checkpoint()
 
 
@@ -70,11 +70,11 @@ class HBaseStore(SpawnsWrites):
     """``storage.base.Store`` on three tables of HBase, which other instances may share."""
 
     bell = None
-    #: Other instances create and delete topics, too.
+    #: Unknown, because other instances create and delete topics too.
     topics_number = None
 
     def __init__(self, pool: Pool, tables: Tables, options: HBaseOptions) -> None:
-        """Use ``open``."""
+        """Internal: call ``open`` instead."""
         self.traits = StoreTraits(
             kind="hbase",
             durability="acknowledged messages are in HBase's log: they survive what its file system survives",
@@ -90,7 +90,7 @@ class HBaseStore(SpawnsWrites):
         cells = Cells(pool, tables[Table.METADATA])
         self._upkeep = Upkeep(pool, tables, self._owners, timeout_s=options.timeout_s, kept_s=options.gone_kept_s)
         self._commit_writer = CommitWriter(self._owners, cells, row_writer, self._remover, options.max_row_bytes)
-        #: The epoch in which this instance may write a topic; none after a failure, until it claims the topic again.
+        #: The epoch in which this instance may write a topic; removed by a failure, until it claims the topic again.
         self._epochs: dict[TopicName, int] = {}
         self._closed = False
 
@@ -100,7 +100,7 @@ class HBaseStore(SpawnsWrites):
 
         Raises:
           StoreUnusable: no gateway answers, or one is not configured for the store; or a table is missing (NoTables:
-            all are) and may not or cannot be created; or HBase does not answer.
+            all are) and cannot or may not be created; or HBase does not answer.
         """
         pool = Pool(addresses, size=options.max_connections, timeout_s=options.timeout_s, tls=options.tls)
         tables = Tables(options.table_prefix)
@@ -122,14 +122,14 @@ class HBaseStore(SpawnsWrites):
         await self.aclose()
 
     async def claim(self, name: TopicName) -> Claim:
-        """See ``Store.claim``: a new epoch, in which no commit of an earlier one can take place any more."""
+        """See ``Store.claim``. Begins a new epoch, after which no commit of an earlier one can take effect."""
         self._refuse_if_closed()
         claim = await self._owners.claim(name)
         self._epochs[name] = claim.epoch
         return claim
 
     async def check(self, claim: Claim) -> None:
-        """See ``Store.check``: reads the topic's head."""
+        """See ``Store.check``. Reads the topic's head."""
         self._refuse_if_closed()
         await self._owners.check(claim)
 
@@ -145,7 +145,7 @@ class HBaseStore(SpawnsWrites):
             except StoreConflict:
                 raise
             except BaseException:
-                # Puts under way may still land: only a later epoch makes sure that they never count.
+                # Puts in progress may still arrive: only a later epoch ensures that they never count.
                 self._epochs.pop(claim.name, None)
                 raise
 
@@ -165,7 +165,7 @@ class HBaseStore(SpawnsWrites):
         await self._remover.remove(table, keys)
 
     async def drop(self, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
-        """See ``Store.drop``; row by row, with rows of HBase that cannot be read, of which each counts as one."""
+        """See ``Store.drop``. Removes row by row; an unreadable row of HBase is removed whole and counts as one."""
         removed = 0
         for start, stop in ranges:
             while True:
@@ -198,19 +198,19 @@ class HBaseStore(SpawnsWrites):
         )
 
     async def file_of(self, table: Table, key: bytes) -> str | None:
-        """See ``Store.file_of``: HBase's files are its own."""
+        """See ``Store.file_of``. HBase's files are its own."""
         del table, key
         self._refuse_if_closed()
         await trio.lowlevel.checkpoint()
         return None
 
     async def begin_files(self) -> None:
-        """See ``Store.begin_files``: a cell that cannot be read hides no other."""
+        """See ``Store.begin_files``. An unreadable cell hides no other."""
         self._refuse_if_closed()
         await trio.lowlevel.checkpoint()
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
-        """See ``Store.may_have``; HBase would have to be asked."""
+        """See ``Store.may_have``. Always true, since the answer would require a call to HBase."""
         del table
         return start < stop
 
@@ -247,7 +247,7 @@ class HBaseStore(SpawnsWrites):
         await self._reader.scan(table, start, stop, feed, reverse=reverse, first_chunk=first_chunk, values=values)
 
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
-        """See ``Store.reclaim``: HBase compacts by itself, when it has reason to."""
+        """See ``Store.reclaim``. HBase compacts by itself."""
         del table, start, stop
         self._refuse_if_closed()
         await trio.lowlevel.checkpoint()
@@ -258,13 +258,13 @@ class HBaseStore(SpawnsWrites):
         return await self._upkeep.step()
 
     async def pin(self, max_s: float) -> LiveView:
-        """See ``Store.pin``; HBase has no moment that is one for all rows."""
+        """See ``Store.pin``. HBase has no moment that is common to all rows."""
         del max_s
         await trio.lowlevel.checkpoint()
         return LiveView(self)
 
     def statistics(self) -> StoreStatistics:
-        """See ``Store.statistics``: HBase has its own tools for that."""
+        """See ``Store.statistics``. HBase has its own tools for that."""
         return StoreStatistics(bytes=None, free_bytes=None)
 
     async def aclose(self) -> None:
@@ -279,7 +279,7 @@ class HBaseStore(SpawnsWrites):
 
 # --- blocking scans, for commands without an event loop --------------------------------------------
 #
-# They claim and write nothing; daemons on the same tables go on. A scan shows the rows that count at that time.
+# They claim and write nothing; daemons on the same tables continue. A scan shows the rows that count at that time.
 
 
 class HBaseRows:
@@ -296,7 +296,7 @@ class HBaseRows:
             pass
 
     def scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[Sequence[Row]], bool]) -> None:
-        """As ``Store.scan``, upwards. Raises StoreError, StoreUnusable."""
+        """Scan upwards as ``Store.scan`` does. Raises StoreError, StoreUnusable."""
         trio.run(partial(self._scan, table, start, stop, feed))
 
     async def _scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[Sequence[Row]], bool]) -> None:

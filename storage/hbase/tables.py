@@ -2,8 +2,8 @@
 
 An error says what is missing and how to correct it.
 
-    connect, greet         finds an address without a listener, or with a gateway that is not framed
-    a frame of two cells   finds a bound of the gateway that a large commit would exceed later
+    connect, greet         detects an address without a listener, or with an unframed gateway
+    a frame of two cells   detects a frame limit of the gateway that a large commit would exceed later
     the tables             ``Tables.prepare``
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from storage.hbase.gateway import Address
     from storage.hbase.pool import Pool
 
-#: How long a gateway may take to answer a greeting.
+#: Time limit for a gateway's answer to a greeting.
 _WORD_S = 3.0
-#: How long it may take to answer a frame of some megabytes.
+#: Time limit for its answer to a frame of some megabytes.
 _FRAME_S = 15.0
 _MIB = 1 << 20
 
@@ -61,7 +61,7 @@ async def check_gateways(pool: Pool, addresses: Sequence[Address], *, max_cell_b
 
 
 async def _check_gateway(address: Address, tls: Callable[[], ssl.SSLContext] | None, max_cell_bytes: int) -> None:
-    """Raises StoreUnusable, or an OSError if nothing answers."""
+    """Check one gateway. Raises StoreUnusable, or an OSError if it does not answer."""
     try:
         with trio.fail_after(_WORD_S):
             gateway = await Gateway.open(address, tls)
@@ -91,7 +91,7 @@ async def _check_gateway(address: Address, tls: Callable[[], ssl.SSLContext] | N
 
 
 async def _is_there(address: Address, tls: Callable[[], ssl.SSLContext] | None) -> None:
-    """Raises OSError: a gateway that broke off does not answer any more, so that its end was the reason."""
+    """Check that a gateway still answers after it closed a connection. Raises OSError: it has ended."""
     try:
         with trio.fail_after(_WORD_S):
             again = await Gateway.open(address, tls)
@@ -101,7 +101,7 @@ async def _is_there(address: Address, tls: Callable[[], ssl.SSLContext] | None) 
 
 
 async def _is_unframed(address: Address, tls: Callable[[], ssl.SSLContext] | None) -> bool:
-    """Whether an unframed gateway listens there. Raises OSError: nothing listens."""
+    """True if an unframed gateway listens there. Raises OSError: nothing listens."""
     stream = await connect(address, tls)
     async with stream:
         with trio.move_on_after(_WORD_S):
@@ -114,7 +114,7 @@ async def _is_unframed(address: Address, tls: Callable[[], ssl.SSLContext] | Non
 
 
 async def _send_a_large_frame(gateway: Gateway, max_cell_bytes: int) -> None:
-    """Put into a row with a key that no table can have: a gateway that reads the frame refuses it.
+    """Send a put with a row key that no table can have: a gateway that accepts the frame refuses the put.
 
     The largest frame of a store has the cell that it replaces and the one that it puts.
     """
@@ -132,12 +132,12 @@ def _named(address: Address) -> str:
 
 
 NAMES = {Table.METADATA: "metadata", Table.MESSAGE: "messages", Table.PAYLOAD: "payloads"}
-#: One version, since rows are written once; a filter and a cache for rows that are read by key.
+#: One version, since rows are written once; a filter and a cache for reads by key.
 FAMILY_OPTIONS = {"max_versions": 1, "bloom_filter_type": "ROW", "block_cache_enabled": True}
 
-#: How long it may take to create a table: a busy master takes seconds.
+#: Time limit for creating a table: a busy master takes seconds.
 _CREATE_S = 60.0
-#: How long until it is asked again whether a table is enabled.
+#: Interval of checks if a table is enabled.
 _ENABLED_AGAIN_S = 0.2
 
 
@@ -155,7 +155,7 @@ class Tables:
         return self._names[table]
 
     async def prepare(self, pool: Pool, *, create: bool) -> None:
-        """Check that the tables exist, and create the missing ones.
+        """Check that the tables exist, and create missing ones.
 
         Raises:
           NoTables: none exists, and none may be created.
@@ -176,9 +176,9 @@ class Tables:
         await _wait_until_enabled(pool, missing)
 
     async def _refuse_lost(self, pool: Pool, here: Sequence[bytes]) -> None:
-        """Raise StoreUnusable for a lost table: a new one would be empty, and hide the loss."""
+        """Raise StoreUnusable for a lost table: creating it again would hide the loss."""
         used = [name for name in here if await first_rows(pool, ScanRange(name, b"", b""), 1, timeout_s=pool.timeout_s)]
-        # Listed again: another instance that starts writes rows only once it has created all tables.
+        # List again: another instance that starts writes rows only once it has created all tables.
         if used and (lost := set(self._names.values()) - set(await self._there(pool))):
             raise StoreUnusable(
                 f"HBase has rows in table {used[0].decode()}, and no table {min(lost).decode()}",
@@ -206,13 +206,13 @@ class Tables:
 
 
 async def _wait_until_enabled(pool: Pool, names: Sequence[bytes]) -> None:
-    """Wait until all of the tables are enabled: one that another instance or a script is creating is not, for seconds.
+    """Wait until all tables are enabled: one that another instance or a script is creating is not, for some seconds.
 
-    The gateway does not tell a table that is being enabled from one that was disabled on purpose, so the latter is only
-    refused after the store's timeout.
+    The gateway does not distinguish a table that is being enabled from one that was disabled on purpose, so the latter
+    is only refused after the store's timeout.
 
     Raises:
-      StoreUnusable: one is disabled, and stays so.
+      StoreUnusable: one is still disabled.
     """
     deadline_s = trio.current_time() + pool.timeout_s
     for name in names:
@@ -229,7 +229,7 @@ async def _create_through(gateway: Gateway, name: bytes) -> None:
         return  # another instance has just created it
     except REFUSALS as error:
         if "TableExistsException" in refusal_text(error):
-            return  # the same, noticed later
+            return  # the same, detected later
         raise StoreUnusable(
             f"HBase does not make table {name.decode()}: {refusal_text(error)}",
             hint="make it by hand: hbase shell -n etc/hbase/tables.rb",
@@ -237,7 +237,7 @@ async def _create_through(gateway: Gateway, name: bytes) -> None:
 
 
 def _hint(there: set[bytes]) -> str:
-    """The hint for a missing table; it names the prefixes of other stores, if there are any."""
+    """Return the hint for a missing table, with the prefixes of other stores if there are any."""
     ending = NAMES[Table.METADATA].encode()
     prefixes = sorted(name[: -len(ending)].decode() for name in there if name.endswith(ending))
     others = f"; there are tables with storage.hbase.table_prefix {', '.join(map(repr, prefixes))}" if prefixes else ""

@@ -1,12 +1,12 @@
-"""Upkeep: removes what HBase keeps of removed rows, and fences of owners that have left no rows.
+"""Upkeep: removes cells that mark removed rows, and fences of owners that have left no rows.
 
     row of the metadata table whose cell that counts says *gone*   removed whole
     fence of an epoch, once a topic has more than a few            removed, if no row of the topic has that epoch
 
-Both only when they are older than a day by HBase's own clock, and as they were read, by their time. So a put that is
-still under way has a day to land; and a row can be put again even if HBase's clock was set back by as much, since a
-removal hides every cell with its time or an earlier one. Rows that no head governs stay. So do those that cannot be
-read, with what depends on them; they are logged once, and keep nothing else from being removed.
+Both only if they are older than a day by HBase's own clock, and only as they were read, by timestamp. So a put in
+progress has a day to arrive; and a row can be put again even if HBase's clock was set back by up to a day, although a
+removal hides every cell with its timestamp or an earlier one. Rows that no head governs stay. So do unreadable rows,
+with all that depends on them; they are logged once, and do not stop other removals.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
     from storage.hbase.tables import Tables
 
 log = logging.getLogger(__name__)
-#: Rows of the metadata table that a step reads.
+#: Rows of the metadata table read in a step.
 STEP_ROWS = 1000
-#: A step looks for fences to remove in topics with more of them; and the rows of a topic that it reads for that.
+#: A step removes fences only in topics with more of them than this; it reads up to this many rows of a topic for that.
 MANY_FENCES = 16
 _ROWS_FOR_FENCES = 10_000
-#: The rows with entries of a chain that it reads for that; of more, only the first, whose epoch is the lowest.
+#: Rows with entries of a chain read for that; if there are more, only the first, which has the lowest epoch.
 FEW_ENTRIES = 100
-#: Rows that cannot be read and are logged; of a table that is damaged throughout, no more.
+#: Maximum number of unreadable rows that are logged, for a table that is damaged throughout.
 _MAX_LOGGED = 1000
 _KINDS = (HIGH_WATER, READER, POINTER, PRODUCER, PRODUCERS)
 
 
 class Upkeep:
-    """Removes them step by step, from the first row of the table to the last and again."""
+    """Removes them step by step, in cycles from the first row of the table to the last."""
 
     def __init__(self, pool: Pool, tables: Tables, owners: Owners, *, timeout_s: float, kept_s: float) -> None:
         self._pool = pool
@@ -65,11 +65,11 @@ class Upkeep:
         self._timeout_s = timeout_s
         self._kept_ms = int(kept_s * 1000)
         self._at = b""
-        #: Keys of rows, and heads of topics, that cannot be read and are logged already.
+        #: Keys of unreadable rows and heads that were logged already.
         self._logged: set[bytes] = set()
 
     async def step(self) -> int:
-        """One step; returns the number of rows and fences removed. Raises StoreError."""
+        """Do one step. Returns the number of rows and fences removed. Raises StoreError."""
         table = self._tables[Table.METADATA]
         found = await first_rows(self._pool, ScanRange(table, self._at, b""), STEP_ROWS, timeout_s=self._timeout_s)
         self._at = found[-1].key + b"\x00" if len(found) == STEP_ROWS else b""
@@ -87,12 +87,12 @@ class Upkeep:
                 try:
                     removed += await self._remove_fences(prefix, before_ms)
                 except DamagedRow as error:
-                    # A row whose epoch nobody knows may need any of the fences.
+                    # A row with an unknown epoch may need any of the fences.
                     self._pass_over(prefix, error)
         return removed
 
     async def _heads_of(self, prefixes: Sequence[bytes]) -> dict[bytes, Head]:
-        """The heads of these topics, without those that cannot be read, which are found by halves."""
+        """Return the heads of these topics without unreadable ones, which are found by bisection."""
         try:
             return dict(await self._owners.heads_of(prefixes))
         except DamagedRow as error:
@@ -110,13 +110,13 @@ class Upkeep:
             return False
 
     def _pass_over(self, key: bytes, error: DamagedRow) -> None:
-        """Leave something where it is since it cannot be read; its topic says so to whoever needs it."""
+        """Leave something that cannot be read; a reader of its topic gets the error."""
         if key not in self._logged and len(self._logged) < _MAX_LOGGED:
             self._logged.add(key)
             log.warning("upkeep passes over what cannot be read", extra={"key": key.hex(), "why": error.detail})
 
     async def _now_ms(self) -> int:
-        """HBase's clock: the time of a cell written now."""
+        """Return HBase's clock: the timestamp of a cell written now."""
         table = self._tables[Table.METADATA]
         await self._pool.call("atomicIncrement", table, EPOCHS_KEY, EPOCHS_COLUMN, 1)
         (cell,) = await self._pool.call("get", table, EPOCHS_KEY, EPOCHS_COLUMN, {})
@@ -142,7 +142,7 @@ class Upkeep:
         return removed
 
     async def _epochs(self, prefix: bytes) -> tuple[int, set[int]] | None:
-        """An epoch, and epochs below it: rows with others have none below it. None: there are too many rows to read."""
+        """Return the lowest epoch of rows that were not all read, and the epochs of the others; None: too many rows."""
         entries = await self._epochs_of_entries(prefix)
         if entries is None:
             return None
@@ -153,7 +153,7 @@ class Upkeep:
             if len(found) == _ROWS_FOR_FENCES:
                 return None
             others.update(stamp.epoch for row in found for stamp in SlotPair.of(row.columns).stamps())
-        # Messages are ordered by epoch: each owner goes on behind the last position.
+        # Messages are ordered by epoch, because each owner continues after the last position.
         start = hashed(prefix)
         messages = ScanRange(self._tables[Table.MESSAGE], start + b"\x00", stop_after(start))
         rows = await first_rows(self._pool, messages, 1, timeout_s=self._timeout_s)
@@ -161,9 +161,9 @@ class Upkeep:
         return of_messages if first is None else min(first, of_messages), others
 
     async def _epochs_of_entries(self, prefix: bytes) -> tuple[int | None, set[int]] | None:
-        """The same for the payload table of a topic without stored messages; its chains may have very many entries.
+        """Do the same for the payload table of a topic without stored messages; its chains may have very many entries.
 
-        Those of a generation stand before its other rows, and are ordered by epoch as messages are. None: there are
+        Those of a generation come before its other rows, and are ordered by epoch as messages are. None: there are
         stored messages. They are ordered by pointer, so each would have to be read.
         """
         first: int | None = None
@@ -186,7 +186,7 @@ class Upkeep:
 
 
 def _entries_prefix(key: bytes) -> bytes | None:
-    """The prefix of the entries of the chain that a row of the payload table has entries of; None: it has none."""
+    """Return the prefix of a chain's entries if a row of the payload table contains some; else None."""
     try:
         name, generation, pointer, _, _ = parse_payload_key(key[1:])
     except DamagedRow:
@@ -195,12 +195,12 @@ def _entries_prefix(key: bytes) -> bytes | None:
 
 
 def _epoch_of(row: ScannedRow) -> int:
-    """The epoch of a row of messages or payloads; 0 without one. Raises DamagedRow."""
+    """Return the epoch of a row of messages or payloads; 0 if it has none. Raises DamagedRow."""
     return stamp_of(row.columns[CELL]).epoch if CELL in row.columns else 0
 
 
 def _governed(prefix: bytes) -> list[tuple[bytes, bytes]]:
-    """Ranges of the metadata table that the head of ``ns:topic:`` governs."""
+    """Return the ranges of the metadata table that the head of ``ns:topic:`` governs."""
     if prefix == SERVICE_PREFIX:
         return [(SYSTEM + b"x", stop_after(SYSTEM + b"x"))]
     starts = [SYSTEM + kind + prefix for kind in _KINDS]
@@ -208,7 +208,7 @@ def _governed(prefix: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def _is_gone(row: ScannedRow, head: Head) -> bool:
-    """Whether all that counts in the row is that it is gone, and nothing else in it ever will."""
+    """True if the cell that counts says that the row is removed, and no other cell in it can ever count."""
     if CELL in row.columns:
         return False
     pair = SlotPair.of(row.columns)

@@ -1,4 +1,4 @@
-"""Describes a stored row of any of the three tables in words, or says why it cannot be read."""
+"""Describes a stored row of any of the three tables, or says why it cannot be read."""
 
 from __future__ import annotations
 
@@ -50,29 +50,29 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class DescribedRow:
-    """One row. Fields that could not be read are empty, and ``problem`` says why."""
+    """A row. Fields that could not be read are empty, and ``problem`` says why."""
 
     table: Table
     key: bytes
     value: bytes
     kind: str = "unparseable"
     """``metadata``, ``high-water``, ``reader``, ``pointer``, ``staged``, ``producer``, ``producers``, ``message``,
-    ``reference``, ``payload``, ``chain-entry``; ``namespace``; ``copying``; of the transaction service ``transactions``,
-    ``transaction``, ``change-set``, ``last-pass``, ``authority``; or ``unparseable``."""
+    ``reference``, ``payload``, ``chain-entry``; ``namespace``; ``copying``; for the transaction service
+    ``transactions``, ``transaction``, ``enlisted``, ``change-set``, ``last-pass``, ``authority``; ``unparseable``."""
     name: TopicName | None = None
     generation: int | None = None
     time_ms: int | None = None
-    """When a message or payload was written; None for the rest."""
+    """Write time of a message or payload; None for other rows."""
     position: bytes | None = None
     """The first ten bytes of a message's id."""
     metadata: Metadata | None = None
     message: MessageRow | None = None
     fields: dict[str, object] = field(default_factory=dict)
-    """The rest, ready for JSON."""
+    """All other fields, ready for JSON."""
     problem: str = ""
 
     def shown(self) -> dict[str, object]:
-        """Everything, ready for JSON; keys in hex, payloads in base64."""
+        """Return everything, ready for JSON; keys in hex, payloads in base64."""
         out: dict[str, object] = {"table": self.table.name.lower(), "kind": self.kind, "key": self.key.hex()}
         if self.name is not None:
             out |= {"namespace": self.name.namespace, "topic": self.name.topic}
@@ -85,7 +85,7 @@ class DescribedRow:
 
 
 def describe(table: Table, key: bytes, value: bytes) -> DescribedRow:
-    """Describe a row; never raises, whatever its bytes are."""
+    """Describe a row. Never raises, whatever its bytes."""
     row = DescribedRow(table, key, value)
     try:
         if table is Table.MESSAGE:
@@ -222,7 +222,7 @@ def _system(row: DescribedRow) -> None:
 
 
 def _plain(value: object) -> object:
-    """A value from msgpack as JSON can represent it."""
+    """Convert a value from msgpack to one that JSON can represent."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, dict):
@@ -238,14 +238,14 @@ def _plain(value: object) -> object:
 
 
 Fields = dict[str, object]
-#: Extras of message rows that have fields of their own.
+#: Extras of message rows that are shown as fields of their own.
 DESCRIBED_EXTRAS = frozenset((ATTRIBUTES, BATCH, INDEX, STAMP))
-#: Sequence ids of a stamp that are shown one by one; all are counted.
+#: Sequence ids of a stamp that are listed; all are counted.
 MAX_IDS = 20
 
 
 def origin_fields(message: MessageRow) -> Fields:
-    """The fields of a message row beside its payload: attributes, producer, ids, batch. Raises DamagedRow."""
+    """Return a message row's attributes, producer, ids and batch. Raises DamagedRow."""
     fields: Fields = {}
     attributes = attributes_in(message.extras)
     if attributes:
@@ -269,12 +269,12 @@ def origin_fields(message: MessageRow) -> Fields:
 
 
 def is_namespace_key(key: bytes) -> bool:
-    """Whether a row of the metadata table is a namespace's."""
+    """True if a row of the metadata table is a namespace's."""
     return key.startswith(keys.SYSTEM + keys.NAMESPACE)
 
 
 def namespace_fields(key: bytes, value: bytes) -> Fields:
-    """A namespace's properties. Raises DamagedRow."""
+    """Return a namespace's properties. Raises DamagedRow."""
     namespace = keys.namespace_of(key)
     properties = NamespaceProperties.decode(value)
     return {
@@ -285,7 +285,7 @@ def namespace_fields(key: bytes, value: bytes) -> Fields:
 
 
 def producer_fields(name: bytes, value: bytes) -> Fields:
-    """What a topic remembers of one producer. Raises DamagedRow."""
+    """Return what a topic stores about a producer. Raises DamagedRow."""
     producer = Producer.decode(name.decode("utf-8", "replace"), value)
     fields: Fields = {
         "producer": producer.name,
@@ -309,7 +309,7 @@ def producer_fields(name: bytes, value: bytes) -> Fields:
 
 
 def producers_fields(value: bytes) -> Fields:
-    """Whether a topic remembers producers, and from where on. Raises DamagedRow."""
+    """Return a topic's deduplication record. Raises DamagedRow."""
     record = DeduplicationRecord.decode(value)
     return {
         "remembered": record.on,
@@ -328,7 +328,7 @@ MAX_CHANGES = 20
 
 
 def reference_fields(message: MessageRow) -> Fields:
-    """The stored messages that a row without payload refers to. Raises DamagedRow if it names none."""
+    """Return the stored messages that a row without payload refers to. Raises DamagedRow if it names none."""
     stored = Stored.of(message)
     fields: Fields = {
         "messages": stored.messages,
@@ -344,7 +344,7 @@ def reference_fields(message: MessageRow) -> Fields:
 
 
 def pointer_fields(key: bytes, value: bytes) -> tuple[str, Fields]:
-    """Kind and fields of a topic's row about a write pointer, or about a staged one. Raises DamagedRow."""
+    """Return kind and fields of a topic's row about a write pointer or a staged one. Raises DamagedRow."""
     pending = Pending.decode(keys.parse_pointer_key(key)[2], value)
     if pending.staged_by is not None:
         return "staged", {"staged_pointer": pending.pointer, "producer": pending.staged_by} | _used(pending)
@@ -361,7 +361,7 @@ def pointer_fields(key: bytes, value: bytes) -> tuple[str, Fields]:
 
 
 def _used(pending: Pending) -> Fields:
-    """When a pointer was used, and what is stored under it."""
+    """Return the times when a pointer was used, and what is stored under it."""
     fields: Fields = {"first_used_ms": pending.since_ms, "last_used_ms": pending.used_ms}
     if pending.last_stored is not None and pending.first_stored is not None:
         fields |= {
@@ -385,12 +385,12 @@ def _used(pending: Pending) -> Fields:
 
 
 def is_service_key(key: bytes) -> bool:
-    """Whether a row of the metadata table is the transaction service's."""
+    """True if a row of the metadata table is the transaction service's."""
     return key.startswith(keys.SYSTEM + keys.SERVICE)
 
 
 def service_fields(key: bytes, value: bytes) -> tuple[str, Fields]:
-    """Kind and fields of a row of the transaction service. Raises DamagedRow."""
+    """Return kind and fields of a row of the transaction service. Raises DamagedRow."""
     letter, pointer = parse_service_key(key)
     if letter not in _KINDS and letter != ENLISTED:
         raise DamagedRow(f"rows {letter!r} of the transaction service are not known to this version")

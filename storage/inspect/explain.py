@@ -1,7 +1,7 @@
-"""Sums up a stopped store: walks over its rows, filtered, or counted by topic and generation.
+"""Summarises a stopped store: walks over its rows, filtered, or counted by topic and generation.
 
-It reads everything once, in key order, and keeps numbers only: memory grows with topics and with the invalid list,
-not with messages.
+It reads everything once, in key order, and keeps only numbers: memory grows with topics and with the invalid list, not
+with messages.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from plainsong.protocol.records import Metadata
     from storage.base import Row
 
-#: After every key: names are ASCII, and system keys start with 00.
+#: Sorts after every key: names are ASCII, and system keys begin with 00.
 _AFTER_ALL = b"\xff" * 8
-#: Unreadable rows shown of each table; all are counted.
+#: Unreadable rows shown for each table; all are counted.
 MAX_EXAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """Which rows to show; None: any. Unreadable rows are shown unless they belong to another topic."""
+    """The rows to show; None: any. Unreadable rows are shown unless they belong to another topic."""
 
     namespace: str | None = None
     topic: str | None = None
     generation: int | None = None
     first: bytes | None = None
-    """The first position (ten bytes) of messages; for payload rows its time counts. Other rows have none."""
+    """The first position (ten bytes) of messages; compared with the time of payload rows. Other rows have none."""
     stop: bytes | None = None
     """The position before which to stop."""
     tables: frozenset[Table] = frozenset(Table)
 
     def takes(self, row: DescribedRow) -> bool:
-        """Whether ``row`` is chosen."""
+        """True if ``row`` is selected."""
         if row.name is not None and (
             self.namespace not in (None, row.name.namespace) or self.topic not in (None, row.name.topic)
         ):
@@ -64,14 +64,14 @@ class RowSource(Protocol):
     """A store whose rows can be scanned."""
 
     def scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[Sequence[Row]], bool]) -> None:
-        """As ``Store.scan``, upwards; blocks. Raises StoreError."""
+        """Scan upwards as ``Store.scan`` does; blocks. Raises StoreError."""
         ...
 
 
 def walk(rows: RowSource, table: Table, take: Callable[[DescribedRow], bool]) -> str:
     """Give every row of ``table`` to ``take`` until it returns False. Blocks.
 
-    Returns the store's error if it could not read on, else an empty string.
+    Returns the store's error if reading failed, else an empty string.
     """
 
     def feed(chunk: Sequence[Row]) -> bool:
@@ -86,21 +86,21 @@ def walk(rows: RowSource, table: Table, take: Callable[[DescribedRow], bool]) ->
 
 @dataclass(slots=True)
 class Pruning:
-    """The state of the invalid list, by the transaction service's rows."""
+    """The state of the invalid list, according to the transaction service's rows."""
 
     authority: str | None = None
-    """``transactions.service`` of the daemon that ran last; None: no daemon has run yet."""
+    """``transactions.service`` of the last daemon; None if no daemon has run yet."""
     transactions: int = 0
     """Transactions in progress when the daemon stopped."""
     invalid: set[int] = field(default_factory=set)
     """Pointers on the list."""
     safe_bound: int | None = None
-    """The list may be pruned up to here: no row has any of those pointers; None: no pass was complete yet."""
+    """The list may be pruned up to here, because no row has any of those pointers; None if no pass was complete yet."""
     last_pass_ms: int | None = None
-    """When the last complete pass began."""
+    """Start of the last complete pass."""
 
     def add(self, row: DescribedRow) -> None:
-        """Take one row into account."""
+        """Count a row of the transaction service."""
         fields = row.fields
         if row.kind == "authority":
             self.authority = str(fields["service"])
@@ -120,20 +120,20 @@ class GenerationSummary:
     messages: int = 0
     payload_rows: int = 0
     bytes: int = 0
-    """Keys and values, before compression."""
+    """Size of keys and values, before compression."""
     first_ms: int | None = None
     last_ms: int | None = None
     rolled_back: int = 0
     expired: int = 0
     readers: int = 0
     references: int = 0
-    """Message rows that stand for stored messages; those are among ``messages``."""
+    """Message rows that refer to stored messages; included in ``messages``."""
     pointers: int = 0
-    """Write pointers that the topic still has a row about."""
+    """Write pointers about which the topic still has a row."""
     oldest_pointer: int | None = None
-    """The lowest of them, rolled back or not."""
+    """The lowest of these pointers, rolled back or not."""
     stored: int = 0
-    """Messages stored under them and not published."""
+    """Messages stored under these pointers and not published."""
     staged: int = 0
     """Messages staged by producers and not published."""
     producers: int = 0
@@ -180,11 +180,11 @@ class TopicSummary:
     """A topic: its metadata, and its rows by generation."""
 
     metadata: Metadata | None = None
-    """None: there are rows, but no metadata row that can be read."""
+    """None if there are rows, but no readable metadata row."""
     generations: dict[int, GenerationSummary] = field(default_factory=dict)
 
     def cleaned(self, generation: int) -> int:
-        """The number of messages that the janitor would remove, now or after the grace of a deletion."""
+        """Return the number of messages that the janitor would remove, now or after the grace period of a deletion."""
         summary = self.generations[generation]
         if self.metadata is None:
             return 0
@@ -195,14 +195,14 @@ class TopicSummary:
 
 @dataclass(slots=True)
 class TableSummary:
-    """A table: its rows, those that cannot be parsed, and why reading stopped."""
+    """A table: counts of its rows and of unparseable ones, and the error that stopped reading."""
 
     rows: int = 0
     bytes: int = 0
     unparseable: int = 0
     examples: list[DescribedRow] = field(default_factory=list)
     stopped: str = ""
-    """The store's error if it could not read on: there are more rows than were counted."""
+    """The store's error if reading failed; then there are more rows than were counted."""
 
 
 @dataclass(slots=True)
@@ -215,18 +215,18 @@ class Summary:
 
     @property
     def whole(self) -> bool:
-        """Whether every row could be read."""
+        """True if every row could be read."""
         return not any(table.unparseable or table.stopped for table in self.tables.values())
 
 
 def explain(looked_at: RowSource, *, now_ms: int) -> Summary:
-    """Sum up a store. Blocks, and reads all of it.
+    """Summarise a store. Blocks, and reads all of it.
 
     Args:
-      now_ms: the time by which messages count as expired.
+      now_ms: messages that expire before this time count as expired.
     """
     summary = Summary()
-    # Metadata first: it has the ttl of the messages, and the invalid pointers.
+    # Metadata first: it has the messages' time to live, and the invalid pointers.
     for table in Table:
         counted = summary.tables[table] = TableSummary()
         counted.stopped = walk(looked_at, table, partial(_count, summary, counted, now_ms))
@@ -258,7 +258,7 @@ def _count_of(row: DescribedRow) -> int:
 
 
 def _whole(value: object) -> int:
-    assert isinstance(value, int)  # describe makes it so
+    assert isinstance(value, int)  # ensured by describe
     return value
 
 

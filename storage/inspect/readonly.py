@@ -1,7 +1,7 @@
-"""Opens a stopped store without changing it: LevelDB writes whenever it opens, so this opens a copy.
+"""Opens a stopped store without changing it. LevelDB writes whenever it opens, so this opens a copy.
 
-Table files never change once written: they are linked, not copied, if the copy is on the same file system.
-Everything else is small.
+Table files never change once written: they are linked rather than copied if the copy is on the same file system. All
+other files are small.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _COPY_NAME = "copy"
 
 @contextmanager
 def open_stopped(directory: Path) -> Iterator[tuple[LevelDBTables, str]]:
-    """The tables of a stopped ``directory``, from a copy that is removed afterwards; the original stays as it is.
+    """Open the tables of a stopped ``directory`` from a copy, which is removed afterwards. The original is unchanged.
 
-    Gives the tables and, if LevelDB's own checks failed and it was opened leniently, their message (else an empty
-    string): rows may be missing then, but those that are there are good.
+    Yields the tables and, if LevelDB's checks failed and it was opened leniently, their message (else an empty string).
+    In that case rows may be missing, but those that are found are valid.
 
     Raises:
       StoreInUse: a daemon uses the directory.
@@ -68,7 +68,7 @@ def _open(copy: Path, options: LevelDBOptions, *, check: bool = True) -> LevelDB
 
 
 def _open_leniently(directory: Path, copy: Path, complaint: str) -> LevelDBTables:
-    # A failed opening may have changed the copy: start from the original again.
+    # A failed opening may have changed the copy: start again from the original.
     shutil.rmtree(copy)
     try:
         _copy_store(directory, copy)
@@ -81,7 +81,7 @@ def _open_leniently(directory: Path, copy: Path, complaint: str) -> LevelDBTable
 
 @contextmanager
 def _copy(directory: Path) -> Iterator[Path]:
-    """A copy of the store beside ``directory``, or in the folder for temporary files; made while no daemon uses it."""
+    """Copy the store next to ``directory`` or into the temporary folder, under a lock that keeps daemons out."""
     try:
         if read_format(directory) is None:
             raise StoreUnusable(f"{directory} is no store: it has no FORMAT", hint="name the daemon's data directory")
@@ -114,7 +114,7 @@ def _scratch(beside: Path) -> Path:
 def _copy_store(directory: Path, copy: Path) -> None:
     copy.mkdir()
     shutil.copyfile(directory / FORMAT_NAME, copy / FORMAT_NAME)
-    # What a takeover leaves when it is cut off is finished in the copy.
+    # An interrupted takeover is completed in the copy.
     for name in (ROWS_NAME, METADATA_NAME, f"{METADATA_NAME}.new", VOLUMES_NAME):
         if (directory / name).is_dir():
             _copy_files(directory / name, copy / name)
@@ -129,7 +129,7 @@ def _copy_files(rows: Path, copy: Path) -> None:
                 target.hardlink_to(source)
                 continue
             except OSError:
-                # Another file system, or one without links, or another user's file.
+                # Another file system, one without links, or another user's file.
                 pass
         if source.is_dir():
             _copy_files(source, target)

@@ -2,24 +2,24 @@
 
 Why nothing acknowledged is lost, and where to read it, from the bottom up:
 
-1. ``engine``: one LevelDB. A synced batch is there whole after any end of the process or the machine; after a failed write
-   nothing is written before the database has been opened again. Its head has the argument, fault by fault.
-2. ``volume``, ``index``: a volume is one such database, and what is known of it in memory. The index file next to it is a
-   shortcut: without it, the volume is read through.
-3. ``metadata``: a commit's changes of metadata travel in its batch, as an entry of the journal. The metadata's database may
-   lag behind; opening applies the rest of the journal. Entries are numbered without gaps over all volumes.
-4. ``volume_list``: the list names the volumes. It is replaced whole. A volume is listed, durably, before its first row is
-   written, and its files are removed only after it was struck off, durably.
-5. ``volume_set``, ``open_databases``, ``reads``, ``view``: the volumes as an immutable value. Readers pin the set they begin
-   with; files stay while a pinned set names them, databases stay open while they are leased.
-6. ``commit``: the one writer of the newest volume and of the set. Batch, sync, then memory, then the callers.
-7. ``keeper``, ``tidying``: one thread that changes sealed volumes, each time by one synced batch, and copies what is alive
-   before it strikes volumes off. The metadata is durable up to the last entry of a volume before that volume goes.
-8. ``opening``: what is checked when a store is opened; ``takeover``: directories of earlier formats.
-9. ``group_commit``, ``tables``, ``store``: which thread calls what, and when everything is opened again after a failure.
+1. ``engine``: one LevelDB. A synced batch survives whole, however the process or the machine ends; after a failed write
+   nothing is written before the database has been reopened. The docstring of the package argues that fault by fault.
+2. ``volume``, ``index``: a volume is one such database, with a summary of its rows in memory. The index file next to
+   it is only a shortcut: without it, the volume is read through.
+3. ``metadata``: a commit's changes of metadata travel in its batch, as an entry of the journal. The metadata's database
+   may lag behind; opening applies the rest of the journal. Entries are numbered without gaps over all volumes.
+4. ``volume_list``: the list names the volumes. It is replaced whole. A volume is listed, durably, before its first row
+   is written, and its files are removed only after it was struck off, durably.
+5. ``volume_set``, ``open_databases``, ``reads``, ``view``: the volumes as an immutable value. Readers pin the set that
+   they start with; files stay while a pinned set names them, databases stay open while they are leased.
+6. ``commit``: the one writer of the newest volume and of the set. Order: batch, sync, memory, callbacks.
+7. ``keeper``, ``tidying``: one thread that changes sealed volumes, each time by one synced batch, and copies live rows
+   before it strikes volumes off. Before a volume goes, the metadata's database is durable up to its last journal entry.
+8. ``opening``: the checks when a store is opened; ``takeover``: directories of earlier formats.
+9. ``group_commit``, ``tables``, ``store``: which thread calls what, and when everything is reopened after a failure.
 
-A commit is acknowledged when ``commit.Committer.write`` has returned, after the sync of its batch, and, if it changes rows
-of sealed volumes, after the keeper has synced each of them.
+A commit is acknowledged when ``commit.Committer.write`` has returned, after the sync of its batch. If it changes rows
+of sealed volumes, the keeper has synced each of these changes as well.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""The commit: the one place where the newest volume is written and the set of volumes is replaced.
+"""The commit: the only writer of the newest volume and of the set of volumes.
 
-A group of commits is one batch in the newest volume, synced: its rows, and one entry of the journal for the metadata.
-After that, in this order: the entry is applied in memory, the set of volumes is replaced if an operation asks for it,
-and a full volume is sealed. Rows of sealed volumes that a commit removes or rolls back are the keeper's: they are
-changed in place after the batch, because a second version in the newest volume would have to be merged by every reader.
+A group of commits is one synced batch in the newest volume: its rows, and one journal entry for the metadata. Then, in
+this order, the entry is applied in memory, operations on the set of volumes take effect, and a full volume is sealed.
+Rows of sealed volumes that a commit removes or rolls back are changed in place by the keeper after the batch, because a
+second version in the newest volume would have to be merged by every reader.
 
-LevelDB has no update in place, so a rollback is a scan, then a batch of the rows that it changes. Both happen here: a row
-that another thread had read before could be discarded in between, and would come back. A commit is one batch while its
-rollbacks are short. Otherwise the operations before, and each step, are durable by themselves, in order.
+LevelDB has no update in place, so a rollback is a scan and a batch of the rows that it changes. Both happen here: had
+another thread done the scan, a row could be discarded between scan and batch, and the batch would bring it back. A
+commit is one batch while its rollbacks are short. Otherwise the operations before a rollback, and each of its steps,
+become durable separately and in order.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ if TYPE_CHECKING:
     from storage.leveldb.volume import Volume
     from storage.leveldb.volume_set import Sets, View, VolumeSet
 
-#: The next volume is made when the newest is full to this part.
+#: Request the next volume when the newest is full to this part.
 PREPARE_AT = 0.6
-#: A volume that has this many times its size is written no more before the next one is there: commits wait for that, and
-#: are refused when it cannot be made.
+#: A volume of this many times its size is not written before the next one exists: commits wait for that, and are
+#: refused if it cannot be made.
 MAX_OVERFULL = 2
-#: How soon the next volume is tried again after it could not be made.
+#: Pause before a retry after the next volume could not be made.
 RETRY_S = 1.0
-#: Bytes that the rollbacks of a group may read together: one step of the thread that commits, and the memory it takes.
+#: Bytes that the rollbacks of a group may read together. Bounds the time of one commit step and the memory it takes.
 STEP_BYTES = 2 << 20
-#: What a row counts in addition to its value, so that a step has 2048 rows at most: a hundredth of a second.
+#: Added to the size of each row, so that a step has 2048 rows at most, which takes about 10 ms.
 STEP_ROW_BYTES = 1024
 _ROW_OPERATIONS = (Put, Delete)
 _TABLE_BYTE = {table: bytes([table]) for table in Table}
@@ -53,7 +54,7 @@ _TABLE_BYTE = {table: bytes([table]) for table in Table}
 
 @dataclass(slots=True)
 class Turned(Put):
-    """Rows of the newest volume, as a rollback leaves them."""
+    """Rows of the newest volume after a rollback."""
 
 
 # --- changes of the set of volumes --------------------------------------------------------------
@@ -61,7 +62,7 @@ class Turned(Put):
 
 @dataclass(slots=True)
 class MarkDead:
-    """All rows of these ranges are dead, and nothing will be written there again."""
+    """All rows of these ranges are dead, and no row will be written there again."""
 
     table: Table
     ranges: Sequence[tuple[bytes, bytes]]
@@ -69,33 +70,33 @@ class MarkDead:
 
 @dataclass(slots=True)
 class ForgetDead:
-    """No volume has rows in these dead ranges any more."""
+    """No volume has rows in these dead ranges any longer."""
 
     ranges: Sequence[tuple[Table, bytes, bytes]]
 
 
 @dataclass(slots=True)
 class Seal:
-    """Write to another volume from now on, if this one is the newest."""
+    """Begin the next volume, if this one is still the newest."""
 
     volume: Volume
     error: StoreError | None = None
-    """Set by the commit if there is no next volume: nothing was sealed."""
+    """Set by the commit if there is no next volume; nothing was sealed."""
 
 
 @dataclass(slots=True)
 class Replace:
-    """A volume, or none, takes the place of sealed neighbours. It is listed already."""
+    """Replace adjacent sealed volumes by ``target``, or remove them if it is None. The list is up to date already."""
 
     sources: Sequence[Volume]
     target: Volume | None
     number: int | None = None
-    """Set by the commit: the number of the first set without the sources; None if they were not in the set."""
+    """Set by the commit: the number of the first set without the sources; None if one of them was not in the set."""
 
 
 @dataclass(slots=True)
 class Pin:
-    """A view of everything up to this commit."""
+    """Open a view of everything up to this commit."""
 
     max_s: float
     view: PinnedView | None = None
@@ -104,13 +105,13 @@ class Pin:
 
 @dataclass(slots=True)
 class Unpin:
-    """A view has ended."""
+    """Close a view that has ended."""
 
     view: View
 
 
 SetChange = MarkDead | ForgetDead | Seal | Replace | Pin | Unpin
-#: What a commit of the store is made of.
+#: The operations of the store's own commits.
 Stored = Put | Delete | SetChange
 
 
@@ -129,69 +130,69 @@ class SealedChange:
 
 @dataclass(eq=False, slots=True)
 class PendingWrite:
-    """One commit on its way to the disk."""
+    """A commit that is queued or being written."""
 
     operations: Sequence[Operation | Stored]
     expect: Sequence[Expect] = ()
     size: int = 0
-    """Bytes, roughly; set when it is begun."""
+    """Approximate bytes; set by ``GroupCommit.begin``."""
     on_completed: Callable[[PendingWrite], object] | None = None
-    """Called on the event loop once it is written, or ``error`` says why not."""
+    """Called on the event loop once the commit is durable or has failed; ``error`` is set then."""
     while_syncing: Callable[[], object] | None = None
-    """Called on the event loop while the disk syncs, once at most; it does not raise."""
+    """Called on the event loop while the disk syncs, once at most. It must not raise."""
     error: StoreError | StoreConflict | None = None
     rest: Sequence[Operation | Stored] = ()
-    """Operations of a long rollback that its submitter submits again once the work is completed."""
+    """Operations that a long rollback left; the submitter begins them as another commit."""
     change: SealedChange | None = None
-    """Changes of sealed volumes that the keeper makes before the work is completed."""
+    """Changes of sealed volumes that the keeper makes before the commit completes."""
     is_with_keeper: bool = False
-    """True once the keeper has the work, and reports it."""
+    """True once the keeper has the commit; the keeper reports it then."""
     on_changed: Callable[[PendingWrite], object] | None = None
-    """Called by the keeper, in its thread, once it has made them, or ``error`` says why not."""
+    """Called in the keeper's thread once it has made ``change`` or failed; ``error`` is set then."""
     is_rest: bool = False
-    """True if an earlier work left these operations."""
+    """True if these operations are the rest of an earlier commit."""
     completed: Callable[[StoreError | StoreConflict | None], object] | None = None
     """The submitter's own callback."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What gathers for one batch of the newest volume."""
+    """The rows and changes collected for one batch of the newest volume."""
 
     rows: list[Put | Delete] = field(default_factory=list)
     changes: Changes = field(default_factory=dict)
     set_changes: list[SetChange] = field(default_factory=list)
     unseen: list[Put | Delete] = field(default_factory=list)
-    """The operations among ``rows`` on messages: a rollback does not see these before they are written."""
+    """The operations among ``rows`` on messages, which a rollback does not see until they are written."""
     volumes: VolumeSet | None = None
     """The set with the dead ranges of the operations so far; None if they change none."""
 
 
 class SealedVolumes(Protocol):
-    """What the commit asks of the keeper (``storage.leveldb.keeper``); nothing waits but ``spare``, if asked to."""
+    """The keeper's interface for the commit (``storage.leveldb.keeper``). Only ``spare`` blocks, if asked to."""
 
     def make_spare(self) -> None:
-        """Make the next volume; ``spare`` returns it, or why it cannot be made, once for each call."""
+        """Make the next volume. ``spare`` returns it, or the error, once for each call."""
 
     def spare(self, *, wait: bool) -> Volume | StoreError | None:
-        """The answer to ``make_spare``; None if there is none yet. Its database is leased for the commit."""
+        """Return the answer to ``make_spare``, None if there is none yet. The commit gets a lease of its database."""
         ...
 
     def finish(self, sealed: Volume) -> None:
-        """Put a sealed volume's memory into a table and write its index, and end the commit's lease."""
+        """Flush a sealed volume's memory to a table, write its index, and end the commit's lease."""
 
     def change(self, work: PendingWrite) -> None:
-        """Change rows of sealed volumes, then report the work."""
+        """Change rows of sealed volumes, then report the commit."""
 
     def note_dead(self, volumes: VolumeSet, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> None:
-        """Subtract rows that died just now from what is alive in the sealed volumes of a set."""
+        """Subtract rows that died just now from the live bytes of a set's sealed volumes."""
 
     def checkpoint_soon(self) -> None:
-        """Write the metadata that waits to its database, once for any number of calls."""
+        """Write the pending metadata to its database, once for any number of calls."""
 
 
 class Committer:
-    """Writes the newest volume and replaces the set. One thread at a time calls it: ``storage.leveldb.group_commit``."""
+    """Writes the newest volume and replaces the set. For one thread at a time: ``storage.leveldb.group_commit``."""
 
     def __init__(
         self,
@@ -202,10 +203,11 @@ class Committer:
         options: LevelDBOptions,
         first_rows: Callable[[bytes, bytes, int, int], list[Row]],
     ) -> None:
-        """The committer leases the database of the newest volume.
+        """Lease the database of the newest volume.
 
         Args:
-          first_rows: reads the first messages of a range: start, stop, bytes at most, bytes that a row counts besides.
+          first_rows: reads the first messages of a range. Arguments: start, stop, maximum bytes, bytes added for each
+            row.
         """
         self._sets = sets
         self._databases = databases
@@ -220,26 +222,27 @@ class Committer:
         self._spare_error: StoreError | None = None
         self._retry_at_s = 0.0
         self._left_bytes = 0
-        #: A write has failed: what the newest volume contains is unknown.
+        #: A write has failed: the contents of the newest volume are unknown.
         self.failed = False
 
     # --- one group ------------------------------------------------------------------------------
 
     def is_hot(self, size: int) -> bool:
-        """True if a write of ``size`` bytes of new rows is one batch and nothing else: no volume has to be sealed for it."""
+        """True if a write of ``size`` bytes of new rows is one batch and no volume has to be sealed for it."""
         return self._sets.current.newest.memory_bytes + size < self._options.volume_bytes
 
     def write(self, group: Sequence[PendingWrite], while_syncing: Callable[[], object] | None = None) -> None:
         """Make a group of commits durable, except for each ``PendingWrite.rest`` and ``PendingWrite.change``.
 
-        A work with a ``change`` is given to the keeper, which reports it.
+        The keeper gets the commits with a ``change``, and reports them. A commit's ``error`` is set to
+        ``NothingWritten`` if the newest volume is far too full and the next one cannot be made.
 
         Args:
-          while_syncing: called while the disk syncs, once at most, if the group is one batch of puts. It does not raise.
-        A work gets ``NothingWritten`` as its error if the next volume cannot be made and this one is far too full.
+          while_syncing: called while the disk syncs, once at most, if the group is one batch of puts. It must not
+            raise.
 
         Raises:
-          StoreError: the tables must be opened again.
+          StoreError: the tables must be reopened.
         """
         if self.failed:
             raise StoreError("a write failed before, and the store was not opened again")
@@ -266,15 +269,16 @@ class Committer:
             try:
                 work.rest = self._add(batch, work.operations, change)
             except _NotRolledBack as error:
-                # Only this commit needs the damaged block: its operations before the rollback are written, as after a crash.
+                # Only this commit needs the damaged block. Its operations before the rollback are written, as after a
+                # crash.
                 work.error = Unreadable(error.detail, hint=error.hint)
                 continue
             work.change = change if change.removed or change.rolled_back else None
         self._flush(batch, while_syncing)
         for work in group:
             if work.change is not None:
-                # Before anything else is sealed: the keeper then makes the change before it can merge a later volume,
-                # with newer rows of the same keys, into one that is changed.
+                # Before another volume can be sealed: the keeper must make this change before it can merge a later
+                # volume with newer rows of the same keys into a volume that changes.
                 work.is_with_keeper = True
                 self._keeper.change(work)
         for operation in batch.set_changes:
@@ -283,12 +287,12 @@ class Committer:
     def _add(
         self, batch: _Batch, operations: Sequence[Operation | Stored], change: SealedChange
     ) -> Sequence[Operation | Stored]:
-        """Add a commit's operations to a batch; returns those that have to wait."""
+        """Add a commit's operations to a batch. Returns those that have to wait."""
         for index, operation in enumerate(operations):
             if isinstance(operation, RollBack):
                 rest = self._roll_back(batch, operation, change)
                 if rest is not None or change.rolled_back:
-                    # What follows is durable after the whole rollback, in sealed volumes as well.
+                    # Later operations become durable after the whole rollback, including its part in sealed volumes.
                     following = operations[index + 1 :]
                     return following if rest is None else [rest, *following]
             elif not isinstance(operation, _ROW_OPERATIONS):
@@ -310,7 +314,7 @@ class Committer:
         return ()
 
     def _note_sealed(self, delete: Delete, change: SealedChange) -> None:
-        """Add the part of a removal that concerns sealed volumes to ``change``."""
+        """Add the rows of a removal that are in sealed volumes to ``change``."""
         for key, extents in self._sets.current.index[delete.table].of_each(delete.keys):
             for extent in extents:
                 change.removed.setdefault(extent.volume, []).append((delete.table, key))
@@ -327,8 +331,8 @@ class Committer:
     ) -> None:
         volume, database = self._sets.current.newest, self._database
         removed: list[tuple[Table, bytes]] = []
-        # Always sync before acknowledging. The journal has no gap, which shows that nothing is missing; and only the last
-        # batch in a log may be torn by a power cut, so that batches are synced one by one.
+        # Always sync before acknowledging. The journal must have no gap, since that proves that nothing is missing; and
+        # only the last batch in a log may be torn by a power cut, so batches are synced one by one.
         early = while_syncing is not None and database.syncs_early
         with database.batch(sync=not early) as batch:
             edits: RowEdits | None = None
@@ -369,7 +373,7 @@ class Committer:
             volume.note_removed(removed)
 
     def _put(self, volume: Volume, put: Put, into: Callable[[bytes, bytes], None], edits: RowEdits) -> None:
-        """Put rows into a batch: as packs, or one by one."""
+        """Put rows into a batch, as packs or one by one."""
         is_new = not isinstance(put, Turned)
         packs, inside, marked = None, False, False
         if put.table is PACKED_TABLE and volume.shape.packed and put.values:
@@ -377,7 +381,7 @@ class Committer:
                 packs = packs_of(put.prefix, put.suffixes, put.values, may_expire=put.may_expire)
             if packs is None:
                 inside = volume.has_packs
-                if inside and is_new:  # rows that are turned may be of several topics
+                if inside and is_new:  # rolled-back rows may belong to several topics
                     inside = volume.has_packs_between(put.prefix + put.suffixes[0], put.prefix + put.suffixes[-1])
                 marked = max(put.values) >= MARK and any(value[:1] == MARK for value in put.values)
         if is_new:
@@ -397,7 +401,7 @@ class Committer:
     # --- rollbacks ------------------------------------------------------------------------------
 
     def _roll_back(self, batch: _Batch, operation: RollBack, change: SealedChange) -> RollBack | None:
-        """Roll back rows of the range; returns the rest of the operation, None if there is none."""
+        """Roll back rows of the range. Returns the rest of the operation, None if there is none."""
         if self._left_bytes <= 0:
             return operation
         if any(_touches(unseen, operation) for unseen in batch.unseen):
@@ -412,7 +416,7 @@ class Committer:
             raise _NotRolledBack(error.detail, hint=error.hint) from error
         change.rolled_back += [(volume, keys, operation.pointer) for volume, keys in sealed.items()]
         if here:
-            # Not among the unseen: another rollback finds nothing to change in these rows.
+            # Not added to ``unseen``: another rollback would change nothing in these rows.
             keys, values = [key for key, _ in here], [value for _, value in here]
             batch.rows.append(Turned(Table.MESSAGE, b"", keys, values))
         self._left_bytes -= sum(len(value) + STEP_ROW_BYTES for _, value in rows)
@@ -421,7 +425,7 @@ class Committer:
         return RollBack(rows[-1][0] + b"\x00", operation.stop, operation.pointer)
 
     def _place(self, row: Row, here: list[Row], sealed: dict[Volume, list[bytes]]) -> None:
-        """Add a row that is rolled back to those of the newest volume, or its key to those of sealed ones."""
+        """Sort a row to roll back: into ``here`` if it is in the newest volume, its key into ``sealed`` otherwise."""
         current = self._sets.current
         places = current.places(Table.MESSAGE, row[0])
         for place in places:
@@ -433,7 +437,7 @@ class Committer:
     # --- the set of volumes -----------------------------------------------------------------------
 
     def _note_dead(self, batch: _Batch, operation: SetChange) -> None:
-        """Add to the metadata what an operation changes of dead ranges, after those before it in the same batch."""
+        """Add an operation's changes of dead ranges to the batch's metadata, after those of earlier operations."""
         volumes = batch.volumes or self._sets.current
         changes = batch.changes
         if isinstance(operation, MarkDead):
@@ -479,7 +483,7 @@ class Committer:
         for start, stop in fresh:
             for extent in current.newest.extents[table].overlapping(start, stop):
                 extent.remove_part(start, stop)
-        # The volumes that were sealed by now are the keeper's; the newest one was counted here.
+        # The keeper counts the volumes that are sealed by now; the newest was counted here.
         self._keeper.note_dead(following, table, fresh)
 
     def _pinned(self, max_s: float) -> PinnedView:
@@ -493,7 +497,7 @@ class Committer:
     # --- the next volume --------------------------------------------------------------------------
 
     def _ask_for_spare(self) -> None:
-        """Have the keeper make the next volume, unless it is there, or being made, or just failed."""
+        """Have the keeper make the next volume, unless it exists, is being made, or just failed."""
         if self._spare is None and not self._asked_for_spare and time.monotonic() >= self._retry_at_s:
             self._asked_for_spare = True
             self._keeper.make_spare()
@@ -512,7 +516,7 @@ class Committer:
             self._spare, self._spare_error = found, None
 
     def _refused(self) -> StoreError | None:
-        """Why rows are refused; waits for the next volume if the newest is far too full."""
+        """Return the error for new rows, if any. Waits for the next volume if the newest is far too full."""
         if self._spare is not None:
             return None
         if self._sets.current.newest.memory_bytes < MAX_OVERFULL * self._options.volume_bytes:
@@ -522,14 +526,14 @@ class Committer:
         return self._spare_error if self._spare is None else None
 
     def _seal_if_possible(self) -> None:
-        """Seal a full volume. Without a next one it is written until it is far too full."""
+        """Seal a full volume if the next one exists. Otherwise it is written until it is far too full."""
         self._ask_for_spare()
         self._take_spare()
         if self._spare is not None:
             self._seal()
 
     def _seal(self) -> StoreError | None:
-        """Write to the next volume from now on; waits until it is there, or returns why it cannot be made."""
+        """Make the next volume the newest. Waits until it exists; returns the error if it cannot be made."""
         if self._spare is None:
             self._retry_at_s = 0.0
             self._ask_for_spare()
@@ -537,10 +541,10 @@ class Committer:
         if self._spare is None:
             return self._spare_error or StoreError("the next volume is missing")
         current = self._sets.current
-        # LevelDB is going to remove the log.
+        # LevelDB will remove the log.
         self._database.end_log()
         newest, self._spare = self._spare, None
-        # The keeper has leased the spare's database for this thread, and takes over the lease of the one that is sealed.
+        # The keeper has leased the spare's database for this thread, and takes over the lease of the sealed one.
         self._database = self._databases.acquire(newest)
         self._databases.release(newest)
         self._sets.put(current.sealing(newest))
@@ -549,7 +553,7 @@ class Committer:
 
 
 def _needs_room(work: PendingWrite, refused: StoreError) -> bool:
-    """True if a work writes to the newest volume; then its error says that nothing was written."""
+    """True if a commit writes to the newest volume. Then its ``error`` is set to ``NothingWritten``."""
     if all(isinstance(operation, (Replace, Pin, Unpin, Seal, MarkDead, ForgetDead)) for operation in work.operations):
         return False
     work.error = NothingWritten(refused.detail, hint=refused.hint)
@@ -557,7 +561,7 @@ def _needs_room(work: PendingWrite, refused: StoreError) -> bool:
 
 
 def _may_pack(volume: Volume, put: Put) -> bool:
-    """True if the newest volume may have these rows as packs: they are one topic's, and it has none between them."""
+    """True if the newest volume may store these rows as packs: one topic's, with none of its rows between them."""
     first, last = put.prefix + put.suffixes[0], put.prefix + put.suffixes[-1]
     if len(put.suffixes[0]) != POSITION_BYTES or not is_of_topic(first):
         return False
@@ -565,7 +569,7 @@ def _may_pack(volume: Volume, put: Put) -> bool:
 
 
 def _concerns_no_pack(volume: Volume, put: Put) -> bool:
-    """True if new rows become no pack and are in none, as with most requests of few messages."""
+    """True if new rows become no pack and are in none, as in most small requests."""
     suffixes, values = put.suffixes, put.values
     if put.table is not PACKED_TABLE or not volume.shape.packed or not values:
         return not isinstance(put, Turned)
@@ -575,7 +579,7 @@ def _concerns_no_pack(volume: Volume, put: Put) -> bool:
 
 
 def _put_rows(put: Callable[[bytes, bytes], None], operation: Put) -> None:
-    # The daemon's hottest loop: nothing but the put.
+    # The daemon's hottest loop: only the put.
     prefix = _TABLE_BYTE[operation.table] + operation.prefix
     for suffix, value in zip(operation.suffixes, operation.values, strict=True):
         put(prefix + suffix, value)

@@ -1,22 +1,23 @@
 """Group commit over all topics: waiting commits become one synced batch.
 
-One thread writes. It takes all commits that wait, writes them as one batch, and continues with those that arrived in the
-meantime, without a turn of the event loop in between; one wake-up reports a group to the loop. LevelDB joins concurrent
-writers by itself. It is done here all the same, because
+One thread writes. It takes all waiting commits, writes them as one batch, and continues with those that arrived during
+the write, without a turn of the event loop in between; one wake-up reports a group to the loop. LevelDB groups
+concurrent writers too. It is done here because
 
-* a failed write can leave a torn record at the end of LevelDB's log and the handle open: a second writer that succeeds
-  after it is acknowledged, and gone at the next opening. So no write begins before the last one is known to be good;
+* a failed write can leave a torn record at the end of LevelDB's log and the handle open: if a second writer succeeded
+  after it, its commit would be acknowledged and then lost at the next opening. So no write begins before the outcome of
+  the previous one is known;
 * one hand-over to a thread for each group costs less than one for each commit.
 
-On a disk that syncs in a fraction of a millisecond, a hand-over costs as much as the sync. So while nothing else is under
-way the event loop writes small commits itself, all that one of its turns has begun as one group (``gather``,
-``write_gathered``). A stall of the disk then stalls the loop. After a write that took longer than ``max_inline_s`` the
-thread writes them for ten times as long as it took; each further slow write within a thousand doubles that, up to a
-thousand times. While the disk syncs, the loop runs each submitter's callback (``PendingWrite.while_syncing``), whose
-effects stay hidden until the sync succeeds.
+On a disk that syncs in a fraction of a millisecond, a hand-over costs as much as the sync. So while the thread is idle,
+the event loop writes small commits itself, all commits of one turn as one group (``gather``, ``write_gathered``). Then
+a stall of the disk stalls the loop. So after a write that took longer than ``max_inline_s``, the thread writes small
+commits for ten times as long as that write took; each further slow write within a thousand doubles the factor, up to a
+thousand. While the disk syncs, the loop runs each submitter's callback (``PendingWrite.while_syncing``), whose effects
+stay hidden until the sync succeeds.
 
-Who does what: the loop alone puts works into the queue, counts what the thread has, and completes works. The commit
-thread and the keeper only append to ``_written`` and wake the loop.
+Threads: only the loop queues commits, counts those in the thread, and completes them. The commit thread and the keeper
+only append to ``_written`` and wake the loop.
 """
 
 from __future__ import annotations
@@ -42,23 +43,23 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-#: Bytes after which a group takes no further commit: beyond, joining saves nothing and delays the first one.
+#: Bytes at which a group is closed: more commits in it would save nothing and delay the first one.
 MAX_GROUP_BYTES = 4 << 20
-#: What a row costs besides its value and the prefix of its key: no less than a volume counts for it.
+#: Added for each row to its value and key prefix: at least the cost that a volume counts.
 _ROW_BYTES = 64
-#: What the event loop writes at once, at most: a sync takes hardly longer for so much than for a single row.
+#: Bytes that the event loop writes at once, at most: up to here a sync takes hardly longer than for a single row.
 MAX_INLINE_BYTES = 32 << 10
-#: After a write of the event loop that took longer than it may, the thread writes for this many times as long as it took:
-#: the first number at first, then twice as many each time, unless so many quick ones came between.
+#: After a slow write of the event loop, the thread writes for this many times as long as the write took: the first
+#: factor, doubled up to the second one by each further slow write, until more than QUICK_CALLS quick ones came between.
 SLOW_FACTORS = (10, 1000)
 QUICK_CALLS = 1000
 
 
 class GroupCommit(trio.abc.Instrument):
-    """The queue in front of the database, no longer than the number of writing tasks, and the thread that empties it.
+    """The queue in front of the database, with one commit per writing task at most, and the thread that empties it.
 
-    It is an instrument of the event loop: when that returns from the kernel it learns what has been written before any
-    task runs, and the thread wakes it only if it sleeps.
+    It is an instrument of the event loop, so that completed commits are delivered when the loop returns from the
+    kernel, before any task runs, and the thread wakes the loop only if it sleeps.
     """
 
     def __init__(
@@ -68,45 +69,44 @@ class GroupCommit(trio.abc.Instrument):
         is_hot: Callable[[], bool] = lambda: False,
         max_inline_s: float = 0.0,
     ) -> None:
-        """Use it on the event loop; ``close`` ends its thread.
+        """Start the thread; ``close`` ends it. For the event loop.
 
         Args:
-          write: makes a group durable; its StoreError is the answer to the whole group. It is called in the thread, or on
-            the event loop while the thread has nothing to do; then with a function to call while the disk works.
-          is_hot: whether nothing but the write and its sync would be done for a small group now.
-          max_inline_s: after one of its writes that took longer the event loop leaves them to the thread for a while; 0: it
-            never writes one.
+          write: makes a group durable; its StoreError is the answer to the whole group. Called in the thread, or on the
+            event loop while the thread is idle; only then with a function to call while the disk syncs.
+          is_hot: returns True if a small group needs the write and its sync now, and nothing else.
+          max_inline_s: an inline write that takes longer makes the thread write for a while; 0: never write inline.
         """
         self._write = write
         self._is_hot = is_hot
         self._max_inline_s = max_inline_s
         self._waiting: threads.Queue[PendingWrite | None] = threads.Queue()
         self._written: deque[tuple[Sequence[PendingWrite], StoreError | StoreConflict | None, int]] = deque()
-        #: How many commits the commit thread has not reported yet.
+        #: Commits that were handed to the commit thread and not reported by it yet.
         self._in_thread = 0
-        #: Commits that were gathered, and their bytes.
+        #: Commits gathered for one inline write, and their bytes.
         self._gathers = False
         self._gathered: list[PendingWrite] = []
         self._gathered_bytes = 0
-        #: Whether the disk works on what the event loop wrote, and what was begun meanwhile: the thread has it afterwards.
+        #: True while the disk syncs an inline write. The thread gets commits begun then only after it.
         self._disk_works = False
         self._held_back: list[PendingWrite] = []
-        #: How long the submitters took for what they had to do meanwhile: that is no time of the disk.
+        #: Time spent in the submitters' callbacks, which is not the disk's.
         self._callbacks_s = 0.0
-        #: Until then the thread writes, since the disk was slow; and what decides for how long it does the next time.
+        #: The thread writes until then, since the disk was slow; the other two decide how long the next time.
         self._slow_until_s = 0.0
         self._slow_factor, _ = SLOW_FACTORS
         self._quick_calls = QUICK_CALLS
         self._loop = trio.lowlevel.current_trio_token()
         self.bell = Bell()
         trio.lowlevel.add_instrument(self)
-        #: Whether the event loop sleeps in the kernel, or is about to.
+        #: True if the event loop sleeps in the kernel, or is about to.
         self.is_asleep = True
         self._closed = False
         self._thread = threads.spawn("commit", self._run)
 
     def begin(self, work: PendingWrite) -> None:
-        """Put ``work`` into the queue; its ``on_completed`` is called later, on the event loop.
+        """Queue ``work``; its ``on_completed`` is called later, on the event loop.
 
         Raises:
           StoreError: the queue is closed; nothing happens.
@@ -114,7 +114,7 @@ class GroupCommit(trio.abc.Instrument):
         if self._closed:
             raise StoreError("the store is closed")
         work.on_changed = self._changed
-        work.size = _size(work)  # here, where an error has somebody to go to
+        work.size = _size(work)  # computed here so that an error reaches the submitter
         if self._gathers and self._may_write_inline(work):
             self._gathered.append(work)
             self._gathered_bytes += work.size
@@ -122,20 +122,20 @@ class GroupCommit(trio.abc.Instrument):
         self._hand_over_gathered()
         self._hand_over(work)
 
-    # --- commits that the event loop writes itself --------------------------------------------------
+    # --- inline commits ------------------------------------------------------------------------------
 
     @property
     def writes_inline(self) -> bool:
-        """Whether the event loop would write a small commit itself now."""
+        """True if the event loop would write a small commit itself now."""
         return not self._in_thread and self._max_inline_s > 0 and perf_counter() >= self._slow_until_s
 
     @property
     def is_idle(self) -> bool:
-        """Whether the thread has nothing to do."""
+        """True if the thread has nothing to do."""
         return not self._in_thread
 
     def done_inline(self, read: Callable[[], T]) -> T:
-        """Read something small on the event loop, while ``writes_inline``; a disk that takes long is left to threads then."""
+        """Do a small read on the event loop, while ``writes_inline``. A slow one turns inline calls off for a while."""
         began_s = perf_counter()
         try:
             return read()
@@ -146,14 +146,14 @@ class GroupCommit(trio.abc.Instrument):
                 self._was_slow(ended_s, ended_s - began_s)
 
     def gather(self) -> None:
-        """Gather what is begun from now on, as far as it is small: ``write_gathered`` writes it.
+        """Collect small commits that begin from now on; ``write_gathered`` writes them.
 
-        While the disk works on what was gathered before, nothing is: the thread writes it behind that.
+        While the disk syncs an inline write, none are collected: the thread writes them after it.
         """
         self._gathers = not self._disk_works
 
     def write_gathered(self) -> None:
-        """Write what was gathered, and settle it, before this returns."""
+        """Write the gathered commits and complete them before this returns."""
         self._gathers = False
         group = self._gathered
         if not group:
@@ -179,7 +179,7 @@ class GroupCommit(trio.abc.Instrument):
         self._slow_until_s = now_s + self._slow_factor * took_s
 
     def _while_syncing(self, group: Sequence[PendingWrite]) -> None:
-        """What the submitters have to do while the disk works on their commits."""
+        """Run the submitters' callbacks while the disk syncs their commits."""
         began_s = perf_counter()
         self._disk_works = True
         try:
@@ -212,9 +212,9 @@ class GroupCommit(trio.abc.Instrument):
 
     @staticmethod
     async def written(begin: Callable[[Callable[[T], None]], None]) -> T:
-        """Begin something, and wait until the function that ``begin`` is given is called; returns what it is called with.
+        """Call ``begin`` with a function, wait until that is called, and return its argument.
 
-        Cancellation does not interrupt it.
+        Cancellation does not interrupt the wait.
         """
         task = trio.lowlevel.current_task()
         begin(lambda found: trio.lowlevel.reschedule(task, outcome.Value(found)))
@@ -222,7 +222,7 @@ class GroupCommit(trio.abc.Instrument):
         return found
 
     async def quiet(self) -> None:
-        """Return once everything begun before has been written, or has failed."""
+        """Return once every commit begun before has been written or has failed."""
 
         def begin(completed: Callable[[PendingWrite], None]) -> None:
             self.begin(PendingWrite((), on_completed=completed))
@@ -230,7 +230,7 @@ class GroupCommit(trio.abc.Instrument):
         await self.written(begin)
 
     async def close(self) -> None:
-        """Settle what waits, then end the thread. Idempotent."""
+        """Complete waiting commits, then end the thread. Idempotent."""
         self._closed = True
         self._waiting.put(None)
         with trio.CancelScope(shield=True):
@@ -247,19 +247,19 @@ class GroupCommit(trio.abc.Instrument):
         while first is not None:
             group, following = self._group(first)
             error = self._attempt(group)
-            # The keeper reports the works that it was given.
+            # The keeper reports the commits that it was given.
             self._report([work for work in group if not work.is_with_keeper], error, len(group))
             first = self._waiting.get() if following is _NOTHING else following
 
     def _changed(self, work: PendingWrite) -> None:
-        """The keeper has made the changes of a work, or failed; in its thread."""
+        """Report a commit whose changes the keeper has made, or failed to make. Called in the keeper's thread."""
         self._report([work], None, 0)
 
     def _report(self, group: Sequence[PendingWrite], error: StoreError | StoreConflict | None, count: int) -> None:
-        """Let the event loop complete some works; from any thread.
+        """Have the event loop complete some commits. For any thread.
 
         Args:
-          count: how many works the commit thread has less by it.
+          count: how many commits leave the commit thread with this report.
         """
         self._written.append((group, error, count))
         if self.is_asleep:
@@ -269,19 +269,20 @@ class GroupCommit(trio.abc.Instrument):
     def _attempt(
         self, group: Sequence[PendingWrite], while_syncing: Callable[[], object] | None = None
     ) -> StoreError | StoreConflict | None:
-        """Make a group durable; returns why it may not be."""
+        """Make a group durable. Returns the error if it may not be."""
         try:
             self._write([work for work in group if work.operations], while_syncing)
         except (StoreError, StoreConflict) as failed:
             return failed
-        except BaseException as bug:  # noqa: BLE001  # no caller may wait for ever
+        except BaseException as bug:  # noqa: BLE001  # otherwise the caller would wait forever
             return StoreError(f"writing: {bug!r}")
         return None
 
     def _group(self, first: PendingWrite) -> tuple[list[PendingWrite], PendingWrite | None]:
-        """``first`` and the commits that wait behind it, in order; a commit with expectations goes alone.
+        """Return ``first`` and the commits that wait after it, in order. A commit with expectations goes alone.
 
-        Also what follows, if that was taken out of the queue already; else ``_NOTHING``.
+        The second value is what follows if it was taken out of the queue already (None if that was closed), else
+        ``_NOTHING``.
         """
         group = [first]
         if first.expect:
@@ -300,14 +301,14 @@ class GroupCommit(trio.abc.Instrument):
     # --- the event loop again ---------------------------------------------------------------------
 
     def before_io_wait(self, timeout: float) -> None:
-        """The event loop is about to wait for the kernel: what has been written before it says so is not to wait."""
+        """Before the event loop sleeps: wake it for reports that arrived before ``is_asleep`` was set."""
         if timeout > 0:
             self.is_asleep = True
             if self._written:
                 self._wake()
 
     def after_io_wait(self, timeout: float) -> None:
-        """The event loop goes on."""
+        """The event loop runs again: complete the reported commits."""
         del timeout
         self.is_asleep = False
         if self._written:
@@ -323,8 +324,8 @@ class GroupCommit(trio.abc.Instrument):
             self._loop.run_sync_soon(self._deliver, idempotent=True)
 
     def _deliver(self) -> None:
-        # No more than there are by now: an answer may begin the next commit, and that may end before the answers do. The
-        # rest of the event loop must have its turn in between.
+        # Only as many as there are now: an answer may begin the next commit, which may end before all answers are
+        # given. The rest of the event loop needs its turn in between.
         for _ in range(len(self._written)):
             group, error, count = self._written.popleft()
             self._in_thread -= count
@@ -332,7 +333,7 @@ class GroupCommit(trio.abc.Instrument):
 
 
 def _complete(group: Sequence[PendingWrite], error: StoreError | StoreConflict | None) -> None:
-    """Tell every submitter, also where telling one of them raises: that is raised behind the last."""
+    """Complete every commit of a group. If a callback raises, the others are still called; then its error is raised."""
     bug: BaseException | None = None
     for work in group:
         work.error = work.error or error
@@ -354,7 +355,7 @@ def _raise(bug: BaseException) -> NoReturn:
 
 
 def own_error(error: StoreError | StoreConflict) -> StoreError | StoreConflict:
-    """An exception of its own for each caller: one object raised in several tasks mixes their tracebacks."""
+    """Copy an error for one caller: raising one object in several tasks mixes their tracebacks."""
     made = type(error)(error.detail, hint=error.hint)
     made.__cause__ = error
     return made
@@ -369,6 +370,6 @@ def _size(work: PendingWrite) -> int:
         elif isinstance(operation, Delete):
             size += len(operation.keys) * _ROW_BYTES
         else:
-            # The rollbacks of a group share a bound of their own: STEP_BYTES.
+            # All rollbacks of a group share a separate bound, STEP_BYTES.
             size += _ROW_BYTES
     return size

@@ -1,6 +1,6 @@
-"""Values by groups of keys, and ranges of keys whose rows are dead: how a set of volumes finds rows without the disk.
+"""Maps by groups of keys, and ranges of dead keys: they locate rows in a set of volumes without the disk.
 
-A **group** is a key prefix that all rows of one generation of a topic share.
+A **group** is the key prefix that all rows of one generation of a topic share.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class Groups(Generic[V]):
         return len(self._names)
 
     def get(self, group: bytes) -> V | None:
-        """The value of a group, None if there is none."""
+        """Return the value of a group, None if there is none."""
         return self._by_name.get(group)
 
     def items(self) -> list[tuple[bytes, V]]:
-        """All groups with their values."""
+        """Return all groups with their values."""
         return [(name, self._by_name[name]) for name in self._names]
 
     def values(self) -> list[V]:
-        """The values of all groups."""
+        """Return the values of all groups."""
         return [self._by_name[name] for name in self._names]
 
     def between(self, start: bytes, stop: bytes) -> Iterator[V]:
-        """The values of groups that may have keys in ``[start, stop)``."""
+        """Yield the values of groups that may have keys in ``[start, stop)``."""
         # A group that sorts before the range has keys in it only if it is a prefix of the range's start.
         by_name, names = self._by_name, self._names
         for end in range(len(start)):
@@ -57,7 +57,7 @@ class Groups(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class DeadRanges:
-    """Ranges of one table whose rows are all dead: disjoint, ascending, not adjacent. It never changes."""
+    """Ranges of one table whose rows are all dead: disjoint, ascending, not adjacent. Immutable."""
 
     starts: tuple[bytes, ...] = ()
     stops: tuple[bytes, ...] = ()
@@ -68,13 +68,13 @@ class DeadRanges:
         return at < len(self.starts) and (self.starts[at], self.stops[at]) == (start, stop)
 
     def added(self, ranges: Iterable[tuple[bytes, bytes]]) -> DeadRanges:
-        """These ranges and some more."""
+        """Return these ranges and ``ranges``."""
         return self.adding(ranges)[0]
 
     def adding(
         self, ranges: Iterable[tuple[bytes, bytes]]
     ) -> tuple[DeadRanges, list[tuple[bytes, bytes, Sequence[bytes]]]]:
-        """These ranges and some more; and for each of those the range that it became, with the starts of those it joined."""
+        """Return these ranges and ``ranges``; for each of the latter, the range it became and the starts it joined."""
         starts, stops = list(self.starts), list(self.stops)
         steps: list[tuple[bytes, bytes, Sequence[bytes]]] = []
         for start, stop in ranges:
@@ -88,14 +88,14 @@ class DeadRanges:
         return DeadRanges(tuple(starts), tuple(stops)), steps
 
     def removed(self, start: bytes) -> DeadRanges:
-        """These ranges without the one that begins at ``start``, if there is one."""
+        """Return these ranges without the one that begins at ``start``, if there is one."""
         at = bisect_left(self.starts, start)
         if at == len(self.starts) or self.starts[at] != start:
             return self
         return DeadRanges(self.starts[:at] + self.starts[at + 1 :], self.stops[:at] + self.stops[at + 1 :])
 
     def live_parts(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The parts of ``[start, stop)`` that are in no dead range."""
+        """Yield the parts of ``[start, stop)`` that are in no dead range."""
         at = bisect_right(self.stops, start)
         while start < stop and at < len(self.starts) and self.starts[at] < stop:
             if start < self.starts[at]:
@@ -106,7 +106,7 @@ class DeadRanges:
             yield start, stop
 
     def dead_parts(self, start: bytes, stop: bytes) -> list[tuple[bytes, bytes]]:
-        """The parts of ``[start, stop)`` that are in dead ranges."""
+        """Return the parts of ``[start, stop)`` that are in dead ranges."""
         found: list[tuple[bytes, bytes]] = []
         at = start
         for first, end in self.live_parts(start, stop):
@@ -124,14 +124,14 @@ class DeadRanges:
         return at < len(places) and places[at] == key
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """All ranges."""
+        """Return all ranges."""
         return list(zip(self.starts, self.stops, strict=True))
 
 
 def part_within(first: bytes, last: bytes, parts: Iterable[tuple[bytes, bytes]]) -> float:
-    """The fraction of the keys from ``first`` to ``last`` that lies in some parts, as if keys were spread evenly.
+    """Return the fraction of the keys from ``first`` to ``last`` that is in ``parts``, as if keys were spread evenly.
 
-    A part that reaches beyond the last key counts to the end: a single key lies wholly in a part that has it.
+    A part that extends beyond the last key counts to the end, so a single key is either in a part or not.
     """
     shared = len(_common_prefix(first, last))
     low, high = _number(first, shared), _number(last, shared) + 1

@@ -1,13 +1,13 @@
 """The keeper: the one thread that changes sealed volumes, the list of volumes and the metadata's database.
 
-It makes the next volume, finishes those that were sealed, removes and rolls back rows in sealed volumes, tidies
+It makes the next volume, finishes sealed ones, removes and rolls back rows in sealed volumes, tidies
 (``storage.leveldb.tidying``), checkpoints the metadata, opens and closes views, and removes files that no set names any
-more. What it makes becomes part of the set of volumes by an operation that it hands to the commit, the set's one writer.
+longer. Its results enter the set of volumes by an operation that it hands to the commit, the set's only writer.
 
     the commit waits for the keeper only for the next volume; the keeper never waits for the commit
-    while an operation of the keeper is with the commit, the keeper changes no sealed volume, and makes only next volumes
+    while an operation of the keeper is with the commit, the keeper changes no sealed volume; it only makes next volumes
 
-Long work is a generator that pauses: between two of its steps the keeper does what has arrived.
+Long work is a generator that pauses: between two of its steps the keeper handles messages that have arrived.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: Long work: it yields how many seconds it pauses, an operation that the commit is to apply, or None, to continue once
-#: everything is done that has arrived by then.
+#: Long work. It yields a pause in seconds; an operation for the commit to apply; or None, to continue once every
+#: message that has arrived by then is handled.
 Work = Generator["float | SetChange | None", None, T]
 
 
 class Stopped(StoreError):
-    """The store is being closed or opened again; nothing failed."""
+    """The store is being closed or reopened; nothing failed."""
 
 
 class NotChanged(Unreadable):
-    """Rows of a sealed volume cannot be read, and so were not changed; nothing else failed."""
+    """Rows of a sealed volume cannot be read, so they were not changed; nothing else failed."""
 
 
 class _Running:
-    """Long work under way."""
+    """Long work in progress."""
 
     def __init__(self, work: Work[object], done: Callable[[object], object]) -> None:
         self.work = work
@@ -88,7 +88,8 @@ class Keeper:
 
         Args:
           directory: of the volumes.
-          hand_in: gives a work to the commit, from any thread; its ``on_completed`` is called later, also if that fails.
+          hand_in: hands a write to the commit, from any thread; its ``on_completed`` is called later, even if it
+            fails.
         """
         self._directory = directory
         self._options = options
@@ -98,28 +99,28 @@ class Keeper:
         self._hand_in = hand_in
         #: Set by the event loop before the store is closed: long work ends at its next step.
         self.leaving = False
-        #: The first failure: the store must be opened again. Written once, by the keeper.
+        #: The first failure; the store must be reopened. Written once, by the keeper.
         self.failed: StoreError | None = None
 
         # Messages between threads.
-        #: What to do; True if it may be done while an operation is with the commit.
+        #: Messages to handle; True if a message may be handled while an operation is with the commit.
         self._inbox: threads.Queue[tuple[Callable[[], object], bool]] = threads.Queue()
         self._spares: threads.Queue[Volume | StoreError] = threads.Queue()
 
-        # The keeper's own.
-        #: The list as it is on the disk: every volume that has rows, and perhaps the next one.
+        # Owned by the keeper.
+        #: The list on the disk: every volume that has rows, and perhaps the next one.
         self._listed: list[Volume] = list(sets.current.all)
         #: The list may or may not have been written: volumes that either version names stay until the next opening.
         self._list_unknown = False
-        #: Volumes whose rows have died, or were removed, since they were last looked at.
+        #: Volumes with rows that died or were removed since the last check.
         self.touched: set[Volume] = set(self._listed)
         #: Volumes that tidying could not read: they are left alone until the next opening.
         self.damaged: set[Volume] = set()
-        #: What took the place of volumes that are not in the set any more.
+        #: The replacement of each volume that has left the set; None if its rows are all dead.
         self._replaced: WeakKeyDictionary[Volume, Volume | None] = WeakKeyDictionary()
-        #: Volumes that have left the set, and the first set without them.
+        #: Volumes that have left the set, with the number of the first set without them.
         self._gone: list[tuple[Volume, int]] = []
-        #: While volumes are rewritten: which, and the rows that were changed in them since.
+        #: While volumes are rewritten: these volumes, and the rows that changed in them since.
         self.rewriting: Sequence[Volume] = ()
         self.changed: set[tuple[Table, bytes]] = set()
         #: Messages that arrived while an operation was with the commit.
@@ -128,7 +129,7 @@ class Keeper:
         #: The work whose operation is with the commit.
         self._awaiting: _Running | None = None
         self._checkpoint_waits = False
-        #: True if a message was served since long work advanced.
+        #: True if a message was handled since long work last advanced.
         self._served = False
         self._stopping = False
         self._thread = threads.spawn("store keeper", self._run)
@@ -136,29 +137,29 @@ class Keeper:
     # --- for the commit: never waits, except for the next volume -----------------------------------
 
     def make_spare(self) -> None:
-        """Make the next volume; ``spare`` returns it, or why it cannot be made, once for each call."""
+        """Make the next volume. ``spare`` returns it, or the error, once for each call."""
         self._inbox.put((self._make_spare, True))
 
     def spare(self, *, wait: bool) -> Volume | StoreError | None:
-        """The answer to ``make_spare``; None if there is none yet. Its database is leased for the commit."""
+        """Return the answer to ``make_spare``, None if there is none yet. The commit gets a lease of its database."""
         with suppress(threads.Empty):
             return self._spares.get(block=wait)
         return None
 
     def finish(self, sealed: Volume) -> None:
-        """Put a sealed volume's memory into a table and write its index, and end the commit's lease."""
+        """Flush a sealed volume's memory to a table, write its index, and end the commit's lease."""
         self._put(partial(self._guarded, partial(self._finish, sealed)))
 
     def change(self, work: PendingWrite) -> None:
-        """Change rows of sealed volumes, then complete the work."""
+        """Change rows of sealed volumes, then complete the commit."""
         self._put(partial(self._change, work))
 
     def note_dead(self, volumes: VolumeSet, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> None:
-        """Subtract rows that died just now from what is alive in the sealed volumes of a set."""
+        """Subtract rows that died just now from the live bytes of a set's sealed volumes."""
         self._put(partial(self._note_dead, volumes, table, ranges))
 
     def checkpoint_soon(self) -> None:
-        """Write the metadata that waits to its database, once for any number of calls."""
+        """Write the pending metadata to its database, once for any number of calls."""
         if not self._checkpoint_waits:
             self._checkpoint_waits = True
             self._put(partial(self._guarded, self._checkpoint))
@@ -166,19 +167,19 @@ class Keeper:
     # --- for the event loop and for readers: never waits -------------------------------------------
 
     def start(self, work: Callable[[], Work[T]], done: Callable[[T | StoreError], object]) -> None:
-        """Run long work; ``done`` is called in the thread with its result, or with why it failed."""
+        """Run long work. ``done`` is called in the keeper's thread with its result or its error."""
         self._put(lambda: self._begin(_Running(work(), done)))  # type: ignore[arg-type]  # T of one call
 
     def pin(self, max_s: float, done: Callable[[PinnedView | StoreError], object]) -> None:
-        """Open a view between two commits. No sealed volume changes while the commit makes it."""
+        """Open a view between two commits. The keeper changes no sealed volume while the commit makes it."""
         self.start(partial(self._pin, max_s), done)
 
     def close_view(self, view: View, done: Callable[[StoreError | None], object]) -> None:
-        """Close a view that has ended and that no reader is inside of."""
+        """Close a view that has ended and is not being read."""
         self.start(partial(self._unpin, view), done)
 
     def checkpoint(self, done: Callable[[StoreError | None], object]) -> None:
-        """Write the metadata that waits to its database."""
+        """Write the pending metadata to its database."""
         self._put(lambda: done(self._guarded(self._checkpoint)))
 
     def measure_soon(self, volume: Volume) -> None:
@@ -186,22 +187,22 @@ class Keeper:
         self._put(volume.measure)
 
     def leave(self) -> None:
-        """The store is about to be closed: long work ends at its next step. For the event loop."""
+        """End long work at its next step, because the store is about to be closed. For the event loop."""
         self.leaving = True
         self._put(lambda: None)
 
     def remove_files_soon(self) -> None:
-        """Remove the files of volumes that no pinned set names any more."""
+        """Remove the files of volumes that no pinned set names any longer."""
         self._put(self._remove_gone)
 
     def settle(self) -> None:
-        """Wait until everything that is under way now is done, long work aside. Not for the event loop of a busy store."""
+        """Wait for all messages sent so far, but not for long work. Blocks; not for the event loop of a busy store."""
         done: threads.Queue[None] = threads.Queue()
         self._put(lambda: done.put(None))
         done.get()
 
     def close(self) -> None:
-        """Do what has arrived, end long work at its next step, and end the thread. Idempotent."""
+        """Handle the messages that have arrived, end long work at its next step, and end the thread. Idempotent."""
         self.leaving = True
         self._put(self._stop)
         self._thread.join()
@@ -215,14 +216,14 @@ class Keeper:
         while (message := self._next()) is not None:
             try:
                 message()
-            except BaseException as raised:  # noqa: BLE001  # the thread continues; the store is opened again
+            except BaseException as raised:  # noqa: BLE001  # the thread continues; the store will be reopened
                 self._failure(raised)
 
     def _stop(self) -> None:
         self._stopping = True
 
     def _next(self) -> Callable[[], object] | None:
-        """What to do next: a message, or a step of long work; None once the keeper has been closed and all is done."""
+        """Return the next message or step of long work; None once the keeper was closed and everything is done."""
         while True:
             if self._awaiting is not None:
                 message, is_urgent = self._inbox.get()
@@ -235,7 +236,7 @@ class Keeper:
             if first is not None and (self.leaving or first.resume_at_s < float("inf")):
                 wait_s = 0.0 if self.leaving else max(0.0, first.resume_at_s - time.monotonic())
                 if not wait_s and self._served:
-                    # Messages that keep arriving do not keep long work from advancing.
+                    # Alternate, so that a stream of messages does not starve long work.
                     self._served = False
                     return partial(self._advance, first)
             self._served = True
@@ -259,12 +260,12 @@ class Keeper:
         """Run long work up to its next pause, hand-over or end.
 
         Args:
-          error: why the commit did not apply its operation.
-          resumed: True if the commit has applied its operation: the work first takes note of that.
+          error: set if the commit did not apply the work's operation.
+          resumed: True if the commit has applied the operation. The work must record that, even while leaving.
         """
 
         if running not in self._running:
-            return  # it ended while it waited for what had arrived
+            return  # it ended while its message was queued
 
         def step() -> float | SetChange | None:
             if error is not None:
@@ -294,7 +295,7 @@ class Keeper:
         self._hand_in(PendingWrite([found], on_completed=self._applied))
 
     def _applied(self, work: PendingWrite) -> None:
-        """The commit has applied an operation, or could not; for the event loop."""
+        """Receive the outcome of an operation from the commit. Called on the event loop."""
         error = _copy_of(work.error) if isinstance(work.error, StoreError) else None
         self._inbox.put((partial(self._resume, error), True))
 
@@ -304,7 +305,7 @@ class Keeper:
         self._advance(running, error, resumed=True)
 
     def _guarded(self, job: Callable[[], T]) -> T | StoreError:
-        """Run a job; if it fails, the store has to be opened again, and no more jobs are done."""
+        """Run a job. A failure means that the store must be reopened; later jobs are not run."""
         if self.failed is not None:
             return _copy_of(self.failed)
         try:
@@ -313,14 +314,14 @@ class Keeper:
             return self._failure(raised)
 
     def _failure(self, raised: BaseException) -> StoreError:
-        """The error to report, which the store remembers unless nothing failed."""
+        """Return the error to report. A real failure is recorded in ``failed``."""
         if isinstance(raised, (Stopped, NothingWritten, NotChanged)):
             return raised
         if not isinstance(raised, StoreError):
             log.error("the store's keeper failed", exc_info=raised)
             raised = StoreError(f"the store's upkeep: {without_folders(repr(raised))}")
         if self.failed is None:
-            # Not the object that was raised: its traceback keeps what its frames hold, such as an open database.
+            # A copy: the traceback of the raised object keeps its frames alive, and with them an open database.
             self.failed = _copy_of(raised)
         return _copy_of(raised)
 
@@ -337,13 +338,13 @@ class Keeper:
         self._spares.put(found)
 
     def _made(self) -> Volume:
-        """The next volume, listed. Raises StoreError; unless the list is unknown, it may be tried again."""
+        """Return the next volume, listed. Raises StoreError; unless the list is unknown, it may be tried again."""
         if self.failed is not None:
             raise _copy_of(self.failed)
         number = self._listed[-1].number + 1
         volume = self._volume(number, f"{number:08d}", compressed=self._compress_next())
         try:
-            # An attempt that failed may have left something, which was never listed.
+            # A failed attempt may have left files, which were never listed.
             remove_volume(volume.path)
             self._databases.acquire(volume, create=True)
             try:
@@ -380,7 +381,7 @@ class Keeper:
         return newest.shape.compressed if worth is None else worth
 
     def successor(self, sources: Sequence[Volume]) -> Volume:
-        """A volume to take the place of neighbours; its folder does not exist yet."""
+        """Return a volume to replace adjacent volumes; its folder does not exist yet."""
         again = max(int(volume.path.suffix[1:] or 0) for volume in sources) + 1
         chosen = self._options.compression
         compressed = chosen == "snappy" or (chosen == "auto" and any(volume.shape.compressed for volume in sources))
@@ -394,7 +395,7 @@ class Keeper:
 
         Raises:
           ListUnknown: nothing that either list names is removed before the next opening, and the store has failed.
-          OSError: the list is the one before.
+          OSError: the list is unchanged.
         """
         if self._list_unknown:
             raise StoreError("the volume list may not have been saved; the store must be opened again")
@@ -413,13 +414,13 @@ class Keeper:
         self._listed = list(volumes)
 
     def is_listed(self, volume: Volume) -> bool:
-        """True if the list on the disk names a volume, or may do so."""
+        """True if the list on the disk names a volume, or may name it."""
         return self._list_unknown or volume in self._listed
 
     def replace(self, sources: Sequence[Volume], target: Volume | None) -> Work[None]:
-        """Put a volume in the place of neighbours, durably; None: they are struck off. Raises StoreError.
+        """Replace adjacent volumes by ``target``, or by nothing if it is None, durably. Raises StoreError.
 
-        Their files are removed when no reader needs them any more.
+        Their files are removed once no reader needs them.
         """
         at = self._listed.index(sources[0])
         left = [volume for volume in self._listed if volume not in sources]
@@ -434,7 +435,7 @@ class Keeper:
         self._remove_gone()
 
     def replace_in_memory(self, volume: Volume, target: Volume) -> Work[None]:
-        """Let what is known of a volume be something else; its files stay."""
+        """Replace the summary of a volume; its files stay."""
         self._listed[self._listed.index(volume)] = target
         yield from self._replaced_in_set([volume], target)
 
@@ -443,7 +444,7 @@ class Keeper:
         try:
             yield operation
         except StoreError as error:
-            # The list has changed and the set has not: nothing may be written before the store is opened again.
+            # The list has changed and the set has not: nothing may be written before the store is reopened.
             raise StoreError(error.detail, hint=error.hint) from error
         if operation.number is None:
             raise StoreError("volumes were replaced that are not in the set")
@@ -458,7 +459,7 @@ class Keeper:
         return operation.number
 
     def _remove_gone(self) -> None:
-        """Start to remove the files of volumes that no reader needs any more."""
+        """Begin to remove the files of volumes that no reader needs any longer."""
         oldest = self._sets.oldest()
         for volume, number in [each for each in self._gone if each[1] <= oldest]:
             if self._databases.discard(volume):
@@ -490,7 +491,7 @@ class Keeper:
         self._metadata.checkpoint()
 
     def catch_up(self, volumes: Sequence[Volume]) -> None:
-        """Make the journal of volumes that are about to go durable in the metadata. Raises StoreError."""
+        """Make the journal of volumes that are about to be removed durable in the metadata. Raises StoreError."""
         last = max(volume.journal_last for volume in volumes)
         if last > self._metadata.durable:
             self._metadata.checkpoint()
@@ -508,14 +509,14 @@ class Keeper:
         work.on_changed(work)
 
     def _make_change(self, change: SealedChange) -> None:
-        # Older versions first: of two rows with one key the newer one hides the other until it goes as well.
+        # Oldest volume first: of two rows with one key the newer one hides the older until it is removed as well.
         for volume in sorted(change.removed, key=lambda each: each.number):
             self._remove(volume, change.removed[volume])
         for volume, keys, pointer in change.rolled_back:
             self._roll_back(volume, keys, pointer)
 
     def present(self, volume: Volume) -> Volume | None:
-        """The volume that has the rows of ``volume`` now; None if they are all dead."""
+        """Return the volume that has the rows of ``volume`` now; None if they are all dead."""
         found: Volume | None = volume
         while found is not None and found in self._replaced:
             found = self._replaced[found]
@@ -545,7 +546,7 @@ class Keeper:
             return
         with self._leased(present) as database:
             self.before_change(present, database)
-            # Read again: a row that was removed since must not come back.
+            # Read again: a row that was removed since must not be written back.
             try:
                 found = [(key, database.get(Table.MESSAGE, key)) for key in keys]
             except Unreadable as error:
@@ -560,12 +561,12 @@ class Keeper:
                         batch.put(bytes([Table.MESSAGE]) + key, value)
                 edits.finish()
         self._note_changed(present, [(Table.MESSAGE, key) for key, _ in turned])
-        # The index has the lengths of logs: a log that is cut off later would undo the rollback without an error.
+        # The index has the lengths of the logs. Without it, a log that is cut later would undo the rollback silently.
         save_index(present)
 
     @contextmanager
     def _leased(self, volume: Volume) -> Iterator[Database]:
-        """A volume's database. Raises NotChanged: it is damaged."""
+        """Lease a volume's database. Raises NotChanged: the volume is damaged."""
         with ExitStack() as stack:
             try:
                 database = stack.enter_context(self._databases.lease(volume))
@@ -578,7 +579,7 @@ class Keeper:
             self.changed.update(rows)
 
     def before_change(self, volume: Volume, database: Database) -> None:
-        """Keep a sealed volume as it is for the views that have it. No view begins before the change is made."""
+        """Snapshot a sealed volume for the views that have it. No view begins before the change is made."""
         for view in self._sets.current.views:
             if view.needs_snapshot(volume):
                 self._databases.acquire(volume)
@@ -593,7 +594,7 @@ class Keeper:
                     self.touched.add(present)
 
     def now(self) -> VolumeReads:
-        """Reads of the current set; for the keeper, which alone removes files, no pin is needed."""
+        """Return reads of the current set. Only for the keeper: it alone removes files, so it needs no pin."""
         return VolumeReads(self._sets.current, self._databases)
 
     @property
@@ -625,5 +626,5 @@ class Keeper:
 
 
 def _copy_of(error: StoreError) -> StoreError:
-    """An exception of its own for each caller: one object raised in several threads mixes their tracebacks."""
+    """Copy an error for one caller: raising one object in several threads mixes their tracebacks."""
     return type(error)(error.detail, hint=error.hint)

@@ -1,12 +1,12 @@
-"""The metadata: a database of its own, brought up to date from what each commit carries.
+"""The metadata: a database of its own, updated from the journal of commits.
 
-A commit is one synced batch in the newest volume. What it changes in the metadata is one row of that batch, an **entry**
-of the journal, numbered without gaps over all volumes. It is applied here in memory, where readers find it at once, and
-written to the database later, many commits at a time, in one synced batch with the number of the last entry in it. At
-the start the entries after that number are applied again. So the metadata costs a commit neither a sync nor a wait for
-a merge, and after any crash the database is what it was after some entry, never half of one.
+A commit is one synced batch in the newest volume. Its changes of metadata are one row of that batch, an **entry** of
+the journal; entries are numbered without gaps over all volumes. An entry is applied in memory, where readers see it at
+once, and written to the database later, many entries in one synced batch together with the number of the last one. A
+start replays the entries after that number. So the metadata costs a commit neither a sync nor a wait for a merge, and
+after any crash the database has the state after some entry, never part of one.
 
-Keys of the database begin with a table's byte, as those of a volume do:
+Keys of the database begin with a table's byte, as in a volume:
 
     00            the number of the last entry applied
     01 key        a row of the metadata table
@@ -37,18 +37,18 @@ APPLIED = b"\x00"
 ROW = b"\x01"
 DEAD = b"\x04"
 AFTER_DEAD = b"\x05"
-#: What all rows of the metadata table begin with that are not topics'.
+#: Prefix of the rows of the metadata table that are no topics.
 _SYSTEM_ROW = ROW + SYSTEM
-#: Changes that wait in memory; beyond, they are written to the database. Opening reads the journal from there on.
+#: Bounds of the changes that wait in memory; beyond them, a checkpoint is due. A start replays the journal from there.
 MAX_WAITING_BYTES = 1 << 20
 MAX_WAITING_ENTRIES = 20_000
 
-#: What a commit changes, by whole key; None: the row is removed.
+#: The changes of a commit, by whole key; None removes the row.
 Changes = dict[bytes, bytes | None]
 
 
 def encode_entry(changes: Changes) -> bytes:
-    """The value of a journal's row. Raises TypeError: a value is not bytes."""
+    """Encode the value of a journal row. Raises TypeError: a value is not bytes."""
     for value in changes.values():
         if value is not None and not isinstance(value, bytes):
             raise TypeError(f"a row of the metadata is {type(value).__name__}")
@@ -56,7 +56,7 @@ def encode_entry(changes: Changes) -> bytes:
 
 
 def decode_entry(value: bytes) -> Changes:
-    """The changes of an entry. Raises StoreDamaged."""
+    """Decode the changes of an entry. Raises StoreDamaged."""
     try:
         flat = unpack_record(value, "journal")["c"]
         return dict(zip(flat[::2], flat[1::2], strict=True))
@@ -65,18 +65,18 @@ def decode_entry(value: bytes) -> Changes:
 
 
 class Waiting:
-    """Changes in memory, in the order of their keys."""
+    """Changes in memory, in key order."""
 
     def __init__(self) -> None:
         self.changes: Changes = {}
         self.entries = 0
         self.bytes = 0
         self.last = 0
-        """The number of the last entry in it."""
+        """The number of the last entry added."""
         self._keys: list[bytes] = []
 
     def add(self, position: int, changes: Changes) -> None:
-        """Add what an entry changes, over what was changed before."""
+        """Add the changes of an entry; they override earlier ones."""
         for key, value in changes.items():
             if key not in self.changes:
                 insort(self._keys, key)
@@ -87,7 +87,7 @@ class Waiting:
         self.last = position
 
     def between(self, start: bytes, stop: bytes) -> list[tuple[bytes, bytes | None]]:
-        """The changes of ``[start, stop)``."""
+        """Return the changes of keys in ``[start, stop)``."""
         keys = self._keys[bisect_left(self._keys, start) : bisect_left(self._keys, stop)]
         return [(key, self.changes[key]) for key in keys]
 
@@ -101,7 +101,7 @@ class PinnedMetadata:
         self._database = database
 
     def get(self, key: bytes) -> bytes | None:
-        """A row, None if there is none."""
+        """Return a row's value, None if there is none."""
         whole = ROW + key
         if whole in self._changes:
             return self._changes[whole]
@@ -111,39 +111,39 @@ class PinnedMetadata:
     def rows(
         self, start: bytes, stop: bytes, *, reverse: bool = False, values: bool = True, cache: bool = False
     ) -> Iterator[Iterable[Row]]:
-        """The rows of ``[start, stop)``; iterating raises plyvel's errors."""
+        """Yield the rows of ``[start, stop)``; iterating raises plyvel's errors."""
         keys = self._keys[bisect_left(self._keys, ROW + start) : bisect_left(self._keys, ROW + stop)]
         changed = [(key[1:], self._changes[key]) for key in (reversed(keys) if reverse else keys)]
         with self._database.rows(Table.METADATA, start, stop, reverse=reverse, values=values, cache=cache) as stored:
             yield _merged(changed, stored, reverse=reverse, values=values) if changed else stored
 
     def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Release the snapshot. Idempotent."""
         self._database.close()
 
 
 class Metadata:
-    """The metadata table and the store's own rows. The thread that commits applies, the keeper checkpoints, any reads."""
+    """The metadata table and the store's own rows. The commit thread applies, the keeper checkpoints, all read."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        #: Guards ``_waiting`` and ``_leaving``. It is held while memory is read or changed, never while the disk is; no
-        #: lock is taken under it.
+        #: Guards ``_waiting`` and ``_leaving``. Held during changes and reads of memory, never during disk access. No
+        #: other lock is taken under it.
         self._lock = threads.Lock()
         self._waiting = Waiting()
-        #: Being written to the database now; nothing is added to it.
+        #: Being written to the database by a checkpoint; nothing is added to it.
         self._leaving: Waiting | None = None
         found = database.own_rows(APPLIED, APPLIED + b"\x00")
-        #: The last entry applied. Written by the thread that commits.
+        #: The last entry applied. Written by the commit thread.
         self.position = int.from_bytes(found[0][1], "big") if found else 0
         #: The last entry that is durable in the database. Written by the keeper.
         self.durable = self.position
-        #: The last entry that changed a topic's row, or a later one: earlier changes are not looked for at the start.
+        #: The last entry that changed a topic's row, or a later one: a start does not search for earlier changes.
         self.topics_position = self.position
 
     @property
     def is_due(self) -> bool:
-        """True if enough waits to be written."""
+        """True if a checkpoint is due."""
         return self._waiting.bytes > MAX_WAITING_BYTES or self._waiting.entries > MAX_WAITING_ENTRIES
 
     def apply(self, position: int, changes: Changes) -> None:
@@ -155,7 +155,7 @@ class Metadata:
                 self.topics_position = position
 
     def replay(self, position: int, value: bytes) -> None:
-        """Apply an entry at the start, unless it has been. Raises StoreDamaged: one before it is missing."""
+        """Apply an entry at the start, unless it is applied already. Raises StoreDamaged: an earlier one is missing."""
         if position <= self.position:
             return
         if position != self.position + 1:
@@ -163,10 +163,10 @@ class Metadata:
         self.apply(position, decode_entry(value))
 
     def checkpoint(self) -> None:
-        """Write the waiting changes to the database, synced. For the keeper.
+        """Write the waiting changes to the database and sync it. For the keeper.
 
         Raises:
-          StoreError: the database must be opened again.
+          StoreError: the database must be reopened.
         """
         with self._lock:
             if self._leaving is None:
@@ -185,7 +185,7 @@ class Metadata:
             self._leaving, self.durable = None, leaving.last
 
     def get(self, key: bytes) -> bytes | None:
-        """A row of the metadata table, None if there is none."""
+        """Return the value of a row of the metadata table, None if there is none."""
         whole = ROW + key
         with self._lock:
             for changes in (self._waiting, self._leaving):
@@ -197,8 +197,8 @@ class Metadata:
     def rows(
         self, start: bytes, stop: bytes, *, reverse: bool = False, values: bool = True, cache: bool = False
     ) -> Iterator[Iterable[Row]]:
-        """The rows of ``[start, stop)``; iterating raises plyvel's errors."""
-        # Memory first: what a checkpoint writes in between is found in both, and counts once.
+        """Yield the rows of ``[start, stop)``; iterating raises plyvel's errors."""
+        # Memory first: changes that a checkpoint writes in between are found twice, and merged.
         with self._lock:
             newer = self._waiting.between(ROW + start, ROW + stop)
             older = self._leaving.between(ROW + start, ROW + stop) if self._leaving is not None else []
@@ -207,14 +207,14 @@ class Metadata:
             yield _merged(changed, stored, reverse=reverse, values=values) if changed else stored
 
     def pinned(self) -> PinnedMetadata:
-        """The table as it is now. For the thread that commits. Raises StoreError."""
+        """Pin the table in its present state. For the commit thread. Raises StoreError."""
         with self._lock:
             changes = {**(self._leaving.changes if self._leaving is not None else {}), **self._waiting.changes}
-        # A checkpoint in between writes nothing that is not in these changes.
+        # A checkpoint in between writes only changes that are included here.
         return PinnedMetadata(changes, self._database.snapshot())
 
     def dead_ranges(self) -> Iterator[tuple[Table, bytes, bytes]]:
-        """All dead ranges: table, start, stop."""
+        """Yield all dead ranges: table, start, stop."""
         found: Changes = dict(self._database.own_rows(DEAD, AFTER_DEAD))
         for changes in (self._leaving, self._waiting):
             if changes is not None:
@@ -224,27 +224,27 @@ class Metadata:
                 yield Table(key[1]), key[2:], stop
 
     def compact(self, start: bytes, stop: bytes) -> None:
-        """Rewrite the database's files of a range without the rows that were removed, for any thread."""
+        """Rewrite the database's files of a range without the removed rows. For any thread."""
         self._database.compact(Table.METADATA, start, stop)
 
     def bytes_on_disk(self) -> int:
-        """The sizes of its files."""
+        """Return the size of its files."""
         return self._database.bytes_on_disk()
 
     def close(self) -> None:
-        """Close the database, without writing what waits: the journal has it."""
+        """Close the database. Waiting changes are not written: the journal has them."""
         self._database.close()
 
 
 def dead_key(table: Table, start: bytes) -> bytes:
-    """The key of a dead range."""
+    """Return the key of a dead range."""
     return DEAD + bytes([table]) + start
 
 
 def _merged(
     changed: list[tuple[bytes, bytes | None]], stored: Iterable[Row], *, reverse: bool, values: bool
 ) -> Iterator[Row]:
-    """The rows of both; of one key those that changed."""
+    """Merge rows in key order; a changed row replaces the stored one, and None removes it."""
     before: bytes | None = None
     for key, value in merge(changed, stored, key=lambda row: row[0], reverse=reverse):
         if key == before:

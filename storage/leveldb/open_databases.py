@@ -1,7 +1,7 @@
-"""The databases of volumes that are open: opened when needed, closed when too many are.
+"""The open databases of volumes: opened on demand, closed when too many are open.
 
-A thread **leases** a volume's database for as long as it uses it; a database that is leased is not closed. LevelDB opens
-a folder only once at a time, so a thread that needs a database while another one opens or closes it waits for that.
+A thread **leases** a volume's database while it uses it; leased databases are not closed. LevelDB opens a folder only
+once at a time, so a thread that needs a database waits while another thread opens or closes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class VolumeDamaged(Unreadable):
-    """A volume cannot be opened: its files are missing or damaged. Others may be read."""
+    """A volume cannot be opened: its files are missing or damaged. Other volumes may be readable."""
 
 
 class _Entry:
@@ -35,34 +35,34 @@ class _Entry:
         self.is_moving = False
         """True while a thread opens or closes the database."""
         self.used = 0
-        """When it was last leased; a count of leases."""
+        """The value of the lease counter at its last lease."""
 
 
 class OpenDatabases:
-    """The open databases of a store's volumes, by folder. For any thread."""
+    """The open databases of a store's volumes, by folder. Thread-safe."""
 
     def __init__(self, max_open: int, *, check: bool = True) -> None:
-        """Databases beyond ``max_open`` are closed when they are not leased.
+        """Close databases that are not leased while more than ``max_open`` are open.
 
         Args:
-          max_open: not counting the newest volume, which is always leased.
-          check: look for missing files before opening, because LevelDB does not notice them.
+          max_open: excludes the newest volume, which is always leased.
+          check: check for missing files before opening, because LevelDB does not notice them.
         """
         self._max_open = max_open
         self._check = check
         self._entries: dict[str, _Entry] = {}
         self._uses = 0
-        #: Guards the entries. It is never held while a database is opened, closed or used, and no lock is taken under it.
+        #: Guards the entries. Not held while a database is opened, closed or used; no other lock is taken under it.
         self._changed = threads.Condition()
 
     @property
     def open_count(self) -> int:
-        """How many are open."""
+        """The number of open databases."""
         return sum(entry.database is not None for entry in list(self._entries.values()))
 
     @contextmanager
     def lease(self, volume: Volume) -> Iterator[Database]:
-        """A volume's database, open until the block ends. Raises StoreError: it cannot be opened."""
+        """Lease a volume's database until the block ends. Raises StoreError: it cannot be opened."""
         try:
             database = self.acquire(volume)
         except StoreUnusable as error:
@@ -75,7 +75,7 @@ class OpenDatabases:
             self.release(volume)
 
     def acquire(self, volume: Volume, *, create: bool = False) -> Database:
-        """Begin a lease; ``release`` ends it. Raises StoreUnusable: there is no lease."""
+        """Begin a lease; ``release`` ends it. Raises StoreUnusable: nothing was leased."""
         with self._changed:
             entry = self._entries.setdefault(volume.name, _Entry())
             while entry.is_moving:
@@ -109,7 +109,7 @@ class OpenDatabases:
             self._entries[volume.name].leases -= 1
 
     def close_idle(self) -> None:
-        """Close databases that are not leased, the least recently used first, until no more are open than allowed."""
+        """Close databases that are not leased, least recently used first, until no more than ``max_open`` are open."""
         while True:
             with self._changed:
                 is_open = [(name, entry) for name, entry in self._entries.items() if entry.database is not None]
@@ -121,7 +121,7 @@ class OpenDatabases:
             self._close(name, entry)
 
     def discard(self, volume: Volume) -> bool:
-        """Close a volume's database for good, unless it is leased; False if it is. For the keeper."""
+        """Close a volume's database for good; return False, without effect, if it is leased. For the keeper."""
         with self._changed:
             entry = self._entries.get(volume.name)
             while entry is not None and entry.is_moving:
@@ -136,7 +136,7 @@ class OpenDatabases:
         return True
 
     def _close(self, name: str, entry: _Entry) -> None:
-        """Close the database of an entry that is marked as moving, and forget the entry."""
+        """Close the database of an entry that is marked as moving, and remove the entry."""
         try:
             if entry.database is not None:
                 entry.database.close()
@@ -146,7 +146,7 @@ class OpenDatabases:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Close all of them; no other thread may use one. Idempotent."""
+        """Close all databases; no other thread may use one. Idempotent."""
         entries, self._entries = self._entries, {}
         with ExitStack() as closing:
             for entry in entries.values():

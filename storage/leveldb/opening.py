@@ -1,11 +1,11 @@
-"""Opens the volumes of a store: the list, what is in each volume, and the journal that the metadata lacks.
+"""Opens the volumes of a store: reads the list and the indexes, and replays the journal into the metadata.
 
-What is checked, in addition to LevelDB's own checksums:
+Checks, in addition to LevelDB's checksums:
 
-    a listed volume has its files         LevelDB opens a folder without its newer files as an older state
-    a log is as long as its index says    of a volume that was closed, or sealed and finished
-    the journal has no gap                its entries are numbered over all volumes
-    the journal reaches the metadata      the metadata never has an entry that the volumes have lost
+    a listed volume has its files          without its newer files LevelDB would open an older state
+    a log is as long as its index says     if the volume was closed, or sealed and finished
+    the journal has no gap                 entries are numbered over all volumes
+    the journal reaches the metadata       the metadata never has an entry that the volumes have lost
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 
 def listed_volumes(directory: Path, options: LevelDBOptions, databases: OpenDatabases, *, check: bool) -> list[Volume]:
-    """The volumes of the list, the newest last; folders that it does not name are removed.
+    """Return the listed volumes, the newest last; unlisted folders are removed.
 
     Raises:
-      StoreUnusable: one of its kinds; nothing was changed.
+      StoreUnusable: one of its subclasses; nothing was changed.
     """
     try:
         listed = read_list(directory)
@@ -51,8 +51,8 @@ def listed_volumes(directory: Path, options: LevelDBOptions, databases: OpenData
                 check_files(volume.path)
         for volume in volumes:
             logs = volume.read_index(check=check)
-            # The newest is written again after its index if a daemon ended before it removed that. An index of an earlier
-            # version does not have the lengths of logs: it is compared with the journal later.
+            # A newest volume was written after its index if a daemon ended before it removed that. Indexes of earlier
+            # versions lack the lengths of logs: they are compared with the journal later.
             is_old = volume is volumes[-1] and logs and logs != log_sizes(volume.path)
             volume.is_known = logs is not None and not is_old
             volume.has_log_sizes = bool(logs)
@@ -61,11 +61,11 @@ def listed_volumes(directory: Path, options: LevelDBOptions, databases: OpenData
         found = _lost_by_a_race(directory, listed, options)
         if found is not None:
             volumes.append(found)
-            # The volume before was written again after its index, and after rows of the one that was lost.
+            # The previous volume was written after its index, and after rows of the lost one.
             volumes[-2].forget_index()
             volumes[-2].is_known = False
             write_list(directory, listed := [*listed, Listed(found.number, found.name, packed=True)])
-        # The list that was read may not be durable yet: the daemon before may have ended between its replacement and sync.
+        # The list may not be durable yet: the previous daemon may have ended between its replacement and the sync.
         sync_directory(directory)
         remove_unlisted(directory, listed)
     except OSError as error:
@@ -80,10 +80,10 @@ def _shape(listed: Listed, options: LevelDBOptions) -> Shape:
 
 
 def _lost_by_a_race(directory: Path, listed: Sequence[Listed], options: LevelDBOptions) -> Volume | None:
-    """A volume after the last one that has rows although the list lacks it.
+    """Return a volume after the last listed one that has rows although the list lacks it.
 
-    Versions before 0.2 could strike the newest volume off the list when a volume was sealed while another was dropped or
-    rewritten. Its number is above all listed ones; a volume that was struck off rightly has a lower number.
+    Versions before 0.2 could strike the newest volume off the list if a volume was sealed while another was dropped or
+    rewritten. Its number is above all listed ones; a volume that was rightly struck off has a lower number.
     """
     for path in unlisted(directory, listed):
         if path.suffix or int(path.name) <= listed[-1].number:
@@ -111,10 +111,10 @@ def _lost_by_a_race(directory: Path, listed: Sequence[Listed], options: LevelDBO
 
 
 def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Metadata, *, check: bool) -> VolumeSet:
-    """Find out what is in each volume, and bring ``metadata`` up to date from the journal.
+    """Read through the volumes that have no valid index, and bring ``metadata`` up to date from the journal.
 
     Raises:
-      StoreUnusable: one of its kinds.
+      StoreUnusable: one of its subclasses.
       StoreError: the journal cannot be read.
     """
     waiting: list[tuple[int, bytes]] = []
@@ -137,7 +137,7 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
                 ]
     if check:
         _check_journal(volumes, metadata)
-    # Each volume has its own in order; after a race of an older version two volumes may have entries in turns.
+    # Sorted, because after a race of an older version the entries of two volumes may alternate.
     for position, value in sorted(waiting):
         metadata.replay(position, value)
     dead: dict[Table, DeadRanges] = {}
@@ -151,7 +151,7 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
 
 
 def _is_known(volume: Volume, databases: OpenDatabases, *, is_newest: bool) -> bool:
-    """True if the index says what is in a volume."""
+    """True if the index of a volume is up to date."""
     if volume.is_known and is_newest and not volume.has_log_sizes:
         known = volume.journal_last
         try:
@@ -178,8 +178,8 @@ def _check_journal(volumes: Sequence[Volume], metadata: Metadata) -> None:
             )
     if not known or max(volume.journal_last for volume in known) >= metadata.position:
         return
-    # The metadata may be ahead only of entries that went with their volume. Of dropped volumes numbers are missing, those
-    # that were rewritten have a suffix.
+    # The metadata may be ahead only of entries that went with their volume. A dropped volume leaves a gap in the
+    # numbers, a rewritten one has a suffix.
     later = volumes[volumes.index(known[-1]) + 1 :]
     if all(each.number == known[-1].number + at and not each.path.suffix for at, each in enumerate(later, 1)):
         raise StoreDamaged(
@@ -189,7 +189,7 @@ def _check_journal(volumes: Sequence[Volume], metadata: Metadata) -> None:
 
 
 def make_first(directory: Path, options: LevelDBOptions, before: Sequence[Listed] = ()) -> None:
-    """List an empty volume, after those that are there. Raises StoreUnusable."""
+    """List a new, empty volume after ``before``. Raises StoreUnusable."""
     number = len(before) + 1
     try:
         directory.mkdir(exist_ok=True)

@@ -1,8 +1,8 @@
-"""Rows of messages and payloads: point reads and scans over the volumes of one pinned set.
+"""Point reads and scans of messages and payloads over the volumes of one pinned set.
 
-Rows of a topic stand in the order of their ids, so one volume's rows usually follow the other's, and a scan reads the
-volumes one after the other. Where volumes overlap (a payload stored late, a topic removed and copied back) their rows are
-merged; of two rows with one key the newer volume's counts.
+The rows of a topic are in the order of their ids, so one volume's rows usually follow another's, and a scan reads the
+volumes in sequence. Where volumes overlap (a payload stored late, a topic removed and copied back) their rows are
+merged; of two rows with one key, the newer volume's wins.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from storage.leveldb.volume import Volume
     from storage.leveldb.volume_set import VolumeRange, VolumeSet
 
-#: Rows between a dead range and a row that LevelDB cannot step over: those of a block, which has some KiB.
+#: Rows between a dead range and a row that LevelDB cannot step over: at most those of a block of some KiB.
 MAX_REST_ROWS = 10_000
 
 
 class VolumeReads:
-    """Reads of one set of volumes, as it is or as a view saw it. The set stays pinned while it is used."""
+    """Reads of one set of volumes, current or in a view. The set stays pinned while it is used."""
 
     def __init__(self, volumes: VolumeSet, databases: OpenDatabases, view: PinnedView | None = None) -> None:
         self.volumes = volumes
@@ -41,7 +41,7 @@ class VolumeReads:
         self._view = view
 
     def get(self, table: Table, key: bytes) -> bytes | None:
-        """A row's value, None if there is none. Raises StoreError."""
+        """Return a row's value, None if there is none. Raises StoreError."""
         ranges = self.volumes.ranges(table, key, key + b"\x00")
         for each in sorted(ranges, key=lambda each: -each.volume.number):
             with self._opened(each.volume) as database:
@@ -62,7 +62,7 @@ class VolumeReads:
         values: bool = True,
         cache: bool = False,
     ) -> Iterator[Iterator[Sequence[Row]]]:
-        """The rows of ``[start, stop)`` as lists: see ``storage.base.chunks``.
+        """Yield the rows of ``[start, stop)`` as lists: see ``storage.base.chunks``.
 
         Iterating raises plyvel's errors, and StoreError.
         """
@@ -73,14 +73,14 @@ class VolumeReads:
 
     @contextmanager
     def rows_of(self, volumes: Sequence[Volume], table: Table) -> Iterator[Iterator[Row]]:
-        """The live rows of some volumes alone; iterating raises plyvel's errors, and StoreError."""
+        """Yield the live rows of some volumes; iterating raises plyvel's errors, and StoreError."""
         ranges = self.volumes.ranges_of(volumes, table)
         runs = self._runs(table, _clusters(ranges, reverse=False), False, True, False)
         with closing(runs):
             yield chain.from_iterable(runs)
 
     def first_in(self, volume: Volume, table: Table, start: bytes, stop: bytes) -> bytes | None:
-        """The first key of a range in one volume, dead or not. Raises StoreError."""
+        """Return the first key of a range in one volume, dead or not. Raises StoreError."""
         with self._databases.lease(volume) as database:
             try:
                 with database.rows(table, start, stop, values=False) as rows:
@@ -115,7 +115,7 @@ class VolumeReads:
                     database = stack.enter_context(self._opened(each.volume))
                     stop, last = each.stop, None
                     if reverse and dead.borders(each.stop, stops=False):
-                        # On the way down LevelDB begins with the row after the range, which may be unreadable.
+                        # Downwards, LevelDB begins with the row after the range, which may be unreadable.
                         last = _last_before(database, table, each, values=values)
                         stop = each.stop if last is None else last[0]
                     options = {"reverse": reverse, "values": values, "cache": cache, "packed": each.packed}
@@ -129,12 +129,12 @@ class VolumeReads:
 
 
 def _borders_dead(dead: DeadRanges, each: VolumeRange, *, reverse: bool) -> bool:
-    """True if a range ends, in the direction in which it is read, where a dead range begins."""
+    """True if a range ends, in the direction of reading, where a dead range begins."""
     return dead.borders(each.start, stops=True) if reverse else dead.borders(each.stop, stops=False)
 
 
 def _clusters(ranges: list[VolumeRange], *, reverse: bool) -> list[list[VolumeRange]]:
-    """The ranges in the order of their keys; those that overlap are together."""
+    """Group the ranges in key order; overlapping ranges are in one group."""
     found: list[list[VolumeRange]] = []
     end = b""
     for each in sorted(ranges, key=lambda each: each.start):
@@ -148,7 +148,7 @@ def _clusters(ranges: list[VolumeRange], *, reverse: bool) -> list[list[VolumeRa
 
 
 def _last_before(database: Readable, table: Table, each: VolumeRange, *, values: bool) -> Row | None:
-    """The row right before the end of a range, if its end says which row that is."""
+    """Return the last row before the end of a range, if its key can be derived from that end."""
     key = each.stop[:-1]
     if not each.stop.endswith(b"\x00") or key < each.start:
         return None
@@ -157,13 +157,13 @@ def _last_before(database: Readable, table: Table, each: VolumeRange, *, values:
 
 
 def _up_to_dead(rows: Iterable[Row], stop: bytes, rest: Callable[[bytes], list[Row]] | None) -> Iterator[Row]:
-    """The rows of a range that ends at a dead range, in the direction in which they are read.
+    """Yield the rows of a range that ends, in the direction of reading, at a dead range.
 
-    LevelDB reads the row after the range before it compares its key. Where damaged rows were set aside that row cannot be
-    read, and need not be.
+    LevelDB reads the row after the range before it compares its key. If damaged rows were set aside, that row cannot be
+    read and need not be.
 
     Args:
-      rest: on the way down, reads the rows below a key from the other side, where nothing is damaged.
+      rest: when reading downwards, reads the rows below a key from the other side, where nothing is damaged.
     """
     rows = iter(rows)
     last = None
@@ -183,7 +183,7 @@ def _up_to_dead(rows: Iterable[Row], stop: bytes, rest: Callable[[bytes], list[R
 
 
 def _few_rows(database: Readable, table: Table, start: bytes, stop: bytes, *, values: bool) -> list[Row]:
-    """The rows of a short range. Raises plyvel's errors, also when it is not short."""
+    """Return the rows of a short range. Raises plyvel's errors, also if the range is not short."""
     with database.rows(table, start, stop, values=values) as rows:
         found = list(islice(rows, MAX_REST_ROWS + 1))
     if len(found) > MAX_REST_ROWS:
@@ -192,7 +192,7 @@ def _few_rows(database: Readable, table: Table, start: bytes, stop: bytes, *, va
 
 
 def _newest_of(rows: list[Iterable[Row]], *, reverse: bool) -> Iterator[Row]:
-    """Rows of several volumes, the newest volume first, in the order of their keys; of one key the first row counts."""
+    """Merge the rows of several volumes, given newest first, in key order; of one key the first row wins."""
     before: bytes | None = None
     for row in merge(*rows, key=lambda row: row[0], reverse=reverse):
         if row[0] != before:

@@ -1,10 +1,11 @@
-"""The LevelDB store on the event loop: who may be inside the database, and when it is opened again.
+"""The LevelDB store on the event loop: schedules calls into the database, and reopens it after a failure.
 
-    write, discard, drop    the commit thread, one group at a time, or the event loop instead (storage.leveldb.group_commit)
+    write, discard, drop    the commit thread, one group at a time, or the event loop itself
+    (storage.leveldb.group_commit)
     get, scan, reclaim      up to ``max_readers`` threads
     tidy, pin               the keeper's thread (storage.leveldb.keeper)
 
-No thread is abandoned: LevelDB must not be closed while one is inside.
+Calls are never abandoned: LevelDB must not be closed while a thread is inside.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: Rows of a discard in one group, so that cleaning never delays a publish for long.
+#: Rows of a discard per group, so that cleaning never delays a publish for long.
 DISCARD_ROWS = 500
-#: How often the size on disk is measured, at most.
+#: Measure the size on disk at most this often.
 _MEASURE_EVERY_S = 1.0
 
 
@@ -60,13 +61,13 @@ class LevelDBStore:
     )
 
     def __init__(self, home: DataDirectory, options: LevelDBOptions) -> None:
-        """Use ``open``."""
+        """Internal: call ``open`` instead."""
         self._directory = home
         self._options = options
         self._db: LevelDBTables | None = None
         self._broken = False
         self._closed = False
-        #: A sync failed after its write: nothing may be read before the database was opened again.
+        #: A sync failed after its write: reads must wait until the database has been reopened.
         self._shows_undurable = False
         self._calls_inside = 0
         self._no_calls_inside: trio.Event | None = None
@@ -87,7 +88,7 @@ class LevelDBStore:
         Use it as ``async with await LevelDBStore.open(directory) as store``.
 
         Args:
-          address: where this process serves, for the message to a process that finds the directory in use.
+          address: where this process serves, quoted in the error of a process that finds the directory in use.
         Raises:
           StoreInUse, StoreTooNew, StoreDamaged, StoreReadOnly, StoreFull, StoreUnusable: nothing was changed.
         """
@@ -131,13 +132,13 @@ class LevelDBStore:
         return Claim(name, 0)
 
     async def check(self, claim: Claim) -> None:
-        """See ``Store.check``: no other process can open the directory."""
+        """See ``Store.check``. It always holds: no other process can open the directory."""
         del claim
         self._refuse_if_closed()
         await trio.lowlevel.checkpoint()
 
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
-        """See ``Store.write``; here all or nothing, except that a long rollback takes several steps."""
+        """See ``Store.write``. A commit is all or nothing, except that a long rollback takes several steps."""
         del claim
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._submit(PendingWrite(commit, expect))
@@ -176,9 +177,9 @@ class LevelDBStore:
         return self._db is not None and self._db.committer.is_hot(MAX_INLINE_BYTES)
 
     def _begin(self, work: PendingWrite, completed: Callable[[Exception | None], object]) -> None:
-        """Begin a commit, and continue with the operations that a long rollback leaves."""
-        # A commit's operations must not refer to the commit: a reference cycle would keep the request objects alive until
-        # the next collection.
+        """Begin a commit. If a long rollback leaves operations, ``_written`` submits them."""
+        # A commit's operations must not refer to the commit: a reference cycle would keep the request objects alive
+        # until the next collection.
         work.completed = completed
         work.on_completed = self._written
         self._group_commit.begin(work)
@@ -192,7 +193,7 @@ class LevelDBStore:
             else:
                 completed(own_error(error))
         elif done.rest:
-            # After the commits that wait by now: a rollback of a million rows delays none of them for long.
+            # Queued after the commits that wait by now: a rollback of a million rows delays none of them for long.
             rest = PendingWrite(done.rest, on_completed=self._written, completed=completed, is_rest=True)
             try:
                 self._group_commit.begin(rest)
@@ -202,7 +203,7 @@ class LevelDBStore:
             completed(None)
 
     def _hand_in(self, work: PendingWrite) -> None:
-        """Begin a work of the keeper; from its thread."""
+        """Begin a write of the keeper. Called in its thread."""
         try:
             self._loop.run_sync_soon(self._begin_of_keeper, work)
         except trio.RunFinishedError:
@@ -215,20 +216,20 @@ class LevelDBStore:
             _refuse(work, closed)
 
     async def discard(self, table: Table, keys: Sequence[bytes]) -> None:
-        """See ``Store.discard``; joins commits, a bounded number of rows at a time."""
+        """See ``Store.discard``. Joins the groups of other commits, ``DISCARD_ROWS`` at a time."""
         await trio.lowlevel.checkpoint()
         for at in range(0, len(keys), DISCARD_ROWS):
             await trio.lowlevel.checkpoint_if_cancelled()
             await self._submit(PendingWrite([Delete(table, keys[at : at + DISCARD_ROWS])]))
 
     async def _submit(self, work: PendingWrite) -> None:
-        """Write something, and wait until it is durable. Raises StoreError."""
+        """Write a commit and wait until it is durable. Raises StoreError."""
         failed = await self._group_commit.written(partial(self._begin, work))
         if failed is not None:
             raise failed
 
     async def drop(self, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
-        """See ``Store.drop``; the ranges are marked as dead, and volumes are dropped when all rows in them are."""
+        """See ``Store.drop``. Marks the ranges as dead; a volume is dropped once all its rows are dead."""
         await trio.lowlevel.checkpoint()
         if table is Table.METADATA:
             return await drop_rows(self, table, ranges)
@@ -241,7 +242,7 @@ class LevelDBStore:
         return rows
 
     async def file_of(self, table: Table, key: bytes) -> str | None:
-        """See ``Store.file_of``: the table file of LevelDB if there is only one, else its folder."""
+        """See ``Store.file_of``. Returns the volume's only table file, or its folder if it has several."""
         return await self._run_inside(lambda tables: tables.file_of(table, key), self._readers)
 
     @property
@@ -252,28 +253,28 @@ class LevelDBStore:
         return self._db.metadata.topics_position
 
     async def begin_files(self) -> None:
-        """See ``Store.begin_files``: another volume is written from now on."""
+        """See ``Store.begin_files``: seals the newest volume."""
         seal = Seal(await self._run_inside(lambda tables: tables.sets.current.newest, self._readers))
         await self._submit(PendingWrite([seal]))
         if seal.error is not None:
             raise seal.error
 
     async def scan_raw(self, table: Table, start: bytes, stop: bytes, take: Callable[[list[RawRow]], object]) -> None:
-        """See ``Store.scan_raw``: LevelDB gives nothing of a block that it cannot verify."""
+        """See ``Store.scan_raw``. Finds nothing, because LevelDB returns no part of a block that fails its checksum."""
         del table, start, stop, take
         self._refuse_if_closed()
         await trio.lowlevel.checkpoint()
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
-        """See ``Store.may_have``; of the metadata it is not known without reading."""
+        """See ``Store.may_have``. Always true of the metadata, which has no index in memory."""
         if table is Table.METADATA or self._db is None:
             return start < stop
         return self._db.sets.current.may_have(table, start, stop)
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
-        """See ``Store.get``; a row of the metadata is read on the event loop while that writes small commits itself."""
+        """See ``Store.get``. Reads the metadata on the event loop while the loop writes small commits itself."""
         if table is Table.METADATA:
-            await trio.lowlevel.checkpoint()  # whoever reads many lets others have their turns
+            await trio.lowlevel.checkpoint()  # a caller that reads many rows must yield to other tasks
             tables = self._db
             if self._group_commit.writes_inline and tables is not None and not (self._closed or self._shows_undurable):
                 return self._group_commit.done_inline(partial(tables.get, table, key))
@@ -290,7 +291,7 @@ class LevelDBStore:
         first_chunk: int = 64,
         values: bool = True,
     ) -> None:
-        """See ``Store.scan``; ``feed`` runs in a worker thread, a cancelled scan ends at its next list."""
+        """See ``Store.scan``. ``feed`` runs in a worker thread; a cancelled scan ends before its next list."""
 
         def read(tables: LevelDBTables) -> None:
             tables.scan(
@@ -327,10 +328,10 @@ class LevelDBStore:
         await self._run_inside(compact, self._reclaiming)
 
     async def tidy(self) -> int:
-        """See ``Store.tidy``: drops volumes in which all rows are dead, and rewrites those that mostly are.
+        """See ``Store.tidy``. Drops volumes whose rows are all dead, and rewrites those whose rows mostly are.
 
-        Reopens the database after a failure, as ``claim`` does: on a full disk nothing is written and so nothing is
-        claimed, and only tidying makes room.
+        Reopens the database after a failure, as ``claim`` does: on a full disk nothing can be written, so no topic is
+        claimed, and only tidying frees space.
         """
         await self._reopen_if_failed()
         async with self._tidying:
@@ -345,7 +346,7 @@ class LevelDBStore:
         return LevelDBView(self, await self._ask(lambda tables, done: tables.keeper.pin(max_s, done)))
 
     async def close_view(self, view: View) -> None:
-        """End a view, and close it unless it is being read; then the next tidying closes it."""
+        """End a view. Closes it too unless a read is under way; then the next tidying does."""
         if view.end():
             await self._ask(partial(_close_view, view))
 
@@ -368,7 +369,7 @@ class LevelDBStore:
         )
 
     async def aclose(self) -> None:
-        """See ``Store.aclose``; scans end at their next list, writes that wait are refused."""
+        """See ``Store.aclose``. Scans end before their next list; waiting writes are refused."""
         self._closed = True
         with trio.CancelScope(shield=True):
             async with self._reopening:
@@ -377,11 +378,11 @@ class LevelDBStore:
                 await trio.to_thread.run_sync(self._directory.close)
 
     def _write_group(self, group: Sequence[PendingWrite], while_syncing: Callable[[], object] | None = None) -> None:
-        """Make a group durable; in the commit thread, or on the event loop while that thread has nothing to do.
+        """Make a group durable. Called in the commit thread, or on the event loop while that thread is idle.
 
         Args:
-          while_syncing: called while the disk syncs a group of few rows, once at most. Other threads would see rows that
-            are not durable then, so it is left out while one reads.
+          while_syncing: called while the disk syncs a small group, once at most. Other threads would see rows that are
+            not durable yet, so it is skipped while any of them is reading.
         """
         self._refuse_if_closed()
         tables = self._db
@@ -400,8 +401,8 @@ class LevelDBStore:
         try:
             tables.write(group, while_syncing)
         except BaseException as error:
-            # After any error the log may end in a torn record, after which nothing may be written. If only the sync failed,
-            # LevelDB has the rows already.
+            # After any error the log may end in a torn record, and nothing may be appended to that. If only the sync
+            # failed, LevelDB already shows the rows.
             self._broken = True
             self._shows_undurable = while_syncing is not None
             if isinstance(error, StoreError):
@@ -409,13 +410,13 @@ class LevelDBStore:
             raise StoreError(f"writing: {error!r}") from error
 
     async def _run_inside(self, call: Callable[[LevelDBTables], T], limiter: trio.CapacityLimiter) -> T:
-        """Run ``call`` in a thread, counted as inside the database."""
+        """Run ``call`` in a thread, and keep the database open until it returns."""
         tables = await self._present()
         with self._counted():
             return await trio.to_thread.run_sync(call, tables, limiter=limiter)
 
     async def _ask(self, begin: Callable[[LevelDBTables, Callable[[T | StoreError], object]], None]) -> T:
-        """Have the keeper do something, counted as inside the database, and wait for it. Raises StoreError."""
+        """Have the keeper do something, counted as inside the database, and return its result. Raises StoreError."""
         tables = await self._present()
         with self._counted():
 
@@ -428,16 +429,16 @@ class LevelDBStore:
         return found
 
     def _on_loop(self, completed: Callable[[T | StoreError], object], found: T | StoreError) -> None:
-        """Complete what the event loop waits for; from another thread."""
+        """Complete an event-loop call from another thread."""
         with suppress(trio.RunFinishedError):
             self._loop.run_sync_soon(completed, found)
 
     async def _present(self) -> LevelDBTables:
-        """The open tables. Raises StoreError."""
+        """Return the open tables, after any reopening under way. Raises StoreError."""
         if self._shows_undurable:
             await self._reopen_if_failed()
         if self._db is None:
-            # It is being reopened: wait until that has ended.
+            # It is being reopened: wait for the end of that.
             async with self._reopening:
                 pass
         self._refuse_if_closed()
@@ -447,7 +448,7 @@ class LevelDBStore:
         return tables
 
     def loop_runs(self) -> bool:
-        """True if the event loop is in the middle of a turn; for other threads."""
+        """True if the event loop is not asleep in the kernel. For other threads."""
         return not self._group_commit.is_asleep
 
     @contextmanager
@@ -466,7 +467,7 @@ class LevelDBStore:
         if tables is None:
             return
         tables.keeper.leave()
-        # Nothing waits for long: without a database what is in the queue is refused.
+        # This is short: without a database, queued writes are refused.
         await self._group_commit.quiet()
         if self._calls_inside:
             self._no_calls_inside = trio.Event()
@@ -475,7 +476,7 @@ class LevelDBStore:
         await trio.to_thread.run_sync(tables.close)
 
     async def _reopen_if_failed(self) -> None:
-        """Open the database again if something failed that wrote to it. Raises StoreError."""
+        """Reopen the database if a write to it failed. Raises StoreError."""
         async with self._reopening:
             self._refuse_if_closed()
             if self._broken or self._db is None or self._db.failed is not None:
@@ -511,7 +512,7 @@ def _close_view(view: View, tables: LevelDBTables, done: Callable[[StoreError | 
 
 
 def _refuse(work: PendingWrite, error: StoreError) -> None:
-    """Complete a work of the keeper that cannot be begun."""
+    """Complete a write of the keeper that cannot begin."""
     assert work.on_completed is not None  # given by the keeper
     work.error = error
     work.on_completed(work)
@@ -582,5 +583,5 @@ class LevelDBView:
             await trio.lowlevel.checkpoint()
             return
         with trio.CancelScope(shield=True), suppress(StoreError):
-            # A store that was closed in the meantime has closed it.
+            # If the store was closed since, that has closed the view.
             await self._store.close_view(self._view)

@@ -1,6 +1,6 @@
 """The three tables of an open data directory: messages and payloads in volumes, metadata in a database of its own.
 
-Blocking calls, for threads. Three parties share the tables, and each structure has one writer:
+Blocking calls, for threads. Three parties use the tables; each structure has one writer:
 
     the commit   storage.leveldb.commit    the newest volume, the set of volumes, the metadata in memory
     the keeper   storage.leveldb.keeper    sealed volumes, the list of volumes, the metadata's database
@@ -45,29 +45,29 @@ if TYPE_CHECKING:
     from storage.leveldb.volume import Volume
 
 log = logging.getLogger(__name__)
-#: Scans that ask for this few rows first are point reads in disguise, and may fill the block cache.
+#: A scan that asks for at most this many rows first is treated as a point read and may fill the block cache.
 _FEW_ROWS = 8
-#: For how long a scan has its turn while others wait. Two that pass it on at every list, which is one pack, read half of
-#: what one does alone: each time a thread has to wake.
+#: A scan keeps its turn for this time while others wait. Passing it on after every list halved the throughput of two scans,
+#: because a thread has to wake each time.
 TURN_S = 0.001
-#: A scan that finds the event loop at work gives it the interpreter lock for this many times as long as its last list
-#: took, or until the loop sleeps. Without it the p99 of publishes next to two readers of old messages doubles.
+#: A scan that finds the event loop running gives up the interpreter lock for this many times the duration of its last
+#: list, or until the loop sleeps. Without it, two readers of old messages double the p99 of publishes.
 PATIENCE = 4
 _NAP_S = 0.00003
 
 
 def _give_way(loop_runs: Callable[[], bool], seconds: float) -> None:
-    """Let an event loop that is at work have the interpreter lock, for so long at most."""
+    """Give up the interpreter lock while the event loop runs, for ``seconds`` at most."""
     until_s = time.perf_counter() + seconds
     while loop_runs() and time.perf_counter() < until_s:
         nap(_NAP_S)
 
 
 class Turn:
-    """A lock that threads have in the order in which they asked for it.
+    """A fair lock: threads get it in the order in which they asked.
 
-    A thread that gives up a ``threading.Lock`` and asks for it again has it again, since it runs and the others sleep: a
-    poll of one message would wait for the whole of a large page.
+    A thread that releases a ``threading.Lock`` and acquires it again gets it at once, since it runs and the others
+    sleep: a poll of one message would wait for all of a large page.
     """
 
     __slots__ = ("_held", "_mutex", "_waiting")
@@ -85,7 +85,7 @@ class Turn:
             given = threads.Lock()
             given.acquire()
             self._waiting.append(given)
-        given.acquire()  # the thread that has the turn gives it up
+        given.acquire()  # the current owner releases it
 
     def __exit__(self, kind: object, error: object, tb: object) -> None:
         with self._mutex:
@@ -106,14 +106,14 @@ class LevelDBTables:
         check: bool = True,
         hand_in: Callable[[PendingWrite], None] | None = None,
     ) -> None:
-        """Open what ``create`` made, and bring the metadata up to date from the journal.
+        """Open what ``create`` made, and replay the journal into the metadata.
 
         Args:
-          check: look for missing files first, because LevelDB does not notice them.
-          hand_in: gives a work of the keeper to the thread that commits; without it, ``write`` has to be called by that
-            thread for each of ``handed_in``.
+          check: check for missing files first, because LevelDB does not notice them.
+          hand_in: hands a write of the keeper to the commit thread. Without it, the owner of the tables must call
+            ``write`` for each of ``handed_in``.
         Raises:
-          StoreUnusable: one of its kinds.
+          StoreUnusable: one of its subclasses.
         """
         self._options = options
         if check:
@@ -132,7 +132,7 @@ class LevelDBTables:
                 raise StoreUnusable(error.detail, hint=error.hint) from error
             except OSError as error:
                 raise opening_failed(error, directory) from error
-            #: Works of the keeper that wait for ``write``, where nothing else takes them.
+            #: Writes of the keeper that wait for ``write``, if there is no ``hand_in``.
             self.handed_in: deque[PendingWrite] = deque()
             self.keeper = Keeper(
                 volumes, options, self.sets, self.databases, self.metadata, hand_in or self.handed_in.append
@@ -142,34 +142,34 @@ class LevelDBTables:
                 self.sets, self.databases, self.metadata, self.keeper, options, self._first_messages
             )
             opened.pop_all()
-        #: Scans take turns, list by list: the one that iterates, and feeds what it finds, has this lock.
+        #: Held by the scan that iterates and feeds; passed on list by list.
         self._turn = Turn()
 
     @staticmethod
     def create(directory: Path, options: LevelDBOptions) -> None:
-        """Make an empty one; what an attempt that was cut off has left is used. Raises StoreUnusable."""
+        """Create an empty store; reuses the files of an interrupted attempt. Raises StoreUnusable."""
         metadata = directory / METADATA_NAME
         try:
             Database(metadata, options.metadata_shape, create=True).close()
         except StoreDamaged:
-            # LevelDB does not sync the manifest of a new database before it names it: a power cut can leave one that
-            # is empty. Nothing was ever stored here, or the directory would have been refused.
+            # LevelDB does not sync the manifest of a new database before CURRENT names it: a power cut can leave an
+            # empty one. Nothing was ever stored here; otherwise the directory would have been refused.
             shutil.rmtree(metadata)
             Database(metadata, options.metadata_shape, create=True).close()
         make_first(directory / VOLUMES_NAME, options)
 
     @property
     def failed(self) -> StoreError | None:
-        """Why the tables have to be opened again, if the keeper failed."""
+        """The keeper's failure, after which the tables must be reopened; None if there was none."""
         return self.keeper.failed
 
     @property
     def leaving(self) -> bool:
-        """Set before the tables are closed: scans stop at their next list, long work of the keeper at its next step."""
+        """True before closing: scans end before their next list, long work of the keeper at its next step."""
         return self.keeper.leaving
 
     def close(self) -> None:
-        """Write the metadata that waits, and close. No other thread may be inside."""
+        """Write the waiting metadata, and close. No other thread may be inside."""
         self.keeper.close()
         if not self.committer.failed and self.keeper.failed is None:
             try:
@@ -183,7 +183,7 @@ class LevelDBTables:
         self.metadata.close()
 
     def write(self, group: Sequence[PendingWrite], while_syncing: Callable[[], object] | None = None) -> None:
-        """See ``Committer.write``: for one thread at a time."""
+        """See ``Committer.write``. For one thread at a time."""
         self.committer.write(group, while_syncing)
 
     def tidy(self, done: Callable[[int | StoreError], object]) -> None:
@@ -194,7 +194,7 @@ class LevelDBTables:
 
     @contextmanager
     def reads(self, view: PinnedView | None = None) -> Iterator[VolumeReads]:
-        """Reads of the volumes as they are now, or of a view, whose set is pinned by itself."""
+        """Pin the current volumes and read them, or read those of a view, which has its own pin."""
         if view is not None:
             yield VolumeReads(view.volumes, self.databases, view)
             return
@@ -206,14 +206,14 @@ class LevelDBTables:
                 self.keeper.remove_files_soon()
 
     def get(self, table: Table, key: bytes, view: PinnedView | None = None) -> bytes | None:
-        """A row's value, None if there is none; now, or in a view."""
+        """Return a row's value, None if there is none; from the current tables or a view."""
         if table is not Table.METADATA:
             with self.reads(view) as reads:
                 return reads.get(table, key)
         return self.metadata.get(key) if view is None else view.metadata.get(key)
 
     def file_of(self, table: Table, key: bytes) -> str | None:
-        """Where the row with this key would be, relative to the data directory; None if it is nowhere."""
+        """Return where the row with this key would be, relative to the data directory; None: in no volume."""
         if table is Table.METADATA:
             return METADATA_NAME
         with self.reads() as reads:
@@ -222,12 +222,12 @@ class LevelDBTables:
                 return None
             folder = places[-1].path
             files = [*folder.glob("*.ldb"), *folder.glob("*.sst")]
-            # Where another table is missing, that is the one.
+            # If another table file is missing, the row may be in that one.
             is_one = len(files) == 1 and self._table_count(places[-1]) in (None, 1)
             return str((files[0] if is_one else folder).relative_to(folder.parent.parent))
 
     def _table_count(self, volume: Volume) -> int | None:
-        """How many tables a volume has; None if it cannot be opened."""
+        """Return the number of a volume's tables; None if it cannot be opened."""
         try:
             with self.databases.lease(volume) as database:
                 return database.table_count()
@@ -254,18 +254,18 @@ class LevelDBTables:
         loop_runs: Callable[[], bool] = lambda: False,
         view: PinnedView | None = None,
     ) -> None:
-        """See ``Store.scan``, now or in a view.
+        """See ``Store.scan``; of the current tables or of a view.
 
         Args:
-          between: called between lists; ends the scan by raising.
-          loop_runs: True if the event loop is in the middle of a turn, and so needs the interpreter lock.
+          between: called between lists; raises to end the scan.
+          loop_runs: returns True if the event loop is running and so needs the interpreter lock.
         """
         with closing(self._chunks(table, start, stop, reverse, first_chunk, values, view)) as lists:
             while True:
-                # plyvel releases the interpreter lock at every row, so two threads that iterate at once pass it
-                # back and forth row by row: four readers together had half the throughput of one. What a list is fed
-                # to holds the interpreter lock all the time, so that it belongs to the turn: the event loop, which
-                # wants that lock after each system call, then waits for one reader and not for all of them.
+                # plyvel releases the interpreter lock at every row, so two iterating threads pass it back and forth row
+                # by row: four readers together had half the throughput of one. ``feed`` is part of the turn because it
+                # holds the interpreter lock throughout: the event loop, which wants the lock after each system call,
+                # then waits for one reader instead of all of them.
                 with self._turn:
                     until_s = time.perf_counter() + TURN_S
                     while (began_s := time.perf_counter()) < until_s:
@@ -278,10 +278,10 @@ class LevelDBTables:
                         _give_way(loop_runs, PATIENCE * (time.perf_counter() - began_s))
 
     def _first_messages(self, start: bytes, stop: bytes, max_bytes: int, row_bytes: int) -> list[Row]:
-        """The first messages of a range, at least one if there is any; for the commit, which nothing interrupts.
+        """Return the first messages of a range, at least one if there is any. For the commit: it is never interrupted.
 
         Args:
-          max_bytes: of values, with ``row_bytes`` more for each row. The last row may exceed it.
+          max_bytes: of values, with ``row_bytes`` added for each row. The last row may exceed it.
         """
         found: list[Row] = []
         with closing(self._chunks(Table.MESSAGE, start, stop, False, 64, True)) as lists:
@@ -327,7 +327,7 @@ class LevelDBTables:
             raise call_failed(error, "scanning") from error
 
     def compact(self, table: Table, start: bytes, stop: bytes) -> None:
-        """Rewrite the files of a range without the rows that were removed; LevelDB does that next to any change."""
+        """Rewrite the files of a range without the removed rows. Other calls may run at the same time."""
         if table is Table.METADATA:
             self.metadata.compact(start, stop)
             return
@@ -339,7 +339,7 @@ class LevelDBTables:
                 self.keeper.measure_soon(volume)
 
     def measure(self) -> int:
-        """The bytes on disk."""
+        """Return the bytes on disk."""
         current = self.sets.current
         return (
             sum(volume.size for volume in current.sealed) + size_of(current.newest.path) + self.metadata.bytes_on_disk()

@@ -1,15 +1,15 @@
-"""Takes a data directory of an earlier format over, in place.
+"""Upgrades a data directory of an earlier format in place.
 
-Of format 2 nothing changes but FORMAT: the volumes that there are stay as they are, and later ones may have packs, which
-a program of format 2 would take for messages. Until a volume has been sealed, the one that is written has none.
+Format 2 differs only in FORMAT: its volumes stay as they are, and later ones may have packs, which a program of format
+2 would read as messages. The volume being written gets no packs; the first one after it does.
 
-Of format 1, version 0.1, one LevelDB with all tables becomes the first volume.
-Its messages and payloads stay where they are, since a volume has the same keys. Its metadata is copied to a database of
-its own; the rows that remain in the volume are never read. Until FORMAT is replaced version 0.1 can still use the directory; then
-it refuses it. After a kill at any moment the next start continues:
+Format 1 (version 0.1) is one LevelDB with all tables, which becomes the first volume. Messages and payloads stay in
+place, since a volume has the same keys. The metadata is copied to its own database; the rows that remain in the volume
+are never read. Until FORMAT is replaced, version 0.1 can still use the directory; afterwards it refuses it. After a
+kill at any moment the next start continues:
 
     FORMAT 1   rows/                       the metadata is copied again, to metadata.new/
-    FORMAT 3   rows/ or metadata.new/      they get their new places
+    FORMAT 3   rows/ or metadata.new/      they are moved to their places
     FORMAT 3   volumes/LIST                done
 """
 
@@ -51,10 +51,10 @@ _FIRST = Listed(1, f"{1:08d}", large=True)
 
 
 def take_over(directory: Path, options: LevelDBOptions, *, check: bool = True) -> None:
-    """Bring a directory of an earlier format to the present one; nothing happens to one that is.
+    """Upgrade a directory of an earlier format. Does nothing to one of the present format.
 
     Raises:
-      StoreUnusable: one of its kinds; the next start continues.
+      StoreUnusable: one of its subclasses; the next start continues.
     """
     try:
         found = read_format(directory)
@@ -90,7 +90,7 @@ def _copy_metadata(directory: Path, options: LevelDBOptions, *, check: bool) -> 
                             batch.put(ROW + key, value)
         except FOREIGN as error:
             raise call_failed(error, "copying the metadata") from error
-        # Into a table, which LevelDB syncs.
+        # Flushed to a table, which LevelDB syncs.
         target.flush_memory()
         target.sync()
     sync_directory(copy)

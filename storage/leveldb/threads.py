@@ -1,7 +1,7 @@
-"""Where threads of the store meet: every lock, queue and thread of ``storage.leveldb`` is made here.
+"""Thread primitives of the store: all locks, queues and threads of ``storage.leveldb`` are made here.
 
-A test replaces these names to decide which thread runs next (``tests/schedules``). So modules say ``threads.Lock()``, and
-do not import the name.
+Tests replace these names to decide which thread runs next (``tests/schedules``). So modules write ``threads.Lock()``
+and do not import the name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Thread = threading.Thread
 
 
 def spawn(name: str, run: Callable[[], None]) -> Thread:
-    """Start a thread. It is a daemon thread: if nothing closes the store any more, the thread does not delay the exit.
+    """Start a daemon thread, so that a store that was never closed does not delay the exit.
 
     Raises RuntimeError: the process may have no more threads.
     """
@@ -32,5 +32,5 @@ def spawn(name: str, run: Callable[[], None]) -> Thread:
 
 
 def native_ids() -> set[int | None]:
-    """The kernel's ids of all threads that Python has started."""
+    """Return the kernel's ids of all threads that Python has started."""
     return {each.native_id for each in threading.enumerate()}

@@ -1,15 +1,15 @@
-"""Gives space back: volumes in which all rows are dead are dropped, volumes that mostly are dead are rewritten.
+"""Frees space: drops volumes whose rows are all dead, and rewrites volumes whose rows mostly are.
 
-A volume is **dead** when each of its rows is in a dead range or was removed. Dropping it strikes it off the list, and
-removes its folder once no reader needs it; nothing is read or written for it, unless rows were removed one by one: then a
-look shows that none is left.
+A row is dead if it is in a dead range or was removed. Dropping a volume strikes it off the list, and removes its folder
+once no reader needs it. That reads and writes no rows, unless rows were removed one by one: then a scan confirms that
+none is left.
 
-A volume of which more than half is dead is rewritten, together with its neighbours of that kind, as one: slowly, and rows
-that change in the meantime are changed again in the new one. How much is dead is an estimate, so it is counted before:
-each rewrite leaves less than half, and nothing is rewritten again before more rows have died. The database of version 0.1
-may be of any size: its dead rows are removed in place, as that version did.
+A volume of which more than half is dead is rewritten, together with such neighbours, as one volume: slowly, and rows
+that change during the copy are changed again in the new one. How much is dead is an estimate, so the rows are counted
+first: each rewrite leaves less than half, and nothing is rewritten again before more rows have died. The database of
+version 0.1 may be of any size: its dead rows are removed in place, as that version did.
 
-All of this is work of the keeper's thread (``storage.leveldb.keeper``): between two steps other rows may change.
+All of this is work of the keeper's thread (``storage.leveldb.keeper``): other rows may change between two steps.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ if TYPE_CHECKING:
     from storage.leveldb.options import LevelDBOptions
 
 log = logging.getLogger(__name__)
-#: A volume with a larger part of its bytes alive is left alone.
+#: A volume with a larger live part is left alone.
 REWRITE_BELOW = 0.5
-#: The database of version 0.1 may be too large to be rewritten: dead rows are removed from it, from here on.
+#: The database of version 0.1 may be too large to rewrite: below this live part, its dead rows are removed in place.
 SWEEP_BELOW = 0.8
-#: How long one step of tidying rewrites volumes, at most; one is always finished.
+#: Time limit for the rewrites of one step of tidying; a rewrite that has begun is always finished.
 MAX_STEP_S = 20.0
-#: Pause after each piece, as a multiple of the time it took: rewriting takes a third of a core and of the disk at most.
+#: Pause after each piece, as a multiple of its duration: rewriting takes a third of a core and of the disk at most.
 _PAUSE_FACTOR = 2.0
 _PIECE_ROWS = 500
-#: Rows of about this many bytes are removed from the database of version 0.1 before LevelDB merges what was around them:
-#: one call, during which the keeper does nothing else.
+#: Rows of about this many bytes are removed from the database of version 0.1 before LevelDB compacts around them, in
+#: one call that blocks the keeper.
 SWEPT_BYTES = 16 << 20
 
 
 def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange | None, None, int]:
-    """Do one step. Returns how many volumes are gone.
+    """Do one step. Returns the number of volumes that are gone.
 
     Raises:
       Stopped: the step may be repeated.
-      StoreError: the store must be opened again.
+      StoreError: the store must be reopened.
     """
     if keeper.volumes.views:
-        return 0  # the files of a volume that goes would stay until the last view ends
+        return 0  # the files of a dropped volume would stay until the last view ends
     removed = 0
     for volume in [each for each in keeper.volumes.sealed if each in keeper.touched - keeper.damaged]:
         yield 0.0
@@ -120,9 +120,9 @@ def _is_readable_and_dead(keeper: Keeper, volume: Volume) -> bool:
 
 
 def _leave_alone(keeper: Keeper, damaged: Sequence[Volume], error: StoreError) -> None:
-    """Tidy volumes no more whose rows cannot be read: they are kept for an operator, and others are tidied.
+    """Exclude volumes with unreadable rows from tidying: they are kept for an operator.
 
-    Raises ``error`` if it is something else.
+    Raises ``error`` if it is not about damage.
     """
     if not _is_damage(error):
         raise error
@@ -136,7 +136,7 @@ def _is_damage(error: StoreError) -> bool:
 
 
 def _unreadable(keeper: Keeper, sources: Sequence[Volume]) -> list[Volume]:
-    """The volumes whose rows cannot be read; all of them, if each can now."""
+    """Return the volumes whose rows cannot be read; all of them if each can be read now."""
     found = []
     for volume in sources:
         try:
@@ -150,7 +150,7 @@ def _unreadable(keeper: Keeper, sources: Sequence[Volume]) -> list[Volume]:
 
 
 def is_dead(keeper: Keeper, volume: Volume) -> bool:
-    """True if no row of a volume is alive. Raises StoreError."""
+    """True if no row of a volume is live. Raises StoreError."""
     current, reads = keeper.volumes, keeper.now()
     for table in TABLES:
         for extent in volume.extents[table].values():
@@ -159,7 +159,7 @@ def is_dead(keeper: Keeper, volume: Volume) -> bool:
                 continue
             if extent.live * extent.rows > extent.size * 0.5:
                 return False
-            # Of rows that were removed one by one, counts may be wrong.
+            # The counts may be wrong if rows were removed one by one.
             for start, stop in parts:
                 if reads.first_in(volume, table, start, stop) is not None:
                     return False
@@ -167,12 +167,12 @@ def is_dead(keeper: Keeper, volume: Volume) -> bool:
 
 
 def _mostly_dead(keeper: Keeper, options: LevelDBOptions) -> Generator[float | None, None, list[Volume]]:
-    """Neighbours to be rewritten as one, the oldest first; none: there is no need."""
+    """Return neighbours to rewrite as one, the oldest first; empty if there is no need."""
     found: list[Volume] = []
     live = 0.0
     current = keeper.volumes
-    # Changes of these volumes that were handed over before this set was current are made first: they were meant for rows of
-    # one volume, and must not meet newer rows with the same keys in a merged one.
+    # First make the changes that were handed over before this set was current: they were meant for rows of one volume,
+    # and must not meet newer rows with the same keys in a merged one.
     yield None
     for volume in current.sealed:
         worth = volume in keeper.touched and not volume.large and volume not in keeper.damaged
@@ -186,8 +186,8 @@ def _mostly_dead(keeper: Keeper, options: LevelDBOptions) -> Generator[float | N
 
 
 def _is_mostly_dead(keeper: Keeper, volume: Volume) -> Generator[float, None, bool]:
-    """True if most bytes of a volume are dead, by a count if the estimate says so."""
-    # Rows that die from now on, also during the count, have it looked at again.
+    """True if most bytes of a volume are dead. Counts them if the estimate says so."""
+    # Before the count, so that rows that die during it cause another check.
     keeper.touched.discard(volume)
     if volume.live_bytes < REWRITE_BELOW * volume.row_bytes:
         try:
@@ -203,7 +203,7 @@ def _is_mostly_dead(keeper: Keeper, volume: Volume) -> Generator[float, None, bo
 
 
 def _count_live(keeper: Keeper, volume: Volume) -> Generator[float, None, None]:
-    """Count what is alive in a volume. Raises plyvel's errors, and StoreError."""
+    """Count the live bytes of a volume. Raises plyvel's errors, and StoreError."""
     pauses = _Pauses()
     for table in TABLES:
         extents = volume.extents[table]
@@ -218,7 +218,7 @@ def _count_live(keeper: Keeper, volume: Volume) -> Generator[float, None, None]:
                         counted[extent] += len(key) + len(value)
                 yield pauses.next()
         for extent, size in counted.items():
-            # Less what has died during the count.
+            # Minus the rows that died during the count.
             extent.live = max(0.0, size - (before[extent] - extent.live))
 
 
@@ -226,7 +226,7 @@ def _count_live(keeper: Keeper, volume: Volume) -> Generator[float, None, None]:
 
 
 def rewrite(keeper: Keeper, sources: Sequence[Volume]) -> Generator[float | SetChange | None, None, None]:
-    """Write what is alive in neighbouring volumes to one that takes their place. Raises StoreError."""
+    """Copy the live rows of neighbouring volumes to one that replaces them. Raises StoreError."""
     keeper.rewriting, keeper.changed = sources, set()
     target = keeper.successor(sources)
     is_leased = False
@@ -235,7 +235,7 @@ def rewrite(keeper: Keeper, sources: Sequence[Volume]) -> Generator[float | SetC
         is_leased = True
         yield from _copy(keeper, sources, target, database)
         yield from _pausing(target.look_through(database))
-        # From here on nothing else changes the sources: there is no pause before the set names the target.
+        # From here on nothing else changes the sources: there is no pause until the set names the target.
         if _change_again(keeper, sources, target, database):
             for _ in target.look_through(database):
                 pass
@@ -280,7 +280,7 @@ def _copy(
 
 
 def _change_again(keeper: Keeper, sources: Sequence[Volume], target: Volume, database: Database) -> bool:
-    """Repeat in the target, durably, what was changed in the sources since they were copied; True if anything was."""
+    """Repeat changes of the sources since the copy in the target, durably. Returns True if there were any."""
     with database.batch(sync=True) as batch:
         edits = RowEdits(database, batch.put, batch.delete)
         for table, key in sorted(keeper.changed):
@@ -307,7 +307,7 @@ def _change_again(keeper: Keeper, sources: Sequence[Volume], target: Volume, dat
 
 
 def sweep(keeper: Keeper, volume: Volume, until_s: float) -> Generator[float | SetChange | None, None, None]:
-    """Remove the dead rows of a volume in place, and have LevelDB merge the rest, topic by topic. Raises StoreError."""
+    """Remove the dead rows of a volume in place, and compact it, topic by topic. Raises StoreError."""
     for table in TABLES:
         for group, extent in volume.extents[table].items():
             if time.monotonic() > until_s:
@@ -333,7 +333,7 @@ def sweep(keeper: Keeper, volume: Volume, until_s: float) -> Generator[float | S
 def _without(
     keeper: Keeper, volume: Volume, table: Table, group: bytes, parts: Sequence[tuple[bytes, bytes]]
 ) -> Volume:
-    """What is known of a volume once the rows of some parts of an extent were removed, durably; ascending parts."""
+    """Return a volume's summary without ascending parts of an extent whose rows were removed durably."""
     left = replace(volume, extents={})
     for each in TABLES:
         found = {name: replace(extent, volume=left) for name, extent in volume.extents[each].items()}
@@ -349,7 +349,7 @@ def _shrunk(keeper: Keeper, extent: Extent, table: Table, removed: Sequence[tupl
     if not parts:
         return None
     part = part_within(extent.first, extent.last, parts)
-    # What has died since is still there; without such rows what is left is known better.
+    # ``live`` is the better estimate of the rest, unless rows died since the removal: these still count in ``size``.
     is_all = parts == list(keeper.volumes.dead[table].live_parts(extent.first, extent.last + b"\x00"))
     size = max(1, round(extent.live if is_all else extent.size * part))
     return replace(
@@ -365,7 +365,7 @@ def _shrunk(keeper: Keeper, extent: Extent, table: Table, removed: Sequence[tupl
 def _remove(
     keeper: Keeper, volume: Volume, table: Table, start: bytes, stop: bytes, max_rows: int
 ) -> Generator[float, None, bytes]:
-    """Remove up to ``max_rows`` of the rows of a range; returns where the rest begins, or ``stop``."""
+    """Remove up to ``max_rows`` rows of a range. Returns where the rest begins, or ``stop``."""
     byte, removed, end = bytes([table]), 0, start
     pauses = _Pauses()
     with keeper.databases.lease(volume) as database:
@@ -376,8 +376,8 @@ def _remove(
                     yield pauses.next()
                     removed, end = removed + len(some), some[-1][0] + b"\x00"
                     keeper.before_change(volume, database)
-                    # Synced each time: of several batches that were not, a power cut can tear one that has others after
-                    # it, which LevelDB takes for damage. They are durable, too, before the dead ranges are forgotten.
+                    # Synced each time. Of several unsynced batches a power cut can tear one that others follow, which
+                    # LevelDB takes for damage. And the rows must be gone durably before the dead ranges are forgotten.
                     with database.batch(sync=True) as batch:
                         for key, _ in some:
                             batch.delete(byte + key)
@@ -390,14 +390,14 @@ def _remove(
 
 
 class _Pauses:
-    """How long to pause after each piece of work."""
+    """Computes the pause after each piece of work."""
 
     def __init__(self) -> None:
         self._begun_s = time.monotonic()
         self._paused_s = 0.0
 
     def next(self) -> float:
-        """The pause after the piece that ends now: a multiple of the time it took."""
+        """Return the pause after the piece that ends now: a multiple of its duration."""
         now_s = time.monotonic()
         took_s = max(0.0, now_s - self._begun_s - self._paused_s)
         self._begun_s, self._paused_s = now_s, took_s * _PAUSE_FACTOR

@@ -1,11 +1,10 @@
-"""A view of the whole store between two commits: a pinned set of volumes, and snapshots of what changed since.
+"""A view of the whole store between two commits: a pinned set of volumes, and snapshots of those that changed since.
 
-    who           may do what
     the commit    makes the view: pins the set, takes a snapshot of the newest volume and of the metadata
-    the keeper    before it changes a sealed volume of the view, adds a snapshot of it; closes the view at the end
-    a reader      reads snapshots; where there is none yet, takes its own, then looks for the keeper's again
+    the keeper    adds a snapshot of a sealed volume of the view before it changes that; closes the view at the end
+    a reader      reads these snapshots; if there is none yet, takes its own, then checks again for the keeper's
 
-A reader that finds no snapshot of the keeper after it has taken its own knows that its own is from before any change.
+If a reader finds no snapshot of the keeper after it has taken its own, its own was taken before any change.
 """
 
 from __future__ import annotations
@@ -26,41 +25,41 @@ if TYPE_CHECKING:
 
 
 class PinnedView:
-    """The store between two commits. ``begin_read``, ``end_read``, ``end`` and ``renew`` are for the event loop."""
+    """The store between two commits. ``reading``, ``end`` and ``renew`` are for the event loop."""
 
     def __init__(self, volumes: VolumeSet, metadata: PinnedMetadata, max_s: float) -> None:
         self._volumes = volumes
         self.metadata = metadata
         self._names = {volume.name for volume in volumes.all}
-        #: Of the newest volume, added by the commit, and of sealed ones that changed since, added by the keeper.
+        #: Snapshots of the newest volume, by the commit, and of sealed ones that changed since, by the keeper.
         self._snapshots: dict[str, Snapshot] = {}
         self._ends_at_s = time.monotonic() + max_s
         self._reads = 0
-        #: No read begins any more. Set on the event loop, or by the thread that closes the store.
+        #: True once no more reads may begin. Set on the event loop, or by the thread that closes the store.
         self.ended = False
-        #: Its snapshots are gone, or about to go: set where ``ended`` is.
+        #: True once its snapshots are closed or about to be. Set by the same thread as ``ended``.
         self.is_closed = False
 
     @property
     def volumes(self) -> VolumeSet:
-        """The set that it pins."""
+        """The pinned set."""
         return self._volumes
 
     # --- for the event loop -------------------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
-        """True once its time is over; any thread may ask."""
+        """True once it has ended or expired. For any thread."""
         return self.ended or time.monotonic() >= self._ends_at_s
 
     def renew(self, max_s: float) -> None:
-        """Let it last for ``max_s`` from now on, unless it is over."""
+        """Let it expire ``max_s`` from now, unless it is over."""
         if not self.is_over:
             self._ends_at_s = time.monotonic() + max_s
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """It is not closed before the block ends. Raises StoreError: it has ended."""
+        """Keep the view open until the block ends. Raises StoreError: it has ended."""
         self.refuse_if_over()
         self._reads += 1
         try:
@@ -69,7 +68,7 @@ class PinnedView:
             self._reads -= 1
 
     def end(self) -> bool:
-        """Start no more reads; True, once, if none is under way: the caller has the keeper close it."""
+        """Start no more reads. Returns True, once, if none is under way: the caller then has the keeper close it."""
         self.ended = True
         if self._reads or self.is_closed:
             return False
@@ -79,15 +78,15 @@ class PinnedView:
     # --- for the commit and the keeper --------------------------------------------------------
 
     def needs_snapshot(self, volume: Volume) -> bool:
-        """True if a sealed volume is part of it and has not changed since. For the keeper."""
+        """True if a sealed volume is part of the view and has not changed since. For the keeper."""
         return volume.name in self._names and volume.name not in self._snapshots
 
     def add_snapshot(self, volume: Volume, snapshot: Snapshot) -> None:
-        """Keep a volume as it is now. The volume's database is leased until the view is closed."""
+        """Add a volume's snapshot. The volume's database stays leased until the view is closed."""
         self._snapshots[volume.name] = snapshot
 
     def close(self) -> list[Volume]:
-        """Let go of the snapshots; returns the volumes whose lease the caller ends. No reader is inside. Idempotent."""
+        """Close the snapshots; return the volumes whose leases the caller ends. No reader is inside. Idempotent."""
         self.ended = self.is_closed = True
         snapshots, self._snapshots = self._snapshots, {}
         for snapshot in snapshots.values():
@@ -98,18 +97,18 @@ class PinnedView:
     # --- for readers --------------------------------------------------------------------------
 
     def refuse_if_over(self) -> None:
-        """Raise StoreError if its time is over."""
+        """Raise StoreError if the view is over."""
         if self.is_over:
             raise StoreError("the view of the store has ended")
 
     def refuse_if_ended(self) -> None:
-        """Raise StoreError if the store was closed, or opened again, since the read began."""
+        """Raise StoreError if the view was closed, for example because the store was reopened."""
         if self.is_closed:
             raise StoreError("the view of the store has ended")
 
     @contextmanager
     def rows_of(self, volume: Volume, database: Database) -> Iterator[Readable]:
-        """A volume as it was."""
+        """Yield a volume in its state at the time of the view."""
         found = self._snapshots.get(volume.name)
         if found is not None:
             yield found

@@ -1,10 +1,11 @@
-"""A volume: one LevelDB with the messages and payloads of a period, and what is known of it while it is closed.
+"""A volume: one LevelDB with the messages and payloads of a period, and a summary of it in memory.
 
-The newest volume is written. A sealed one is read, and opened when needed; rows in it may be removed or rolled back in
-place, each time synced, so that it can be closed at any moment. The file ``NAME.index`` next to a volume says what is in
-it. If a sealed volume lacks it, the next start reads the volume through. The newest volume has it only while no daemon runs.
+The newest volume is written. A sealed one is read, and opened on demand; rows in it may be removed or rolled back in
+place, each time synced, so that it can be closed at any moment. The file ``NAME.index`` next to a volume stores the
+summary. If a sealed volume lacks it, the next start reads the volume through. The newest volume has it only while no
+daemon runs.
 
-A volume has one owner: the thread that commits until it is sealed, the keeper afterwards (``storage.leveldb.keeper``).
+A volume has one owner: the commit thread until it is sealed, then the keeper (``storage.leveldb.keeper``).
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: The tables whose rows are in volumes.
 TABLES = (Table.MESSAGE, Table.PAYLOAD)
-#: First byte of the keys of the journal: the changes of each commit to the metadata, by its number.
+#: First byte of the journal's keys; the number of the commit's entry follows. The value is its changes of the metadata.
 JOURNAL = b"\x00"
 AFTER_JOURNAL = b"\x01"
-#: Volumes above this are not read through to index them: first and last keys are looked up, rows estimated.
+#: Larger volumes are not read through for their index: first and last keys are looked up, and rows are estimated.
 MAX_COUNTED_BYTES = 512 * MIB
-#: What a row takes in LevelDB's memory in addition to what it takes in the log.
+#: A row's size in LevelDB's memory beyond its size in the log.
 MEMORY_ROW_BYTES = 36
-#: From this number of keys on it pays to check first if one extent has all of them.
+#: From this number of keys on, first check if one extent has all of them.
 _MANY_KEYS = 8
 _INDEX_SUFFIX = ".index"
 _LIST_ROWS = 1000
@@ -53,25 +54,25 @@ _TYPICAL_ROW_BYTES = 200
 _GENERATION_BYTES = MESSAGE_TAIL_BYTES - POSITION_BYTES
 
 
-#: What follows the group in a key: a position; of payload keys a write pointer before it, whose first byte stays with
-#: the group, since pointers of transactions begin with 0 and staged ones, which sort after them, with f.
+#: Bytes of a key after its group. Of a message key, the position. Of a payload key, also the write pointer except its
+#: first byte, which belongs to the group: pointers of transactions begin with 0, staged ones, which sort last, with f.
 TAIL_BYTES = {Table.MESSAGE: POSITION_BYTES, Table.PAYLOAD: POSITION_BYTES + 7}
 
 
 def group_of(table: Table, key: bytes) -> bytes:
-    """The group of a key; empty for keys of no known form."""
+    """Return the group of a key; empty for a key of no known form."""
     end = len(key) - TAIL_BYTES[table]
     return key[:end] if end > 0 else b""
 
 
 def runs_of(put: Put) -> Sequence[tuple[bytes, bytes, bytes, int, int]]:
-    """The rows of a put by their groups: group, first key, last key, rows, bytes."""
+    """Split the rows of a put by group. Returns (group, first key, last key, rows, bytes) for each."""
     suffixes, values, prefix = put.suffixes, put.values, put.prefix
     if not suffixes:
         return ()
     end = len(prefix) - (TAIL_BYTES[put.table] - POSITION_BYTES)
     if len(suffixes[0]) == POSITION_BYTES and end > 0:
-        # What the daemon writes: all rows of a put have one group.
+        # The daemon's own puts: all rows have one group.
         size = (put.value_bytes if put.size is None else put.size) + len(values) * (len(prefix) + POSITION_BYTES)
         return ((prefix[:end], prefix + suffixes[0], prefix + suffixes[-1], len(values), size),)
     rows = ((prefix + suffix, len(value)) for suffix, value in zip(suffixes, values, strict=True))
@@ -85,11 +86,11 @@ def runs_of(put: Put) -> Sequence[tuple[bytes, bytes, bytes, int, int]]:
 
 @dataclass(slots=True, eq=False)
 class Extent:
-    """The rows of a group in a volume: each lies between ``first`` and ``last``, and may have been removed since.
+    """The rows of a group in a volume: their keys are between ``first`` and ``last``; rows may have been removed since.
 
-    While the volume is the newest, only the thread that commits changes an extent, and it does so before it writes the
-    rows. ``first`` and ``last`` only move apart. A reader that sees an older value misses no row that was committed
-    before the reader began. Once the volume is sealed, only ``live`` changes, and only the keeper uses it.
+    While the volume is the newest, only the commit thread changes an extent, before it writes the rows, and ``first``
+    and ``last`` only move apart. So a reader that sees an older value misses no row that was committed before the read
+    began. Once the volume is sealed, only ``live`` changes, and only the keeper uses that.
     """
 
     volume: Volume
@@ -99,18 +100,18 @@ class Extent:
     size: int
     """Bytes of keys and values."""
     live: float
-    """Bytes of rows that are neither removed nor dead; an estimate, of the volume's owner."""
+    """Estimated bytes of rows that are neither removed nor dead. For the volume's owner."""
     packed: bool = False
     """True if some rows may be in packs."""
     largest: int = 0
-    """The size of the largest value outside packs; 0 if no bound is known."""
+    """Size of the largest value outside packs; 0 if no bound is known."""
 
     def overlaps(self, start: bytes, stop: bytes) -> bool:
-        """True if rows of ``[start, stop)`` may be in it."""
+        """True if it may have rows of ``[start, stop)``."""
         return self.first < stop and self.last >= start
 
     def remove(self, size: float) -> None:
-        """Subtract bytes of rows that were removed, or died."""
+        """Subtract the bytes of rows that were removed or died."""
         self.live = max(0.0, self.live - size)
 
     def remove_part(self, start: bytes, stop: bytes) -> None:
@@ -121,7 +122,7 @@ class Extent:
 def extents_of_each(
     keys: Sequence[bytes], overlapping: Callable[[bytes, bytes], Iterator[Extent]]
 ) -> Iterator[tuple[bytes, list[Extent]]]:
-    """Each key that extents may have, with these; one look-up if one extent has all, as when cleaning removes rows."""
+    """Yield each key that extents may have, with these; looks up many keys of one extent once, as when cleaning."""
     found = list(islice(overlapping(min(keys), max(keys) + b"\x00"), 2)) if len(keys) >= _MANY_KEYS else None
     for key in keys:
         if found is None or len(found) > 1:
@@ -133,31 +134,31 @@ def extents_of_each(
 
 
 class Extents(Groups[Extent]):
-    """The extents of one table in one volume; its owner adds to it."""
+    """The extents of one table in one volume. Its owner adds to it."""
 
     __slots__ = ()
 
     def add(self, group: bytes, extent: Extent) -> None:
-        """Add a group. For the owner of the volume."""
+        """Add a group. For the volume's owner."""
         self._by_name[group] = extent
         names = list(self._names)
         insort(names, group)
         self._names = names
 
     def overlapping(self, start: bytes, stop: bytes) -> Iterator[Extent]:
-        """The extents that may have rows of ``[start, stop)``."""
+        """Yield the extents that may have rows of ``[start, stop)``."""
         for extent in self.between(start, stop):
             if extent.overlaps(start, stop):
                 yield extent
 
     def of_each(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, list[Extent]]]:
-        """Each key that an extent may have, with these extents."""
+        """Yield each key that an extent may have, with these extents."""
         return extents_of_each(keys, self.overlapping)
 
 
 @dataclass(eq=False)
 class Volume:
-    """A volume, and what its owner knows of it."""
+    """A volume and its owner's summary of it."""
 
     number: int
     path: Path
@@ -166,50 +167,50 @@ class Volume:
     """True for the database of version 0.1."""
     extents: dict[Table, Extents] = field(default_factory=lambda: {table: Extents() for table in TABLES})
     journal_first: int = 0
-    """The number of the first journal entry in it, if it was written or read through since the start; else 0."""
+    """Number of its first journal entry, if it was written or read through since the start; else 0."""
     journal_last: int = 0
-    """The number of the last journal entry in it; 0 if it has none."""
+    """Number of its last journal entry; 0 if it has none."""
     size: int = 0
-    """Bytes of its files, when last measured."""
+    """Size of its files, as last measured."""
     memory_bytes: int = 0
-    """Of the newest volume: what its rows would take in LevelDB's memory, all together."""
+    """For the newest volume: total size of its rows in LevelDB's memory."""
     has_packs: bool = False
     """True if some of its rows may be in packs."""
     is_unread: bool = False
-    """True if it could not be read through: which of its rows are in packs is not known."""
+    """True if it could not be read through: any of its rows may be in packs."""
     is_known: bool = False
-    """True if its index says what is in it, so that it need not be read through."""
+    """True if its index is valid, so that it need not be read through."""
     has_log_sizes: bool = False
     """True if its index has the lengths of its logs."""
 
     @property
     def name(self) -> str:
-        """Its folder: unique, also over time."""
+        """The name of its folder: unique, also over time."""
         return self.path.name
 
     @property
     def is_empty(self) -> bool:
-        """True if no row was put into it."""
+        """True if no row was ever put into it."""
         return not any(map(len, self.extents.values()))
 
     def all_extents(self) -> Iterator[Extent]:
-        """The extents of all tables."""
+        """Yield the extents of all tables."""
         for extents in self.extents.values():
             yield from extents.values()
 
     @property
     def rows(self) -> int:
-        """Rows that were put into it."""
+        """The number of rows that were put into it."""
         return sum(extent.rows for extent in self.all_extents())
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of their keys and values."""
+        """Bytes of the keys and values of these rows."""
         return sum(extent.size for extent in self.all_extents())
 
     @property
     def live_bytes(self) -> float:
-        """Bytes of rows that are not known to be removed or dead; an estimate, for its owner."""
+        """Estimated bytes of rows that are neither removed nor dead. For its owner."""
         return sum(extent.live for extent in self.all_extents())
 
     def note(self, put: Put, *, packs: Sequence[tuple[bytes, bytes]] | None, packed: bool) -> None:
@@ -217,7 +218,7 @@ class Volume:
 
         Args:
           packs: the packs that are written instead of the rows, if any.
-          packed: True if some may be in packs.
+          packed: True if some rows may be in packs.
         """
         if packs is not None:
             self.memory_bytes += sum(len(key) + len(value) + MEMORY_ROW_BYTES for key, value in packs)
@@ -255,14 +256,14 @@ class Volume:
                     extent.remove(extent.size / extent.rows)
 
     def may_be_packed(self, table: Table, key: bytes) -> bool:
-        """True if a row is in a pack, or would be."""
+        """True if a row is in a pack or would become part of one."""
         return table is PACKED_TABLE and (self.is_unread or self.has_packs_between(key, key))
 
     def has_packs_between(self, first: bytes, last: bytes) -> bool:
         """True if a known pack may have a row between two keys, both included."""
         if not self.has_packs:
             return False
-        # A pack has rows of one generation of a topic, whatever other keys are between them.
+        # All rows of a pack belong to one generation of a topic, whatever keys are between its first and last.
         group = first[: len(topic_prefix(first)) + _GENERATION_BYTES]
         if not last.startswith(group):
             return True
@@ -276,7 +277,7 @@ class Volume:
     # --- the index file ------------------------------------------------------------------------
 
     def write_index(self) -> None:
-        """Write what is known of the volume next to it, so that the next start need not read it through. Raises OSError."""
+        """Write the summary to the index file, so that the next start need not read the volume. Raises OSError."""
         groups = {
             str(int(table)): [
                 [
@@ -297,17 +298,18 @@ class Volume:
         temporary.replace(index_path(self.path))
 
     def forget_index(self) -> None:
-        """Remove that file, durably: rows written from now on are not in it. Raises OSError."""
+        """Remove the index file, durably, because later rows are not in it. Raises OSError."""
         index_path(self.path).unlink(missing_ok=True)
         sync_directory(self.path.parent)
 
     def read_index(self, *, check: bool = True) -> dict[str, int] | None:
-        """Read that file, before the database is opened; None if it is missing or damaged.
+        """Read the index file, before the database is opened.
 
         Args:
           check: compare the lengths of the volume's logs.
         Returns:
-          The lengths that the logs had when it was written; empty if an earlier version wrote it.
+          The lengths of the logs when the file was written; empty if an earlier version wrote it; None if it is missing
+          or damaged.
         Raises:
           StoreDamaged: a log of the volume is shorter than it was: commits are missing.
         """
@@ -340,7 +342,7 @@ class Volume:
     # --- reading it through --------------------------------------------------------------------
 
     def look_through(self, database: Database) -> Iterator[None]:
-        """Find out from its rows what is in it; pauses between lists of rows.
+        """Rebuild the summary from the rows; yields between lists of rows.
 
         Raises:
           StoreError: the journal in it cannot be read.
@@ -352,12 +354,12 @@ class Volume:
                 found: dict[bytes, Extent] = {}
                 yield from look(database, table, found)
             except FOREIGN as error:
-                # Every key may be in it, so that a reader meets the damage, and only a reader that needs it.
+                # Assume every key, so that a reader that needs the damaged block, and only that, gets the error.
                 call_failed(error, "reading a volume through")
                 found = {b"": Extent(self, b"", b"\xff" * 64, 1, self.size, self.size)}
                 self.is_unread = True
             if self.shape.packed and table is PACKED_TABLE:
-                # Which of them are in packs is not known.
+                # It is unknown which of them are in packs.
                 for extent in found.values():
                     extent.packed = self.has_packs = True
             self.extents[table] = Extents(found)
@@ -365,7 +367,7 @@ class Volume:
         self.memory_bytes = self.row_bytes
 
     def look_at_journal(self, database: Database) -> None:
-        """Find the first and last entry of the journal in it. Raises StoreError."""
+        """Update ``journal_first`` and ``journal_last`` from the volume. Raises StoreError."""
         last = database.outermost_own_key(JOURNAL, AFTER_JOURNAL, last=True)
         try:
             first = database.outermost_own_key(JOURNAL, AFTER_JOURNAL)
@@ -375,14 +377,14 @@ class Volume:
         self.journal_last = int.from_bytes(last[1:], "big") if last is not None else 0
 
     def _counted(self, database: Database, table: Table, found: dict[bytes, Extent]) -> Iterator[None]:
-        """Find every group, with its rows and bytes counted."""
+        """Find every group, and count its rows and bytes."""
         with database.rows(table, b"", _LAST) as rows:
             every = iter(rows)
             while some := list(islice(every, _LIST_ROWS)):
                 first, last = some[0][0], some[-1][0]
                 same = group_of(table, first)
                 if same and same == group_of(table, last):
-                    # All between them begin with it, too: no need to look at each.
+                    # Then all rows between them have the same group.
                     self._count(found, same, some)
                 else:
                     for group, run in groupby(some, lambda row: group_of(table, row[0])):
@@ -403,7 +405,7 @@ class Volume:
             extent.live += size
 
     def _sampled(self, database: Database, table: Table, found: dict[bytes, Extent]) -> Iterator[None]:
-        """Find every group by its first and last key; the bytes of the volume are divided equally among them."""
+        """Find every group by its first and last key. Assumes that all groups have the same number of bytes."""
         at = b""
         while True:
             with database.rows(table, at, _LAST) as rows:
@@ -429,7 +431,7 @@ class Volume:
 
 
 def save_index(volume: Volume) -> None:
-    """Write a volume's index; if that fails, the next start reads the volume through."""
+    """Write a volume's index. Failure is only logged: the next start reads the volume through."""
     try:
         volume.write_index()
     except OSError as error:
@@ -437,22 +439,22 @@ def save_index(volume: Volume) -> None:
 
 
 def index_path(path: Path) -> Path:
-    """The index file of the volume at ``path``."""
+    """Return the path of the index file of the volume at ``path``."""
     return path.with_name(path.name + _INDEX_SUFFIX)
 
 
 def log_sizes(path: Path) -> dict[str, int]:
-    """The lengths of the logs in a folder."""
+    """Return the lengths of the logs in a folder."""
     with os.scandir(path) as entries:
         return {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith(".log")}
 
 
 def check_log_size(log: Path, size: int) -> None:
-    """Check that a log that is still there has not become shorter. Raises StoreDamaged."""
+    """Check that a log that still exists has not become shorter. Raises StoreDamaged."""
     try:
         found = log.stat().st_size
     except FileNotFoundError:
-        return  # LevelDB has put its rows into a table since; ``check_files`` misses one that LevelDB needs
+        return  # its rows are in a table by now; ``check_files`` finds out if LevelDB needs the log
     if found < size:
         raise StoreDamaged(
             f"{log} has {found} bytes and had {size} when it was closed: commits are missing", hint=DAMAGED_HINT

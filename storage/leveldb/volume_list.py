@@ -1,8 +1,8 @@
-"""The list of volumes: which folders are the store's, in the order in which they were written; the last one is written.
+"""The list of volumes: the folders that belong to the store, in writing order; the last one is being written.
 
-It is replaced whole, so that after any crash it is the old one or the new one. A volume is listed before anything is
-written to it, and its files are removed after it was struck off: a folder that is not listed has nothing to keep. Only
-the keeper's thread writes the list (``storage.leveldb.keeper``).
+It is replaced whole: after a crash it is the old list or the new one. A volume is listed before anything is written to
+it, and its files are removed after it was struck off, so an unlisted folder contains nothing to keep. Only the keeper's
+thread writes the list (``storage.leveldb.keeper``).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LIST_NAME = "LIST"
-#: All pauses in which the files of one volume are made shorter, together, however large it is.
+#: Total pause while the files of one volume are shortened, however large it is.
 MAX_PAUSES_S = 2.0
-#: Folders of volumes, and files about them. Anything else in the directory is left alone.
+#: Names of volumes' folders and index files. Anything else in the directory is left alone.
 _OURS = re.compile(r"(\d{8,}(\.\d+)?)((\.index)(\.tmp)?)?\Z")
 
 
 class ListUnknown(OSError):
-    """The list was, or may have been, replaced, and it is unknown which one counts after a crash."""
+    """The list may have been replaced; after a crash it may be the old one or the new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,17 @@ class Listed:
 
     number: int
     folder: str
-    """``00000012``; one that was rewritten ends in ``.1``, then ``.2``."""
+    """``00000012``; a rewritten volume has a suffix ``.1``, then ``.2``."""
     large: bool = False
-    """True for the database of version 0.1, which may be of any size and has the layout for that."""
+    """True for the database of version 0.1, which may be of any size and has its own layout."""
     compressed: bool = True
-    """True if tables that are written are compressed."""
+    """True if new tables in it are compressed."""
     packed: bool = False
-    """True if rows of messages may be in packs; not in volumes of format 2."""
+    """True if rows of messages may be in packs; never in volumes of format 2."""
 
 
 def read_list(directory: Path) -> list[Listed] | None:
-    """The list in ``directory``; None: there is none. Raises StoreDamaged."""
+    """Read the list in ``directory``; None if there is none. Raises StoreDamaged."""
     path = directory / LIST_NAME
     try:
         raw = path.read_bytes()
@@ -83,8 +83,8 @@ def write_list(directory: Path, volumes: Sequence[Listed]) -> None:
     """Replace the list, durably.
 
     Raises:
-      ListUnknown: it may be the new one or the old one: nothing that either names may be removed.
-      OSError: another error; it is the old one.
+      ListUnknown: the list is the new one or the old one: remove nothing that either names.
+      OSError: any other error; the list is unchanged.
     """
     content = json.dumps(
         [
@@ -111,7 +111,7 @@ def write_list(directory: Path, volumes: Sequence[Listed]) -> None:
 
 
 def unlisted(directory: Path, volumes: Sequence[Listed]) -> list[Path]:
-    """Folders of volumes that are not listed. Raises OSError."""
+    """Return the folders of volumes that are not listed. Raises OSError."""
     listed = {each.folder for each in volumes}
     found = [(entry, _OURS.match(entry.name)) for entry in directory.iterdir()]
     return sorted(
@@ -120,7 +120,7 @@ def unlisted(directory: Path, volumes: Sequence[Listed]) -> list[Path]:
 
 
 def remove_unlisted(directory: Path, volumes: Sequence[Listed]) -> None:
-    """Remove folders of volumes that are not listed, and their indexes. Raises OSError."""
+    """Remove unlisted volumes' folders and indexes. Raises OSError."""
     listed = {each.folder for each in volumes}
     for entry in directory.iterdir():
         match = _OURS.match(entry.name)
@@ -129,9 +129,9 @@ def remove_unlisted(directory: Path, volumes: Sequence[Listed]) -> None:
 
 
 def remove_slowly(path: Path) -> Generator[float, None, None]:
-    """As ``remove_volume``, a little at a time, because the kernel frees a large file in one go and keeps a core for it.
+    """Remove a volume in steps: freeing a large file at once would keep a core in the kernel.
 
-    It yields pauses in seconds, ``MAX_PAUSES_S`` together at most. If it is ended early, the rest is removed at once.
+    Yields pauses in seconds, ``MAX_PAUSES_S`` in total at most. If closed early, the rest is removed at once.
     """
     try:
         files = _files_of(path)
@@ -146,25 +146,25 @@ def remove_slowly(path: Path) -> Generator[float, None, None]:
 
 
 def _files_of(path: Path) -> list[tuple[Path, int]]:
-    """The files in a folder with their sizes; none if it cannot be read."""
+    """Return the files in a folder with their sizes; empty if it cannot be read."""
     with suppress(OSError):
         return [(file, file.stat(follow_symlinks=False).st_size) for file in path.iterdir()]
     return []
 
 
 def _shrunk(file: Path) -> Iterator[None]:
-    """Make a file shorter step by step. Raises OSError."""
+    """Shorten a file step by step. Raises OSError."""
     descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         about = os.fstat(descriptor)
-        if about.st_nlink == 1:  # otherwise a copy that is being looked at has it as well
+        if about.st_nlink == 1:  # with more links, a copy under examination has the file too
             yield from shrunk(descriptor, about.st_size)
     finally:
         os.close(descriptor)
 
 
 def remove_volume(path: Path) -> None:
-    """Remove a volume's folder, and the file about it; the next start removes the rest."""
+    """Remove a volume's folder and index. Errors are ignored: the next start removes the rest."""
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         index_path(path).unlink(missing_ok=True)

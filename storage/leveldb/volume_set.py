@@ -1,8 +1,8 @@
-"""The set of volumes: an immutable value, its one writer, and who reads which set.
+"""The set of volumes: an immutable value with one writer, and the pins of its readers.
 
-The thread that commits replaces the set as a whole (``Sets.put``): when it seals the newest volume, when ranges die, when
-the keeper hands in a replacement for sealed volumes, and when a view begins or ends. All others read a set that they
-have pinned. A volume's files stay while a pinned set names the volume.
+The commit thread replaces the set as a whole (``Sets.put``): when it seals the newest volume, when ranges die, when the
+keeper hands in a replacement for sealed volumes, and when a view begins or ends. All others read a set that they have
+pinned. A volume's files stay while a pinned set names the volume.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ class VolumeRange(NamedTuple):
     stop: bytes
     volume: Volume
     packed: bool
-    """True if some may be in packs."""
+    """True if some rows may be in packs."""
     largest: int
     """See ``Extent``."""
 
 
 class Index(Groups[tuple[Extent, ...]]):
-    """The extents of one table in all sealed volumes; it never changes."""
+    """The extents of one table in all sealed volumes. Immutable."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, all_extents: Iterable[Extents]) -> Index:
-        """The index of some volumes."""
+        """Return the index of some volumes."""
         return cls().replaced([], all_extents)
 
     def replaced(self, gone: Iterable[Volume], added: Iterable[Extents]) -> Index:
-        """An index without the extents of some volumes, and with others."""
+        """Return an index without the extents of ``gone``, and with ``added``."""
         by_name = dict(self._by_name)
         left_out = set(gone)
         if left_out:
@@ -62,49 +62,49 @@ class Index(Groups[tuple[Extent, ...]]):
         return Index(by_name)
 
     def overlapping(self, start: bytes, stop: bytes) -> Iterator[Extent]:
-        """The extents that may have rows of ``[start, stop)``; of a group those of older volumes first."""
+        """Yield the extents that may have rows of ``[start, stop)``; within a group, older volumes first."""
         for extents in self.between(start, stop):
             for extent in extents:
                 if extent.overlaps(start, stop):
                     yield extent
 
     def of_each(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, list[Extent]]]:
-        """Each key that an extent may have, with these extents."""
+        """Yield each key that an extent may have, with these extents."""
         return extents_of_each(keys, self.overlapping)
 
 
 class View(Protocol):
-    """A view that is open: what the set's owners need of ``storage.leveldb.view``."""
+    """An open view, as the set's owners see ``storage.leveldb.view``."""
 
     @property
     def is_over(self) -> bool:
-        """True once its time is over."""
+        """True once it has ended or expired."""
         ...
 
     @property
     def volumes(self) -> VolumeSet:
-        """The set that it pins."""
+        """The pinned set."""
         ...
 
     def end(self) -> bool:
-        """Start no more reads; True, once, if none is under way."""
+        """Start no more reads. Returns True, once, if none is under way."""
         ...
 
     def close(self) -> list[Volume]:
-        """Let go of the snapshots; returns the volumes whose lease the caller ends."""
+        """Close the snapshots; return the volumes whose leases the caller must end."""
         ...
 
     def needs_snapshot(self, volume: Volume) -> bool:
-        """True if a sealed volume is part of it and has not changed since."""
+        """True if a sealed volume is part of the view and has not changed since."""
         ...
 
     def add_snapshot(self, volume: Volume, snapshot: Snapshot) -> None:
-        """Keep a volume as it is now."""
+        """Add a volume's snapshot."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VolumeSet:
-    """All volumes of a store, and which rows are where. It never changes; the extents of ``newest`` grow."""
+    """All volumes of a store, and where rows are. Immutable, except that the extents of ``newest`` grow."""
 
     sealed: tuple[Volume, ...]
     newest: Volume
@@ -113,11 +113,11 @@ class VolumeSet:
     dead: Mapping[Table, DeadRanges]
     views: tuple[View, ...] = ()
     number: int = 0
-    """Sets are numbered in the order in which they were current."""
+    """Position in the sequence of sets that have been current."""
 
     @classmethod
     def of(cls, volumes: Sequence[Volume], dead: Mapping[Table, DeadRanges]) -> VolumeSet:
-        """The set of a store that has just been opened; the last volume is the newest."""
+        """Return the first set of a store that has just been opened; the last volume is the newest."""
         *sealed, newest = volumes
         index = {table: Index.of(volume.extents[table] for volume in sealed) for table in TABLES}
         return cls(tuple(sealed), newest, index, dead)
@@ -127,15 +127,15 @@ class VolumeSet:
         """Every volume, the newest last."""
         return (*self.sealed, self.newest)
 
-    # --- the sets that follow -----------------------------------------------------------------
+    # --- following sets -----------------------------------------------------------------------
 
     def sealing(self, newest: Volume) -> VolumeSet:
-        """Another volume is the newest from now on."""
+        """Return the set after ``newest`` became the volume that is written."""
         index = {table: self.index[table].replaced([], [self.newest.extents[table]]) for table in TABLES}
         return self._next(sealed=self.all, newest=newest, index=index)
 
     def replacing(self, sources: Sequence[Volume], target: Volume | None) -> VolumeSet | None:
-        """A volume takes the place of neighbours, or none does; None if one of the sources is not in the set."""
+        """Return the set with ``target`` or nothing in place of neighbours; None if a source is not in the set."""
         if any(volume not in self.sealed for volume in sources):
             return None
         at = self.sealed.index(sources[0])
@@ -150,22 +150,22 @@ class VolumeSet:
         return self._next(sealed=tuple(sealed), index=index)
 
     def burying(self, table: Table, dead: DeadRanges) -> VolumeSet:
-        """These are the dead ranges of a table from now on."""
+        """Return the set with these dead ranges of a table."""
         return self._next(dead={**self.dead, table: dead})
 
     def forgetting(self, table: Table, start: bytes, stop: bytes) -> VolumeSet | None:
-        """A dead range is not known any more; None if it is no dead range, or a volume has rows in it."""
+        """Return the set without a dead range; None if there is no such range, or a volume still has rows in it."""
         dead = self.dead[table]
         if not dead.has(start, stop) or self.may_have(table, start, stop, dead_too=True):
             return None
         return self._next(dead={**self.dead, table: dead.removed(start)})
 
     def viewed(self, view: View) -> VolumeSet:
-        """A view is open."""
+        """Return the set with another open view."""
         return self._next(views=(*self.views, view))
 
     def unviewed(self, view: View) -> VolumeSet:
-        """A view has ended."""
+        """Return the set without a view that has ended."""
         return self._next(views=tuple(each for each in self.views if each is not view))
 
     def _next(self, **changed: object) -> VolumeSet:
@@ -174,12 +174,12 @@ class VolumeSet:
     # --- where rows are -----------------------------------------------------------------------
 
     def overlapping(self, table: Table, start: bytes, stop: bytes) -> Iterator[Extent]:
-        """The extents that may have rows of ``[start, stop)``; of a group those of older volumes first."""
+        """Yield the extents that may have rows of ``[start, stop)``; within a group, older volumes first."""
         yield from self.index[table].overlapping(start, stop)
         yield from self.newest.extents[table].overlapping(start, stop)
 
     def ranges(self, table: Table, start: bytes, stop: bytes) -> list[VolumeRange]:
-        """The parts of ``[start, stop)`` that may have live rows."""
+        """Return the parts of ``[start, stop)`` that may have live rows, volume by volume."""
         if start >= stop:
             return []
         dead = self.dead[table]
@@ -190,7 +190,7 @@ class VolumeSet:
         ]
 
     def ranges_of(self, volumes: Sequence[Volume], table: Table) -> list[VolumeRange]:
-        """The parts of some volumes that may have live rows."""
+        """Return the parts of some volumes that may have live rows."""
         dead = self.dead[table]
         return [
             VolumeRange(first, stop, volume, extent.packed, extent.largest)
@@ -200,7 +200,7 @@ class VolumeSet:
         ]
 
     def may_have(self, table: Table, start: bytes, stop: bytes, *, dead_too: bool = False) -> bool:
-        """True if a volume may have rows of a range; ``dead_too`` counts dead rows."""
+        """True if a volume may have rows of a range; dead rows count only with ``dead_too``."""
         if start >= stop:
             return False
         dead = DeadRanges() if dead_too else self.dead[table]
@@ -211,12 +211,12 @@ class VolumeSet:
         )
 
     def places(self, table: Table, key: bytes) -> list[Volume]:
-        """The volumes that may have a row, the oldest first."""
+        """Return the volumes that may have a row, the oldest first."""
         found = {extent.volume.number: extent.volume for extent in self.overlapping(table, key, key + b"\x00")}
         return [found[number] for number in sorted(found)]
 
     def rows_in(self, table: Table, start: bytes, stop: bytes) -> int:
-        """Live rows in a range, as far as it is known without reading them: exact for extents that lie within."""
+        """Estimate the live rows in a range without reading; exact for extents that lie within it."""
         rows = 0.0
         for extent in self.overlapping(table, start, stop):
             low, high = max(start, extent.first), min(stop, extent.last + b"\x00")
@@ -225,36 +225,36 @@ class VolumeSet:
 
 
 class Sets:
-    """The current set, and how many readers have pinned each set.
+    """The current set, and the number of pins of each set.
 
-    Only the thread that commits calls ``put``. Any thread reads ``current``, pins and unpins.
+    Only the commit thread calls ``put``. Any thread may read ``current``, pin and unpin.
     """
 
     def __init__(self, first: VolumeSet) -> None:
         self._current = first
-        #: Guards ``_current`` and ``_pins``. Nothing is called while it is held: it is the innermost lock.
+        #: Guards ``_current`` and ``_pins``. The innermost lock: nothing is called while it is held.
         self._lock = threads.Lock()
         self._pins: Counter[int] = Counter()
 
     @property
     def current(self) -> VolumeSet:
-        """The set as it is now. Its volumes may lose their files, unless the caller is their owner or pins the set."""
+        """The current set. Its volumes may lose their files unless the caller is their owner or has pinned the set."""
         return self._current
 
     def put(self, following: VolumeSet) -> None:
-        """Replace the set. For the thread that commits."""
+        """Replace the set. For the commit thread."""
         with self._lock:
             self._current = following
 
     def pin(self) -> VolumeSet:
-        """The current set, whose volumes keep their files until ``unpin``."""
+        """Return the current set; its volumes keep their files until ``unpin``."""
         with self._lock:
             current = self._current
             self._pins[current.number] += 1
         return current
 
     def unpin(self, pinned: VolumeSet) -> bool:
-        """Let go of a set; True if that was its last pin and it is not current: files may be waiting to be removed."""
+        """End a pin. Returns True if it was the last one and the set is not current: files may wait to be removed."""
         with self._lock:
             self._pins[pinned.number] -= 1
             if self._pins[pinned.number]:
@@ -263,13 +263,13 @@ class Sets:
             return pinned is not self._current
 
     def oldest(self) -> int:
-        """The number of the oldest set that is pinned or current. Older ones are never read again."""
+        """Return the number of the oldest pinned or current set. Older sets are never read again."""
         with self._lock:
             return min(self._pins, default=self._current.number)
 
 
 def estimate_live(volume: Volume, volumes: VolumeSet) -> None:
-    """Estimate what is alive in a volume from all dead ranges and from what is known to be removed."""
+    """Estimate the live bytes of a volume from the dead ranges and the known removals."""
     for table in TABLES:
         dead = volumes.dead[table]
         for extent in volume.extents[table].values():

@@ -1,9 +1,9 @@
 """Lowers the priority of LevelDB's own thread, which writes tables, below that of the threads that requests wait for.
 
-LevelDB has one such thread for all databases of a process, from its first table on. On two busy cores it took one of them
-for as long as it wrote a table of 32 MiB, and publishes waited. With 5 added to its niceness the p99.9 of 20 000 publishes
-a second over 32 connections (half of the most) was 4.7 ms instead of 9.6, of 29 000 15 ms instead of 29, medians of seven
-turns. 10 was no better, and next to programs that take all cores the thread would get a tenth of one instead of a quarter.
+LevelDB has one such thread for all databases of a process, from its first table on. On two busy cores it took one of
+them while it wrote a table of 32 MiB, and publishes waited. Adding 5 to its niceness halved their p99.9 (9.6 to 4.7
+ms). 10 gained no more, and next to programs that use all cores the thread would get a tenth of a core instead of a
+quarter.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 NICER_BY = 5
-#: A thread is LevelDB's if it is the only unknown one at this many looks in a row.
+#: Number of consecutive looks at which a thread must be the only unknown one to be taken for LevelDB's.
 LOOKS = 4
 
 
 def _threads() -> set[int]:
-    """The threads of this process. Raises OSError."""
+    """Return the threads of this process. Raises OSError."""
     return set(map(int, os.listdir("/proc/self/task")))
 
 
@@ -34,7 +34,7 @@ def _lower_priority(thread: int) -> None:
 
 
 class BackgroundThread:
-    """Finds LevelDB's thread, the one that Python has not started, and lowers its priority."""
+    """Finds LevelDB's thread, which is the one that Python has not started, and lowers its priority."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class BackgroundThread:
     ) -> None:
         self._threads = threads
         self._lower_priority = lower_priority
-        #: Threads that Python does not know, and at how many looks in a row each was there.
+        #: Threads that Python does not know, with the number of consecutive looks that found each.
         self._seen: dict[int, int] = {}
         self._is_over = False
 
     def look(self) -> None:
-        """Look once; called some milliseconds apart while a table is being written. Never raises.
+        """Look once. Called some milliseconds apart while a table is written. Never raises.
 
-        One look is not enough: Python does not know its own threads either while they begin or end.
+        One look is not enough, because Python does not know its own threads while they begin or end.
         """
         if self._is_over:
             return
@@ -65,5 +65,5 @@ class BackgroundThread:
             log.debug("LevelDB's thread does not give way", extra={"why": str(error)})
 
 
-#: That of this process.
+#: The instance of this process.
 background_thread = BackgroundThread()

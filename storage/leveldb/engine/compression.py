@@ -1,7 +1,7 @@
-"""Decides if the tables of a new volume are compressed, by a sample of the rows of the volume before.
+"""Decides if the tables of a new volume are compressed, from a sample of the previous volume's rows.
 
-LevelDB compresses each block with snappy, and stores it uncompressed if that saves less than an eighth. On payloads that do
-not compress (random text, compressed or encrypted bytes) that wastes a quarter of the writing threads' time.
+LevelDB compresses each block with snappy, and stores it uncompressed if that saves less than an eighth. For payloads
+that do not compress (random text, compressed or encrypted bytes) that wastes a quarter of the writing threads' time.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from storage.base import Row
     from storage.leveldb.engine.database import Readable
 
-#: A new volume is compressed if that saves this part of what a sample has.
+#: Compress a new volume if that saves this part of a sample.
 WORTH_SAVING = 0.1
-#: Of blocks of which zlib saves this part, snappy saves the eighth below which LevelDB stores a block as it was: tried with
-#: random characters, numbers, words, records and what is between them (``tests/storage/test_compression.py``).
+#: If zlib saves this part of a block, snappy saves the eighth below which LevelDB stores a block uncompressed. Found by
+#: trials with random characters, numbers, words, records and mixtures (``tests/storage/test_compression.py``).
 _SAVED_OF_A_BLOCK = 0.19
-#: Bytes of rows of which LevelDB makes a block of a volume.
+#: Bytes of rows in a block of a volume.
 VOLUME_BLOCK_BYTES = 16 * KIB
-#: Blocks that are looked at, spread evenly over the bytes of a volume.
+#: Blocks in a sample, spread evenly over the bytes of a volume.
 _SAMPLES = 24
-#: Rows of a block that are read, at most: those of 16 KiB, unless they are tiny.
+#: Rows read for a block, at most; enough for 16 KiB unless they are tiny.
 _BLOCK_ROWS = 400
-#: Bytes that are read, at most: where rows are large, fewer blocks are looked at.
+#: Bytes read, at most: if rows are large, fewer blocks are sampled.
 _MAX_READ_BYTES = 4 * MIB
-#: Between two keys that LevelDB writes out, keys have only what differs from the key before.
+#: LevelDB writes one key in this many whole; of the others, only the part that differs from the previous key.
 _RESTART_ROWS = 16
 
 
 class Stretch(NamedTuple):
-    """Rows of a table from one key to another, both included, and their bytes."""
+    """Rows of a table between two keys, both included, and their size in bytes."""
 
     table: Table
     first: bytes
@@ -47,7 +47,7 @@ class Stretch(NamedTuple):
 
 
 def is_worth_it(database: Readable, stretches: Sequence[Stretch]) -> bool | None:
-    """True if compression saves enough of the rows in ``stretches``; None: there are none, or they cannot be read."""
+    """True if compression saves enough on these rows; None if there are none or they cannot be read."""
     ends = list(accumulate(stretch.size for stretch in stretches))
     total = ends[-1] if ends else 0
     at = read = size = stored = 0
@@ -72,7 +72,7 @@ def is_worth_it(database: Readable, stretches: Sequence[Stretch]) -> bool | None
 
 
 def _key_at(stretch: Stretch, part: float) -> bytes:
-    """A key at a part of a stretch, as if rows were spread evenly over its keys."""
+    """Return a key at a fraction of a stretch, as if rows were spread evenly over its keys."""
     shared = 0
     end = min(len(stretch.first), len(stretch.last))
     while shared < end and stretch.first[shared] == stretch.last[shared]:
@@ -84,7 +84,7 @@ def _key_at(stretch: Stretch, part: float) -> bytes:
 
 
 def _block(rows: Iterable[Row]) -> bytes:
-    """Rows as LevelDB lays them out in a block, as far as matters for compression."""
+    """Lay rows out as LevelDB does in a block, as far as it matters for compression."""
     found: list[bytes] = []
     size, before = 0, b""
     for number, (key, value) in enumerate(rows):
@@ -103,9 +103,9 @@ def _block(rows: Iterable[Row]) -> bytes:
 
 
 def _stored_bytes(block: bytes) -> int:
-    """About what LevelDB would store of a block.
+    """Estimate the bytes that LevelDB would store for a block.
 
-    Snappy only refers to what came before, and has no shorter code for what is frequent. Nor has zlib with fixed codes.
+    Snappy has only back-references, no entropy coding. zlib with fixed Huffman codes is the closest match.
     """
     compressor = zlib.compressobj(1, zlib.DEFLATED, -15, strategy=zlib.Z_FIXED)
     size = len(compressor.compress(block)) + len(compressor.flush())

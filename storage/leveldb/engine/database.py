@@ -39,28 +39,28 @@ _LEVELS = 7
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How LevelDB is to lay out one database; sizes in bytes."""
+    """The layout of one LevelDB; sizes in bytes."""
 
     write_buffer_bytes: int
-    """Rows kept in memory, besides the log, before they become a table file."""
+    """Rows kept in memory, in addition to the log, until they become a table file."""
     block_cache_bytes: int
-    """Decompressed blocks kept for point reads; scans do not fill it."""
+    """Decompressed blocks cached for point reads; scans do not fill the cache."""
     max_file_bytes: int
-    """The size of a table file that a merge writes, and a tenth of what a new table may overlap two levels below."""
+    """Size of the table files that a merge writes; ten times that is what a new table may overlap two levels below."""
     block_bytes: int = 4 * KIB
     max_open_files: int = 500
-    """Table files held open, each a descriptor or a mapping."""
+    """Table files held open, each as a descriptor or a mapping."""
     bloom_bits: int = 0
-    """Bits per key that spare a point read of an absent row its disk access: 10 spare 99 of 100."""
+    """Bits per key of the filter that saves point reads of absent rows a disk access: 10 bits save 99 of 100."""
     paranoid_checks: bool = True
-    """Refuse a log or manifest that has a damaged record, instead of dropping it with what follows in its block."""
+    """Refuse a log or manifest with a damaged record, instead of dropping it and the rest of its block."""
     compressed: bool = True
-    """True if blocks that are written are compressed. Each block says if it is, so that all can be read."""
+    """True if new blocks are compressed. Blocks record this themselves, so all can be read."""
     packed: bool = False
     """True if rows of messages may be in packs; see ``storage.leveldb.engine.packs``."""
 
 
-# The first byte of a key is the table's number; keys of the store's own use begin with 00 or 04.
+# The first byte of a key is the table's number; keys for the store's own use begin with 00 or 04.
 
 
 _TABLE_BYTE = {table: bytes([table]) for table in Table}
@@ -68,21 +68,21 @@ _AFTER_ALL = b"\xff" * 8
 
 
 class Readable:
-    """Reads of rows, shared by ``Database`` and ``Snapshot``."""
+    """Reads that ``Database`` and ``Snapshot`` share."""
 
     _tables: dict[Table, Any]
     _database: Any
-    """plyvel's database or snapshot, with all tables."""
+    """plyvel's database or snapshot over all tables."""
     _has_packs: bool
     """True if rows of messages may be in packs."""
     _strips_prefix = False
     """True if its iterators can strip a prefix from keys."""
 
     def get(self, table: Table, key: bytes, *, packed: bool = True) -> bytes | None:
-        """A row's value, None if there is none.
+        """Return a row's value, None if there is none.
 
         Args:
-          packed: False: it is known that it is in no pack.
+          packed: False if the row is known to be in no pack.
         """
         if packed and self._has_packs and table is PACKED_TABLE:
             return self._unpacked(table, key)
@@ -93,14 +93,14 @@ class Readable:
         return value
 
     def _unpacked(self, table: Table, key: bytes) -> bytes | None:
-        """The value of a row that may be in a pack."""
+        """Return the value of a row that may be in a pack."""
         found = self.first_from(table, key)
         if isinstance(found, Pack):
             return found.get(key)
         return None if found is None or found[0] != key else found[1]
 
     def first_from(self, table: Table, key: bytes) -> Row | Pack | None:
-        """The first row of a table from a key on, or the pack that it is in. Raises StoreError."""
+        """Return the first row of a table from a key on, or the pack that it is in. Raises StoreError."""
         try:
             with closing(self._tables[table].iterator(start=key, verify_checksums=True)) as iterator:
                 row: Row | None = next(iterator, None)
@@ -125,14 +125,14 @@ class Readable:
         wanted: int = 0,
         largest: int = 0,
     ) -> Iterator[Iterable[Row]]:
-        """The rows of ``[start, stop)``; iterating raises plyvel's errors (``FOREIGN``).
+        """Yield the rows of ``[start, stop)``; iterating raises plyvel's errors (``FOREIGN``).
 
         Args:
           values: False: every value is ``b""``, which is cheaper.
           cache: keep the blocks in memory.
-          packed: False: it is known that there are no packs among them.
-          wanted: about how many rows are asked for; 0: that is not known.
-          largest: no row's value has more bytes; 0: that is not known.
+          packed: False if there are known to be no packs among them.
+          wanted: about how many rows the caller wants; 0 if unknown.
+          largest: upper bound of the size of a row's value; 0 if unknown.
         """
         packed &= self._has_packs and table is PACKED_TABLE
         scan = RangeScan(
@@ -152,18 +152,18 @@ class Readable:
             yield Blocks(lists)
 
     def _prefix_of(self, table: Table, start: bytes, stop: bytes) -> bytes:
-        """What the keys of all rows of ``[start, stop)`` have before the position; empty if that may differ."""
+        """Return the common part of all keys of ``[start, stop)`` before the position; empty if there may be none."""
         prefix = start[:-POSITION_BYTES] if table is PACKED_TABLE else b""
         return prefix if self._strips_prefix and stop.startswith(prefix) and is_of_topic(start) else b""
 
 
 def _after(byte: bytes) -> bytes:
-    """The first key after all keys of a table."""
+    """Return the first key after all keys of a table."""
     return bytes([byte[0] + 1])
 
 
 class Snapshot(Readable):
-    """A database as it was when ``Database.snapshot`` was called."""
+    """A database in its state when ``Database.snapshot`` was called."""
 
     def __init__(self, database: Any, tables: dict[Table, Any], *, has_packs: bool) -> None:
         self._database = database
@@ -171,20 +171,20 @@ class Snapshot(Readable):
         self._tables = {table: prefixed.snapshot() for table, prefixed in tables.items()}
 
     def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Release it. Idempotent."""
         for snapshot in self._tables.values():
             snapshot.close()
 
 
 def _opened(path: Path, shape: Shape, *, create: bool, check: bool) -> Any:
-    """plyvel's database. Raises StoreUnusable."""
+    """Open plyvel's database. Raises StoreUnusable."""
 
     def attempt(path: Path) -> Any:
         if check and not create:
             check_files(path)
         try:
             if create:
-                # LevelDB makes it as well, and takes no note of why it cannot: then its lock "is not found".
+                # LevelDB would make it too, but hides the reason for a failure: then its lock "is not found".
                 path.mkdir(exist_ok=True)
             return plyvel.DB(
                 str(path),
@@ -215,7 +215,7 @@ def _opened(path: Path, shape: Shape, *, create: bool, check: bool) -> Any:
 
 
 def _cut_torn_ends(path: Path, attempt: Callable[[Path], Any]) -> Sequence[tuple[Path, int]]:
-    """Cut torn records without which a copy of the database opens; none: there are no such records."""
+    """Cut torn records without which a copy of the database opens, and return them; empty if there are none."""
     try:
         torn = torn_ends(path)
         choices: list[Sequence[tuple[Path, int]]] = [[each] for each in torn]
@@ -234,7 +234,7 @@ def _cut_torn_ends(path: Path, attempt: Callable[[Path], Any]) -> Sequence[tuple
 
 
 class _GuardedBatch:
-    """``Database.batch``. A generator would cost each commit a microsecond more."""
+    """The context of ``Database.batch``. A generator would cost each commit a microsecond more."""
 
     __slots__ = ("_database", "_real")
 
@@ -256,31 +256,31 @@ class _GuardedBatch:
 
 
 class Database(Readable):
-    """An open LevelDB. Methods block, are for threads, and raise StoreError; one thread at a time writes."""
+    """An open LevelDB. Methods block, are for threads, and raise StoreError. One thread at a time writes."""
 
     _strips_prefix = True
 
     def __init__(self, path: Path, shape: Shape, *, create: bool, check: bool = True) -> None:
-        """Open ``path``; LevelDB reads its log again.
+        """Open ``path``; LevelDB replays its logs.
 
         Args:
           create: create the database if there is none.
-          check: look for missing files first, since LevelDB does not notice them.
+          check: check for missing files first, since LevelDB does not notice them.
 
         Raises:
-          StoreUnusable: one of its kinds; without ``create`` a missing database is StoreDamaged.
+          StoreUnusable: one of its subclasses; without ``create`` a missing database is StoreDamaged.
         """
         self._db = _opened(path, shape, create=create, check=check)
         self._database = self._db
         self._has_packs = shape.packed
         self._path = path
         self._failed_write = ""
-        # LevelDB begins another log when its buffer is full: more room than a part of it would be of no use.
+        # LevelDB begins another log when its buffer is full, so extending a log by more than a part of that is useless.
         self._log = NewestLog(path, min(STEP_BYTES, shape.write_buffer_bytes // 4))
         self._tables = {table: self._db.prefixed_db(byte) for table, byte in _TABLE_BYTE.items()}
 
     def batch(self, *, sync: bool) -> _GuardedBatch:
-        """A batch to fill, written when the block ends: all or nothing.
+        """Return a batch to fill, written when the block ends: all or nothing.
 
         It has ``put`` and ``delete`` for whole keys, with the table's byte, and ``approximate_size``.
 
@@ -288,10 +288,10 @@ class Database(Readable):
           sync: wait until it is durable.
 
         Raises:
-          StoreError: it failed, or one before it did; the database must be opened again.
+          StoreError: it failed, or an earlier one did; the database must be reopened.
         """
         if self._failed_write:
-            # The log may end in a torn record: anything after it would be lost, or make the log damaged.
+            # The log may end in a torn record: later records would be lost, or make the log damaged.
             raise StoreError(f"a write failed before, and the database was not opened again: {self._failed_write}")
         self._log.begins()
         try:
@@ -301,7 +301,7 @@ class Database(Readable):
             raise
 
     def write_failed(self, error: BaseException) -> None:
-        """Refuse all further batches. Raises StoreError instead of a foreign error."""
+        """Refuse all further batches. Raises StoreError in place of a foreign error."""
         if not isinstance(error, FOREIGN):
             self._failed_write = repr(error)
             return
@@ -310,23 +310,23 @@ class Database(Readable):
         raise failed from error
 
     def make_room(self, size: int) -> None:
-        """Make the log longer before a batch of this size is written, so that its sync is cheaper.
+        """Extend the log before a batch of this size is written, so that its sync is cheaper.
 
-        Every such batch must be synced before the next one: of several unsynced ones a power cut could tear one that has
-        others after it.
+        Every such batch must be synced before the next one: of several unsynced ones, a power cut could tear one that
+        others follow.
         """
         self._log.take(size)
 
     @property
     def syncs_early(self) -> bool:
-        """True if a batch may be written without a sync, for ``sync_while`` to make it durable."""
+        """True if a batch may be written without a sync, to be made durable by ``sync_while``."""
         return SYNCS_EARLY and self._log.is_known
 
     def sync_while(self, work: Callable[[], object]) -> None:
-        """Make the last batch durable, for which room was made. ``work`` runs while the disk syncs; it does not raise.
+        """Make the last batch durable, for which room was made. ``work`` runs during the sync and must not raise.
 
         Raises:
-          StoreError: it failed; the database must be opened again.
+          StoreError: it failed; the database must be reopened.
         """
         try:
             syncing = self._log.begin_sync()
@@ -339,18 +339,18 @@ class Database(Readable):
             raise
 
     def end_log(self) -> None:
-        """Let go of the log, because little more is written. For the thread that writes.
+        """Close the log's descriptor, because little more will be written. For the writing thread.
 
-        Otherwise the log takes space while the database is open, although LevelDB has removed it.
+        Otherwise the log takes space while the database is open, even after LevelDB has removed it.
         """
         self._log.let_go()
 
     def snapshot(self) -> Snapshot:
-        """Take a snapshot. For the thread that writes, because the tables are read one after the other."""
+        """Take a snapshot. For the writing thread, because it snapshots the tables one after the other."""
         return Snapshot(self._db, self._tables, has_packs=self._has_packs)
 
     def own_rows(self, start: bytes, stop: bytes) -> list[Row]:
-        """The store's own rows of a range, with whole keys. Raises StoreError."""
+        """Return the store's own rows of a range, with whole keys. Raises StoreError."""
         try:
             with closing(self._db.iterator(start=start, stop=stop, verify_checksums=True, fill_cache=False)) as rows:
                 found = list(rows)
@@ -362,9 +362,9 @@ class Database(Readable):
             raise call_failed(error, "reading the store's own rows") from error
 
     def outermost_own_key(self, start: bytes, stop: bytes, *, last: bool = False) -> bytes | None:
-        """The first or last whole key of a range; None if it has none. Raises StoreError."""
+        """Return the first or last whole key of a range, None if it is empty. Raises StoreError."""
         try:
-            # Verify checksums, and do not cache: a block in the cache is never verified.
+            # Verify checksums, and bypass the cache: blocks in the cache are never verified.
             iterator = self._db.iterator(
                 **({"stop": stop} if last else {"start": start}),
                 reverse=last,
@@ -381,7 +381,7 @@ class Database(Readable):
         return key if key is not None and start <= key < stop else None
 
     def compact(self, table: Table, start: bytes, stop: bytes) -> None:
-        """Rewrite the files of a range without the rows that were removed."""
+        """Rewrite the files of a range without the removed rows."""
         byte = _TABLE_BYTE[table]
         try:
             self._db.compact_range(start=byte + start, stop=byte + stop)
@@ -389,29 +389,29 @@ class Database(Readable):
             raise call_failed(error, "compacting") from error
 
     def flush_memory(self) -> None:
-        """Write what is in memory to a table file, so that the log is empty."""
+        """Write the rows in memory to a table file, which empties the log."""
         self._log.let_go_of_all()
         try:
-            # A range after all keys: LevelDB writes its memory, and finds no file to merge.
+            # A range after all keys: LevelDB flushes its memory, and finds no file to merge.
             self._db.compact_range(start=_AFTER_ALL, stop=_AFTER_ALL + b"\xff")
         except FOREIGN as error:
             raise call_failed(error, "writing a table") from error
 
     def sync(self) -> None:
-        """Make durable what was written without waiting for the disk."""
+        """Make earlier unsynced batches durable."""
         with self.batch(sync=True) as batch:
             batch.delete(_AFTER_ALL)
 
     def table_count(self) -> int:
-        """How many tables it has, including those whose files are missing."""
+        """Return the number of its tables, including those whose files are missing."""
         return sum(int(self._db.get_property(b"leveldb.num-files-at-level%d" % level) or 0) for level in range(_LEVELS))
 
     def bytes_on_disk(self) -> int:
-        """The sizes of its files."""
+        """Return the size of its files."""
         return size_of(self._path)
 
     def close(self) -> None:
-        """Close; waits for a merge that is under way. No other thread may be inside. Idempotent."""
+        """Close it; waits for a merge in progress. No other thread may be inside. Idempotent."""
         try:
             self._log.close()
         finally:
@@ -419,13 +419,13 @@ class Database(Readable):
 
 
 def size_of(path: Path) -> int:
-    """The bytes that the files in a folder take; 0 if there is none."""
+    """Return the disk space of the files in a folder; 0 if there is none."""
     size = 0
     with suppress(OSError), os.scandir(path) as entries:
         for entry in entries:
             # LevelDB may remove a file in between.
             with suppress(OSError):
                 found = entry.stat()
-                # A log is longer than its records, and takes no space for the rest.
+                # A log is longer than its records; the rest takes no space.
                 size += min(found.st_size, found.st_blocks * 512) if entry.name.endswith(".log") else found.st_size
     return size

@@ -1,4 +1,4 @@
-"""What LevelDB says when it fails, as errors for callers and lines for the log."""
+"""LevelDB's errors, translated for callers and for the log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from storage.base import StoreError, Unreadable
 from storage.directory import DAMAGED_HINT, message_of
 
 log = logging.getLogger(__name__)
-#: The folders of a path, but not its last part.
+#: The folders of a path, without its last part.
 _FOLDERS = re.compile(r"/(?:[^/:]+/)+")
-#: The exceptions of calls into the database; plyvel raises RuntimeError for a closed handle.
+#: The exceptions of calls into the database. plyvel raises RuntimeError for a closed handle.
 FOREIGN = (plyvel.Error, OSError, RuntimeError, MemoryError)
-#: Texts in LevelDB's messages → the hint. The first match counts.
+#: Text in LevelDB's message → hint. The first match counts.
 _RUNNING: tuple[tuple[str, str], ...] = (
     ("No space left", "free some space; the store opens itself again"),
     ("Disk quota exceeded", "raise the quota; the store opens itself again"),
@@ -24,17 +24,17 @@ _RUNNING: tuple[tuple[str, str], ...] = (
     ("No such file", "a file of the store is missing: put it back from a copy, or restore a backup"),
     ("Input/output error", "the disk fails: see the kernel's log, and have a copy ready"),
 )
-#: Texts in LevelDB's messages about a block, or a table, whose neighbours may be read.
+#: Texts in LevelDB's messages about an unreadable block or table, next to which other rows can be read.
 _UNREADABLE = ("Corruption", "Input/output error", "No such file")
 
 
-#: A failure that comes again within so long is logged at debug: looking for the end of a damaged block meets it some
-#: hundred times.
+#: A repeated failure within this time is logged at debug level: the search for the end of a damaged block meets the
+#: same one some hundred times.
 QUIET_S = 10.0
 
 
 class _Failures:
-    """The failure that was logged last, as an error."""
+    """The last failure that was logged at error level."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -52,7 +52,7 @@ _failures = _Failures()
 
 
 def call_failed(error: BaseException, doing: str) -> StoreError:
-    """The error to raise when a call into an open database failed."""
+    """Log a failed call into an open database, and return the error to raise."""
     text = message_of(error)
     log.log(_failures.level_of(f"{doing}: {text}"), "the store failed", extra={"doing": doing, "why": text})
     hint = next((hint for words, hint in _RUNNING if words in text), "")
@@ -61,5 +61,5 @@ def call_failed(error: BaseException, doing: str) -> StoreError:
 
 
 def without_folders(text: str) -> str:
-    """A text for clients: they learn what failed; the log alone has the paths of files."""
+    """Remove folders from a text for clients; only the log has the paths of files."""
     return _FOLDERS.sub("", text)

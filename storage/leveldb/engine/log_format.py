@@ -1,6 +1,6 @@
-"""LevelDB's log format: blocks of records, each a checksum, a length and a kind before its bytes.
+"""LevelDB's log format: blocks of records, each with a header of checksum, length and kind.
 
-Source: LevelDB's document ``log_format.md``. Logs and manifests have it.
+Source: LevelDB's document ``log_format.md``. Logs and manifests use it.
 """
 
 from __future__ import annotations

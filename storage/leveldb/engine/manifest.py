@@ -1,9 +1,9 @@
-"""Checks that the files exist which LevelDB takes for granted, before it opens a directory.
+"""Checks, before LevelDB opens a directory, that files exist which LevelDB assumes to exist.
 
-LevelDB trusts its manifest. If the manifest has lost its end, LevelDB opens an older state without an error, and
-removes the newer tables as leftovers. The sign is a log file that the older state names and that was removed since:
-LevelDB does not look for it, so this module does. Sources of the formats: LevelDB's documents ``log_format.md`` and
-``impl.md``, and the tags of ``db/version_edit.cc``.
+LevelDB trusts its manifest. If the manifest has lost its end, LevelDB opens an older state without an error and removes
+the newer tables as leftovers. The sign is a log that the older state names and that was removed since: LevelDB does not
+check for it, so this module does. Sources of the formats: LevelDB's documents ``log_format.md`` and ``impl.md``, and
+the tags of ``db/version_edit.cc``.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CURRENT = re.compile(r"MANIFEST-\d{6,}\n\Z")
-# Tags of a version edit, and what follows each: n a number, s a string with its length.
+# Tags of a version edit with the fields of each: n is a number, s a string with its length.
 _LOG_NUMBER = 2
 _FIELDS = {1: "s", 2: "n", 3: "n", 4: "n", 5: "ns", 6: "nn", 7: "nnnss", 9: "n"}
 
 
 def check_files(rows: Path) -> None:
-    """Check that ``rows`` has a database with a manifest and the log that it names.
+    """Check that ``rows`` is a database with a manifest and the log that the manifest names.
 
     Raises:
-      StoreDamaged: something is missing; nothing was touched.
+      StoreDamaged: a file is missing; nothing was changed.
     """
     try:
         current = (rows / "CURRENT").read_text(encoding="ascii", errors="replace")
@@ -59,7 +59,7 @@ def _has_log(rows: Path, number: int) -> bool:
 
 
 def newest_log(manifest: bytes) -> int:
-    """The number of the log that the last readable edit names; 0 if no edit names one."""
+    """Return the number of the log that the last readable edit names; 0 if no edit names one."""
     log = 0
     for record in _records(manifest):
         try:
@@ -67,13 +67,13 @@ def newest_log(manifest: bytes) -> int:
                 if tag == _LOG_NUMBER:
                     log = number
         except (IndexError, KeyError):
-            # LevelDB itself refuses such an edit, and says why.
+            # LevelDB itself refuses such an edit, with a reason.
             break
     return log
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """The whole records of a file in log format, up to a torn end."""
+    """Yield the whole records of a file in log format, up to a torn end."""
     parts: list[bytes] = []
     at = 0
     while at + HEADER.size <= len(data):
@@ -93,7 +93,7 @@ def _records(data: bytes) -> Iterator[bytes]:
 
 
 def _numbers(edit: bytes) -> Iterator[tuple[int, int]]:
-    """``(tag, number)`` of each field of an edit; fields of several numbers give their first."""
+    """Yield ``(tag, number)`` for each field of an edit; for fields of several numbers, the first one."""
     at = 0
     while at < len(edit):
         tag, at = _varint(edit, at)

@@ -1,22 +1,22 @@
-"""The log that LevelDB appends to: made longer ahead of commits, and synced early.
+"""The log that LevelDB appends to: extended ahead of commits, and synced early.
 
-**Longer.** LevelDB appends each commit to its log and syncs it. If that makes the file longer, the file system writes its
-journal as well and has the disk empty its cache twice: on ext4 1.00 journal transactions and 34 sectors for a commit of
-200 bytes, compared with 0.06 and 11 if the file was long enough. LevelDB writes at an offset that it counts itself,
-whatever the file's length, and its reader passes over zeros. ``torn_end`` deals with what that means for a commit that a
-power cut has torn. Only the length is changed (``ftruncate``), which takes no blocks; ``fallocate`` gained no more. If the
-file system refuses, commits take as long as they would.
+**Extended.** LevelDB appends each commit to its log and syncs it. If that makes the file longer, the file system also
+writes its journal and has the disk empty its cache twice: on ext4 a commit of 200 bytes costs 34 sectors, compared with
+11 if the file was long enough. LevelDB writes at an offset that it counts itself, whatever the file's length, and its
+reader skips zeros. ``torn_end`` deals with the consequence for a commit that a power cut has torn. Only the length is
+changed (``ftruncate``), which takes no blocks; ``fallocate`` gained no more. If the file system refuses, commits are
+only slower.
 
-**Zeros ahead.** A commit that reaches a new block of the file still costs a journal write for that block, of which a small
-commit needs one every few kilobytes. So zeros are written ahead of small commits. Compared with the length alone, write and
-sync of 1.3 kB took 80 µs instead of 95, of 4.3 kB 85 instead of 128, of 16 kB 100 instead of 144. They take blocks:
-``ZEROS_BYTES`` of the newest log alone. They are written only after the last record, if nothing but zeros was read there.
+**Zeros ahead.** A commit that reaches a new block of the file still costs a journal write for that block, and small
+commits reach one every few kilobytes. So zeros are written ahead of small commits, which saves them a sixth to a third
+of the time. They take blocks, but only ``ZEROS_BYTES`` of the newest log. They are written only after the last record,
+over a range that was read as zeros.
 
 **Early.** A synced write of LevelDB hands the data to the disk and waits, then has the disk empty its cache and waits
-again. A writer with other work writes without a sync, hands the data over (``begin_sync``), works, and waits only then
-(``finish_sync``): 25 µs of work next to a sync of 88 µs left it as long as it was. The descriptor is our own, and LevelDB
-begins another log when it likes. So the header of the record is read back each time; if it is not where it must be, all
-logs of the database are synced.
+again. A caller that has other work writes without a sync, starts the disk (``begin_sync``), works, and only then waits
+(``finish_sync``): work of 25 µs during a sync of 88 µs is free. The descriptor is our own, and LevelDB switches to
+another log at any time. So the record's header is read back each time; if it is not in its place, all logs of the
+database are synced.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 log = logging.getLogger(__name__)
-#: By how much a log is made longer at a time. Four times as much gains nothing.
+#: A log is extended by this much at a time. Four times as much gains nothing.
 STEP_BYTES = 1 << 20
-#: A batch of this size takes new blocks of the disk, so that its sync writes the journal however long the file is.
+#: A batch of this size needs new blocks on the disk, so its sync writes the journal however long the file is.
 LARGE_BYTES = 1 << 16
-#: Zeros are written ahead of batches below this size, and how many at a time. With larger ones, writing everything twice
-#: would cost the disk more than its journal.
+#: Zeros are written ahead of batches below SMALL_BYTES, ZEROS_BYTES at a time. With larger batches, writing everything
+#: twice would cost the disk more than its journal.
 SMALL_BYTES = 1 << 14
 ZEROS_BYTES = 1 << 17
 _PAGE_BYTES = 4096
 _ZEROS = bytes(ZEROS_BYTES + _PAGE_BYTES)
-#: Linux's SYNC_FILE_RANGE_WRITE: begin to write what is dirty, and do not wait.
+#: Linux's SYNC_FILE_RANGE_WRITE: start writing dirty pages without waiting.
 _BEGIN_WRITING = 2
 
 
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """The system call of this name; None where there is none. It gives up the interpreter lock."""
+    """Return the system call of this name, None if there is none. It releases the interpreter lock."""
     try:
         call = ctypes.CDLL(None).sync_file_range
     except (OSError, AttributeError):
@@ -64,7 +64,7 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
 
 
 _begin_writing = _sync_file_range()
-#: True if a sync can begin before it is waited for.
+#: True if a sync can begin without waiting for it.
 SYNCS_EARLY = _begin_writing is not None
 
 
@@ -74,40 +74,40 @@ class Syncing:
 
     descriptors: list[int]
     opened: bool = False
-    """True if they were opened for this sync, and are closed after it."""
+    """True if they were opened for this sync only, and are closed after it."""
 
 
 class NewestLog:
-    """The newest log of an open database. One thread at a time uses it: the one that writes the database."""
+    """The newest log of an open database. For the thread that writes the database."""
 
     def __init__(self, directory: Path, step_bytes: int) -> None:
         self._directory = directory
         self._step_bytes = step_bytes
         self._name: str | None = None
         self._descriptor = -1
-        #: True if the file system counts the names of the file.
+        #: True if the file system counts the links of the file.
         self._counts_names = False
-        #: How long the file is, and where the next record begins, unless LevelDB has begun another log.
+        #: The file's length, and where the next record begins unless LevelDB has switched to another log.
         self._length = 0
         self._end = 0
-        #: Zeros were written ahead up to here.
+        #: Zeros were written ahead up to this offset.
         self._zeroed = 0
-        #: Where the record of the last announced batch begins, and its header: length and kind.
+        #: The offset of the last announced batch's record, and its header: length and kind.
         self._header_at = 0
         self._header = (0, 0)
-        #: Batches that were begun and not announced. Above 0 it is unknown where the next record begins.
+        #: Batches that began and were not announced. Above 0, the place of the next record is unknown.
         self._unknown = 0
         self._refused = False
 
     def begins(self) -> None:
-        """A batch is begun; ``take`` announces its size."""
+        """Note that a batch begins; ``take`` announces its size."""
         self._unknown += 1
 
     def take(self, size: int) -> None:
-        """Announce that a batch of this size is written next, and make room for it if need be.
+        """Announce the size of the next batch, and extend the log if necessary.
 
-        LevelDB begins another log when it likes. ``begin_sync`` notices that; without it, it is noticed when the room of the
-        log before would have been used up, and until then the new log grows with each commit.
+        LevelDB switches to another log at any time. ``begin_sync`` notices that. Without it, the switch is noticed when
+        the room in the previous log would be used up; until then the new log grows with each commit.
         """
         self._unknown -= 1
         begin = self._end
@@ -116,7 +116,7 @@ class NewestLog:
             try:
                 self._make_longer(size)
             except OSError as error:
-                # LevelDB has just removed the log, or the file system cannot do it: the commit only takes longer.
+                # LevelDB has just removed the log, or the file system cannot extend it: commits are only slower.
                 self._length = self._end + self._step_bytes
                 if not self._refused:
                     log.info("a log was not made longer ahead of commits", extra={"why": str(error)})
@@ -126,14 +126,14 @@ class NewestLog:
 
     @property
     def is_known(self) -> bool:
-        """True if it is known where the next record begins, unless LevelDB has begun another log."""
+        """True if the place of the next record is known, unless LevelDB has switched to another log."""
         return self._descriptor >= 0 and not self._unknown
 
     def begin_sync(self) -> Syncing:
-        """Begin to make the last batch durable. It was announced, and written without a sync.
+        """Begin to make the last batch durable. It must have been announced, and written without a sync.
 
         Returns:
-          What ``finish_sync`` waits for.
+          The argument for ``finish_sync``.
 
         Raises:
           OSError: it may not become durable.
@@ -143,26 +143,26 @@ class NewestLog:
         if _begin_writing is not None:
             # Errors are ignored here: fdatasync reports them.
             _begin_writing(self._descriptor, self._header_at, self._end - self._header_at, _BEGIN_WRITING)
-        # Only now, so that the disk works in the meantime.
+        # Check only now, while the disk works.
         return Syncing([self._descriptor]) if self._is_there() else Syncing(self._open_all(), opened=True)
 
     @staticmethod
     def finish_sync(syncing: Syncing) -> None:
-        """Wait until it is durable. The log has not been let go of since ``begin_sync``. Raises OSError: it may not be."""
+        """Wait until it is durable. Do not release the log in between. Raises OSError: it may not be durable."""
         try:
             for descriptor in syncing.descriptors:
                 os.fdatasync(descriptor)
         finally:
             if syncing.opened:
                 for descriptor in syncing.descriptors:
-                    close_quietly(descriptor)  # the sync has said everything
+                    close_quietly(descriptor)  # the sync has reported all errors
 
     def let_go(self) -> None:
-        """Let go of a log that LevelDB removes soon, or has removed. Idempotent."""
+        """Release a log that LevelDB has removed or will remove soon. Idempotent."""
         self._leave(old_logs.take if self._counts_names else close_quietly)
 
     def let_go_of_all(self) -> None:
-        """Let go of every log there is: LevelDB is about to write its memory to a table, and to remove them."""
+        """Release every log: LevelDB is about to write its memory to a table, and to remove them."""
         self.let_go()
         names: list[str] = []
         with suppress(OSError):
@@ -176,7 +176,7 @@ class NewestLog:
                     os.close(descriptor)
 
     def close(self) -> None:
-        """Let go of the log when LevelDB is closed, which leaves it in place. Idempotent."""
+        """Release the log when LevelDB is closed, which leaves it in place. Idempotent."""
         self._leave(close_quietly)
 
     def _leave(self, leave: Callable[[int], None]) -> None:
@@ -204,17 +204,17 @@ class NewestLog:
         self._end = at + HEADER.size + room + blocks * BLOCK_BYTES + (HEADER.size + last if last else 0)
 
     def _is_there(self) -> bool:
-        """True if the record is where it must be. Before it was written, zeros stood there."""
+        """True if the record is in its place. Until it is written, there are zeros."""
         found = os.pread(self._descriptor, HEADER.size, self._header_at)
         return len(found) == HEADER.size and HEADER.unpack(found)[1:] == self._header
 
     def _open_all(self) -> list[int]:
-        """Open every log. Usually LevelDB has begun another one, which is made longer before the next batch."""
+        """Open every log. Usually LevelDB has switched to another one, which is extended before the next batch."""
         opened: list[int] = []
         names = logs_among(os.listdir(self._directory))
         try:
             for name in names:
-                # The rows of a log that LevelDB has removed are in a synced table.
+                # The rows of a removed log are in a synced table.
                 with suppress(FileNotFoundError):
                     opened.append(os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC))
         except BaseException:
@@ -228,14 +228,14 @@ class NewestLog:
         return opened
 
     def _write_zeros(self, begin: int) -> None:
-        """Write zeros from the first page after ``begin`` on. The last record ends at ``begin``."""
+        """Write zeros from the first page after ``begin``, where the last record ends."""
         start = begin + -begin % _PAGE_BYTES
         size = min(ZEROS_BYTES, self._step_bytes)
         self._zeroed = start + size
         try:
             there = os.pread(self._descriptor, start + size - begin, begin)
             if there != _ZEROS[: len(there)]:
-                # A record was written that was not announced: where the next one begins is unknown from now on.
+                # An unannounced record was written: the place of the next one is unknown from now on.
                 self._unknown += 1
                 return
             os.pwrite(self._descriptor, _ZEROS[:size], start)
@@ -256,7 +256,7 @@ class NewestLog:
             self._descriptor = os.open(self._directory / name, os.O_RDWR | os.O_CLOEXEC)
             self._name = name
             self._counts_names = has_name(self._descriptor)
-            # It has not been made longer yet.
+            # It has not been extended yet.
             self._end = os.fstat(self._descriptor).st_size
             self._zeroed = self._end
             self._unknown = 0

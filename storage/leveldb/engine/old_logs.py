@@ -1,9 +1,8 @@
 """Frees the space of removed logs a little at a time, so that commits do not wait for it.
 
-Once a file has neither a name nor an open descriptor, the kernel frees its blocks and its part of the page cache in one
-call: of 32 MiB on ext4 that keeps a core for 4 to 11 ms, in which no other thread has that core. Commits of sixteen
-connections waited 7 to 11 ms for it, and publishes at three quarters of the highest rate 20 to 35 ms. So files are
-shortened in steps first, with pauses in between. Only a file without a name is shortened: nothing can read it any more.
+When a file has neither a name nor an open descriptor left, the kernel frees its blocks and page cache in one call: for
+32 MiB on ext4 that keeps a core for 4 to 11 ms, and commits wait for it. So files are first shortened in steps, with
+pauses in between. Only a file without a name is shortened, because nothing can read it any longer.
 """
 
 from __future__ import annotations
@@ -22,20 +21,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
-#: With a mebibyte, a fifth of a millisecond each, the p99 of publishes over 16 connections was 1.3 to 1.9 of the quiet one
-#: while volumes were dropped, with this 1.2 to 1.3.
+#: With steps of a mebibyte, a fifth of a millisecond each, dropping volumes raises the p99 of publishes visibly more.
 STEP_BYTES = 1 << 18
 PAUSE_S = 0.002
-#: How many logs are held open at once, each of about ``storage.write_buffer_bytes``. A further one is closed, and its
-#: space is freed in one go.
+#: Logs held open at once, each of about ``storage.write_buffer_bytes``. Further ones are closed at once, which frees
+#: their space in one go.
 MAX_HELD = 4
-#: LevelDB removes a log once its rows are in a table. How often a held log is looked at until then, and the interval.
+#: LevelDB removes a log once its rows are in a table. Number of checks of a held log until then, and their interval.
 LOOKS = 3000
 LOOK_EVERY_S = 0.02
 
 
 def shrunk(descriptor: int, size: int) -> Iterator[None]:
-    """Make a file of this size shorter, step by step; the caller pauses between steps. Raises OSError."""
+    """Shorten a file of this size step by step; the caller pauses between steps. Raises OSError."""
     for shorter in range(size - STEP_BYTES, 0, -STEP_BYTES):
         os.ftruncate(descriptor, shorter)
         yield
@@ -50,10 +48,10 @@ class _Held:
 
 
 class OldLogs:
-    """Open descriptors of logs that LevelDB writes no more, and removes once their rows are in a table.
+    """Open descriptors of logs that LevelDB no longer writes, and removes once their rows are in a table.
 
-    While such a descriptor is open, removing the log frees nothing. A thread waits until the log has no name left, shortens
-    it, and closes it. The thread ends when it holds no log.
+    While such a descriptor is open, removing the log frees nothing. A thread waits until the log has no name left,
+    shortens it, and closes it. The thread ends when it holds no log.
     """
 
     def __init__(
@@ -62,19 +60,19 @@ class OldLogs:
         """The thread calls ``meanwhile`` repeatedly while LevelDB writes the rows of a log to a table."""
         self._nap = nap
         self._meanwhile = meanwhile
-        #: Guards the rest. Nothing is called while it is held.
+        #: Guards the other fields. Nothing is called while it is held.
         self._lock = threads.Lock()
         #: Logs that the thread has not fetched yet.
         self._given: list[_Held] = []
-        #: The files of all logs that are held.
+        #: The files of all held logs.
         self._files: set[tuple[int, int]] = set()
         self._has_thread = False
 
     def take(self, descriptor: int) -> None:
-        """Close a log's descriptor, later; never raises. The caller must not use it any more.
+        """Take over a log's descriptor, to close it later; never raises. The caller must not use it any longer.
 
-        ``has_name`` must have been true of it: on a file system that does not count names, a log would look removed while
-        LevelDB still needs it.
+        ``has_name`` must have returned True for it: on a file system that does not count links, a log would look
+        removed while LevelDB still needs it.
         """
         try:
             file = _file_of(os.fstat(descriptor))
@@ -100,11 +98,11 @@ class OldLogs:
 
     @property
     def count(self) -> int:
-        """How many are held open."""
+        """Number of logs held open."""
         return len(self._files)
 
     def _close_given(self) -> None:
-        """There is no thread."""
+        """Close the logs for which no thread could be started."""
         with self._lock:
             given, self._given, self._has_thread = self._given, [], False
             self._files.difference_update(each.file for each in given)
@@ -126,7 +124,7 @@ class OldLogs:
                 self._nap(LOOK_EVERY_S)
 
     def _is_over(self, held: _Held) -> bool:
-        """Look at a log, and close it if it has no name any more, or if LevelDB does not remove it; True if closed."""
+        """Close a log if it has no name any longer, or was checked often enough. Returns True if it was closed."""
         held.looks += 1
         try:
             about = os.fstat(held.descriptor)
@@ -143,12 +141,12 @@ class OldLogs:
         return True
 
     def _pause(self) -> None:
-        # Shorter if more are held, because they take space on the disk.
+        # Shorter if more logs are held, because they take disk space.
         self._nap(PAUSE_S / len(self._files))
 
 
 def has_name(descriptor: int) -> bool:
-    """True if the file system counts the names of a file that was just opened by its name. Raises OSError."""
+    """True if the file system counts the links of a file that was just opened by its name. Raises OSError."""
     return os.fstat(descriptor).st_nlink > 0
 
 
@@ -157,10 +155,10 @@ def _file_of(about: os.stat_result) -> tuple[int, int]:
 
 
 def close_quietly(descriptor: int) -> None:
-    """Close a descriptor from which nothing is expected any more."""
-    with suppress(OSError):  # it is closed all the same
+    """Close a descriptor and ignore errors."""
+    with suppress(OSError):  # it is closed even then
         os.close(descriptor)
 
 
-#: Those of all databases of this process.
+#: For all databases of this process.
 old_logs = OldLogs()

@@ -1,18 +1,19 @@
 """Packs: many small messages of one request as one row of LevelDB.
 
-A row costs LevelDB the same whether it has a hundred bytes or a thousand: a `put`, a place in its memory, one in a table.
-A request of a thousand messages of 100 B takes half the processor time as four packs. Nothing above sees them: a volume
-is read and written row by row, and ``Readable`` and ``RowEdits`` are where packs are taken apart and put together.
+A row costs LevelDB the same whether it has a hundred bytes or a thousand: a `put`, an entry in its memory, one in a
+table. A request of a thousand messages of 100 B takes half the processor time as four packs. Higher layers do not see
+packs: a volume is read and written row by row, and ``Readable`` and ``RowEdits`` take packs apart and put them
+together.
 
     pack    key of its LAST row   90  tail:u8  rows:u16  length:u32  [length:u32 of each]  [tail of each key]  values
 
-    tail    how many bytes at the end of the keys differ; all before them are those of the pack's key
-    length  of every value; ff ff ff ff: they differ, and each has its own
+    tail    number of bytes at the end of the keys that differ; the bytes before them are those of the pack's key
+    length  size of every value; ff ff ff ff: sizes differ, and are listed
 
-A pack has the key of its last row, so that a search for a row finds the pack that has it. No other row of the table is
-between the first and the last of a pack: rows are packed only if they come after all others of their topic, and a change
-of a row inside writes the whole pack again, in the same batch. The first byte of a message's own value
-never is 90, as its bit 80 says (``plainsong.protocol.rows``); a value that begins with it all the same is a pack of one.
+A pack has the key of its last row, so that a seek to a row finds its pack. No other row of the table is between the
+first and the last row of a pack: rows are packed only if they come after all others of their topic, and a change of a
+row inside writes the whole pack again, in the same batch. The first byte of a message's own value is never 90, because
+of its bit 80 (``plainsong.protocol.rows``); a value that begins with 90 anyway is stored as a pack of one.
 """
 
 from __future__ import annotations
@@ -40,28 +41,28 @@ if TYPE_CHECKING:
 
 #: The first byte of a pack.
 MARK = b"\x90"
-#: The table that has packs. Payloads are stored late, and not in the order of their keys.
+#: The table that has packs. Payloads arrive late, and not in the order of their keys.
 PACKED_TABLE = Table.MESSAGE
-#: A pack has so many bytes and up to twice as many, unless the request has less: then each is a block of LevelDB's
-#: tables, whose bytes are read together, and lost together when one of them is damaged, whatever is in it.
+#: A pack has between this and twice this size, unless the request is smaller. Each is then a block of its own in
+#: LevelDB's tables, whose bytes are read together, and lost together if one of them is damaged.
 PACK_BYTES = 16 << 10
-#: Fewer rows than these stay what they are: to write a pack of sixteen takes as long as to write them, and to read it
-#: twice as long.
+#: Fewer rows than this are not packed: writing a pack of sixteen takes as long as writing the rows, and reading it
+#: takes twice as long.
 MIN_ROWS = 32
-#: As do rows that are larger on average: the cost of a row is little compared with its bytes then.
+#: Nor are rows that are larger on average, because the cost of a row is small compared with its bytes.
 MAX_MEAN_BYTES = 1 << 10
-#: And rows among which there is a larger one: a reader of its neighbours would read it too.
+#: Nor are rows among which there is a larger one: readers of its neighbours would have to read it too.
 MAX_VALUE_BYTES = PACK_BYTES // 2
 _HEAD = struct.Struct(">BBHI")
 _LENGTH_BYTES = 4
 _LENGTHS_DIFFER = (1 << 32) - 1
-#: So few rows of another length hardly make a pack larger than the next.
+#: With so few rows of another length, packs of equal row counts have almost equal sizes.
 _FEW_OTHERS = 1
-#: Keys whose tail is longer are not packed: it has one byte.
+#: Keys with a longer tail are not packed, since the tail's length has one byte.
 _MAX_TAIL_BYTES = 255
 _TABLE_BYTE = bytes([PACKED_TABLE])
 _HAS_TTL = bytes([HAS_TTL])
-#: Rows that have a payload and nothing else, by their first bytes: so many that keeping them together saves work.
+#: Plain rows (a payload and nothing else) by their first bytes; a run is used if it is long enough to save work.
 _PLAIN_STRETCH = re.compile(b"%b{8,}" % re.escape(bytes([PLAIN])))
 
 
@@ -69,14 +70,14 @@ _PLAIN_STRETCH = re.compile(b"%b{8,}" % re.escape(bytes([PLAIN])))
 
 
 def are_many(values: Sequence[bytes]) -> bool:
-    """True if these are enough rows to be packed."""
+    """True if there are enough rows to pack."""
     return len(values) >= MIN_ROWS
 
 
 def packs_of(
     prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes], *, may_expire: bool = True
 ) -> list[Row] | None:
-    """The packs of rows ``prefix + suffix``, in the order of their keys; None: these rows stay what they are.
+    """Return the packs of rows ``prefix + suffix``, in key order; None if the rows are not to be packed.
 
     Args:
       may_expire: True if messages may have times to live of their own.
@@ -87,7 +88,7 @@ def packs_of(
     if sum(lengths) > MAX_MEAN_BYTES * len(lengths) or max(lengths) > MAX_VALUE_BYTES:
         return None
     if may_expire and _any_has_ttl(values):
-        # These are removed one by one, as each expires, and each time a pack would be written again.
+        # Such rows are removed one by one as they expire, and each time the pack would be written again.
         return None
     width = len(suffixes[0])
     if width > _MAX_TAIL_BYTES or set(map(len, suffixes)) != {width} or not _ascend(suffixes):
@@ -96,11 +97,11 @@ def packs_of(
 
 
 def _any_has_ttl(values: Sequence[bytes]) -> bool:
-    """True if a message among them has a time to live of its own."""
+    """True if a message has a time to live of its own."""
     high = max(values)
     if high < _HAS_TTL:
         return False
-    if min(values)[:1] == high[:1]:  # they all begin alike, as those of one transaction do
+    if min(values)[:1] == high[:1]:  # they all begin alike, as in one transaction
         return bool(high[0] & HAS_TTL)
     return any(value[:1] >= _HAS_TTL and value[0] & HAS_TTL for value in values)
 
@@ -110,7 +111,7 @@ def _ascend(values: Sequence[Any]) -> bool:
 
 
 def _packs(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes], lengths: Sequence[int]) -> Iterator[Row]:
-    """Packs of about the same size."""
+    """Yield packs of about the same size."""
     rows = len(lengths)
     total = sum(lengths) + _LENGTH_BYTES * rows
     count = min(total // PACK_BYTES, rows)
@@ -120,7 +121,7 @@ def _packs(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes], le
         ends = [rows * part // count for part in range(1, count + 1)]
     else:
         sums = list(accumulate(lengths))
-        # A set: a large row may be more than a part by itself.
+        # A set, because one row may be larger than a part.
         ends = sorted({_first_beyond(sums, total * part // count) + 1 for part in range(1, count + 1)})
     start = 0
     for stop in ends:
@@ -129,7 +130,7 @@ def _packs(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes], le
 
 
 def _first_beyond(sums: Sequence[int], size: int) -> int:
-    """The first row with which rows and their lengths take so many bytes; ``sums``: those of the rows alone."""
+    """Return the index of the row at which rows and lengths reach ``size``; ``sums`` has those of the rows alone."""
     found: int = bisect_left(range(len(sums)), size, key=lambda index: sums[index] + _LENGTH_BYTES * (index + 1))
     return found
 
@@ -139,7 +140,7 @@ def _pack(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes], len
     shared = 0 if len(suffixes) > 1 else width
     while shared < width and suffixes[0][shared] == suffixes[-1][shared]:
         shared += 1
-    # What ascending keys have in common is what the first and the last have.
+    # The prefix that the first and the last of ascending keys share is common to all.
     tail = width - shared
     joined, tails = b"".join(suffixes), bytearray(tail * len(suffixes))
     for column in range(tail):
@@ -152,18 +153,18 @@ def _pack(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes], len
 
 
 def stored(value: bytes) -> bytes:
-    """A value of a row that is not packed, as LevelDB has it."""
+    """Return the value that LevelDB stores for an unpacked row."""
     return _HEAD.pack(MARK[0], 0, 1, len(value)) + value if value[:1] == MARK else value
 
 
 def is_of_topic(key: bytes) -> bool:
-    """True if a key is that of a topic's message: only these are packed."""
+    """True if a key is that of a topic's message. Only these are packed."""
     return len(key) == len(topic_prefix(key)) + MESSAGE_TAIL_BYTES
 
 
 def laid_out(rows: Iterable[Row]) -> Iterator[Row]:
-    """Rows of the packed table, in the order of their keys and with none between them, as LevelDB is to have them."""
-    # Of one topic's generation, which are the only ones that are packed together.
+    """Yield rows as LevelDB is to store them. The input is adjacent rows of the packed table, in key order."""
+    # Only rows of one generation of a topic are packed together.
     for _, run in groupby(rows, lambda row: (len(row[0]), row[0][:-POSITION_BYTES])):
         some = list(run)
         prefix, packs = some[0][0][:-POSITION_BYTES], None
@@ -176,21 +177,21 @@ def laid_out(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 class Pack:
-    """A pack as it was read."""
+    """A decoded pack."""
 
     __slots__ = ("_bounds", "_length", "_prefix", "_tail", "_tails_at", "_value", "_values_at", "count", "key")
 
     count: int
-    """How many rows it has."""
+    """Number of rows."""
 
     def __init__(self, key: bytes, value: bytes) -> None:
-        """Of a key without the table's byte, and a value that begins with ``MARK``.
+        """Decode a key without the table's byte, and a value that begins with ``MARK``.
 
-        Raises plyvel's error for damage: it has other lengths than it says.
+        Raises plyvel's error for damage: the lengths in it do not add up.
         """
         self.key, self._value = key, value
         at = _HEAD.size
-        #: Where each value begins, and the last one ends; None: they have one length.
+        #: Offset of each value, and the end of the last one; None if all have one length.
         self._bounds: Sequence[int] | None = None
         try:
             _, self._tail, self.count, self._length = _HEAD.unpack_from(value)
@@ -213,12 +214,12 @@ class Pack:
             raise _damaged(key)
 
     def key_at(self, index: int) -> bytes:
-        """The key of a row."""
+        """Return the key of a row."""
         at = self._tails_at + index * self._tail
         return self._prefix + self._value[at : at + self._tail]
 
     def index(self, key: bytes) -> int:
-        """How many of its rows stand before a key."""
+        """Return the number of its rows before a key."""
         if key > self.key:
             return self.count
         if key <= self.key_at(0):
@@ -227,19 +228,19 @@ class Pack:
         return found
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of one of its rows; None: there is no such row."""
+        """Return the value of one of its rows; None if there is no such row."""
         index = self.index(key)
         return None if index == self.count or self.key_at(index) != key else self.value_at(index)
 
     def value_at(self, index: int) -> bytes:
-        """The value of a row."""
+        """Return the value of a row."""
         if self._bounds is not None:
             return self._value[self._bounds[index] : self._bounds[index + 1]]
         at = self._values_at + index * self._length
         return self._value[at : at + self._length]
 
     def rows(self, first: int = 0, stop: int | None = None, *, values: bool = True) -> list[Row]:
-        """Its rows from one index to another, in the order of their keys.
+        """Return its rows from index ``first`` to before ``stop``, in key order.
 
         Args:
           values: False: every value is ``b""``.
@@ -255,9 +256,9 @@ class Pack:
         return list(zip(keys, self.values(first, stop) if values else repeat(b"", stop - first), strict=True))
 
     def stretches(self, first: int, stop: int) -> Iterator[tuple[int, int, bool]]:
-        """Its rows from one index to another in stretches: index of the first, after the last, and True if it is plain.
+        """Split its rows from one index to another into plain stretches and others. Yields (first, stop, is_plain).
 
-        The rows of a plain stretch have a payload and nothing else, and keys that differ in their positions alone.
+        The rows of a plain stretch have a payload and nothing else, and keys that differ only in their positions.
         """
         flags = self._flags() if self._tail <= POSITION_BYTES else None
         if flags is None or stop <= first:
@@ -279,15 +280,15 @@ class Pack:
         return flags is not None and flags.count(PLAIN) == self.count
 
     def _flags(self) -> bytes | None:
-        """The first byte of each value; None: some have none."""
+        """Return the first byte of each value; None if a value is empty."""
         value, bounds = self._value, self._bounds
         if bounds is None:
             return value[self._values_at :: self._length] if self._length else None
-        # The first byte of a value that is empty would be the next one's.
+        # For an empty value this would be the first byte of the next one.
         return bytes(map(value.__getitem__, islice(bounds, self.count))) if _ascend(bounds) else None
 
     def values(self, first: int, stop: int) -> Iterable[bytes]:
-        """The values of its rows from one index to another."""
+        """Return the values of its rows from one index to another."""
         value, at, length = self._value, self._values_at, self._length
         if self._bounds is not None:
             return [value[low:high] for low, high in pairwise(self._bounds[first : stop + 1])]
@@ -296,8 +297,8 @@ class Pack:
         return cut_rows(memoryview(value)[at + first * length : at + stop * length], f"{length}s")
 
     def wire(self, first: int, stop: int) -> bytes:
-        """The wire form of plain rows from one index to another."""
-        # The bytes before the values are one row's as often as there are rows, and the tails are put in column by column.
+        """Return the wire form of plain rows from one index to another."""
+        # Repeat the bytes before a value for each row, then fill in the tails column by column.
         tail, rows = self._tail, stop - first
         shared = self.key[-POSITION_BYTES : len(self.key) - tail]
         heads = bytearray((ITEM_START + shared + bytes(tail) + PLAIN_GAP) * rows)
@@ -310,12 +311,12 @@ class Pack:
         return b"".join(parts)
 
     def wire_bytes(self, first: int, stop: int) -> int:
-        """How many bytes the wire form of rows from one index to another has, if they are plain."""
+        """Return the size of the wire form of rows from one index to another, if they are plain."""
         bounds, rows = self._bounds, stop - first
         return PLAIN_BESIDE_BYTES * rows + (self._length * rows if bounds is None else bounds[stop] - bounds[first])
 
     def within(self, first: int, stop: int, most_bytes: int) -> int:
-        """How many rows from one index to another take so many bytes in wire form at most, if they are plain."""
+        """Return how many plain rows from ``first`` on have a wire form of at most ``most_bytes``, up to ``stop``."""
         bounds = self._bounds
         if bounds is None:
             most: int = most_bytes // (PLAIN_BESIDE_BYTES + self._length)
@@ -367,18 +368,18 @@ class PlainPart(PlainRows):
 
     @property
     def wire_bytes(self) -> int:
-        """How many bytes that has."""
+        """The size of the wire form."""
         return self._pack.wire_bytes(self._first, self._stop)
 
 
 class PlainParts(PlainRows):
-    """Rows of several consecutive packs: of small ones that were written by commits of few messages."""
+    """Rows of several consecutive packs, usually small ones from commits of few messages."""
 
     __slots__ = ("_ends", "_parts")
 
     def __init__(self, parts: Sequence[PlainPart]) -> None:
         self._parts = parts
-        #: How many rows there are up to the end of each.
+        #: Number of rows up to the end of each part.
         self._ends = list(accumulate(map(len, parts)))
 
     def __len__(self) -> int:
@@ -432,13 +433,13 @@ def _damaged(key: bytes) -> Exception:
 
 
 class _Rows(Protocol):
-    """What has the rows that are changed."""
+    """The source of the rows that are changed."""
 
     def first_from(self, table: Table, key: bytes) -> Row | Pack | None: ...
 
 
 class _Edit:
-    """A pack that is taken apart."""
+    """A pack that is being changed."""
 
     __slots__ = ("first", "key", "rows")
 
@@ -448,9 +449,9 @@ class _Edit:
 
 
 class RowEdits:
-    """Rows of the packed table that a batch changes one by one, wherever they are; ``finish`` ends it.
+    """Changes of single rows of the packed table within a batch, packed or not; ``finish`` ends it.
 
-    A pack in which rows change is read, and written again by ``finish``. The batch may have other packs as well.
+    A pack with changed rows is read, and written again by ``finish``. The batch may add packs as well.
     """
 
     def __init__(
@@ -473,7 +474,7 @@ class RowEdits:
             self._new[key] = value
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Put a row. Raises StoreError: the pack that may have it cannot be read."""
+        """Put a row. Raises StoreError: the pack that may contain it cannot be read."""
         edit = self._edit_of(key)
         if edit is None:
             self._put(_TABLE_BYTE + key, stored(value))
@@ -481,7 +482,7 @@ class RowEdits:
             edit.rows[key] = value
 
     def remove(self, key: bytes) -> None:
-        """Remove a row, if there is one. Raises StoreError: the pack that may have it cannot be read."""
+        """Remove a row if there is one. Raises StoreError: the pack that may contain it cannot be read."""
         edit = self._edit_of(key)
         if edit is None:
             self._delete(_TABLE_BYTE + key)
@@ -501,7 +502,7 @@ class RowEdits:
                 raise
 
     def _edit_of(self, key: bytes) -> _Edit | None:
-        """The pack that has the key, or would have it; None: it is in none."""
+        """Return the pack that contains the key or would contain it; None if there is none."""
         if self._last is not None and self._last.first <= key <= self._last.key:
             return self._last
         at = bisect_left(self._new_keys, key)
@@ -514,7 +515,7 @@ class RowEdits:
         return self._taken_apart(found, key) if isinstance(found, Pack) else None
 
     def _taken_apart(self, pack: Pack, key: bytes) -> _Edit | None:
-        """A pack that ends at a key or after it; None: it begins after it."""
+        """Return the edit of a pack that ends at a key or after it; None if the pack begins after the key."""
         edit = self._edits.get(pack.key)
         if edit is None and pack.key_at(0) <= key:
             edit = self._edits[pack.key] = _Edit(pack)
@@ -524,7 +525,7 @@ class RowEdits:
         return edit
 
     def finish(self) -> int:
-        """Put the packs that were changed; returns their bytes."""
+        """Put the changed packs; returns their bytes."""
         size = 0
         for name, edit in self._edits.items():
             packs: list[Row] = []

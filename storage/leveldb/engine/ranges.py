@@ -1,6 +1,7 @@
-"""Reading a range of a LevelDB: row by row, or in lists, in which rows are joined or taken out of their packs.
+"""Reads a range of a LevelDB, row by row or in lists, joining rows and unpacking packs.
 
-plyvel's iterators end without an error at a damaged block, so each end is checked (``look_for_damage``, ``look_behind``).
+plyvel's iterators end without an error at a damaged block, so each end is checked (``look_for_damage``,
+``look_behind``).
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 _KEY, _VALUE = itemgetter(0), itemgetter(1)
-#: Rows of LevelDB that are read together without a look at what they take, where nothing is known of it.
+#: Rows of LevelDB that are read at once without checking their sizes, if no bound is known.
 TOGETHER = 16
-#: Unless they are larger.
+#: Larger rows are read one at a time.
 _TOGETHER_BYTES = 4 << 10
-#: The longest list of rows, and about how many bytes it has at most. A page that ends within one has read the rest for
-#: nothing, and each list costs its reader some microseconds.
+#: The longest list of rows, and about its maximum size. A page that ends within a list has read the rest for nothing,
+#: and each list costs its reader some microseconds.
 LIST_ROWS = 500
 _LIST_BYTES = 256 << 10
-#: Rows in a list that is all plain, at least, before others are joined.
+#: Plain rows in a list from which on they are joined.
 JOINED_ROWS = 16
-#: Rows of a pack that are made before the others, at least, for who wants a few first.
+#: Minimum number of a pack's rows in its first list, for readers that want only a few.
 _FEW_ROWS = 16
 _PLAIN = bytes([PLAIN])
 _flags_of = itemgetter(JOINED_VALUE)
@@ -45,14 +46,14 @@ _flags_of = itemgetter(JOINED_VALUE)
 
 @dataclass(frozen=True, slots=True)
 class RangeScan:
-    """What to read: the rows of a table with ``start <= key < stop``."""
+    """The range to read: the rows of a table with ``start <= key < stop``."""
 
     database: Any
-    """plyvel's database, with all tables."""
+    """plyvel's database over all tables."""
     rows: Any
     """plyvel's database of this table alone."""
     byte: bytes
-    """What the keys of this table begin with where all are."""
+    """The table's prefix of keys in ``database``."""
     start: bytes
     stop: bytes
     values: bool = True
@@ -60,23 +61,23 @@ class RangeScan:
     cache: bool = False
     """True: keep the blocks in memory."""
     packed: bool = True
-    """True if there may be packs among them."""
+    """True if there may be packs among the rows."""
     wanted: int = 0
-    """About how many rows are asked for; 0: that is not known."""
+    """About how many rows the caller wants; 0 if unknown."""
     largest: int = 0
-    """No row's value has more bytes; 0: that is not known. Lists are as long as it allows, and pages trust it."""
+    """Upper bound of the size of a row's value; 0 if unknown. Lists are sized by it, and pages rely on it."""
 
     def stored(self, rows: Any = None, **bounds: Any) -> Any:
-        """plyvel's iterator over rows as LevelDB has them; of this table, or of these."""
+        """Return plyvel's iterator over stored rows, of this table or of ``rows``."""
         return (rows or self.rows).iterator(verify_checksums=True, fill_cache=self.cache, **bounds)
 
     def look_for_damage(self, *, reverse: bool = False, stop: bytes | None = None) -> None:
-        """See ``look_for_damage``; ``stop``: of the whole key, where it is not the range's."""
+        """See ``look_for_damage``. ``stop`` is a whole key; the default is the end of the range."""
         stop = self.byte + self.stop if stop is None else stop
         look_for_damage(self.database, self.byte + self.start, stop, reverse=reverse)
 
     def look_behind(self, *, reverse: bool = False, stop: bytes | None = None) -> None:
-        """See ``look_behind``; ``stop``: of the whole key, where it is not the range's."""
+        """See ``look_behind``. ``stop`` is a whole key; the default is the end of the range."""
         stop = self.byte + self.stop if stop is None else stop
         look_behind(self.database, self.byte + self.start, stop, reverse=reverse)
 
@@ -86,10 +87,10 @@ class RangeScan:
 
 @contextmanager
 def one_by_one(scan: RangeScan, *, reverse: bool = False) -> Iterator[Iterable[Row]]:
-    """The rows as LevelDB has them; none of them is a pack. Iterating raises plyvel's errors."""
-    # plyvel 1.5.1 finds nothing on the way down when the only key of a range is its start.
+    """Yield the rows as LevelDB has them; none may be a pack. Iterating raises plyvel's errors."""
+    # Downwards, plyvel 1.5.1 finds nothing if the only key of a range is its start.
     start = None if reverse else scan.start
-    # Closed here and not by the garbage collector: an iterator holds table files, and the handle.
+    # Closed here rather than by the garbage collector: an iterator keeps table files and the handle.
     with closing(scan.stored(start=start, stop=scan.stop, reverse=reverse, include_value=scan.values)) as iterator:
         first = next(iterator, None)
         if first is None:
@@ -102,24 +103,24 @@ def one_by_one(scan: RangeScan, *, reverse: bool = False) -> Iterator[Iterable[R
 
 
 def _nothing_behind(scan: RangeScan, *, reverse: bool) -> Iterator[Row]:
-    """No rows; raises if the block after them is damaged."""
+    """Yield no rows; raise if the block after them is damaged."""
     scan.look_behind(reverse=reverse)
     yield from ()
 
 
-# --- lists of them ---------------------------------------------------------------------------------
+# --- lists -----------------------------------------------------------------------------------------
 
 
 def lists_up(scan: RangeScan, prefix: bytes) -> Generator[Sequence[Row], None, None]:
-    """The rows of a range upwards, some at a time. Iterating raises plyvel's errors.
+    """Yield the rows of a range upwards, in lists. Iterating raises plyvel's errors.
 
     Args:
-      prefix: what all keys have before the position, which plyvel takes off; empty: that may differ.
+      prefix: the common part of all keys before the position, which plyvel strips; empty if there may be none.
     """
     rows = scan.rows.prefixed_db(prefix) if prefix else scan.rows
     bounds, end = {"start": scan.start[len(prefix) :]}, scan.byte + scan.stop
     if scan.packed:
-        end = stop_after(scan.byte + prefix)  # the pack with the last row of a range ends after the range
+        end = stop_after(scan.byte + prefix)  # the pack with the last row of a range may end after the range
     else:
         bounds["stop"] = scan.stop[len(prefix) :]
     with closing(scan.stored(rows, **bounds)) as pairs:
@@ -131,31 +132,31 @@ def lists_up(scan: RangeScan, prefix: bytes) -> Generator[Sequence[Row], None, N
 
 
 class _Stored:
-    """Rows as LevelDB has them, taken some at a time."""
+    """Stored rows, read some at a time."""
 
     def __init__(self, scan: RangeScan, pairs: Iterator[Row], first: Row, end: bytes) -> None:
-        """``first``: the one before ``pairs``; ``end``: the whole key where these end."""
+        """``first`` is the row before ``pairs``; ``end`` is the whole key where these end."""
         self._scan = scan
         self._first = [first]
         self._pairs = pairs
         self._joined = map(PLAIN_GAP.join, pairs)
         self._end = end
-        #: How many rows may be read without a look at their sizes; 0: that is not known.
+        #: Rows that may be read without checking their sizes; 0 if unknown.
         together = _LIST_BYTES // scan.largest if scan.largest and not scan.packed else 0
         self._together = together if together > TOGETHER else 0
-        #: How many are read before the next look.
+        #: Rows to read before the next check.
         self._step = _step_behind(len(first[1]))
         self.has_ended = False
         self.failed: BaseException | None = None
-        """The error that ended the rows; to be raised after the rows before it."""
+        """The error that ended the rows; to be raised after them."""
 
     def pairs(self, most: int) -> list[Row]:
-        """The next rows, so many at most."""
+        """Return the next rows, ``most`` at most."""
         some, self._first = self._first, []
         return self._take(self._pairs, some, most, _value_bytes)[0]
 
     def items(self, most: int) -> tuple[list[bytes], int | None]:
-        """As ``pairs``, joined as in ``PlainItems``; and how many bytes they are at most, if that is known."""
+        """Return the next rows joined as in ``PlainItems``, and an upper bound of their size, None if unknown."""
         some, self._first = [PLAIN_GAP.join(row) for row in self._first], []
         return self._take(self._joined, some, most, len)
 
@@ -179,7 +180,7 @@ class _Stored:
         return some, size
 
     def _extend(self, some: list[S], rows: Iterator[S], length: int) -> None:
-        """Add rows to a list until it has so many, or there are no more. Those before an error are added."""
+        """Extend a list to ``length`` rows, or to the end. Rows before an error are added."""
         some.extend(islice(rows, length - len(some)))
         if len(some) < length:
             self.has_ended = True
@@ -187,11 +188,11 @@ class _Stored:
 
 
 def _lists(scan: RangeScan, prefix: bytes, stored: _Stored) -> Iterator[Sequence[Row]]:
-    """See ``lists_up``.
+    """Yield lists of rows: see ``lists_up``.
 
-    Each row that is plain is joined as it comes: no pair, no key and no slice is made of it. Among rows that are not plain
-    that would be wasted work: after them pairs are read again, until a whole list of them is plain. Of packs, about as
-    many are read at a time as have the bytes of the largest.
+    Plain rows are joined as they are read, without making a pair, a key or a slice of each. That would be wasted on
+    other rows, so after some of these, pairs are read until a whole list of them is plain. Of packs, about as many are
+    read at a time as fit the size of the largest pack.
     """
     until = scan.stop[len(prefix) :]
     joins = bool(prefix) and not scan.packed
@@ -224,14 +225,14 @@ def _lists(scan: RangeScan, prefix: bytes, stored: _Stored) -> Iterator[Sequence
                 yield rows
         size = min(size * GROWTH, most)
         if left > 0:
-            # Rows that were not asked for would be read for nothing.
+            # Reading more rows than the caller wants would be wasted.
             size = min(size, -(-left * read // max(1, before - left))) if scan.packed else min(left, LIST_ROWS)
     if stored.failed is not None and (last is None or last < until):  # otherwise the damage is after the range
         raise stored.failed
 
 
 def _up_to(stop: bytes, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Those before a key."""
+    """Yield the rows before a key."""
     if rows[-1][0] >= stop:
         rows = rows[: bisect_left(rows, stop, key=_KEY)]
     if rows:
@@ -239,7 +240,7 @@ def _up_to(stop: bytes, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 
 
 def _of_rows(some: list[Row], scan: RangeScan, prefix: bytes) -> Iterator[Sequence[Row]]:
-    """Those of some rows that are in the range, none of which is a pack."""
+    """Yield those of some rows that are in the range. None of them may be a pack."""
     rows: Sequence[Row]
     if prefix and len(some) >= JOINED_ROWS and _are_plain(some):
         rows = PlainItems(prefix, list(map(PLAIN_GAP.join, some)))
@@ -249,7 +250,7 @@ def _of_rows(some: list[Row], scan: RangeScan, prefix: bytes) -> Iterator[Sequen
 
 
 def _taken_apart(some: list[Row], scan: RangeScan, prefix: bytes) -> Iterator[Sequence[Row]]:
-    """The rows of the range in some rows as LevelDB has them, of which some are packs."""
+    """Yield the rows of the range in some stored rows, some of which are packs."""
     for is_pack, run in groupby(some, _is_pack):
         if not is_pack:
             rows = list(run)
@@ -262,7 +263,7 @@ def _taken_apart(some: list[Row], scan: RangeScan, prefix: bytes) -> Iterator[Se
             try:
                 pack = Pack(prefix + key, value)
             except FOREIGN:
-                yield from _together(parts)  # what stands before the damage
+                yield from _together(parts)  # the rows before the damage
                 raise
             first = pack.key_at(0)
             if first >= scan.stop:
@@ -278,13 +279,13 @@ def _taken_apart(some: list[Row], scan: RangeScan, prefix: bytes) -> Iterator[Se
 
 
 def _together(parts: list[PlainPart]) -> Iterator[PlainRows]:
-    """The rows of packs as one list."""
+    """Yield the rows of packs as one list."""
     if parts:
         yield parts[0] if len(parts) == 1 else PlainParts(parts)
 
 
 def lists_down(scan: RangeScan) -> Generator[Sequence[Row], None, None]:
-    """The rows of a range from the last one down, some at a time, of which some are in packs."""
+    """Yield the rows of a range downwards, in lists; some may be in packs."""
     with closing(scan.stored(start=scan.stop)) as iterator:
         above = next(iterator, None)
     if above is not None and _is_pack(above):
@@ -304,7 +305,7 @@ def lists_down(scan: RangeScan) -> Generator[Sequence[Row], None, None]:
 
 
 def _of_pack(pack: Pack, scan: RangeScan, *, reverse: bool = False) -> Iterator[Sequence[Row]]:
-    """The rows of the range in a pack, those that are asked for before others."""
+    """Yield the rows of the range in a pack; if the caller wants few, those come in a list of their own first."""
     low, end = pack.index(scan.start), pack.index(scan.stop)
     part = max(scan.wanted, _FEW_ROWS) if scan.wanted else end - low
     if reverse:
@@ -329,7 +330,7 @@ def _of_pack(pack: Pack, scan: RangeScan, *, reverse: bool = False) -> Iterator[
 
 
 def _whole(some: list[Row], prefix: bytes, *, values: bool) -> list[Row]:
-    """Rows with whole keys."""
+    """Return rows with whole keys."""
     if not values:
         return [(prefix + key, b"") for key, _ in some]
     return [(prefix + key, value) for key, value in some] if prefix else some
@@ -344,17 +345,17 @@ def _value_bytes(row: Row) -> int:
 
 
 def _step_behind(size: int) -> int:
-    """How many rows are read together after one of this size."""
+    """Return how many rows to read at once after one of this size."""
     return TOGETHER if size <= _TOGETHER_BYTES else 1
 
 
 def _plain_before(items: list[bytes]) -> int:
-    """How many joined rows are plain before the first one that is not."""
+    """Return the number of joined rows before the first one that is not plain."""
     try:
         if not any(map(_flags_of, items)):  # PLAIN is 0
             return len(items)
     except IndexError:
-        pass  # a value without a byte
+        pass  # an empty value
     return next(index for index, item in enumerate(items) if item[JOINED_VALUE : JOINED_VALUE + 1] != _PLAIN)
 
 
@@ -367,17 +368,17 @@ def _are_plain(rows: list[Row]) -> bool:
 
 
 def look_for_damage(database: Any, start: bytes, stop: bytes, *, reverse: bool = False) -> None:
-    """Raise LevelDB's error if an end of a range, in which no rows were found, cannot be read.
+    """Raise LevelDB's error if a range in which no rows were found cannot be read at the end where reading began.
 
-    plyvel's iterators (1.5.1) end without an error where the block they begin in is damaged and the last one there is;
-    in its raw iterators each step is checked.
+    plyvel's iterators (1.5.1) end without an error if the block they begin in is damaged and is the last one. Its raw
+    iterators check each step.
     """
     with closing(database.raw_iterator(verify_checksums=True, fill_cache=False)) as raw:
         _seek_to_first(raw, start, stop, reverse=reverse)
 
 
 def _seek_to_first(raw: Any, start: bytes, stop: bytes, *, reverse: bool) -> None:
-    """To the row at which an iterator over the range begins, in its direction."""
+    """Seek to the row at which an iterator over the range begins, in its direction."""
     if not reverse:
         raw.seek(start)
         return
@@ -391,7 +392,7 @@ def _seek_to_first(raw: Any, start: bytes, stop: bytes, *, reverse: bool) -> Non
 def look_behind(database: Any, start: bytes, stop: bytes, *, reverse: bool = False) -> None:
     """Raise LevelDB's error if the rows of a range after the last one that an iterator found cannot be read.
 
-    plyvel's iterators (1.5.1) end without an error, too, where the next block is damaged and the last one there is.
+    plyvel's iterators (1.5.1) also end without an error if the next block is damaged and is the last one.
     """
     with closing(database.raw_iterator(verify_checksums=True, fill_cache=False)) as raw:
         try:
@@ -399,13 +400,13 @@ def look_behind(database: Any, start: bytes, stop: bytes, *, reverse: bool = Fal
             if reverse and raw.valid():
                 raw.prev()
             if raw.valid():
-                return  # a row after the range: the iterator reached it, and was checked there
+                return  # a row after the range: the iterator got there, so it was checked
             if reverse:
                 raw.seek_to_first()
             else:
                 raw.seek_to_last()
         except FOREIGN:
-            # Only the rows of the range tell if that is in it.
+            # Only reading the rows of the range shows if the damage is in it.
             _seek_to_first(raw, start, stop, reverse=reverse)
             while raw.valid() and (raw.key() >= start if reverse else raw.key() < stop):
                 raw.prev() if reverse else raw.next()

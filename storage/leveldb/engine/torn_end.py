@@ -1,22 +1,20 @@
-"""Leaves out a record that a power cut or a kill has torn at the end of a log or manifest, if LevelDB refuses to open it.
+"""Leaves out a record that a power cut or a kill has torn at the end of a log or manifest that LevelDB refuses to open.
 
-Both files have LevelDB's log format. The log of the database that is written is longer than what was written to it
-(``newest_log``), and the rest reads as zeros. When the power goes during a sync, the disk may have stored any sectors of
-the record and not the others, which then read as zeros too; a file system that makes a file longer may have stored later
-pages and not an earlier one. LevelDB passes over zeros where a record could begin, and refuses the
-rest.
+Both files have LevelDB's log format. The log being written is longer than its records (``newest_log``), and the rest
+reads as zeros. If the power fails during a sync, the disk may have stored any sectors of the record; the others read as
+zeros too. A file system that extends a file may have stored later pages and not an earlier one. LevelDB skips zeros
+where a record could begin, and refuses the rest.
 
-Only the last record can be torn. In a log, every commit is synced before the next one is written, and nothing is written
-to a log again once LevelDB has read it: the torn commit was never acknowledged. In a manifest, LevelDB syncs each edit
-before it removes a file that the edit makes obsolete: the state before the torn edit is whole. A record is taken for torn
-when
+Only the last record can be torn. In a log, every commit is synced before the next one is written, and LevelDB never
+appends to a log that it has read: the torn commit was never acknowledged. In a manifest, LevelDB syncs each edit before
+it removes a file that the edit makes obsolete: the state before the torn edit is complete. A record counts as torn if
 
 * nothing begins after it,
-* a sector of its own, or its part of its first or last one, reads as zeros, or it ends in zeros: a write that was cut off
-  has stored its beginning,
+* a sector of its own, or its part of its first or last one, reads as zeros, or it ends in zeros: a write that was cut
+  off has stored its beginning,
 * and a copy of the database opens without it, with the log that the manifest then names.
 
-Anything else is damage. The file itself is cut, and synced, only after the copy has opened.
+Everything else is damage. The file itself is cut, and synced, only after the copy has opened.
 """
 
 from __future__ import annotations
@@ -33,39 +31,39 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-#: What a disk stores whole or not at all.
+#: The unit that a disk stores whole or not at all.
 SECTOR_BYTES = 512
-#: Zeros at the end of a record from which on it counts as not written to its end.
+#: Zeros at the end of a record from which on it counts as cut off.
 _CUT_BYTES = 8
-#: A header that has this many bytes or more before the end of a sector has a part of its length there: if they all read as
-#: zeros, it is not known where the record ends.
+#: If a header has at least this many bytes before the end of a sector, part of its length is there: if these bytes are
+#: all zeros, the end of the record is unknown.
 _LENGTH_AT = 5
 _LOG = re.compile(r"\d{6,}\.log\Z")
 _MANIFEST = re.compile(r"MANIFEST-\d{6,}\Z")
-#: Where the copy is made; LevelDB leaves alone what it does not know.
+#: The folder of the copy; LevelDB ignores names that it does not know.
 _COPY_NAME = "without-torn-records"
 _NEVER_CHANGED = {".ldb", ".sst"}
 
 
 def logs_among(names: Iterable[str]) -> list[str]:
-    """The names of logs among those of a database's files."""
+    """Return the names that are names of logs."""
     return [name for name in names if _LOG.match(name)]
 
 
 def newest_log_of(names: Iterable[str]) -> str | None:
-    """The name of the newest log among those of a database's files."""
+    """Return the name of the newest log; None if there is none."""
     return max(logs_among(names), key=lambda name: int(name[:-4]), default=None)
 
 
 def torn_ends(directory: Path) -> list[tuple[Path, int]]:
-    """The newest log and the manifest of a database, if they end in a torn record, with where that begins."""
+    """Return the newest log and the manifest of a database if they end in a torn record, with the offset of that."""
     names = [newest_log_of(os.listdir(directory)), _manifest_of(directory)]
     found = [(directory / name, torn_record((directory / name).read_bytes())) for name in names if name is not None]
     return [(file, start) for file, start in found if start is not None]
 
 
 def _manifest_of(directory: Path) -> str | None:
-    """The name of the manifest; None if there is none."""
+    """Return the name of the manifest; None if there is none."""
     try:
         name = (directory / "CURRENT").read_text(encoding="ascii", errors="replace").strip()
     except OSError:
@@ -74,7 +72,7 @@ def _manifest_of(directory: Path) -> str | None:
 
 
 def torn_record(data: bytes) -> int | None:
-    """Return where the last record of a log begins if it may be torn. Only headers are read, no checksums."""
+    """Return the offset of the last record of a log if it may be torn. Reads only headers, no checksums."""
     written = len(data.rstrip(b"\0"))
     start = None
     inside = lost = False
@@ -89,7 +87,7 @@ def torn_record(data: bytes) -> int | None:
                 return None  # another record, or a part of one, follows the torn one
             start = at
         if _is_lost(data, at, written):
-            # Nothing more is known of its first block; the next one begins with a header again.
+            # The rest of its first block is unknown; the next block begins with a header again.
             inside = lost = True
             at += left
             continue
@@ -106,7 +104,7 @@ def torn_record(data: bytes) -> int | None:
 
 
 def _is_lost(data: bytes, at: int, written: int) -> bool:
-    """True if the header at ``at`` was not stored, or not the part of it that says how long the record is."""
+    """True if the header at ``at``, or the part of it with the record's length, was not stored."""
     sector_end = at - at % SECTOR_BYTES + SECTOR_BYTES
     if sector_end - at >= _LENGTH_AT and not any(data[at:sector_end]):
         return True
@@ -117,7 +115,7 @@ def _is_lost(data: bytes, at: int, written: int) -> bool:
 
 
 def _has_hole(data: bytes, start: int, end: int, written: int) -> bool:
-    """True if a sector of a record, or its part of its first or last sector, or its end, reads as zeros."""
+    """True if a sector of a record, its part of its first or last sector, or its end reads as zeros."""
     if end - written >= _CUT_BYTES:
         return True
     return any(
@@ -128,7 +126,7 @@ def _has_hole(data: bytes, start: int, end: int, written: int) -> bool:
 
 @contextmanager
 def copy_without(directory: Path, torn: Sequence[tuple[Path, int]]) -> Iterator[Path]:
-    """A copy of a database without torn records, removed at the end; tables are shared. Raises OSError."""
+    """Copy a database without torn records; the copy is removed at the end. Tables are shared. Raises OSError."""
     copy = directory / _COPY_NAME
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir()
