@@ -1,4 +1,4 @@
-"""Assembles the daemon from its settings: actors, what handlers work with, the cluster, listeners."""
+"""Assembles the daemon from its settings: actors, dependencies of handlers, the cluster, listeners."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from storage.base import Store
 
-#: Seconds between two looks at how late the event loop is.
+#: Seconds between measurements of the event loop's lag.
 LAG_INTERVAL_S = 0.5
 
 
 @dataclass(slots=True)
 class Daemon:
-    """What lives as long as the daemon; ``main`` begins and ends it. Handlers are given what they use, never this."""
+    """Everything that lives as long as the daemon; ``main`` starts and ends it. Handlers get only what they use."""
 
     config: Config
     version: str
@@ -130,26 +130,26 @@ class Daemon:
     namespaces: Namespaces
     authority: Authority
     attention: Attention
-    """Parts of the daemon append to its sources."""
+    """Other parts of the daemon append to its sources."""
     scrub: Scrub
     answers: AnswerBudget
     publishing: Publishing
     store_time: StoreTime
     endpoints: tuple[Endpoint, ...]
-    """Every route as a listener serves it: forwarded where others own things, hot ones counted."""
+    """Every route as a listener serves it: forwarded to owners, checked, counted and traced."""
     begin: Begin
-    """Begins a stream of publishes."""
+    """Opens a stream of publishes."""
     cluster: Cluster | None
     security: Security
     audit: Audit
     descriptors: Descriptors
     stopping: trio.Event
-    """Set once the daemon leaves: readyz says so, and polls that wait are answered."""
+    """Set when the daemon shuts down: readyz reports it, and waiting polls are answered."""
     served: trio.Event
-    """Set once the server has stopped and its last answers have left."""
+    """Set when the server has stopped and the last answers were sent."""
 
     async def start(self, actors: trio.Nursery) -> None:
-        """Start what works by itself. Raises StoreError; StoreUnusable: the clock is too far ahead of the store."""
+        """Start background tasks. Raises StoreError; StoreUnusable: the clock is too far ahead of the store."""
         await self.store_time.load(self.store, self.config.storage.max_clock_ahead_s)
         await self.authority.start(actors)
         authority = self.authority
@@ -174,7 +174,7 @@ class Daemon:
             actors.start_soon(self.audit.run)
 
     def origin_check(self) -> OriginCheck:
-        """Checks Host and Origin; refusals are logged and audited."""
+        """Return the check of Host and Origin; refusals are logged and audited."""
         check = origin_check(self.config)
         access = self.accounting.access
         check.on_answered = lambda target, error: access.refused("unknown", target, status_of(error))
@@ -183,17 +183,17 @@ class Daemon:
         return check
 
     def refused_origin(self, what: str, peer: Peer, error: PlainsongError) -> None:
-        """A request was refused for its Host or its Origin."""
+        """Record a request that was refused because of its Host or Origin."""
         self.audit.refused(RefusedRequest(error, NOBODY, peer, what))
 
     def stop(self) -> None:
-        """Take nothing new; polls that wait are answered with what there is."""
+        """Accept nothing new; answer waiting polls at once."""
         self.stopping.set()
         self.directory.close()
         self.pointers.close()
 
     async def drained(self) -> None:
-        """Wait until topics and then the transaction service, which may have asked them, have ended. Stop first."""
+        """Wait until topics have ended, then the transaction service, which may ask them. Call ``stop`` first."""
         await self.directory.drained()
         await self.authority.aclose()
 
@@ -211,14 +211,14 @@ async def assemble(
     certificates: Certificates | None = None,
     traces: Traces | None = None,
 ) -> Daemon:
-    """The daemon, not started; its actors live in ``actors``.
+    """Assemble the daemon without starting it; its actors live in ``actors``.
 
     Args:
-      ownership: who owns what among several instances; None: this one is alone.
-      membership: the same where it comes from ZooKeeper, for the routes that show the cluster or change it.
-      security: who is let in, its files read; None: they are read here.
-      certificates: for links to other instances; None: they are plain.
-      traces: where requests are recorded; None: nowhere.
+      ownership: which of several instances owns what; None: there is only this one.
+      membership: the same, if it comes from ZooKeeper, for the routes that show or change the cluster.
+      security: the guard, with its files loaded; None: load them here.
+      certificates: for links to other instances; None: links are plain.
+      traces: records requests; None: requests are not traced.
     Raises:
       StoreError: the store could not be read.
     """
@@ -243,7 +243,7 @@ async def assemble(
             await announce_namespace(cluster.owners, namespace)
 
     def owners() -> Owners:
-        assert cluster is not None  # it is there before anything asks a peer
+        assert cluster is not None  # set before anything asks a peer
         return cluster.owners
 
     async def transaction_owner(pointer: int) -> str | None:
@@ -298,7 +298,7 @@ async def assemble(
     environment.ownership.on_change(namespaces.reload_soon)
     cluster = None if ownership is None else Cluster(config, ownership, directory, metrics, actors, certificates)
 
-    # What handlers work with: each gets what it uses.
+    # Dependencies of handlers: each gets only what it uses.
     transactions, rates, stopping, release = authority.transactions, Rates(), trio.Event(), metrics.version
     links = None if cluster is None else cluster.links
     descriptors = Descriptors()
@@ -526,13 +526,13 @@ async def assemble(
 
 
 def janitor_settings(config: Config) -> JanitorSettings:
-    """The janitor's part of the settings."""
+    """Return the settings of the janitor."""
     retention = config.retention
     return JanitorSettings(retention.interval_s, retention.delete_grace_s, retention.step_rows)
 
 
 def topic_limits(config: Config) -> TopicLimits:
-    """The topics' part of the settings."""
+    """Return the settings of topics."""
     producers = config.deduplication
     return TopicLimits(
         max_message_bytes=config.topic.max_message_bytes,
@@ -554,12 +554,12 @@ def topic_limits(config: Config) -> TopicLimits:
     )
 
 
-#: How far the clock of a foreign transaction service may be ahead of the daemon's.
+#: How far the clock of an external transaction service may be ahead of the daemon's.
 MAX_AHEAD_MS = 300_000
 
 
 async def _watch_loop(metrics: Metrics) -> None:
-    """Measure how late the loop wakes a task that sleeps."""
+    """Measure how late the loop wakes a sleeping task."""
     while True:
         due_s = trio.current_time() + LAG_INTERVAL_S
         await trio.sleep_until(due_s)
@@ -568,16 +568,17 @@ async def _watch_loop(metrics: Metrics) -> None:
 
 # --- contention ------------------------------------------------------------------------------------
 #
-# Another daemon on the store of one that believes itself alone is logged once in a while, with what to do about it.
+# If another daemon works on the store of a daemon configured as the only one, log it from time to time, with the
+# remedy.
 
 
 log = logging.getLogger(__name__)
-#: Between two lines about it: each of many topics may be taken every few seconds.
+#: Pause between two log lines: many topics may be taken every few seconds.
 PAUSE_S = 300.0
 
 
 class Contention:
-    """Counts the topics that were taken from this daemon, which knows of no others; call it for each."""
+    """Counts topics claimed by other daemons, for a daemon that knows of none; call it for each topic."""
 
     def __init__(self, place: str, clock: Callable[[], float] = trio.current_time) -> None:
         self._place = place
@@ -586,7 +587,7 @@ class Contention:
         self._taken = 0
 
     def __call__(self) -> None:
-        """Another daemon has claimed a topic."""
+        """Record that another daemon has claimed a topic."""
         self._taken += 1
         now_s = self._clock()
         if now_s < self._again_s:
@@ -616,7 +617,7 @@ async def serve(
     *,
     task_status: trio.TaskStatus[list[str]],
 ) -> None:
-    """Answer HTTP, and other instances, until ``stop`` is set; started once connections are accepted. Raises OSError."""
+    """Serve HTTP, and other instances, until ``stop`` is set; started once connections are accepted. Raises OSError."""
     config = daemon.config
     settings = http_settings(config)
     peers = None if daemon.cluster is None else daemon.cluster.peer_handler()
@@ -672,7 +673,7 @@ async def serve(
 async def start_thrift(
     daemon: Daemon, stop: trio.Event, servers: trio.Nursery, certificates: Certificates | None = None
 ) -> list[str]:
-    """Serve Tephra's clients, where ``transactions.thrift`` says so; the addresses. Raises OSError."""
+    """Serve Tephra's clients if ``transactions.thrift`` is set; return the addresses. Raises OSError."""
     config, authority = daemon.config, daemon.authority
     if not config.transactions.thrift or (authority.own is None and authority.routed is None):
         return []
@@ -685,7 +686,7 @@ async def start_thrift(
         serve_thrift,
         config.transactions.thrift,
         methods,
-        budget=BodyBudget(config.http.max_inflight_bytes // 4),  # its own: half-sent frames must not hold up publishes
+        budget=BodyBudget(config.http.max_inflight_bytes // 4),  # separate: incomplete frames must not block publishes
         stop=stop,
         grace_s=config.shutdown.drain_s,
         tls=certificates.context if config.transactions.thrift_tls and certificates is not None else None,

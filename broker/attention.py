@@ -1,4 +1,4 @@
-"""What an operator should look at: each instance says what is wrong at it, and any of them tells all of it, worst first."""
+"""Findings for operators: each instance reports its own, and any of them returns all, worst first."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.state import TopicState
 
-#: Findings of an answer.
+#: Most findings in an answer.
 MAX_ITEMS = 100
-#: Messages that are undecided for longer hold readers up; for much longer, somebody has to act.
+#: Warn about a message that has been undecided for this long, since it holds readers; then report it as critical.
 HELD_MS = 60_000
 LONG_HELD_MS = 600_000
 OLD_TRANSACTION_MS = 600_000
-#: How long a slow commit is shown.
+#: How long a slow commit is reported.
 SLOW_SYNC_SHOWN_S = 300.0
-#: A certificate that ends before then is to be renewed.
+#: Warn about a certificate that expires within this time.
 CERTIFICATE_SOON_S = 14 * 86_400
-#: How long other instances are waited for.
+#: How long to wait for other instances.
 ASK_TIMEOUT_S = 1.0
-#: The call that asks another instance what is wrong there.
+#: The call that returns the findings of an instance.
 FINDINGS = "attention"
-#: Topics that are looked at in one turn of the event loop.
+#: Topics checked in one turn of the event loop.
 MANY = 100
 
 
-#: Says what is wrong with some part of this instance, at once.
+#: Returns the findings of some part of this instance, without waiting.
 Source: TypeAlias = "Callable[[], Sequence[Finding]]"
 
 
 class Attention:
-    """What needs attention, at all instances. ``sources`` may be appended to."""
+    """Findings of all instances. ``sources`` may be appended to."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class Attention:
         self.sources: list[Source] = [self._disk, self._sync, self._instances]
 
     async def findings(self) -> list[Finding]:
-        """Of all instances, worst first; each of several that say the same says it once."""
+        """Return the findings of all instances, worst first, without duplicates."""
         found = set(await self._here())
         await self._ask_others(found)
         return sorted(found, key=lambda each: each.rank)
 
     async def handler(self, call: Call) -> Reply:
-        """Answers another instance."""
+        """Answer another instance's call."""
         del call
         return Reply([list(each) for each in sorted(await self._here(), key=lambda each: each.rank)[:MAX_ITEMS]])
 
@@ -118,7 +118,7 @@ class Attention:
         now_ms = self._clock.now_ms()
         for number, entry in enumerate(self._directory):
             if number % MANY == MANY - 1:
-                await trio.lowlevel.checkpoint()  # others need the event loop too
+                await trio.lowlevel.checkpoint()  # do not hold the event loop
             name = entry.name
             if self._ownership is not None and not self._ownership.is_mine(name):
                 continue
@@ -139,7 +139,7 @@ class Attention:
                     yield Finding("expired-unread", "warning", subject, text, link=_page(name), topic=str(name))
 
     def _held(self, name: TopicName, state: TopicState, now_ms: int) -> Finding | None:
-        """The transaction that holds readers of committed messages, if it has for long."""
+        """Report the transaction that has held committed readers for long."""
         for pending in state.pending.values():
             if pending.pointer <= 0 or not pending.runs or pending.decided or self._is_over(pending.pointer):
                 continue
@@ -167,7 +167,7 @@ class Attention:
         try:
             figures = await embedded.listed("in_progress", MAX_ITEMS)
         except PlainsongError:
-            return []  # it is away, or moving
+            return []  # it is unavailable, or moving
         old_ms = self._clock.now_ms() - OLD_TRANSACTION_MS
         return [
             Finding(
@@ -224,7 +224,7 @@ class Attention:
 
 
 def clock_findings(store_time: StoreTime) -> list[Finding]:
-    """A clock that is behind the store, by more than two clocks differ."""
+    """Report a clock that is behind the store, by more than two clocks may differ."""
     behind_ms = store_time.behind_ms()
     if behind_ms <= SLACK_MS:
         return []
@@ -236,7 +236,7 @@ def clock_findings(store_time: StoreTime) -> list[Finding]:
 
 
 def stale_files(stale: Callable[[], Mapping[str, str] | None]) -> list[Finding]:
-    """The files of tokens and grants that could not be read again. ``stale`` is what ``readyz`` shows of them."""
+    """Report files of tokens and grants that could not be reloaded. ``stale`` is ``Security.stale``."""
     found = stale()
     if found is None:
         return []
@@ -245,7 +245,7 @@ def stale_files(stale: Callable[[], Mapping[str, str] | None]) -> list[Finding]:
 
 
 def certificate_findings(certificates: Certificates, clock: Callable[[], float] = time) -> list[Finding]:
-    """The certificate that is served, if it ends soon or has ended, or is not the one of its files."""
+    """Report a certificate that expires soon, has expired, or could not be reloaded."""
     found = []
     if certificates.stale is not None:
         text = (

@@ -1,8 +1,8 @@
-"""The audit: who changed what, and who was refused, in the topic ``system:audit``, which HTTP cannot write.
+"""The audit: who changed what, and whose requests were refused, in the topic ``system:audit``, which HTTP cannot write.
 
-A change is recorded after it was made and before it is answered. Refusals are gathered: the first of a kind is recorded
-within a second, those of the next ten seconds as one record with their number, so that refusals do not fill the disk.
-Twenty are written a second, of each name in turn; records of the daemon itself do not wait for them.
+A change is recorded after it is made and before it is answered. Refusals are aggregated so that they do not fill the
+disk: the first of a kind is recorded within a second, those of the next ten seconds as one record with a count. Twenty
+a second are written, round robin over names; records of the daemon itself do not wait for them.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("plainsong.audit")
 AUDIT = TopicName(SYSTEM, AUDIT_TOPIC)
-#: The name to claim before writing the row about a restore; no topic has an empty namespace.
+#: The name to claim before writing the row of a restore; no topic has an empty namespace.
 _CLAIM_NAME = TopicName("", "restored")
 TTL_S = 400 * 86_400
-#: Above this ``attention`` warns.
+#: Above this size ``attention`` warns.
 LARGE_BYTES = 1 << 30
-#: How long lost records need attention.
+#: How long a loss of records is reported.
 LOSS_SHOWN_MS = 3_600_000
-#: Of refusals, and of changes that are counted together.
+#: Limit on records of refusals, and of repeated changes.
 RECORDS_PER_S = 20
-#: Records of the daemon itself that wait to be written.
+#: The daemon's own records that may wait to be written.
 MAX_OWN_RECORDS = 1_000
-#: What the topic's properties are, at each start.
+#: Properties of the topic; restored at each start.
 PROPERTIES = TopicProperties(ttl_s=TTL_S, chain="sha256")
-#: How long a record of a change, or the check that it can be written, may take; the client waits.
+#: Time limit for writing a record, or for checking that it can be written, while the client waits.
 WRITE_TIMEOUT_S = 5.0
-#: The bytes of a record without the body of its request, rounded up.
+#: Size of a record without the request's body, rounded up.
 RECORD_BYTES = 2048
-#: What is recorded of the routes that change something.
+#: The action recorded for each route that changes something.
 ACTIONS = {
     "create_topic": "topic.create",
     "set_properties": "topic.properties",
@@ -95,11 +95,11 @@ ACTIONS = {
     "put_definitions": "definitions.import",
     "start_scrub": "scrub.start",
 }
-#: All that is recorded.
+#: All recorded actions.
 RECORDED = frozenset(ACTIONS.values()) | {"backup.restore", "security.reload", "security.refused"}
-#: What an outcome of HTTP is in a record.
+#: Outcome of HTTP → outcome of a record; others are ``unknown``.
 _OUTCOMES = {"not-applied": "refused", "applied": "applied"}
-#: Routes whose target had properties before, which the record shows.
+#: Routes whose record shows the target's properties before the change.
 _WITH_BEFORE = frozenset(("set_properties", "delete_topic"))
 
 
@@ -108,9 +108,9 @@ class Audit:
 
     Args:
       ask: asks a topic's owner.
-      required: ``security.audit``: a change that cannot be recorded is not made.
+      required: ``security.audit``: refuse a change that cannot be recorded.
       lost: counts records that could not be written.
-      store: says whether it was restored from a backup.
+      store: its copy row reports a restore from a backup.
     """
 
     def __init__(
@@ -128,19 +128,19 @@ class Audit:
         self._instance = instance
         self._required = required
         self._count_lost = lost
-        #: Records that could not be written since the start, and when the last one was.
+        #: Records lost since the start, and the time of the last loss.
         self.lost_records = 0
         self.lost_ms = 0
         self._store = store
         self._of_names, self._of_networks = Gathering(), Gathering()
-        #: Of the daemon itself, such as reloads, which no refusal holds up.
+        #: The daemon's own records, such as reloads; refusals do not delay them.
         self._own: list[dict[str, Any]] = []
-        #: When refusals are written again.
+        #: When refusals may be written next.
         self._turn_s = -inf
         self._wake = trio.Event()
 
     def findings(self) -> list[Finding]:
-        """Whether records were lost within the last hour, for ``broker.attention``."""
+        """Report, for ``broker.attention``, records lost within the last hour."""
         if not self.lost_records or self._clock.now_ms() > self.lost_ms + LOSS_SHOWN_MS:
             return []
         text = f"Records of the audit could not be written: {self.lost_records} since the start. The log says why."
@@ -152,12 +152,12 @@ class Audit:
         self._count_lost()
 
     async def create(self) -> None:
-        """Makes the topic, chained, if it is not there, and gives it back the properties it has to have.
+        """Create the topic, chained, if it does not exist, and restore its properties.
 
-        HTTP cannot change them, but an earlier version let any client do so while authentication was off.
+        HTTP cannot change them, but an earlier version allowed it to any client while authentication was off.
         Raises PlainsongError.
         """
-        with suppress(Conflict):  # it is there, with other properties
+        with suppress(Conflict):  # it exists with other properties
             await self._ask(AUDIT, Create(PROPERTIES, if_not_exists=True))
             return
         found = (await self._ask(AUDIT, Describe())).metadata
@@ -172,7 +172,7 @@ class Audit:
         self._put_own(record)
 
     async def run(self) -> None:
-        """Makes the topic, and writes what is gathered, until cancelled."""
+        """Create the topic, and write waiting records, until cancelled."""
         while True:
             try:
                 await self.create()
@@ -193,7 +193,7 @@ class Audit:
             await self._write_gathered()
 
     async def _write_gathered(self) -> None:
-        """Writes records of refusals, at most so many a second."""
+        """Write records of refusals, at most ``RECORDS_PER_S`` a second."""
         now_s = trio.current_time()
         if now_s < self._turn_s:
             return
@@ -204,7 +204,7 @@ class Audit:
             await self._write(record)
 
     def _turn(self, now_s: float) -> list[dict[str, Any]]:
-        """The records to write now: of names and of networks by turns, and of each of them by turns."""
+        """Return the records to write now: names and networks alternate, and so do the senders of each."""
         found: list[dict[str, Any]] = []
         sources = [self._of_names, self._of_networks]
         while sources and len(found) < RECORDS_PER_S:
@@ -219,7 +219,7 @@ class Audit:
     # --- changes ----------------------------------------------------------------------------------
 
     def audited(self, endpoint: Endpoint, owner_of: Callable[[int], str | None], tasks: RequestTasks) -> Endpoint:
-        """The same route; its changes are recorded before they are answered."""
+        """Wrap a route so that its changes are recorded before they are answered."""
         route, handler = endpoint
         action = ACTIONS.get(route.name)
         if action is None:
@@ -227,7 +227,7 @@ class Audit:
 
         async def reset(request: Request) -> Answer:
             if _is_dry_run(route, request) or "expected" in _fields(request):
-                return await answer_of(handler, request)  # a reader that goes on from where it knows it stands
+                return await answer_of(handler, request)  # a compare-and-set by the reader itself is not a reset
             return await self._reset(handler, request, action)
 
         if route.name == "put_reader":
@@ -261,9 +261,9 @@ class Audit:
         return Endpoint(route, tasks.adapt(recorded))
 
     async def _reset(self, handler: Handler, request: Request, action: str) -> Answer:
-        """Answers a request that puts a reader elsewhere, wherever it stands.
+        """Answer and record a request that sets a reader's position, whatever it was before.
 
-        A program that keeps its positions so does it all the time: those of ten seconds are one record.
+        A program that stores its positions this way sends it all the time: ten seconds of them are one record.
         """
         await self.refuse_unless_writable(request)
         before = await self._reader(request)
@@ -278,7 +278,7 @@ class Audit:
         if outcome == "applied":
             record["before"], record["after"] = before, _shown_position(answer)
             if before is None or before == record["after"]:
-                return answer  # a new one, or one that did not move: nothing is read again, and nothing is passed over
+                return answer  # a new reader, or the same position: no message is read again or skipped
         await self._gathered_change(record)
         return answer
 
@@ -292,7 +292,7 @@ class Audit:
             gathering.watch(kind, trio.current_time(), record)
 
     async def _reader(self, request: Request) -> dict[str, Any] | None:
-        """Where a reader stands; None: there is none, or nobody can say."""
+        """Return a reader's position; None if it has none, or the topic does not answer."""
         try:
             found = await self._ask(request.name, ListReaders())
         except PlainsongError:
@@ -302,10 +302,10 @@ class Audit:
         )
 
     async def refuse_unless_writable(self, request: Request | None = None) -> None:
-        """Check that ``system:audit`` takes the record of a change, if ``security.audit`` requires one.
+        """Check that ``system:audit`` accepts the record of a change, if ``security.audit`` requires one.
 
         Raises:
-          AuditUnavailable, LowSpace: it does not, and the change must not be made.
+          AuditUnavailable, LowSpace: it does not; do not make the change.
         """
         if not self._required:
             return
@@ -343,19 +343,19 @@ class Audit:
     # --- calls of Tephra's clients ------------------------------------------------------------------
 
     def call_refused(self, remote: str, target: str) -> None:
-        """A call was refused, since ``thrift`` has no verb for it."""
+        """Record that a call was refused because ``thrift`` lacks the verb."""
         self.refused(RefusedRequest(Forbidden(), THRIFT, Peer(remote), target))
 
     async def call_made(self, remote: str, action: str, target: str, method: str, outcome: str) -> None:
-        """A call that changes something for others was answered."""
+        """Record a call that changes something for others."""
         record = self._record(THRIFT, Peer(remote), "", action, target, outcome=outcome, status=None, code=None)
         record["after"] = {"method": method}
         await self._write(record)
 
-    # --- refusals, and what happens by itself -------------------------------------------------------
+    # --- refusals, and events of the daemon itself ---------------------------------------------------
 
     def refused(self, refusal: RefusedRequest) -> None:
-        """A request was refused for who sent it, or where it came from."""
+        """Record the refusal of a request because of its client or its address."""
         who, peer = refusal.who, refusal.peer
         make = partial(self._refusal, refusal)
         gathering = self._of_names if who.name else self._of_networks
@@ -380,13 +380,13 @@ class Audit:
         )
 
     def reloaded(self, what: str, before: str, after: str) -> None:
-        """A file of ``security`` was put in force."""
+        """Record that a file of ``security`` was put in force."""
         record = self._record(NOBODY, None, "", "security.reload", what, outcome="applied", status=None, code=None)
         record["before"], record["after"] = {"sha256": before}, {"sha256": after}
         self._put_own(record)
 
     async def _record_restore(self) -> None:
-        """Records once that the store was made of a backup, which happened while no daemon was there."""
+        """Record, once, that the store was restored from a backup while no daemon was running."""
         try:
             row = None if self._store is None else await copy_row(self._store)
             if row is None or row.audited or row.state != DONE or not row.origin.startswith(BACKUP_ORIGIN):
@@ -448,10 +448,10 @@ class Audit:
         }
 
     async def _write(self, record: dict[str, Any]) -> bool:
-        """Whether it was written, as far as is known."""
+        """Write a record. False: it is counted as lost, although a write that timed out may still succeed."""
         payload = masked(compact(record)).encode("utf-8", "replace")
         try:
-            # What was changed is recorded also for a client that has left.
+            # Also for a client that has disconnected: the change was made.
             with trio.CancelScope(shield=True), trio.fail_after(WRITE_TIMEOUT_S):
                 await self._ask(AUDIT, Publish(PublishRequest([payload]), len(payload)))
                 return True
@@ -462,7 +462,7 @@ class Audit:
 
 
 def large_audit(directory: Directory) -> list[Finding]:
-    """Whether this instance has the audit's topic open, and it is large; for ``broker.attention``."""
+    """Report, for ``broker.attention``, that the audit's topic is open here and large."""
     state = directory.peek(AUDIT)
     if state is None or state.usage.bytes <= LARGE_BYTES:
         return []
@@ -471,7 +471,7 @@ def large_audit(directory: Directory) -> list[Finding]:
 
 
 def _is_dry_run(route: Route[Any], request: Request) -> bool:
-    """Whether a route that has dry runs is asked for one; what it would read otherwise it refuses."""
+    """True if the route has dry runs and the request asks for one. The handler refuses an invalid query."""
     if "dryRun" not in route.parameters:
         return False
     try:
@@ -482,9 +482,9 @@ def _is_dry_run(route: Route[Any], request: Request) -> bool:
 
 
 def _ends_own(request: Request, owner_of: Callable[[int], str | None]) -> bool:
-    """Whether somebody ends a transaction of its own, which is everyday work.
+    """True if the client ends its own transaction, which needs no record.
 
-    Whoever may not ``operate`` ends no other: its owner, which may be another instance, refuses that.
+    A client without ``operate`` cannot end another's: the owner refuses it, perhaps on another instance.
     """
     if not request.rights.on_service("operate"):
         return True
@@ -495,7 +495,7 @@ def _ends_own(request: Request, owner_of: Callable[[int], str | None]) -> bool:
 
 
 def _said(answer: Answer) -> tuple[str | None, str]:
-    """The code and the outcome of an answer."""
+    """Return the code and the outcome of an answer."""
     if answer.status < 400:
         return None, "applied"
     try:
@@ -506,19 +506,19 @@ def _said(answer: Answer) -> tuple[str | None, str]:
     return problem.get("code"), _OUTCOMES.get(outcome, "unknown")
 
 
-#: Of a long list so much is recorded.
+#: Names recorded of a long list.
 MAX_LISTED = 1_000
 
 
 def _some(names: Sequence[str] | None) -> list[str] | None:
-    """A list as a record has it."""
+    """Return a list as it is recorded: cut at ``MAX_LISTED``."""
     if names is None or len(names) <= MAX_LISTED:
         return None if names is None else list(names)
     return [*names[:MAX_LISTED], f"and {len(names) - MAX_LISTED} more"]
 
 
 def _fields(request: Request) -> dict[str, Any]:
-    """The fields of a JSON body; none where it is no object."""
+    """Return the fields of a JSON body; empty if it is not an object."""
     with suppress(PlainsongError):
         given = request.json()
         return given if isinstance(given, dict) else {}
@@ -531,7 +531,7 @@ def _shown_position(answer: Answer) -> dict[str, Any] | None:
 
 
 def _after(route: str, request: Request, answer: Answer) -> Any:
-    """What was asked for, of routes whose body says what is to be; of an import, what it changed."""
+    """Return the requested properties for routes that set them, and for an import the changes it made."""
     if route == "put_definitions" and isinstance(answer.body, bytes):
         lists = json.loads(answer.body)
         return {verdict: _some(lists[verdict]) for verdict in ("created", "changed", "deleted")}
@@ -542,7 +542,7 @@ def _after(route: str, request: Request, answer: Answer) -> Any:
 
 
 def _network(peer: Peer | None) -> str:
-    """The network of an address: /24, or /64 of IPv6."""
+    """Return the network of an address: /24, or /64 for IPv6."""
     host = "" if peer is None else peer.address.rpartition(":")[0].strip("[]")
     try:
         address = ipaddress.ip_address(host)

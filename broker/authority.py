@@ -1,4 +1,4 @@
-"""The daemon's transaction authority: its own service, a Tephra, or none; started and stopped with the daemon."""
+"""The daemon's transaction authority: its own service, a Tephra, or none; its start and its end."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
     from storage.base import Store
 
 log = logging.getLogger(__name__)
-#: How long a start waits for our own service, which is loaded from disk, and for a Tephra. Plain publishes and polls
-#: are served without it.
+#: How long the start waits for the daemon's own service, which is loaded from disk, and for a Tephra. Plain publishes
+#: and polls are served without it.
 START_PATIENCE_S = 10.0
 FOREIGN_PATIENCE_S = 1.0
 
 
 class Transactions(Protocol):
-    """The daemon's authority on transactions. It is called on the event loop and, except for ``fresh`` and ``as_of``, never waits."""
+    """The authority on transactions. Called on the event loop; it never waits, except in ``fresh`` and ``as_of``."""
 
     def standing(self, pointer: int) -> Standing:
-        """What became of a pointer, a checkpoint's or a transaction's first one. Raises TransactionsUnavailable."""
+        """Return the state of a pointer, of a transaction or a checkpoint. Raises TransactionsUnavailable."""
         ...
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
-        """All write pointers of a pointer's transaction, as far as is known. Raises TransactionsUnavailable."""
+        """Return all known write pointers of a pointer's transaction. Raises TransactionsUnavailable."""
         ...
 
     def view(self) -> View:
-        """What readers of committed messages see now. Raises TransactionsUnavailable."""
+        """Return the current view of committed readers. Raises TransactionsUnavailable."""
         ...
 
     async def fresh(self) -> None:
-        """Afterwards the view has every commit that was acknowledged before the call. Raises as ``view``."""
+        """Wait until the view has every commit that was acknowledged before the call. Raises as ``view``."""
         ...
 
     async def as_of(self, at_ms: int) -> Moment:
-        """What had been decided by a moment, for ever.
+        """Return what had been committed by a moment. The result never changes.
 
         Raises:
-          TransactionsUnavailable: unknown just now, or nobody here keeps when transactions were decided.
-          AsOfTooOld: it is not known any more. InvalidParameter: the moment is still to come.
+          TransactionsUnavailable: currently unknown, or times of decisions are not recorded.
+          AsOfTooOld: no longer known. InvalidParameter: the moment is in the future.
         """
         ...
 
@@ -71,16 +71,16 @@ class SwitchedOff:
     """``transactions.service = "off"``: clients manage pointers themselves; every pointer's state is unknown."""
 
     def standing(self, pointer: int) -> Standing:
-        """Always "unknown"."""
+        """Return "unknown"."""
         del pointer
         return "unknown"
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
-        """The pointer alone."""
+        """Return the pointer alone."""
         return (pointer,)
 
     def view(self) -> View:
-        """Raises TransactionsUnavailable: readers bring snapshots of their own."""
+        """Raises TransactionsUnavailable: readers must send their own snapshots."""
         raise TransactionsUnavailable(
             "this daemon has no transaction service",
             hint='set transactions.service to "embedded", or poll with a transaction of your own service',
@@ -91,7 +91,7 @@ class SwitchedOff:
         self.view()
 
     async def as_of(self, at_ms: int) -> Moment:
-        """Raises TransactionsUnavailable: nobody here knows when a transaction was decided."""
+        """Raises TransactionsUnavailable: times of decisions are unknown."""
         del at_ms
         await trio.lowlevel.checkpoint()
         raise TransactionsUnavailable(
@@ -102,17 +102,17 @@ class SwitchedOff:
 
 @dataclass(slots=True)
 class Authority:
-    """The authority in force, and its life."""
+    """The authority in force, with its start and end."""
 
     transactions: Transactions = field(default_factory=SwitchedOff)
     own: TransactionService | None = None
-    """Set where it is this daemon's own service, which no other instance can have."""
+    """The daemon's own service, if no other instance can own it."""
     routed: RoutedTransactions | None = None
-    """Set where several instances share the store: the service is here only while this instance owns it."""
+    """If several instances share the store: the service is here only while this instance owns it."""
     foreign: ForeignTephra | None = None
-    """Set where it is a Tephra."""
+    """The Tephra, if one decides."""
     ownership: Ownership = field(default_factory=Alone)
-    """Which of several instances keeps what all of them share."""
+    """Ownership of what several instances share."""
     _ended: trio.Event = field(default_factory=trio.Event)
 
     @property
@@ -122,14 +122,14 @@ class Authority:
 
     @property
     def enlistments(self) -> Enlistments | None:
-        """Enlists topics before they write under a pointer; None: they need not be."""
+        """Enlists topics before they write under a pointer; None if that is not necessary."""
         return None if self.routed is None else Enlistments(self.routed.enlist)
 
     @property
     def invalids(self) -> InvalidList | None:
         """The list of invalid pointers, for the janitor's pass and for requests about it.
 
-        None: there is none, or another instance keeps it: one instance makes the pass for all.
+        None: there is none, or another instance owns it: one instance makes the pass for all.
         """
         if self.foreign is not None:
             return self.foreign if self.ownership.is_mine(SERVICE_NAME) else None
@@ -137,11 +137,11 @@ class Authority:
 
     @property
     def has_list(self) -> bool:
-        """Whether there is a list of invalid pointers, here or at another instance."""
+        """True if there is a list of invalid pointers, here or at another instance."""
         return self.foreign is not None or self.own is not None or self.routed is not None
 
     async def start(self, nursery: trio.Nursery) -> None:
-        """Runs it in ``nursery``; returns when it is loaded, or after a while without it.
+        """Run the authority in ``nursery``; return when it is loaded, or after a limited wait.
 
         Among several instances it does not wait: the owner is known only once this instance has entered the cluster.
         """
@@ -169,7 +169,7 @@ class Authority:
             self._ended.set()
 
     async def aclose(self) -> None:
-        """Takes no more requests; returns when those it has taken are answered."""
+        """Take no more requests; return when all accepted ones are answered."""
         own = self.own or self.routed
         if own is not None:
             own.close()
@@ -193,12 +193,12 @@ def build_authority(
     peer: Peer | None = None,
     take_over_s: float = 0.0,
 ) -> Authority:
-    """The authority that ``transactions.service`` names, not started.
+    """Return the authority that ``transactions.service`` names, not started.
 
     Args:
-      turns: those of the topics.
+      turns: the topics' run queue.
       take_over_s: as ``service_settings``.
-      ownership, peer: among several instances, which one owns the service, and the way to it.
+      ownership, peer: among several instances, the owner of the service, and the way to reach it.
     """
     if config.service == "embedded":
         build = partial(
@@ -225,10 +225,10 @@ def build_authority(
 
 
 def service_settings(config: TransactionsConfig, take_over_s: float = 0.0) -> TransactionSettings:
-    """The transaction service's part of the settings.
+    """Return the settings of the transaction service.
 
     Args:
-      take_over_s: how long a topic may be without an owner that answers; a decision waits at least as long.
+      take_over_s: how long a topic may have no owner that answers; a decision waits at least this long.
     """
     return TransactionSettings(
         timeout_ms=config.timeout_s * 1000,
@@ -242,13 +242,13 @@ def service_settings(config: TransactionsConfig, take_over_s: float = 0.0) -> Tr
         max_change_set_bytes=config.max_change_set_bytes,
         abort_deadline_s=max(config.abort_deadline_s, take_over_s),
         commit_deadline_s=max(config.commit_deadline_s, take_over_s),
-        # Thrift clients may have stores of their own, whose rows this daemon cannot roll back.
+        # Thrift clients may have their own stores, whose rows this daemon cannot roll back.
         prune=config.prune and not config.thrift,
     )
 
 
 def describe_authority(config: TransactionsConfig) -> str:
-    """The authority, for the banner."""
+    """Describe the authority, for the banner."""
     if config.service == "embedded":
         return "transactions itself"
     return f"no transactions, the Tephra at {config.tephra} does" if config.service == "tephra" else "no transactions"

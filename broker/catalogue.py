@@ -1,15 +1,14 @@
-"""What is known of all topics of the service without opening one: their figures, for lists that are sorted and paged.
+"""Figures of all topics of the service, without opening any of them, for lists that are sorted and paged.
 
-A topic that is open says what it has; of the others the rows of the metadata table do: their properties, high-water
-marks and undecided pointers. These are read at most once a second, less often of many topics, and what they decode to is
-kept by their bytes. Then other instances are asked for the figures of the topics that are open there.
+Figures of open topics come from memory; those of the others from the metadata table: properties, high-water marks and
+undecided pointers. The table is read at most once a second, less often with many topics, and decoded rows are cached by
+their bytes. Other instances are then asked for the figures of the topics open there.
 
-A read is a task of the daemon's, and all who ask for its topics wait for it, also who comes while it is under way. On a
-store that is far away it may take longer than any of them waits: were it made by one of them, it would be given up with
-that one, and made again for the next, so that nobody were ever answered. And if each waited for a read that begins behind
-its question, who asks again after a time-out would always come too late. What it shows to one who has come meanwhile is
-no older than what it shows to one who comes behind it. A topic that was created since it read the row is open, here or
-at its owner, which is asked after the rows.
+A read is a task of the daemon, shared by all callers, including those that arrive while it runs. On a remote store it
+may take longer than any caller waits. If a caller owned the read, its time-out would cancel it and the next caller
+would start over, forever. If each caller needed a read that begins after its request, a caller that retries after a
+time-out would always miss the result. Joining a running read is safe: a topic created since its row was read is open,
+here or at its owner, which is asked after the rows.
 """
 
 from __future__ import annotations
@@ -60,35 +59,34 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: For how long a read of the rows of closed topics, and of the figures of other instances, serves who comes behind it.
+#: How long the rows of closed topics, and the figures of other instances, are reused.
 FRESH_S = 1.0
-#: So much longer for each topic, so that reading a hundred thousand of them again and again does not fill a core; and the
-#: longest.
+#: Added to that for each topic, so that rereading a hundred thousand topics does not occupy a core; and the maximum.
 FRESH_S_EACH = 0.0002
 MAX_FRESH_S = 10.0
-#: How long other instances are waited for.
+#: How long to wait for other instances.
 ASK_TIMEOUT_S = 1.0
-#: The call that asks another instance for its open topics.
+#: The call that returns the figures of an instance's open topics.
 FIGURES = "topic_figures"
-#: Open topics that are looked at in one turn of the event loop.
+#: Open topics handled in one turn of the event loop.
 MANY = 100
-#: A thread that reads rows works for this long and sleeps for that long, in turns: an event loop that wants the interpreter
-#: lock would otherwise wait 5 ms for it, and after each of its system calls again.
+#: A thread that reads rows works and sleeps in turn for these times. Without the sleeps the event loop would wait 5 ms
+#: for the interpreter lock, after each of its system calls.
 WORK_S = 0.0005
 NAP_S = 0.0001
-#: Rows whose decoded form is kept.
+#: Decoded rows that are cached.
 MAX_KEPT = 200_000
 
 
 class Figures(NamedTuple):
-    """What a list of topics shows of one."""
+    """The figures of one topic in a list."""
 
     messages: int
     bytes: int
     estimated: bool
-    """Whether a part of a slice has expired, so that the two numbers are a little too high."""
+    """True if a part of a slice has expired, so that messages and bytes are slightly too high."""
     oldest_ms: int
-    """Publish time of the oldest message, to within a slice; 0: there is none."""
+    """Publish time of the oldest message, to within a slice; 0 if there is none."""
     ttl_s: int
     open_transactions: int = 0
     hidden_messages: int = 0
@@ -97,7 +95,7 @@ class Figures(NamedTuple):
     poll_per_s: float = 0.0
 
     def shown(self, name: TopicName, owner: str | None, now_ms: int) -> dict[str, Any]:
-        """One topic as the API shows it."""
+        """Return the topic as the API shows it."""
         return {
             "namespace": name.namespace,
             "name": name.topic,
@@ -116,7 +114,7 @@ class Figures(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """A high-water mark, decoded."""
+    """A decoded high-water mark."""
 
     usage: Usage
     time_ms: int
@@ -132,11 +130,11 @@ _NO_MARK = _Mark(Usage(), 0, 0)
 
 
 class _Reading:
-    """A read of all topics that is under way."""
+    """A running read of all topics."""
 
     def __init__(self) -> None:
         self.over = trio.Event()
-        #: Why it has failed; None: it has not. Until it is over that is the end of the daemon.
+        #: The failure; None: it succeeded. Initially the error for callers when the daemon shuts down during the read.
         self.error: Exception | None = ShuttingDown("the daemon is shutting down")
 
 
@@ -144,8 +142,8 @@ class Catalogue:
     """All topics of the service.
 
     Args:
-      nursery: where topics are read, for whoever waits; it outlives them.
-      ownership: None: this instance is alone.
+      nursery: runs the reads; it outlives all callers.
+      ownership: None: there is only this instance.
     """
 
     def __init__(
@@ -172,11 +170,11 @@ class Catalogue:
         self._read_s = float("-inf")
         self._elsewhere: dict[TopicName, Figures] = {}
         self._reading: _Reading | None = None
-        #: A read belongs to no request, and so has none in its context.
+        #: A read belongs to no request, so it runs in the context from before any.
         self._context = copy_context()
 
     async def has(self, name: TopicName) -> bool:
-        """Whether the topic lived when the rows were last read. Raises StoreError, ShuttingDown."""
+        """True if the topic existed when the rows were last read. Raises StoreError, ShuttingDown."""
         await self._be_fresh()
         return name in self._stored
 
@@ -194,13 +192,13 @@ class Catalogue:
 
     @property
     def fresh_s(self) -> float:
-        """How long a read serves requests: longer the more topics there are."""
+        """How long a read is reused: longer with more topics."""
         return min(MAX_FRESH_S, FRESH_S + FRESH_S_EACH * max(len(self._stored), len(self._elsewhere)))
 
     async def figures(self) -> dict[TopicName, Figures]:
-        """Of every living topic. Raises StoreError, ShuttingDown."""
+        """Return the figures of every existing topic. Raises StoreError, ShuttingDown."""
         await self._be_fresh()
-        # No other task sees these dictionaries before they are complete, and a read makes new ones.
+        # Each read makes new dictionaries, and publishes them when complete: no other task changes these.
         stored, elsewhere = self._stored, self._elsewhere
         here = await self._open_here()
         found: dict[TopicName, Figures] = {}
@@ -217,7 +215,7 @@ class Catalogue:
         return found
 
     async def figures_of(self, names: Sequence[TopicName]) -> dict[TopicName, Figures]:
-        """Of those of these topics that live. Looks at no other topic if all are open here. Raises StoreError, ShuttingDown."""
+        """Return figures of existing topics; reads no rows if all are open here. Raises StoreError, ShuttingDown."""
         now_ms = self._clock.now_ms()
         found: dict[TopicName, Figures] = {}
         others = []
@@ -236,28 +234,28 @@ class Catalogue:
         return found
 
     def _core_here(self, name: TopicName) -> TopicCore | None:
-        """The core of a topic that is open here, exists or existed, and is this instance's."""
+        """Return the core of a topic that is open here and owned by this instance, also of a deleted one; else None."""
         if self._ownership is not None and not self._ownership.is_mine(name):
             return None
         core = self._directory.core(name)
         return None if core is None or core.state.metadata is None else core
 
     def _figures_here(self, name: TopicName, core: TopicCore, now_ms: int) -> Figures | None:
-        """None: it was deleted."""
+        """Return the topic's figures; None if it was deleted."""
         metadata = core.state.metadata
         return None if metadata is None or metadata.deleted_ms is not None else self._open(name, core, now_ms)
 
     def now_ms(self) -> int:
-        """The time by which ages are told."""
+        """Return the time from which ages are computed."""
         return self._clock.now_ms()
 
     def owner(self, name: TopicName) -> str | None:
-        """The address of the topic's owner; None: this instance is alone, or there is none just now."""
+        """Return the address of the topic's owner; None if there is only this instance, or currently no owner."""
         owner = None if self._ownership is None else self._ownership.owner(name)
         return None if owner is None else owner.address
 
     async def _open_here(self) -> dict[TopicName, Figures | None]:
-        """The topics that are open here and this instance's; None: it was deleted."""
+        """Return the figures of topics that are open here and owned by this instance; None for deleted ones."""
         found: dict[TopicName, Figures | None] = {}
         now_ms = self._clock.now_ms()
         async for piece in in_pieces(self._directory):
@@ -283,7 +281,7 @@ class Catalogue:
         return self._with_undecided(known, state.pending.values(), state.appended) if state.pending else known
 
     def _with_undecided(self, known: Figures, pointers: Iterable[Pending], appended: int) -> Figures:
-        """With how many transactions are undecided, and the messages from the first undecided one on."""
+        """Add the number of undecided transactions, and the messages from the first undecided one on."""
         opened = [each for each in pointers if each.pointer > 0 and not (each.decided or each.rolled_back)]
         holders = [each for each in opened if each.runs and not self._is_over(each.pointer)]
         hidden = max((each.hidden(appended) for each in holders), default=0)
@@ -298,12 +296,12 @@ class Catalogue:
     # --- closed topics, from the metadata table ---------------------------------------------------
 
     async def _read(self, reading: _Reading) -> None:
-        """Read for all who wait, and to the end also when they have left. Raises nothing but what cancels it."""
+        """Read for all waiting callers, and finish even if they have left. Raises nothing but cancellation."""
         try:
             await self._read_rows()
             await self._ask_others()
             self._read_s, reading.error = trio.current_time(), None
-        except Exception as error:  # it is raised again, for each who waits
+        except Exception as error:  # raised again in each waiting caller
             reading.error = error
             if not reading.over.statistics().tasks_waiting:
                 log.warning("topics not read, and nobody waits for them any more", exc_info=error)
@@ -332,7 +330,7 @@ class Catalogue:
                     if metadata.deleted_ms is None:
                         living[topic_of(key)[0]] = metadata
                 except DamagedRow:
-                    continue  # asking for the topic says what is wrong with it
+                    continue  # a request for the topic reports the damage
             return True
 
         def take_marks(rows: Sequence[Row]) -> bool:
@@ -373,7 +371,7 @@ class Catalogue:
     # --- deleted topics ---------------------------------------------------------------------------
 
     async def deleted(self, namespace: str | None, grace_ms: int) -> list[tuple[TopicName, Metadata]]:
-        """The deleted topics of a namespace, or of all, by name; cleaned ones for as long as they could come back.
+        """Return deleted topics of one or all namespaces, sorted; cleaned ones for twice the grace period.
 
         Raises StoreError.
         """
@@ -396,7 +394,7 @@ class Catalogue:
         return sorted(found.items())
 
     async def shown_deleted(self, name: TopicName, metadata: Metadata, grace_ms: int) -> dict[str, Any]:
-        """A deleted topic, with what it held. Raises StoreError."""
+        """Return a deleted topic and its contents as the API shows it. Raises StoreError."""
         row = await self._store.get(Table.METADATA, system_key(HIGH_WATER, name, metadata.generation))
         mark = _NO_MARK if row is None else _Mark.decode(row)
         held = _counted(mark.usage, metadata, max(self._clock.now_ms(), mark.time_ms))
@@ -412,7 +410,7 @@ class Catalogue:
         }
 
     async def count_created_by(self, name: str) -> int:
-        """How many living topics a name has created or brought back, in the whole store. Raises StoreError."""
+        """Return how many existing topics a name created or undeleted, in the whole store. Raises StoreError."""
         found, marker = 0, name.encode()
 
         def take(rows: Sequence[Row]) -> bool:
@@ -451,16 +449,16 @@ class Catalogue:
         self._elsewhere = found
 
     async def figures_handler(self, call: Call) -> Reply:
-        """Answers another instance that lists topics."""
+        """Answer another instance's call for figures."""
         del call
         here = await self._open_here()
         return Reply([[*name, *figures] for name, figures in here.items() if figures is not None])
 
 
 def _with_naps(rows: Sequence[Row]) -> Iterator[Row]:
-    """``rows``, for a loop in a thread of the store, with naps in which the event loop gets the interpreter lock.
+    """Yield ``rows`` in a thread of the store, with short sleeps that give the event loop the interpreter lock.
 
-    Rows whose decoded form is kept take time as well, if there are many.
+    Cached rows take time too, if there are many.
     """
     until_s = thread_time() + WORK_S
     for row in rows:
@@ -471,7 +469,7 @@ def _with_naps(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 async def in_pieces(items: Iterable[T]) -> AsyncIterator[list[T]]:
-    """``items`` in lists of ``MANY``, with a turn of the event loop for other tasks between two."""
+    """Yield ``items`` in lists of ``MANY``, with a checkpoint between two."""
     rest = iter(items)
     piece = list(islice(rest, MANY))
     while piece:
@@ -489,7 +487,7 @@ def _counted(
     publish_per_s: float = 0.0,
     poll_per_s: float = 0.0,
 ) -> Figures:
-    """What lives at ``now_ms``; nothing is changed."""
+    """Return the figures of messages alive at ``now_ms``; changes nothing."""
     oldest_ms = max(0, metadata.floor_ms, now_ms - metadata.properties.ttl_ms)
     messages, size = usage.messages, usage.bytes
     for bucket in usage.buckets:

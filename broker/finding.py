@@ -1,4 +1,4 @@
-"""What an operator should look at, as one instance found it: ``broker.attention`` gathers and orders findings."""
+"""One instance's findings for operators; ``broker.attention`` collects and sorts them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Severity: TypeAlias = Literal["warning", "critical"]
 
 
 def shown_bytes(count: int) -> str:
-    """A size for a person: ``512 B``, ``234.1 MiB``."""
+    """Format a size for people: ``512 B``, ``234.1 MiB``."""
     size, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1024:
@@ -33,7 +33,7 @@ def shown_bytes(count: int) -> str:
 
 
 class Finding(NamedTuple):
-    """One thing to look at."""
+    """A finding for operators."""
 
     kind: Kind
     severity: Severity
@@ -41,12 +41,12 @@ class Finding(NamedTuple):
     text: str
     since_ms: int | None = None
     link: str = ""
-    """Where the console shows it."""
+    """The page of the console that shows it."""
     topic: str = ""
-    """``namespace:topic`` if it is about one; else it is about the service."""
+    """``namespace:topic``; empty if it is about the service."""
 
     def shown(self) -> dict[str, Any]:
-        """As the API shows it."""
+        """Return the finding as the API shows it."""
         return {
             "kind": self.kind,
             "severity": self.severity,
@@ -58,6 +58,6 @@ class Finding(NamedTuple):
 
     @property
     def rank(self) -> tuple[object, ...]:
-        """Worst first, and of equal ones the longest; in the end in an order that stays."""
+        """Sort key: worst first, then the longest lasting; ties are in a stable order."""
         lasts = self.since_ms if self.since_ms is not None else 1 << 62
         return self.severity != "critical", lasts, self.kind, self.subject

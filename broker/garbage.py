@@ -1,10 +1,10 @@
 """Short garbage collections, however many topics are open.
 
-A full collection visits every container of the process and stops every request meanwhile. With ten thousand open topics
-there are 670 000 of them, which takes 0.4 s, and nearly none of them is garbage: requests, connections and topics free
-what they are made of by reference counts (tests/broker/test_freed_at_once.py). So each full collection ends with
-``gc.freeze``, which removes the survivors from later collections, and the next one begins after a bounded number of new
-containers. What is frozen is still freed by reference counts. A cycle that dies after it was frozen is not; if memory has
+A full collection visits every container of the process, and blocks all requests. With ten thousand open topics there
+are 670 000 containers, which takes 0.4 s, and almost none is garbage: requests, connections and topics are freed by
+reference counts (tests/broker/test_freed_at_once.py). So each full collection ends with ``gc.freeze``, which excludes
+the survivors from later collections, and the next one begins after a bounded number of new containers. Frozen
+containers are still freed by reference counts. A cycle that becomes garbage after it was frozen is not. If memory has
 grown by more than open topics explain, one collection visits everything again.
 """
 
@@ -23,23 +23,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
-#: For ``gc.set_threshold``: new containers between two young collections, young ones between two middle ones, and middle
-#: ones between two full ones, which so visit some 30 000 containers, in 20 ms.
+#: For ``gc.set_threshold``: new containers between two young collections, young collections between two middle ones,
+#: and middle ones between two full ones. A full one then visits some 30 000 containers, in 20 ms.
 THRESHOLDS = (700, 10, 3)
 _DEFAULT = gc.get_threshold()
-#: How often the memory is compared with what it was.
+#: Interval between checks of memory growth.
 LOOK_S = 60.0
-#: Growth in the allocator's blocks, of 100 bytes or so, that needs no explanation; and what an open topic explains.
+#: Growth, in the allocator's blocks of about 100 bytes, that is always accepted; and growth accepted for each open
+#: topic.
 UNEXPLAINED_BLOCKS = 4_000_000
 TOPIC_BLOCKS = 500
 
 
 @contextmanager
 def short_collections() -> Iterator[None]:
-    """While this is entered, a collection visits only the containers that were made since the full collection before.
-
-    It may be entered several times.
-    """
+    """Within the block, a full collection visits only containers made since the previous full collection. Reentrant."""
     gc.callbacks.append(_freeze_survivors)
     gc.set_threshold(*THRESHOLDS)
     try:
@@ -51,9 +49,9 @@ def short_collections() -> Iterator[None]:
 
 
 def freeze_loaded() -> None:
-    """Remove everything that is loaded from later collections."""
+    """Exclude everything that is loaded from later collections."""
     gc.freeze()
-    # CPython delays a full collection until a quarter of those that survived the one before are new: now they are none.
+    # CPython delays a full collection until new survivors are a quarter of the old ones; this leaves no old ones.
     gc.collect()
 
 
@@ -63,10 +61,10 @@ def _freeze_survivors(phase: str, info: dict[str, int]) -> None:
 
 
 class Reclaim:
-    """Collects frozen garbage when there is much of it.
+    """Collects frozen garbage if there is much of it.
 
     Args:
-      count_topics: how many topics are open.
+      count_topics: returns the number of open topics.
     """
 
     def __init__(self, count_topics: Callable[[], int]) -> None:
@@ -75,7 +73,7 @@ class Reclaim:
         self._topics = count_topics()
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Check at intervals, until cancelled."""
         while True:
             await trio.sleep(LOOK_S)
             self.look()

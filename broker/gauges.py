@@ -1,4 +1,4 @@
-"""What a scrape reads off the daemon: one line for each gauge, and where its value comes from."""
+"""Gauges that are read at each scrape: a line for each, with the source of its value."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_gauges(
     bodies: BodyBudget,
     store_time: StoreTime,
 ) -> None:
-    """Register everything that is read at a scrape."""
+    """Register the gauges of every daemon."""
     budget, answers = directory.budget, bodies.answers
 
     def stored(what: str) -> Callable[[], float | None]:
@@ -111,12 +111,12 @@ def add_gauges(
 
 
 def add_event_gauges(metrics: Metrics, streams: EventStreams) -> None:
-    """Register what is read of the streams of events."""
+    """Register the gauge of event streams."""
     metrics.reads("plainsong_event_streams", "Streams of server-sent events now.", lambda: streams.open)
 
 
 def add_keeping_gauges(metrics: Metrics, scrub: Scrub, backups: Backups) -> None:
-    """Register what is read of backups and of the scrub."""
+    """Register the gauges of backups and of the scrub."""
     metrics.reads(
         "plainsong_backup_last_success_timestamp_seconds",
         "When a backup of this instance was last complete, in seconds since 1970.",
@@ -135,7 +135,7 @@ def add_keeping_gauges(metrics: Metrics, scrub: Scrub, backups: Backups) -> None
 
 
 def add_tls_gauges(metrics: Metrics, certificates: Certificates) -> None:
-    """Register what is read of the certificate and of handshakes."""
+    """Register the gauges of the certificate and of handshakes."""
     metrics.reads(
         "plainsong_tls_certificate_not_after_seconds",
         "When the certificate that is served expires, in seconds since 1970.",
@@ -150,7 +150,7 @@ def add_tls_gauges(metrics: Metrics, certificates: Certificates) -> None:
 
 
 def add_security_gauges(metrics: Metrics, security: Security) -> None:
-    """Register what is read of the OpenID provider's keys."""
+    """Register the gauge of the OpenID provider's keys."""
     metrics.reads(
         "plainsong_jwks_age_seconds",
         "Seconds since the keys of the OpenID provider were last had; 0 without one.",
@@ -159,7 +159,7 @@ def add_security_gauges(metrics: Metrics, security: Security) -> None:
 
 
 def add_link_gauges(metrics: Metrics, links: Links) -> None:
-    """Register what is read of the links to other instances."""
+    """Register the gauges of links to other instances."""
     metrics.reads("plainsong_links_open", "Links to other instances that are open.", lambda: sum(1 for _ in links))
     metrics.reads(
         "plainsong_forwards_under_way",
@@ -169,7 +169,7 @@ def add_link_gauges(metrics: Metrics, links: Links) -> None:
 
 
 def add_cluster_gauges(metrics: Metrics, membership: Membership) -> None:
-    """Register what is read of who is there and who owns what."""
+    """Register the gauges of membership and ownership."""
     metrics.reads("plainsong_zookeeper_connected", "1 while ZooKeeper is connected.", lambda: int(membership.connected))
     metrics.reads(
         "plainsong_instances", "Instances that are there, and have not left all.", lambda: len(membership.instances)
@@ -220,7 +220,7 @@ def _oldest(directory: Directory, clock: Clock) -> float:
 def add_transaction_gauges(
     metrics: Metrics, authority: Authority, directory: Directory, pointers: PointerIndex, clock: Clock
 ) -> None:
-    """Register what is read off the transaction service, the topics and the waiting polls at a scrape."""
+    """Register the gauges of the transaction service, of undecided messages, and of held polls."""
 
     def figure(read: Callable[[ServiceFigures], float | None]) -> Callable[[], float | None]:
         def reading() -> float | None:
@@ -275,7 +275,7 @@ def _hidden(transactions: Transactions, directory: Directory) -> int:
 
 
 def _hidden_in(transactions: Transactions, state: TopicState) -> int:
-    """What the first undecided transaction of a topic hides: nothing that others do is behind it alone."""
+    """Return the messages from the first undecided one on. Later transactions hide nothing more."""
     for pending in state.pending.values():
         if pending.runs and not _is_over(transactions, pending.pointer):
             return pending.hidden(state.appended)

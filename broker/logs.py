@@ -1,11 +1,11 @@
 """Structured logs that no request ever waits for, and the access log.
 
     logger.info("topic opened", extra={"topic": "orders:paid"})
-      │  the caller's thread makes a line, and puts it into a bounded queue or drops and counts it
-      └─ one daemon thread writes lines to standard output, however slow, full or closed that is
+      │  the caller's thread formats a line, and puts it into a bounded queue, or drops and counts it
+      └─ one daemon thread writes lines to standard output, which may be slow, full or closed
 
-Every floor logs with the standard library alone; ``extra`` becomes the fields of the line. The request and the process
-that a line belongs to are context variables, which the listeners set.
+Every floor uses only the standard library's logging; ``extra`` becomes the fields of the line. The request and the
+process of a line are context variables, which the listeners set.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
     from broker.config.sections import LogConfig
 
-#: The ``X-Request-Id`` of the request that this task serves; empty outside of one.
+#: The ``X-Request-Id`` of the request that this task serves; empty outside of a request.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-#: The name of a front end's process, as ``front-1``; empty in the process that owns the topics.
+#: The name of a front end's process, such as ``front-1``; empty in the process that owns the topics.
 process: ContextVar[str] = ContextVar("process", default="")
 
 
 # --- lines -----------------------------------------------------------------------------------------
 
 
-#: The attributes of every record; any other one came in through ``extra``.
+#: Attributes of every record; any other came from ``extra``.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-#: Characters that would end a line, or control the reader's terminal. Names and ids come from clients.
+#: Characters that would end a line, or control the reader's terminal: names and ids come from clients.
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 
 
@@ -48,7 +48,7 @@ class TextLines(logging.Formatter):
     """``2025-01-31T12:00:00.123Z INFO    actors.topic: topic opened  topic=orders:paid  request=4f1c``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end; a traceback follows on indented lines of its own."""
+        """Return the line without its end; a traceback follows on indented lines."""
         parts = [f"{_time(record)} {record.levelname:<7} {record.name}: {record.getMessage().translate(_ESCAPES)}"]
         parts += [f"{key}={_shown(value)}" for key, value in _fields(record).items()]
         if request := request_id.get():
@@ -65,7 +65,7 @@ class JsonLines(logging.Formatter):
     """``{"ts": …, "level": "info", "logger": …, "event": …, "request_id": …, fields…}`` on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The object. A field named like one of those above gets a ``_`` behind its name."""
+        """Return the object. A field named like one of those above gets the suffix ``_``."""
         line: dict[str, Any] = {
             "ts": _time(record),
             "level": record.levelname.lower(),
@@ -103,11 +103,11 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 # --- writer ----------------------------------------------------------------------------------------
 #
-# The output may stall, close or fill up: that concerns the writing thread alone. Callers put a line or drop it, and the
-# exit waits no longer than it says.
+# The output may stall, close or fill up. That affects only the writing thread: callers queue a line or drop it, and the
+# exit waits for a limited time.
 
 
-#: Bytes gathered for one write, at most.
+#: Most bytes in one write.
 _GATHER_BYTES = 64 * 1024
 
 
@@ -116,8 +116,8 @@ class LineWriter:
 
     Args:
       descriptor: the output; None: there is none, and every line fails.
-      max_lines: lines that may wait.
-      gap: makes the line that stands for ``n`` dropped ones.
+      max_lines: capacity of the queue.
+      gap: makes the line that reports ``n`` dropped ones.
     """
 
     def __init__(self, descriptor: int | None, *, max_lines: int, gap: Callable[[int], str]) -> None:
@@ -129,14 +129,14 @@ class LineWriter:
         self._gap_written = 0
         self._torn = False
         self._closed = False
-        # A SimpleQueue may be put to from anywhere, a signal handler and a destructor included.
+        # A SimpleQueue is reentrant: signal handlers and destructors may log.
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._put = threading.RLock()
         self._thread = threading.Thread(target=self._run, name="plainsong-logs", daemon=True)
         self._thread.start()
 
     def put(self, line: str) -> None:
-        """Queues ``line``, or drops and counts it. Never waits for the output."""
+        """Queue ``line``, or drop and count it. Never waits for the output."""
         with self._put:
             if self._closed or self._lines.qsize() >= self._max_lines:
                 self.dropped += 1
@@ -144,7 +144,7 @@ class LineWriter:
                 self._lines.put(line)
 
     def close(self, timeout_s: float) -> None:
-        """Writes the lines that wait, for at most ``timeout_s``; the rest is counted as dropped."""
+        """Write the queued lines, for at most ``timeout_s``; count the rest as dropped."""
         with self._put:
             if not self._closed:
                 self._closed = True
@@ -181,7 +181,7 @@ class LineWriter:
             batch = [self._gap(missed), *batch]
         if not batch:
             return
-        # A write that broke off left half a line: begin a new one.
+        # A failed write may have left half a line: start a new one.
         text = ("\n" if self._torn else "") + "\n".join(batch) + "\n"
         try:
             self._write_all(text.encode("utf-8", "backslashreplace"))
@@ -198,7 +198,7 @@ class LineWriter:
             try:
                 written = os.write(self._descriptor, rest)
             except BlockingIOError:
-                # A process that shares the output has made it non-blocking.
+                # Another process that shares the output has made it non-blocking.
                 poll = select.poll()
                 poll.register(self._descriptor, select.POLLOUT)
                 poll.poll()
@@ -210,18 +210,18 @@ class LineWriter:
 # --- setup -----------------------------------------------------------------------------------------
 
 
-#: Libraries that log too much below a warning.
+#: Libraries that log too much below WARNING.
 _QUIET = ("hypercorn", "quart", "asyncio", "hpack")
 
 
 @dataclass(frozen=True, slots=True)
 class LogCounters:
-    """Lines that were never written."""
+    """Lines that were not written."""
 
     dropped: int = 0
-    """Because too many waited, or at the exit."""
+    """Because the queue was full, or at the exit."""
     failed: int = 0
-    """Because they could not be made, or the output refused them."""
+    """Because they could not be formatted, or the output refused them."""
 
 
 class Logs:
@@ -242,7 +242,7 @@ class Logs:
                 logger.setLevel(max(logging.WARNING, root.level))
 
     def announce(self, text: str, event: str, **fields: object) -> None:
-        """Writes ``text`` as it is, for the person who started the daemon; in JSON logs, ``event`` with the fields."""
+        """Write ``text`` unchanged, for the person who started the daemon; in JSON logs, ``event`` with the fields."""
         if self._json:
             record = logging.makeLogRecord({"name": "plainsong", "msg": event, **fields})
             record.levelno, record.levelname = logging.INFO, "INFO"
@@ -251,11 +251,11 @@ class Logs:
             self._handler.writer.put(text)
 
     def counters(self) -> LogCounters:
-        """The lines lost so far."""
+        """Return the numbers of lines lost so far."""
         return LogCounters(self._handler.writer.dropped, self._handler.writer.failed + self._handler.unmade)
 
     def close(self, timeout_s: float = 0.5) -> None:
-        """Writes what waits, for at most ``timeout_s``, and restores the root logger. Idempotent."""
+        """Write queued lines, for at most ``timeout_s``, and restore the root logger. Idempotent."""
         for logger, level in self._restore:
             logger.setLevel(level)
         self._restore = []
@@ -264,7 +264,7 @@ class Logs:
 
 
 class _Handler(logging.Handler):
-    """Makes lines in the caller's context, which has the request's id, and queues them."""
+    """Formats lines in the caller's context, which has the request's id, and queues them."""
 
     def __init__(self, lines: logging.Formatter, descriptor: int | None, queue_lines: int) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ _current: Logs | None = None
 
 
 def setup_logs(config: LogConfig, stream: TextIO | None) -> Logs:
-    """Installs the logs of this process, and removes any before.
+    """Install the logs of this process, and remove earlier ones.
 
     Args:
       config: the section ``log``.
@@ -305,7 +305,7 @@ def setup_logs(config: LogConfig, stream: TextIO | None) -> Logs:
 
 
 def counters() -> LogCounters:
-    """The lines lost so far, for the metrics; zeros before ``setup_logs``."""
+    """Return the numbers of lines lost so far, for the metrics; zeros before ``setup_logs``."""
     return _current.counters() if _current is not None else LogCounters()
 
 
@@ -323,14 +323,14 @@ log = logging.getLogger("plainsong.access")
 
 
 class AccessLog:
-    """Writes a line for each answered request, if ``log.access`` is on; the same for both listeners and all routes."""
+    """Writes a line for each answered request, if ``log.access`` is on; the same for all listeners and routes."""
 
     def __init__(self, *, enabled: bool) -> None:
-        #: Whether there are lines at all.
+        #: True if lines are written.
         self.enabled = enabled
 
     def begin(self, identity: str) -> None:
-        """From here on, this task's log lines carry this request id."""
+        """Set the request id of this task's log lines."""
         request_id.set(identity)
 
     def answered(
@@ -342,12 +342,12 @@ class AccessLog:
         headers: Sequence[tuple[str, str]] = (),
         identity: str | None = None,
     ) -> None:
-        """A request was answered.
+        """Log an answered request.
 
         Args:
           target: its topic or path.
           headers: of the answer; they may name the owner.
-          identity: the request's id; None: the one that this task's lines carry.
+          identity: the request's id; None: the one set for this task.
         """
         if self.enabled:
             fields: dict[str, object] = {
@@ -365,5 +365,5 @@ class AccessLog:
                 request_id.reset(before)
 
     def refused(self, route: str, target: str, status: int, identity: str = "") -> None:
-        """A request was refused before its route had it, for its credential, its Host or its Origin."""
+        """Log a request that was refused before its route, because of its credential, Host or Origin."""
         self.answered(route, target, status, 0.0, identity=identity)

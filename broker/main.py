@@ -1,17 +1,17 @@
-"""The picture of the daemon: nested blocks, of which the outermost lives longest.
+"""Lifetimes of the daemon: nested blocks, of which the outermost lives longest.
 
     open_store
     └── actors nursery               topics, transaction service, janitor, membership, space guard, loop watch
         └── servers nursery          start() returns the bound addresses; then the cluster is entered
             └── wait for SIGTERM or SIGINT
-                  0. in a cluster: others own our topics, which are let go; requests are forwarded
-                  1. mailboxes close: nothing new is taken, parked and held polls are answered, empty
-                  2. the servers stop: last answers leave
-        3. topics reach the end of their mailboxes and return
+                  0. in a cluster: our topics move to other owners; requests are forwarded
+                  1. mailboxes close: nothing new is accepted, parked and held polls get empty answers
+                  2. the servers stop after sending the last answers
+        3. topics finish their mailboxes and return
         4. the transaction service, which may still have asked topics, does the same
     5. the store closes
 
-In the opposite order a parked poll would hold the exit for the server's whole grace period.
+In the opposite order a parked poll would delay the exit for the server's whole grace period.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ log = logging.getLogger(__name__)
 
 
 async def run_daemon(config: Config, *, announce: Callable[[Running], None], testing: Testing | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then leave in good order.
+    """Serve until SIGTERM or SIGINT, then shut down in order.
 
-    Collections of garbage are short until then.
+    Garbage collections are short until then.
 
     ``announce`` is called once, when connections are accepted. A second signal ends the process at once.
 
     Raises:
-      FileUnusable: the certificate, the secret of the cluster, or those of chains, cannot be used; nothing was opened.
+      FileUnusable: the certificate, the cluster's secret, or a chain secret cannot be used; nothing was opened.
       StoreUnusable: the store cannot be opened; nothing was changed.
       OSError: the address cannot be listened on.
       SecurityFileUnusable: the tokens or grants file cannot be used; nothing was opened.
-      TracesUnavailable: they are asked for, and what makes them is not installed.
+      TracesUnavailable: tracing is configured, and OpenTelemetry is not installed.
       NameTaken: another instance of the cluster has our name.
     """
     with short_collections():
@@ -91,7 +91,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
     traces = open_traces(config)
     stop = trio.Event()
     certificates, reloads = certificates_of(config), Reloads()
-    link_secret(config, "")  # what is wrong with it is told before anything is opened
+    link_secret(config, "")  # raises for an unusable secret before anything is opened
     chain_secrets(config)
     metrics = Metrics(VERSION)
     security = build_security(config, metrics, metrics.security_reload_failed, metrics.quota_refused)
@@ -111,7 +111,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
             clock=clock,
             security=security,
             certificates=certificates,
-            # Front ends record what they take.
+            # Front ends record their own requests.
             traces=traces if config.http.processes == 1 else None,
         )
         if testing is not None:
@@ -201,25 +201,25 @@ def _running(
 
 
 def url_of(address: str, config: Config) -> str:
-    """The URL of a place that is listened on."""
+    """Return the URL of a bound address."""
     if address.startswith(UNIX):
         return address
     return f"{'https' if config.tls.certificate else 'http'}://{address}"
 
 
 async def _stop_at_signal(stop: trio.Event) -> None:
-    """The first signal begins the leaving; the second ends the process, whatever it is doing."""
+    """Set ``stop`` at the first signal; end the process at the second, whatever it is doing."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
             if stop.is_set():
-                # Acknowledged messages are on disk already, so there is nothing left to save.
+                # Safe: acknowledged messages are on disk.
                 os._exit(128 + number)
             log.info("leaving", extra={"signal": signal.Signals(number).name})
             stop.set()
 
 
 async def _keep_alive(notifier: Notifier) -> None:
-    """Tell a service manager that the loop still turns, if one wants to know."""
+    """Notify a service manager that the event loop runs, if it has a watchdog."""
     while notifier.watchdog_interval_s is not None:
         notifier.alive()
         await trio.sleep(notifier.watchdog_interval_s)
@@ -227,48 +227,48 @@ async def _keep_alive(notifier: Notifier) -> None:
 
 # --- running ---------------------------------------------------------------------------------------
 #
-# What the daemon says of itself once it accepts connections: the facts of the banner.
+# The facts that the banner shows once the daemon accepts connections.
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A daemon that is up."""
+    """A running daemon."""
 
     version: str
     addresses: list[str]
-    """URLs without a path, as ``http://127.0.0.1:7420`` with the port really bound, or ``unix:/path``; at least one."""
+    """URLs without a path, as ``http://127.0.0.1:7420`` with the bound port, or ``unix:/path``; at least one."""
     data_dir: Path | None
-    """Where the messages are; None where the store keeps no files of its own."""
+    """The directory of the messages; None if the store has no files of its own."""
     store_kind: str
     """``StoreTraits.kind``."""
     durability: str
-    """``StoreTraits.durability``: what an acknowledged message survives, in one sentence."""
+    """``StoreTraits.durability``: a sentence on what an acknowledged message survives."""
     decides: str
-    """Which transactions it decides, in a few words."""
+    """The transactions that it decides, in a few words."""
     thrift: Sequence[str] = ()
-    """Where Tephra's clients are served, as ``host:port``; most often nowhere."""
+    """Addresses of the listener for Tephra's clients, as ``host:port``; usually none."""
     cluster: str = ""
-    """What it is called among others, and how many they are; empty: it is alone."""
+    """Its name in the cluster, and the number of instances; empty if there is only this one."""
     insecure: Sequence[str] = ()
-    """What it does without although other machines reach it, as ``reachable without TLS``."""
+    """Missing protections of a daemon that other machines can reach, as ``reachable without TLS``."""
     needs_names: bool = False
-    """Whether each request needs a token or another proof of a name."""
+    """True if requests require authentication."""
     certificate: str = ""
-    """The file of the certificate that is served; empty: no TLS."""
+    """The file of the certificate; empty without TLS."""
     dns_name: str = ""
-    """A name in the certificate; empty if it has none."""
+    """A DNS name in the certificate; empty if it has none."""
     needs_certificates: bool = False
-    """Whether each connection needs a client certificate."""
+    """True if connections require a client certificate."""
     has_console: bool = True
-    """Whether the console is switched on."""
+    """True if the console is enabled."""
     testing: str = ""
-    """Where tests move its clock and make it fail; empty: nowhere."""
+    """The socket on which tests control the daemon; empty if there is none."""
     place: str = "in memory"
-    """Where the messages are, for a person, when there is no ``data_dir``."""
+    """Where the messages are, for people, if there is no ``data_dir``."""
 
 
 def banner(running: Running) -> str:
-    """What a person sees at the start: a few lines, the last of which can be pasted into a shell."""
+    """Return the start message: a few lines, the last of which can be pasted into a shell."""
     first, *others = running.addresses
     names = (
         ["  names       required: $TOKEN is a token of yours (plainsong token create)"] if running.needs_names else []
@@ -295,13 +295,13 @@ def banner(running: Running) -> str:
 
 
 def _named(running: Running, url: str) -> str:
-    """The URL with a name of the certificate: a client that verifies it refuses any other."""
+    """Return the URL with a DNS name of the certificate, which a client that verifies it needs."""
     scheme, _, place = url.partition("://")
     return f"{scheme}://{running.dns_name}:{place.rpartition(':')[2]}" if running.dns_name else url
 
 
 def _curl_options(running: Running, first: str) -> str:
-    """The options of curl for a PUT, and the URL without its path."""
+    """Return the options of curl for a PUT, and the URL without its path."""
     options = ["-X PUT"]
     if running.needs_names:
         options.append('-H "Authorization: Bearer $TOKEN"')
@@ -309,7 +309,7 @@ def _curl_options(running: Running, first: str) -> str:
         return " ".join([*options, f"--unix-socket {first.removeprefix(UNIX)} http://localhost"])
     if running.certificate:
         options.append(f"--cacert {shlex.quote(running.certificate)}")
-        if running.dns_name:  # also where it does not resolve yet; the connection is to this machine
+        if running.dns_name:  # it may not resolve yet; --connect-to leads to this machine
             host, _, port = first.partition("://")[2].rpartition(":")
             here = "127.0.0.1" if host in ("0.0.0.0", "[::]", "") else host  # noqa: S104
             options.append(f"--connect-to {running.dns_name}:{port}:{here}:{port}")

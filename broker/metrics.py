@@ -1,7 +1,7 @@
 """The daemon's metrics, in Prometheus text with base units and bounded label sets; and the rates of topics.
 
-Counters and histograms are updated where things happen. What can be read off the actors, the store or the cache is read
-at each scrape. No label is a topic, a client or a path, since clients choose their number. A metric that fails is
+Counters and histograms are updated by the code that they measure. Figures of actors, the store or the cache are read at
+each scrape. No label is a topic, a client or a path, since clients choose their number. A metric that cannot be read is
 counted, and never fails a request.
 """
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.asks import State
 
 log = logging.getLogger(__name__)
-#: Seconds: from a cached answer to a disk that stalls.
+#: Seconds; from a cached answer to a stalled disk.
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
-#: A commit that takes longer is worth an operator's look.
+#: Commits slower than this are reported to operators.
 SLOW_COMMIT_S = 1.0
 SIZE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 20_000, 100_000)
 
 
 class SlowCommit(NamedTuple):
-    """A commit that took long to become durable."""
+    """A commit that was slow to become durable."""
 
     seconds: float
     at_s: float
@@ -53,7 +53,7 @@ class Metrics:
 
     def __init__(self, version: str) -> None:
         self.version = version
-        # The series with each counter's creation time is of no use in the text format.
+        # The text format has no use for a series with each counter's creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=False)
         self._counters()
@@ -63,10 +63,10 @@ class Metrics:
         build.labels(version).set(1)
         self.readings = Readings(self._scrape_errors)
         self.registry.register(self.readings)
-        #: Counted on the hot path, and read at each scrape.
+        #: Updated on the hot path, and read at each scrape.
         self._answers: dict[tuple[str, int], int] = {}
         self._published = 0
-        #: The last commit that was slow; None: none was.
+        #: The last slow commit; None if there was none.
         self.slow_commit: SlowCommit | None = None
         self.registry.register(_HotCounters(self._answers, lambda: self._published))
 
@@ -84,7 +84,7 @@ class Metrics:
         self._handshakes = Counter(
             "plainsong_tls_handshakes_total", "TLS handshakes, by result.", ["result"], registry=registry
         )
-        #: Called for each topic that another instance has claimed; None: not called.
+        #: Called for each topic that another instance has claimed; None: no call.
         self.on_deposed: Callable[[], None] | None = None
         self._deposed = Counter(
             "plainsong_topics_deposed_total",
@@ -193,85 +193,85 @@ class Metrics:
     # --- requests ------------------------------------------------------------------------------
 
     def requested(self, route: str, status: int, seconds: float, requests: int = 1) -> None:
-        """A request was answered, or several as one. ``route`` is a route's name, never what the client sent."""
+        """Count an answer, or several sent as one. ``route`` is a route's name, never text of the client."""
         key = (route, status)
         counts = self._answers
         counts[key] = counts.get(key, 0) + requests
         self._latency.of(route).observe(seconds)
 
     def delivered_after(self, seconds: float) -> None:
-        """A poll that had waited got a message this long after its publish."""
+        """Record the time from publish to delivery, for a poll that waited."""
         self._end_to_end.observe(seconds)
 
     def lagged(self, seconds: float) -> None:
-        """The event loop woke a task this late."""
+        """Record how late the event loop woke a task."""
         self._loop_lag.observe(seconds)
 
     def held(self) -> None:
-        """A poll found an undecided message before anything else."""
+        """Count a poll that found an undecided message first."""
         self._held.inc()
 
     def producer_refused(self, code: str) -> None:
-        """A request of a producer was refused with this code."""
+        """Count a refusal of a producer's request."""
         self._producer_events.labels(code).inc()
 
     def forwarded(self, direction: str) -> None:
-        """A request left for its owner (``out``), or came from another instance (``in``)."""
+        """Count a request that was forwarded to its owner (``out``), or arrived from another instance (``in``)."""
         self._forwarded.labels(direction).inc()
 
     def forward_retried(self) -> None:
-        """The owner of a name was looked for again."""
+        """Count another attempt to find the owner of a name."""
         self._forward_retries.inc()
 
     def no_owner_found(self) -> None:
-        """The owner of a name was not found in time."""
+        """Count a name whose owner was not found in time."""
         self._no_owner.inc()
 
     # --- security ------------------------------------------------------------------------------
 
     def authenticated(self, via: str, result: str) -> None:
-        """A credential was looked at."""
+        """Count an authentication."""
         self._authentications.labels(via, result).inc()
 
     def forbidden(self, verb: str) -> None:
-        """A name asked for what it lacks this verb for."""
+        """Count a request that was refused because the client lacks this verb."""
         self._forbidden.labels(verb).inc()
 
     def security_reload_failed(self, what: str) -> None:
-        """A changed file could not be used."""
+        """Count a changed file that could not be used."""
         del what
         self._security_reload_failures.inc()
 
     def quota_refused(self, limit: str) -> None:
-        """A request was refused for a quota."""
+        """Count a refusal by a quota."""
         self._quota_refusals.labels(limit).inc()
 
     def audit_lost(self) -> None:
-        """A record could not be written."""
+        """Count a lost audit record."""
         self._audit_lost.inc()
 
     # --- transactions --------------------------------------------------------------------------
 
     def transactions_decided(self, state: str, count: int) -> None:
-        """This many transactions became committed, aborted or invalid."""
+        """Count transactions that became committed, aborted or invalid."""
         self._decided.labels(state).inc(count)
 
     def transactions_timed_out(self, count: int) -> None:
-        """This many transactions timed out."""
+        """Count transactions that timed out."""
         self._timed_out.inc(count)
 
     def transaction_conflicted(self) -> None:
-        """A change set met a committed one."""
+        """Count a change set that conflicts with a committed one."""
         self._conflicts.inc()
 
     def transactions_fell(self) -> None:
-        """The transaction service fell."""
+        """Count a fall of the transaction service."""
         self._service_falls.inc()
 
     # --- actors.observe.Observer ---------------------------------------------------------------
 
     def committed(self, requests: int, messages: int, write_s: float) -> None:
-        """A commit was made durable."""
+        """Record a durable commit."""
         self._published += messages
         self._commit_requests.observe(requests)
         self._commit_messages.observe(messages)
@@ -280,63 +280,63 @@ class Metrics:
             self.slow_commit = SlowCommit(write_s, perf_counter())
 
     def producer_events(self, counts: Mapping[str, int]) -> None:
-        """Something became of producers' requests, or of producers."""
+        """Count events of producers and their requests."""
         for event, count in counts.items():
             self._producer_events.labels(event).inc(count)
 
     def fell(self, name: TopicName, error: BaseException) -> None:
-        """An actor fell."""
+        """Count a fall of an actor."""
         del name, error
         self._falls.inc()
 
     def deposed(self, name: TopicName) -> None:
-        """Another instance has claimed a topic."""
+        """Count a topic that another instance has claimed."""
         del name
         self._deposed.inc()
         if self.on_deposed is not None:
             self.on_deposed()
 
     def handed_over(self, topics: int, seconds: float) -> None:
-        """This instance has let go this many topics that others own now."""
+        """Record a handover of topics to their new owners."""
         del topics
         self._handed_over.observe(seconds)
 
     def loaded(self, name: TopicName, load_s: float) -> None:
-        """A topic was loaded."""
+        """Record the load of a topic."""
         del name
         self._load.observe(load_s)
 
     def cleaned(self, expired: int, purged: int) -> None:
-        """The janitor removed rows."""
+        """Count rows that the janitor removed."""
         self._expired.inc(expired)
         self._purged.inc(purged)
 
     def shook_hands(self, result: str) -> None:
-        """A TLS handshake has ended."""
+        """Count a completed TLS handshake."""
         self._handshakes.labels(result).inc()
 
     # --- scrapes -------------------------------------------------------------------------------
 
     def reads(self, name: str, text: str, read: Callable[[], float | None]) -> None:
-        """Adds a metric that is read at each scrape: a counter if its name ends in ``_total``, else a gauge.
+        """Add a metric that is read at each scrape: a counter if its name ends in ``_total``, else a gauge.
 
-        ``read`` may return None for "unknown": the metric is then left out of that scrape.
+        ``read`` may return None for unknown; that scrape then omits the metric.
         """
         self.readings.add(name, text, read)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The text of a scrape, and its content type: OpenMetrics if ``accept`` asks for it, else Prometheus' own."""
+        """Return the text of a scrape and its content type: OpenMetrics if ``accept`` asks for it, else Prometheus."""
         return rendered(self.registry, accept)
 
 
-#: The text format that every scraper reads.
+#: The text format that every scraper supports.
 _PLAIN_0_0_4 = "text/plain; version=0.0.4; charset=utf-8"
-#: For caches, since the same URL is answered in more than one form.
+#: For HTTP caches, since one URL has several formats.
 VARY_ACCEPT = ("Vary", "Accept")
 
 
 def rendered(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """The text of a registry's metrics, and its content type: of those that ``accept`` names, the one it likes best."""
+    """Return the text of a registry's metrics, and its content type, the one that ``accept`` prefers."""
     offer = _best_offer(accept)
     if offer is None:
         return generate_latest(registry), _PLAIN_0_0_4
@@ -345,7 +345,7 @@ def rendered(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
 
 
 def _best_offer(accept: str) -> str | None:
-    """The entry of ``Accept`` to answer by, without its weight; None: none is of a version that is answered by name."""
+    """Return the best entry of ``Accept``, without its weight; None: use the plain text format 0.0.4."""
     best, best_weight = None, 0.0
     for entry in accept.split(","):
         kind, *parameters = (part.strip() for part in entry.split(";"))
@@ -356,7 +356,7 @@ def _best_offer(accept: str) -> str | None:
         is_open = kind.lower() == "application/openmetrics-text"
         version = named.get("version", "1.0.0" if is_open else "0.0.4")
         if is_open and version != "1.0.0":
-            continue  # no other is written here
+            continue  # no other version is supported
         is_named = is_open or (kind.lower() == "text/plain" and version == "1.0.0")
         best_weight = weight
         best = ";".join([kind.lower(), *(f"{name}={value}" for name, value in named.items())]) if is_named else None
@@ -371,7 +371,7 @@ def _weight(text: str) -> float:
 
 
 class Readings(Collector):
-    """The metrics that are read at each scrape."""
+    """Metrics that are read at each scrape."""
 
     def __init__(self, errors: Counter) -> None:
         self._errors = errors
@@ -381,12 +381,12 @@ class Readings(Collector):
         self._readings.append((name, text, read))
 
     def describe(self) -> Iterator[Metric]:
-        """The metrics, without reading them."""
+        """Yield the metrics without values."""
         for name, text, _ in self._readings:
             yield _family(name, text, None)
 
     def collect(self) -> Iterator[Metric]:
-        """Reads all that can be read."""
+        """Yield the metrics that can be read."""
         for name, text, read in self._readings:
             try:
                 value = read()
@@ -407,8 +407,8 @@ def _family(name: str, text: str, value: float | None) -> Metric:
 
 
 #
-# prometheus_client takes a lock for each number, and looks at every bucket: 3.5 µs for an observation, of which a publish
-# had two and its commit three. These cost a tenth of that, and the event loop is the only one to touch them.
+# prometheus_client takes a lock for each number and searches all buckets: 3.5 µs for an observation, of which a publish
+# had two and its commit three. These cost a tenth of that, and are used by the event loop only.
 
 
 class Distribution:
@@ -418,18 +418,18 @@ class Distribution:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
-        #: Observations up to each bound and above the one before; the last has those above all bounds.
+        #: Observations between the previous bound and this one, inclusive; the last is for those above all bounds.
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one."""
+        """Add an observation."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
 
 class Distributions(Collector):
-    """A histogram, with a series for each value of its label if it has one."""
+    """A histogram, with a series for each value of its label, if it has one."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], *, label: str | None = None) -> None:
         self._name = name
@@ -439,18 +439,18 @@ class Distributions(Collector):
         self._series: dict[str, Distribution] = {}
 
     def of(self, value: str = "") -> Distribution:
-        """The series of a value of the label."""
+        """Return the series for a value of the label."""
         found = self._series.get(value)
         if found is None:
             found = self._series[value] = Distribution(self._bounds)
         return found
 
     def describe(self) -> Iterator[Metric]:
-        """The histogram without its numbers."""
+        """Yield the histogram without values."""
         yield HistogramMetricFamily(self._name, self._text, labels=self._labels)
 
     def collect(self) -> Iterator[Metric]:
-        """The histogram as of now."""
+        """Yield the current histogram."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         names = [floatToGoString(bound) for bound in (*self._bounds, inf)]  # type: ignore[no-untyped-call]
         for value, series in self._series.items():
@@ -465,7 +465,7 @@ class _HotCounters(Collector):
         self._published = published
 
     def collect(self) -> Iterator[Metric]:
-        """The counters as of now."""
+        """Yield the current counters."""
         answers = CounterMetricFamily(
             "plainsong_requests_total", "Requests answered, by route and status.", labels=["route", "status"]
         )
@@ -479,20 +479,20 @@ class _HotCounters(Collector):
 
 
 class TopicSample(NamedTuple):
-    """What a scrape of topics shows of one."""
+    """The figures of a topic in a scrape of topics."""
 
     name: TopicName
     messages: int
     bytes: int
     oldest_age_s: float | None
-    """None: there is no message."""
+    """None if there is no message."""
     hidden_messages: int
     published: int
     polled: int
 
 
 class ReaderSample(NamedTuple):
-    """What it shows of one reader."""
+    """The figures of a reader in a scrape of topics."""
 
     name: TopicName
     reader: str
@@ -502,13 +502,13 @@ class ReaderSample(NamedTuple):
 
 
 def render_topics(topics: Sequence[TopicSample], readers: Sequence[ReaderSample], accept: str) -> tuple[bytes, str]:
-    """The text of a scrape of topics, and its content type."""
+    """Return the text of a scrape of topics, and its content type."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(TopicSamples(topics, readers))
     return rendered(registry, accept)
 
 
-#: Metric → its text, and the field it shows.
+#: Metric → its help text, and the field with its value.
 _OF_TOPICS = {
     "messages": ("Messages that have not expired.", "messages"),
     "bytes": ("What they take, as stats counts it.", "bytes"),
@@ -528,14 +528,14 @@ _OF_READERS = {
 
 
 class TopicSamples(Collector):
-    """Metrics of topics and readers. Clients choose those labels: the caller bounds them."""
+    """Metrics of topics and readers. Clients choose these labels, so the caller must bound their number."""
 
     def __init__(self, topics: Sequence[TopicSample], readers: Sequence[ReaderSample]) -> None:
         self._topics = topics
         self._readers = readers
 
     def collect(self) -> Iterator[Metric]:
-        """All of it."""
+        """Yield all of them."""
         for what, (text, field_name) in _OF_TOPICS.items():
             kind = CounterMetricFamily if what.endswith("_total") else GaugeMetricFamily
             family = kind(f"plainsong_topic_{what}", text, labels=["namespace", "topic"])
@@ -563,7 +563,7 @@ class Decisions:
         self._metrics.transactions_decided(state, count)
 
     def conflicted(self) -> None:
-        """A change set met a committed one."""
+        """Count a change set that conflicts with a committed one."""
         self._metrics.transaction_conflicted()
 
     def timed_out(self, count: int) -> None:
@@ -579,22 +579,22 @@ class Decisions:
 
 # --- rates -----------------------------------------------------------------------------------------
 #
-# Messages published to and read from each topic, and their bytes: a second, over about the last minute, and in each of
-# the last sixty. The rate is the count of the current minute plus the part of the one before that is not more than a
-# minute old. The longest idle topics are forgotten first.
+# Messages, and their bytes, published to and read from each topic: per second over about the last minute, and in each
+# of the last 60 minutes. The rate uses the count of the current minute, and the share of the previous minute that is
+# less than a minute old. Topics idle for longest are evicted first.
 
 
 WINDOW_S = 60.0
-#: Minutes of which the counts are kept, the current one among them.
+#: Minutes whose counts are kept, including the current one.
 MINUTES = 60
-#: Topics whose rates are remembered, in each direction.
+#: Topics whose rates are kept, in each direction.
 MAX_TOPICS = 10_000
-#: Polls of each topic whose delays are remembered.
+#: Polls whose delays are kept, for each topic.
 MAX_DELAYS = 256
 
 
 class Minute(NamedTuple):
-    """What happened to a topic in one minute."""
+    """The traffic of a topic in one minute."""
 
     messages: int = 0
     bytes: int = 0
@@ -606,9 +606,9 @@ class _Window:
     count: int = 0
     size: int = 0
     past: array[int] = field(default_factory=partial(array, "Q"))
-    """Messages and bytes of the minutes before, by turns, the oldest first; those before the first had nothing."""
+    """Messages and bytes of earlier minutes, alternating, oldest first; minutes before the first had none."""
     counted: int = 0
-    """Messages of all minutes before."""
+    """Messages of all earlier minutes."""
 
     def move_to(self, number: int) -> None:
         self.counted += self.count
@@ -632,7 +632,7 @@ class Rate:
         return len(self._windows)
 
     def add(self, name: TopicName, count: int, now_s: float, size: int = 0) -> None:
-        """Counts ``count`` more, of ``size`` bytes, at ``now_s`` on a monotonic clock."""
+        """Add ``count`` messages of ``size`` bytes at ``now_s`` on a monotonic clock."""
         number = int(now_s // WINDOW_S)
         window = self._windows.get(name)
         if window is None:
@@ -646,7 +646,7 @@ class Rate:
         window.size += size
 
     def per_second(self, name: TopicName, now_s: float) -> float:
-        """The rate over about the last minute; 0 for a topic that is forgotten."""
+        """Return the rate over about the last minute; 0 for an evicted topic."""
         window = self._now(name, now_s)
         if window is None:
             return 0.0
@@ -655,12 +655,12 @@ class Rate:
         return (window.count + before * (1 - passed)) / WINDOW_S
 
     def total(self, name: TopicName) -> int:
-        """All that was counted since the start, or since the topic was forgotten."""
+        """Return the number of messages since the start, or since the topic was evicted."""
         window = self._windows.get(name)
         return 0 if window is None else window.counted + window.count
 
     def history(self, name: TopicName, now_s: float) -> list[Minute]:
-        """The last ``MINUTES`` minutes, the oldest first; the last is the current one, which is not over."""
+        """Return the last ``MINUTES`` minutes, oldest first; the last one is the current, incomplete minute."""
         window = self._now(name, now_s)
         if window is None:
             return [Minute()] * MINUTES
@@ -677,7 +677,7 @@ class Rate:
 
 
 class Delays(NamedTuple):
-    """What half of some delays were within, and 99 of 100; in milliseconds, None where there are none."""
+    """The median and the 99th percentile of delays, in milliseconds; None if there are none."""
 
     p50_ms: int | None = None
     p99_ms: int | None = None
@@ -689,13 +689,13 @@ class LastDelays:
     def __init__(self, max_topics: int = MAX_TOPICS) -> None:
         self._max_topics = max_topics
         self._last: OrderedDict[TopicName, array[int]] = OrderedDict()
-        """By topic a number that grows by one with each delay, and the delays, each in the place of the oldest."""
+        """By topic: the number of delays so far, then a ring buffer of the delays."""
 
     def __len__(self) -> int:
         return len(self._last)
 
     def add(self, name: TopicName, delay_ms: int) -> None:
-        """Another one; a topic's oldest is forgotten for it, or a topic that had none for longest."""
+        """Add a delay; evicts the topic's oldest one, or the topic whose last delay is oldest."""
         last = self._last.get(name)
         if last is None:
             last = self._last[name] = array("Q", (0,))
@@ -710,7 +710,7 @@ class LastDelays:
         last[0] += 1
 
     def of(self, name: TopicName) -> Delays:
-        """Of a topic: each is one of its delays, the smallest that is not below as many."""
+        """Return the topic's percentiles, each one of its delays (nearest rank)."""
         last = sorted(self._last.get(name, ())[1:])
         if not last:
             return Delays()
@@ -718,19 +718,19 @@ class LastDelays:
 
 
 class Rates:
-    """The rates of all topics, in both directions, and how soon their messages are delivered."""
+    """The rates of all topics, in both directions, and their delivery delays."""
 
     def __init__(self) -> None:
         self.publishing = Rate()
         self.polling = Rate()
         self.delivery = LastDelays()
-        """From a message's publish to its delivery, of polls that had waited for it."""
+        """Times from publish to delivery, for polls that waited."""
 
     def published(self, name: TopicName, messages: int, now_s: float, size: int = 0) -> None:
-        """Messages were made durable, with ``size`` bytes of payload."""
+        """Count durable messages, with ``size`` bytes of payload."""
         self.publishing.add(name, messages, now_s, size)
 
     def delivered(self, name: TopicName, messages: int, now_s: float) -> None:
-        """Messages were read for a client."""
+        """Count messages that were read for a client."""
         if messages:
             self.polling.add(name, messages, now_s)

@@ -1,6 +1,6 @@
-"""Records of refusals and of repeated changes that wait to be written: each name has its turn, and repeats are counted.
+"""Aggregates refusals and repeated changes into records that wait to be written, round robin by name.
 
-Names that were proven, and networks without a name, are kept apart: an address costs an attacker less than a credential.
+Authenticated names and networks without a name are kept apart: an address costs an attacker less than a credential.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 #: Refusals of one kind within this time are one record.
 GATHER_S = 10.0
-#: Kinds that are kept of all names together, and as many of all networks together. Beyond, records are lost, and counted.
+#: Kinds kept for all names together, and the same number for all networks. Beyond, records are lost, and counted.
 MAX_KINDS = 10_000
-#: Records of one name that may wait to be written; its further refusals, of whatever target, are one record.
+#: Waiting records of one name; its further refusals, for whatever target, are one record.
 WAITING_EACH = 15
 EVERYTHING_ELSE = "*"
-#: Kinds of changes of one name that are counted together; beyond, each change is a record.
+#: Kinds of repeated changes that are counted for one name; beyond, each change is a record.
 MAX_CHANGES_EACH = 1_000
 
 
 class RefusalKind(NamedTuple):
-    """Refusals, or changes, that are one record."""
+    """The key of refusals, or changes, that share one record."""
 
     who: str
     """A name, or a network."""
@@ -37,20 +37,20 @@ class _Gathered:
     since_s: float
     record: dict[str, Any]
     repeated: int
-    """How many are in no record yet."""
+    """Occurrences that are in no record yet."""
     waits: bool = False
-    """True if a record of it is in the queue of its sender."""
+    """True if its record is in the sender's queue."""
     is_recorded: bool = False
-    """True once the first record was taken to be written."""
+    """True once its first record was written."""
 
 
 class Gathering:
-    """The kinds of one sort of senders: all names, or all networks."""
+    """The kinds of all names, or of all networks."""
 
     def __init__(self) -> None:
         self._kinds: dict[RefusalKind, _Gathered] = {}
         self._of: Counter[str] = Counter()
-        #: What waits to be written, by sender; the sender whose turn is next comes first.
+        #: Waiting records by sender; the sender whose turn is next comes first.
         self._queues: OrderedDict[str, deque[RefusalKind]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -58,11 +58,11 @@ class Gathering:
 
     @property
     def waiting(self) -> int:
-        """How many records wait to be written."""
+        """Number of records that wait to be written."""
         return sum(map(len, self._queues.values()))
 
     def refuse(self, kind: RefusalKind, now_s: float, record: Callable[[str], dict[str, Any]]) -> bool:
-        """Counts a refusal. False: there is no room for its kind, and it is lost.
+        """Count a refusal. False: it is lost, because there are too many kinds.
 
         Args:
           record: makes the record of a kind's first refusal, given the target.
@@ -80,7 +80,7 @@ class Gathering:
         return True
 
     def repeat(self, kind: RefusalKind, after: Any) -> bool:
-        """Counts a change that was recorded not long ago; ``after`` is what it made. False: this is the first."""
+        """Count a repeated change recorded recently; ``after`` is its result. False: it is the first."""
         known = self._kinds.get(kind)
         if known is None:
             return False
@@ -89,12 +89,12 @@ class Gathering:
         return True
 
     def watch(self, kind: RefusalKind, now_s: float, record: dict[str, Any]) -> None:
-        """Counts the changes that repeat this one, which is recorded, from now on; unless there are too many kinds."""
+        """Count repetitions of a recorded change from now on, unless there are too many kinds."""
         if len(self._kinds) < MAX_KINDS and self._of[kind.who] < MAX_CHANGES_EACH:
             self._add(kind, _Gathered(now_s, record, 0, is_recorded=True))
 
     def close(self, now_s: float) -> None:
-        """Ends the kinds that are old: those that were repeated wait to be written, the others are forgotten."""
+        """End kinds that are old: queue a record of those that were repeated, drop the others."""
         for kind, gathered in list(self._kinds.items()):
             if gathered.waits or now_s - gathered.since_s < GATHER_S:
                 continue
@@ -104,7 +104,7 @@ class Gathering:
                 self._forget(kind)
 
     def next(self, now_s: float, at: str) -> dict[str, Any] | None:
-        """The next record to write, of the sender that has waited for its turn longest; None: none waits."""
+        """Return the next record, of the sender that has waited longest for its turn; None if none waits."""
         if not self._queues:
             return None
         who, queue = self._queues.popitem(last=False)

@@ -1,4 +1,4 @@
-"""SIGHUP: everything that was read from files looks at them at once."""
+"""SIGHUP: everything that was read from files checks them at once."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ log = logging.getLogger(__name__)
 
 
 class Reloads:
-    """What is to be done at SIGHUP."""
+    """The callbacks of SIGHUP."""
 
     def __init__(self) -> None:
         self._looks: list[Callable[[], object]] = []
 
     def add(self, look: Callable[[], object]) -> None:
-        """Calls ``look`` at each SIGHUP, on the event loop; it does not raise."""
+        """Call ``look`` at each SIGHUP, on the event loop; it must not raise."""
         self._looks.append(look)
 
     def remove(self, look: Callable[[], object]) -> None:
-        """Calls it no more."""
+        """Stop calling ``look``."""
         self._looks.remove(look)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Waits for signals, until cancelled; started once none can end the process."""
+        """Wait for signals, until cancelled; started once SIGHUP no longer ends the process."""
         with trio.open_signal_receiver(signal.SIGHUP) as signals:
             task_status.started()
             async for _ in signals:

@@ -1,4 +1,4 @@
-"""Opens the store that the settings or a URL name, and lowers settings that go beyond its bounds."""
+"""Opens the store that the settings or a URL name, and lowers settings that exceed the store's limits."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from storage.inspect.explain import RowSource
 
 log = logging.getLogger(__name__)
-#: What a message's row has besides the message, at most: attributes, a routing key, its producer and segment.
+#: Maximum size of a message's row in addition to the message: attributes, a routing key, its producer and segment.
 MESSAGE_MARGIN_BYTES = 64 << 10
-#: Of a row, a change set's keys may take this part: each has its length in front.
+#: A change set's keys may take this fraction of a row; each has its length in front.
 CHANGES_PART = 2
 
 
 @asynccontextmanager
 async def open_store(config: Config) -> AsyncIterator[Store]:
-    """The store, closed when the block is left.
+    """Open the store; close it at the end of the block.
 
     Raises:
-      StoreUnusable: it cannot be opened as it is; the detail says why, the hint what to do.
+      StoreUnusable: it cannot be opened; the detail says why, the hint what to do.
       StoreError: it does not answer.
     """
     store: Store
     if config.storage.kind == "memory":
         store = MemoryStore()
     elif config.storage.kind == "hbase":
-        # Here, since its library takes a moment to load.
+        # Imported here, since its library is slow to load.
         from storage.hbase.store import HBaseStore
 
         store = await HBaseStore.open(_addresses(config.storage.hbase), hbase_options(config.storage.hbase))
@@ -66,7 +66,7 @@ async def open_store(config: Config) -> AsyncIterator[Store]:
 
 
 def look_at_hbase(config: HBaseConfig) -> RowSource:
-    """The rows of a store in HBase, for commands that only look. Raises StoreUnusable."""
+    """Return the rows of a store in HBase, for read-only commands. Raises StoreUnusable."""
     from storage.hbase.store import HBaseRows
 
     return HBaseRows(_addresses(config), hbase_options(config))
@@ -77,7 +77,7 @@ def _addresses(config: HBaseConfig) -> list[tuple[str, int]]:
 
 
 def place_of(config: Config) -> str:
-    """Where the messages are, in a few words."""
+    """Describe where the messages are, in a few words."""
     if config.storage.kind == "memory":
         return "in memory"
     if config.storage.kind == "leveldb":
@@ -87,7 +87,7 @@ def place_of(config: Config) -> str:
 
 
 def hbase_options(config: HBaseConfig) -> HBaseOptions:
-    """The store's part of the settings. Raises FileUnusable."""
+    """Return the settings of an HBase store. Raises FileUnusable."""
     return HBaseOptions(
         table_prefix=config.table_prefix,
         timeout_s=config.timeout_s,
@@ -101,10 +101,10 @@ def hbase_options(config: HBaseConfig) -> HBaseOptions:
 def gateway_tls(
     ca: str, certificate: str, key: str, *, named: str = "storage.hbase.tls_{}"
 ) -> Callable[[], ssl.SSLContext]:
-    """Gives the context of each new connection, from the files as they are then; see ``gateway_context``.
+    """Return a function that loads the context of each new connection from the current files; see ``gateway_context``.
 
     Raises:
-      FileUnusable: now. Later a file that cannot be used is an OSError of the connection.
+      FileUnusable: now. Later an unusable file is an OSError of the connection.
     """
     load = partial(gateway_context, ca, certificate, key, named=named)
     load()
@@ -119,14 +119,14 @@ def gateway_tls(
 
 
 def message_bound(config: Config, traits: StoreTraits) -> str:
-    """The setting that decides how large a message may be, now that ``fitted`` has lowered what the store cannot hold."""
+    """Return the setting that limits the size of messages, after ``fitted`` has lowered it to the store's limit."""
     most = traits.max_row_bytes
     is_lowered = most is not None and config.topic.max_message_bytes == most - MESSAGE_MARGIN_BYTES
     return "storage.hbase.max_cell_bytes" if is_lowered else "topic.max_message_bytes"
 
 
 def fitted(config: Config, traits: StoreTraits) -> Config:
-    """The settings with those lowered, and logged, that would allow a row larger than the store's."""
+    """Lower, and log, settings that would allow a row larger than the store's limit."""
     if traits.max_row_bytes is None:
         return config
     message_bytes = _lowered("topic.max_message_bytes", config, traits.max_row_bytes - MESSAGE_MARGIN_BYTES)
@@ -141,7 +141,7 @@ def fitted(config: Config, traits: StoreTraits) -> Config:
 def _lowered(name: str, config: Config, most: int) -> int:
     wanted: int = config.value(name)
     if wanted > most:
-        # A default is no request for more, so there is nothing to warn of.
+        # A default is not the operator's choice, so there is nothing to warn about.
         level = logging.INFO if wanted == every_setting()[name].default else logging.WARNING
         what = {"setting": name, "from": wanted, "to": most}
         log.log(level, "a setting is lowered to what the store holds", extra=what)
@@ -150,10 +150,10 @@ def _lowered(name: str, config: Config, most: int) -> int:
 
 # --- store urls ------------------------------------------------------------------------------------
 #
-# Stores as a command names them: ``leveldb:PATH``, ``hbase:HOST:PORT[,HOST:PORT…][?prefix=…]``; parsed, and opened.
+# Stores named by a command: ``leveldb:PATH``, ``hbase:HOST:PORT[,HOST:PORT…][?prefix=…]``.
 #
-# What else an HBase store takes (times, cells, connections) are the settings of ``storage.hbase``, from the file
-# and the environment that the daemon would read them from.
+# Other settings of an HBase store (times, cells, connections) come from ``storage.hbase``, in the daemon's settings
+# file and environment.
 
 
 EXPECTED = "leveldb:PATH or hbase:HOST:PORT[,HOST:PORT...][?prefix=NAME]"
@@ -161,21 +161,21 @@ EXPECTED = "leveldb:PATH or hbase:HOST:PORT[,HOST:PORT...][?prefix=NAME]"
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """Where a store is."""
+    """The location of a store."""
 
     kind: str
     """``leveldb`` or ``hbase``."""
     place: str
-    """A directory, absolute; or the gateways' addresses, parted by commas."""
+    """An absolute directory; or the gateways' addresses, separated by commas."""
     prefix: str = ""
-    """Of the tables in HBase."""
+    """Prefix of the tables in HBase."""
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.place}" + (f"?prefix={self.prefix}" if self.prefix else "")
 
     @classmethod
     def parse(cls, text: str, default_prefix: str) -> StoreUrl:
-        """Read it. Raises ValueError: the text says what is expected."""
+        """Parse a URL. Raises ValueError, with the expected form."""
         kind, _, rest = text.partition(":")
         if kind == "leveldb" and rest:
             return cls(kind, str(Path(rest).absolute()))
@@ -191,13 +191,13 @@ class StoreUrl:
 
 @asynccontextmanager
 async def open_named(url: StoreUrl, settings: HBaseConfig, *, make: bool) -> AsyncIterator[Store]:
-    """The store that ``url`` names, closed when the block is left.
+    """Open the store that ``url`` names; close it at the end of the block.
 
     Args:
-      make: whether to make what is not there: a directory, or tables.
+      make: create a missing directory or missing tables.
     Raises:
       StoreInUse: a daemon holds the directory.
-      StoreUnusable: it is not there, or cannot be opened as it is.
+      StoreUnusable: it does not exist, or cannot be opened.
       StoreError: no gateway answers.
     """
     store: Store
@@ -206,7 +206,7 @@ async def open_named(url: StoreUrl, settings: HBaseConfig, *, make: bool) -> Asy
             raise StoreUnusable(f"{url.place} is no store: it has no FORMAT", hint="name the daemon's data directory")
         store = await LevelDBStore.open(Path(url.place), address="plainsong copy")
     else:
-        from storage.hbase.store import HBaseStore  # here, since its library takes a moment to load
+        from storage.hbase.store import HBaseStore  # here, since its library is slow to load
 
         options = replace(hbase_options(settings), table_prefix=url.prefix)
         addresses = [(each.host, each.port) for each in parse_addresses(url.place)]
@@ -219,8 +219,8 @@ async def open_named(url: StoreUrl, settings: HBaseConfig, *, make: bool) -> Asy
 
 @asynccontextmanager
 async def open_to_look(url: StoreUrl, settings: HBaseConfig) -> AsyncIterator[Store]:
-    """As ``open_named``, and nothing is made: what is not there is an empty store of the same bounds."""
-    from storage.hbase.tables import NoTables  # as above
+    """As ``open_named``, without creating anything: a missing store is an empty one with the same limits."""
+    from storage.hbase.tables import NoTables  # here, since its library is slow to load
 
     async with AsyncExitStack() as stack:
         store: Store
@@ -236,7 +236,7 @@ async def open_to_look(url: StoreUrl, settings: HBaseConfig) -> AsyncIterator[St
 
 
 def is_there(url: StoreUrl) -> bool:
-    """Whether a directory is a store already. Raises StoreUnusable: it cannot be read."""
+    """True if the directory has a store. Raises StoreUnusable: it cannot be read."""
     try:
         return read_format(Path(url.place)) is not None
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Tells systemd the daemon's state: ready, stopping, alive. Without systemd every call does nothing."""
+"""Notifies systemd of the daemon's state: ready, stopping, alive. Without systemd every call does nothing."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ if TYPE_CHECKING:
 
 
 class Notifier:
-    """Notifies a ``Type=notify`` unit, by ``NOTIFY_SOCKET`` and ``WATCHDOG_USEC`` of its environment.
+    """Notifies a ``Type=notify`` unit, through ``NOTIFY_SOCKET`` and ``WATCHDOG_USEC`` in its environment.
 
-    A message that cannot be sent is dropped: the daemon serves whether systemd watches or not.
+    A message that cannot be sent is dropped: the daemon does not depend on systemd.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         # A leading @ means an abstract socket, whose name starts with a zero byte.
         address = environ.get("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        #: How often ``alive`` is to be called: half of what the unit allows. None: there is no watchdog.
+        #: Interval at which to call ``alive``: half of the unit's limit. None: there is no watchdog.
         self.watchdog_interval_s = _watchdog_interval_s(environ) if self._address else None
 
     def ready(self) -> None:
-        """The daemon accepts connections."""
+        """Report that the daemon accepts connections."""
         self._send(b"READY=1")
 
     def stopping(self) -> None:
-        """The daemon drains."""
+        """Report that the daemon is shutting down."""
         self._send(b"STOPPING=1")
 
     def alive(self) -> None:
-        """The event loop runs."""
+        """Report that the event loop runs."""
         self._send(b"WATCHDOG=1")
 
     def _send(self, message: bytes) -> None:
@@ -47,7 +47,7 @@ class Notifier:
 
 def _watchdog_interval_s(environ: Mapping[str, str]) -> float | None:
     allowed_us = environ.get("WATCHDOG_USEC", "")
-    # WATCHDOG_PID names the process that the watchdog means; children inherit the environment and must not notify.
+    # WATCHDOG_PID is the process that must notify; children inherit the environment, and must not.
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     if not (allowed_us.isascii() and allowed_us.isdigit() and int(allowed_us)):

@@ -1,14 +1,14 @@
 """The daemon under test, by ``plainsong serve --testing SOCKET``: a clock that can be moved, and faults on request.
 
-Commands come over a Unix socket, each a line of JSON, and each is answered by a line:
+Commands arrive on a Unix socket as lines of JSON; each is answered with a line:
 
-    {"advance_ms": 60000}           the daemon's time of day goes forward; time-outs of waiting do not
-    {"next_publish": "unknown"}     the next publish is done, and answered as if that were not known
-    {"next_publish": "refused"}     the next publish is refused, and nothing is done
-    {"next_commit": "lost"}         the next commit of a transaction is done, and its answer is lost
+    {"advance_ms": 60000}           advance the daemon's time of day; time-outs of waits are not affected
+    {"next_publish": "unknown"}     make the next publish, and answer that its outcome is unknown
+    {"next_publish": "refused"}     refuse the next publish; nothing happens
+    {"next_commit": "lost"}         make the next commit of a transaction, and lose the answer
 
-``plainsong.testing`` speaks it. Nobody else should: the daemon says in its banner and in ``/readyz`` that it is under test,
-and serves a store in memory or a new directory only.
+``plainsong.testing`` is the only intended client. The daemon reports in its banner and in ``/readyz`` that it is under
+test, and serves only a store in memory or a new directory.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 #: The longest command.
 MAX_LINE_BYTES = 1 << 16
-#: Fault → what it may be, as the commands say it.
+#: Fault → its kinds, as in the commands.
 _FAULTS = {"next_publish": ("unknown", "refused"), "next_commit": ("lost",)}
 
 
 class MovableClock(SystemClock):
-    """The system's clock, and what it was moved forward."""
+    """The system's clock plus ``ahead_ms``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,9 +50,9 @@ class MovableClock(SystemClock):
 
 
 class Testing:
-    """What tests may do to the daemon in this process."""
+    """The faults and the clock that tests control."""
 
-    __test__ = False  # pytest would take the class for tests
+    __test__ = False  # keeps pytest from collecting the class
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class Testing:
     # --- the daemon's side ---------------------------------------------------------------------
 
     def faulty(self, endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
-        """The endpoints, of which those that publish and commit fail when they are told to."""
+        """Wrap the endpoints that publish and commit, so that tests can make them fail."""
         found = []
         for endpoint in endpoints:
             fault = {"publish": "next_publish", "commit": "next_commit"}.get(endpoint.route.name)
@@ -86,9 +86,9 @@ class Testing:
     # --- the tests' side -----------------------------------------------------------------------
 
     async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Takes commands until cancelled; removes the socket then."""
+        """Take commands until cancelled; then remove the socket."""
         listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # Nobody but this user may connect.
+        # Only this user may connect.
         before = os.umask(0o177)
         try:
             await listener.bind(str(self.path))
@@ -126,7 +126,7 @@ class Testing:
 
 
 class _Started(trio.TaskStatus[Any]):
-    """Says that the commands are taken, and not by which listeners."""
+    """Reports the start without the listeners."""
 
     def __init__(self, inner: trio.TaskStatus[None]) -> None:
         self._inner = inner

@@ -63,7 +63,7 @@ _UNKNOWN_CLIENT = "unknown"
 
 
 class TephraMethods:
-    """Tephra's methods on the daemon's own transaction service, with Tephra's errors. Connections share one."""
+    """Tephra's methods on the daemon's own transaction service, with Tephra's errors; shared by connections."""
 
     def __init__(self, service: TransactionService) -> None:
         self._service = service
@@ -92,10 +92,10 @@ class TephraMethods:
         }
 
     async def answer(self, message: bytes, remote: str = "") -> bytes:
-        """The message that answers a message.
+        """Answer a message.
 
         Raises:
-          MalformedThrift: it is no call, and cannot be answered.
+          MalformedThrift: it is not a call, and cannot be answered.
         """
         del remote
         try:
@@ -147,14 +147,14 @@ class TephraMethods:
         return True
 
     async def _commit(self, transaction_id: int, write_pointer: int) -> None:
-        del write_pointer  # the service knows better: a wrong one would move everybody's read pointer
+        del write_pointer  # the service has the right one: a wrong one would move every reader's read pointer
         await self._service.commit(transaction_id)
 
     async def _abort(self, transaction: Transaction) -> None:
         try:
             await self._service.abort(transaction.transaction_id)
         except TransactionNotFound:
-            return  # as Tephra answers it
+            return  # as Tephra does
 
     async def _invalidate(self, transaction_id: int) -> bool:
         try:
@@ -193,7 +193,7 @@ class TephraMethods:
             raise TephraInvalidTruncateTime(error.detail) from None
 
     async def _prune_now(self) -> None:
-        """Does nothing, as a Tephra whose pruning is off: its clients' stores may rely on the invalid list."""
+        """Do nothing, like a Tephra without pruning: its clients' stores may rely on the invalid list."""
 
 
 def _named(client_id: str | None) -> str:
@@ -215,24 +215,24 @@ def _tephra_error(error: PlainsongError) -> TephraError | None:
 
 
 def failure(call: Call, why: str) -> bytes:
-    """The answer to a call that failed."""
+    """Return the answer to a failed call."""
     return encode_failure(call, INTERNAL_ERROR, f"Internal error processing {call.method}: {why}")
 
 
 # --- grants ----------------------------------------------------------------------------------------
 
 
-#: Whose calls these are, where names are asked for: Thrift knows none.
+#: The identity of all callers when authentication is on: Thrift has no names.
 THRIFT = Identity("thrift", "thrift")
-#: What is the operators'; everything else is done by whoever transacts.
+#: Methods that need ``operate``; the others need ``transact``.
 _OPERATES = frozenset(("resetState", "truncateInvalidTx", "truncateInvalidTxBefore", "pruneNow"))
-#: What is done to a transaction, which is the first argument, or in it.
+#: Methods on one transaction, which is the first argument, or contained in it.
 _OF_ONE = frozenset(
     ("canCommitTx", "canCommitOrThrow", "commitTx", "commitOrThrow", "abortTx", "invalidateTx", "checkpoint")
 )
 
 
-#: What is recorded of calls that change more than a transaction of a client's own, as ``broker.audit`` names it.
+#: The audit's actions for methods that change more than the client's own transaction.
 _ACTIONS = {
     "abortTx": "transaction.abort",
     "invalidateTx": "transaction.invalidate",
@@ -243,26 +243,26 @@ _ACTIONS = {
 
 
 class CallAudit(Protocol):
-    """Records calls of ``thrift``."""
+    """Records calls made as ``thrift``."""
 
     async def refuse_unless_writable(self) -> None:
-        """Raises AuditUnavailable, LowSpace: a change needs its record, and there can be none."""
+        """Raises AuditUnavailable, LowSpace: the change must be recorded, and cannot be."""
         ...
 
     def call_refused(self, remote: str, target: str) -> None:
-        """A call was refused for want of a verb."""
+        """Record a call that was refused because ``thrift`` lacks the verb."""
         ...
 
     async def call_made(self, remote: str, action: str, target: str, method: str, outcome: str) -> None:
-        """A call that changes something was answered."""
+        """Record an answered call that changes something."""
         ...
 
 
 class GrantedMethods:
-    """Answers what ``thrift`` may: with ``transact``, transactions that no name began; with ``operate``, everything.
+    """Answers calls within the rights of ``thrift``: ``transact`` for transactions without a name, ``operate`` for all.
 
     Args:
-      rights: what ``thrift`` may now.
+      rights: returns the current rights of ``thrift``.
       owner_of: as ``TransactionService.owner_of``.
     """
 
@@ -279,7 +279,7 @@ class GrantedMethods:
         self._audit = audit
 
     async def answer(self, message: bytes, remote: str = "") -> bytes:
-        """The message that answers a message. Raises MalformedThrift: it is no call, and cannot be answered."""
+        """Answer a message. Raises MalformedThrift: it is not a call, and cannot be answered."""
         try:
             call = decode_call(message)
         except RefusedCall as refused:
@@ -296,13 +296,13 @@ class GrantedMethods:
         return await self._methods.answer(message, remote)
 
     async def _is_recorded(self, call: Call) -> bool:
-        """Whether it changes something for others. Raises PlainsongError."""
+        """True if the call changes something for others. Raises PlainsongError."""
         if call.method not in _ACTIONS:
             return False
         return call.method not in _OF_ONE or not _is_ours(await self._owner_of(_id_of(call)))
 
     async def _answer_recorded(self, call: Call, message: bytes, remote: str) -> bytes:
-        """Answers a call once it is recorded what became of it. Raises PlainsongError: it was not made."""
+        """Answer a call after recording its outcome. Raises PlainsongError: the call was not made."""
         await self._audit.refuse_unless_writable()
         answer = await self._methods.answer(message, remote)
         outcome = "applied"
@@ -316,7 +316,7 @@ class GrantedMethods:
         return answer
 
     async def _lacks(self, call: Call) -> Verb | None:
-        """The verb that a call would need; None: it may be answered. Raises PlainsongError."""
+        """Return the verb that the call lacks; None if it is allowed. Raises PlainsongError."""
         rights = self._rights()
         if rights.on_service("operate"):
             return None
@@ -330,14 +330,14 @@ class GrantedMethods:
 
 
 def _id_of(call: Call) -> int:
-    """The transaction that a call is about."""
+    """Return the transaction of a call."""
     about = call.args[0]
     found: int = about if isinstance(about, int) else about.transaction_id
     return found
 
 
 def _is_ours(owner: str | None) -> bool:
-    """Whether no name began a transaction, or none that Thrift's clients could be told from."""
+    """True if no name began the transaction, or ``thrift`` did, whose clients cannot be distinguished."""
     return owner in ("", None, THRIFT.name)
 
 
@@ -349,7 +349,7 @@ def _target_of(call: Call) -> str:
 
 
 _RECEIVE_BYTES = 64 << 10
-#: How long a frame may take once it has begun, and the client to read an answer. Idle connections stay open.
+#: Time limits for receiving a frame once it has begun, and for sending an answer. Idle connections stay open.
 FRAME_TIMEOUT_S = 30.0
 SEND_TIMEOUT_S = 30.0
 
@@ -358,12 +358,12 @@ class Methods(Protocol):
     """The methods of this instance's service, or of the service at its owner."""
 
     async def answer(self, message: bytes, remote: str = "") -> bytes:
-        """The message that answers a message of the client at ``remote``. Raises MalformedThrift: it is no call."""
+        """Answer a message of the client at ``remote``. Raises MalformedThrift: it is not a call."""
         ...
 
 
 class ThriftConnection:
-    """Serves one client, one call after the other, until it leaves or sends what is no call."""
+    """Serves one client, one call at a time, until it disconnects or sends something that is not a call."""
 
     def __init__(self, stream: trio.abc.Stream, methods: Methods, budget: BodyBudget, remote: str = "") -> None:
         self._stream = stream
@@ -375,12 +375,12 @@ class ThriftConnection:
         self._stopping = False
 
     def stop(self) -> None:
-        """Takes no further call; the one under way is answered."""
+        """Take no more calls; the current one is answered."""
         self._stopping = True
         self._idle.cancel()
 
     async def run(self) -> None:
-        """Returns when the connection is over, whichever side ended it."""
+        """Serve until either side closes the connection."""
         try:
             with self._budget.reserve() as reservation:
                 while not self._stopping and (message := await self._next(reservation)) is not None:
@@ -393,10 +393,10 @@ class ThriftConnection:
         except Overloaded as error:
             log.warning("a Thrift connection was closed: %s", error.detail)
         except (trio.BrokenResourceError, trio.TooSlowError):
-            pass  # the client left, or reads and sends too slowly to be served
+            pass  # the client disconnected, or is too slow
 
     async def _next(self, reservation: Reservation) -> bytes | None:
-        """The next whole message; None: the client has left, or the server stops."""
+        """Return the next whole message; None if the client has disconnected, or the server is stopping."""
         message = self._frames.take()
         if message is not None:
             return message
@@ -424,7 +424,7 @@ class ThriftConnection:
 
 #: Each process of Tephra's clients keeps up to fifty connections open.
 MAX_CONNECTIONS = 4_096
-#: How long a TLS handshake may take.
+#: Time limit for a TLS handshake.
 HANDSHAKE_S = 10.0
 
 
@@ -439,10 +439,10 @@ async def serve_thrift(
     tls: Callable[[], ssl.SSLContext] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serves Tephra's clients until ``stop`` is set and calls under way are answered, at most ``grace_s`` later.
+    """Serve Tephra's clients until ``stop`` is set; then finish running calls for at most ``grace_s``.
 
-    ``task_status`` gets the addresses as ``host:port``. ``budget`` bounds the memory of frames. ``tls`` gives the context
-    of each new connection; None: there is no TLS.
+    ``task_status`` gets the addresses as ``host:port``. ``budget`` bounds the memory of frames. ``tls`` returns the
+    context for each new connection; None: no TLS.
 
     Raises:
       OSError: the server cannot listen on ``bind``; nothing is left open.
@@ -489,12 +489,12 @@ class _ThriftServer:
             connection.stop()
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """Serves one connection; its errors end no other."""
+        """Serve one connection; its errors affect no other."""
         if len(self._open) >= self._max_connections or self._stopping:
             log.warning("a Thrift connection was refused: %s are open", len(self._open))
             await trio.aclose_forcefully(stream)
             return
-        # Idle connections stay open; TCP keep-alive finds those whose client has vanished.
+        # TCP keep-alive closes idle connections whose client has vanished.
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         whole: trio.SocketStream | trio.SSLStream[trio.SocketStream] = stream
         if self._tls is not None:

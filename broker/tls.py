@@ -1,4 +1,4 @@
-"""The daemon's certificate: loaded, checked, and loaded anew when its files change; and who may connect by TLS."""
+"""The daemon's certificate: loaded, checked, and reloaded when its files change; and TLS settings for connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from broker.security.files import Stamp
 
 log = logging.getLogger("plainsong.tls")
-#: Forward secrecy and authenticated encryption only; version 1.3 has nothing else.
+#: Only forward secrecy and authenticated encryption; TLS 1.3 has nothing else.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 ALPN = ("h2", "http/1.1")
 MAX_FILE_BYTES = 1 << 20
@@ -34,7 +34,7 @@ _DEMANDS = {"off": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl
 
 
 class FileUnusable(Exception):
-    """A file that a setting names cannot be used; ``setting`` is the one to look at."""
+    """A file that a setting names cannot be used; ``setting`` is the name of the setting."""
 
     def __init__(self, setting: str, why: str, hint: str = "") -> None:
         super().__init__(f"{setting}: {why}")
@@ -45,24 +45,24 @@ class FileUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What one reading of the files gave."""
+    """The result of loading the files."""
 
     server: ssl.SSLContext
-    """For connections that are accepted; with ALPN for HTTP."""
+    """For accepted connections; with ALPN for HTTP."""
     links: ssl.SSLContext
-    """For links to other instances, which show the same certificate."""
+    """For links to other instances, with the same certificate."""
     names: frozenset[str]
-    """The DNS names in it."""
+    """Its DNS names."""
     not_after_s: float
     """When it expires, in seconds since 1970."""
 
 
 class Certificates:
-    """The certificate that is served, which follows its files.
+    """The certificate in use, kept up to date with its files.
 
     Args:
-      settings: with a certificate.
-      clock: seconds since 1970.
+      settings: must name a certificate.
+      clock: returns seconds since 1970.
     Raises:
       FileUnusable: the files cannot be used.
     """
@@ -74,35 +74,35 @@ class Certificates:
         self._seen = self._stamps()
         self._failed: list[Stamp | None] | None = None
         self.now = load(settings, clock())
-        #: Times that changed files could not be used.
+        #: Number of failed reloads.
         self.failures = 0
-        #: Why the files as they are now cannot be used; None: what is served is what they hold.
+        #: Why the current files cannot be used; None: they are in use.
         self.stale: str | None = None
-        #: Called with the result of each handshake: ``ok``, ``failed``, ``timeout``, ``plain`` (no TLS at all).
+        #: Called with the result of each handshake: ``ok``, ``failed``, ``timeout``, ``plain`` (not TLS at all).
         self.on_handshake: Callable[[str], None] = lambda result: None
         self._on_names: Callable[[frozenset[str]], None] = lambda names: None
 
     def context(self) -> ssl.SSLContext:
-        """For the next connection that is accepted."""
+        """Return the context for the next accepted connection."""
         return self.now.server
 
     def look_again(self) -> None:
-        """Loads the files whether they have changed or not."""
+        """Reload the files, whether or not they have changed."""
         self.look(again=True)
 
     def tell_names(self, on_names: Callable[[frozenset[str]], None]) -> None:
-        """Calls ``on_names`` now, and whenever the certificate was loaded."""
+        """Call ``on_names`` now, and after each reload."""
         self._on_names = on_names
         on_names(self.now.names)
 
     def count(self, result: str) -> None:
-        """Counts a handshake."""
+        """Count a handshake."""
         self.on_handshake(result)
 
     def look(self, *, again: bool = False) -> None:
-        """Loads the files if they have changed, or ``again`` in any case; what cannot be used changes nothing.
+        """Reload the files if they have changed, or if ``again``; unusable files change nothing.
 
-        The two files of a pair are replaced one after the other, so what does not fit is an error only once it stays.
+        The two files of a pair are replaced one after the other, so a mismatch is an error only if it persists.
         """
         stamps = self._stamps()
         if stamps == self._seen and not again:
@@ -125,7 +125,7 @@ class Certificates:
         log.info("the certificate was loaded", extra={"not_after": _written(self.now.not_after_s)})
 
     async def watch(self, reload_s: float) -> NoReturn:
-        """Looks every ``reload_s`` seconds, until cancelled; 0: never."""
+        """Check the files every ``reload_s`` seconds, until cancelled; 0: never."""
         while True:
             await trio.sleep(reload_s or float("inf"))
             self.look()
@@ -135,12 +135,12 @@ class Certificates:
 
 
 def certificates_of(config: Config) -> Certificates | None:
-    """The certificate of ``config``; None: it has none. Raises FileUnusable."""
+    """Return the certificate of ``config``; None if it has none. Raises FileUnusable."""
     return Certificates(config.tls) if config.tls.certificate else None
 
 
 def load(settings: TlsConfig, now_s: float) -> Certificate:
-    """Reads and checks the files of ``settings``. Raises FileUnusable."""
+    """Load and check the files of ``settings``. Raises FileUnusable."""
     first = _first_certificate(settings.certificate)
     if not first.not_valid_before_utc.timestamp() <= now_s <= first.not_valid_after_utc.timestamp():
         valid = f"from {first.not_valid_before_utc:%Y-%m-%d %H:%M} to {first.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
@@ -150,17 +150,17 @@ def load(settings: TlsConfig, now_s: float) -> Certificate:
     server.set_alpn_protocols(ALPN)
     server.verify_mode = _DEMANDS[settings.client_certificates]
     links = _context(ssl.PROTOCOL_TLS_CLIENT, settings)
-    # Instances advertise addresses of all kinds; each proves itself by its certificate and the secret of the cluster.
+    # Instances advertise addresses of all kinds; each is authenticated by its certificate and the cluster's secret.
     links.check_hostname = False
     return Certificate(server, links, _dns_names(first), first.not_valid_after_utc.timestamp())
 
 
 def gateway_context(ca: str, certificate: str, key: str, *, named: str) -> ssl.SSLContext:
-    """Of connections to a server that ``ca`` vouches for and whose certificate is good for its name.
+    """Return the context of connections to a server whose certificate is signed by ``ca`` and valid for its host name.
 
     Args:
-      certificate, key: what to show to it; empty: nothing.
-      named: the name of the setting of each file, with ``{}`` for ca, certificate and key.
+      certificate, key: the client certificate; empty: none.
+      named: the setting of each file, with ``{}`` for ca, certificate and key.
     Raises:
       FileUnusable: a file cannot be used.
     """
@@ -216,8 +216,8 @@ def _check_key(path: Path, setting: str) -> None:
 
 
 def _first_certificate(path: str) -> x509.Certificate:
-    """The one that is the daemon's; those of the authorities follow it."""
-    from cryptography import x509  # a daemon without TLS starts without it: 25 ms of 350
+    """Return the daemon's own certificate, which comes first; those of authorities follow."""
+    from cryptography import x509  # slow to load, and needed only with TLS
 
     try:
         with Path(path).open("rb") as file:

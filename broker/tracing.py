@@ -1,7 +1,7 @@
-"""The daemon's traces: a span for each publish, store, rollback and poll of a trace that its caller records.
+"""The daemon's traces: a span for each publish, store, rollback and poll whose caller records a trace.
 
-OpenTelemetry is loaded only where ``otel.endpoint`` names a collector. Spans wait in a bounded queue, from which a thread
-sends them; what does not fit is dropped, and a collector that is away costs nobody anything but its traces.
+OpenTelemetry is loaded only if ``otel.endpoint`` names a collector. Spans wait in a bounded queue for a thread that
+sends them. Spans that do not fit are dropped, and an unavailable collector affects only its traces.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Spans that wait to be sent.
+#: Spans that may wait to be sent.
 QUEUED = 4096
-#: In one request to the collector.
+#: Spans in one request to the collector.
 EXPORTED_AT_ONCE = 512
 EXPORT_EVERY_S = 1.0
 EXPORT_TIMEOUT_S = 5.0
-#: How long the daemon's end waits for what is left.
+#: How long the shutdown waits for the remaining spans.
 CLOSE_S = 2.0
 
 
@@ -47,10 +47,10 @@ class TracesUnavailable(Exception):
 
 
 class Traces:
-    """Makes spans of answered requests and sends them to a collector.
+    """Creates spans of answered requests, and sends them to a collector.
 
     Args:
-      instance: which daemon it is, among several.
+      instance: identifies the daemon among several.
       exporter: for tests; by default OTLP over HTTP to ``endpoint``.
     """
 
@@ -63,11 +63,11 @@ class Traces:
         from opentelemetry.trace import SpanKind, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        # The library's own lines would come with every attempt; ours come when something changes.
+        # The library logs every failed attempt; we log changes only.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "plainsong"}
         resource = Resource.create({**named, "service.version": version, "service.instance.id": instance})
-        # A trace begins with whoever asks: by itself the daemon would record thousands a second.
+        # The caller begins a trace: by itself the daemon would record thousands a second.
         self._provider = TracerProvider(resource=resource, sampler=ParentBased(ALWAYS_OFF), shutdown_on_exit=False)
         self._processor = BatchSpanProcessor(
             _told(exporter or _otlp(endpoint), endpoint),
@@ -82,7 +82,7 @@ class Traces:
         self._nothing, self._server, self._error = Context(), SpanKind.SERVER, StatusCode.ERROR
 
     def record(self, endpoint: Endpoint, request: Request, status: int, begun_ns: int) -> None:
-        """A request of a recorded trace was answered."""
+        """Record an answered request of a recorded trace."""
         route = endpoint.route
         name = f"{request.path.get('namespace', '')}:{request.path.get('topic', '')}"
         said: dict[str, Any] = {
@@ -103,13 +103,13 @@ class Traces:
         span.end()
 
     async def aclose(self) -> None:
-        """Sends what waits, for two seconds at most, and ends."""
+        """Send waiting spans, for ``CLOSE_S`` at most, and shut down."""
         with trio.move_on_after(CLOSE_S, shield=True):
             await trio.to_thread.run_sync(self._provider.shutdown, abandon_on_cancel=True)
 
 
 def open_traces(config: Config) -> Traces | None:
-    """The daemon's traces; None: there are none. Raises TracesUnavailable."""
+    """Return the daemon's traces; None if there are none. Raises TracesUnavailable."""
     endpoint = config.otel.endpoint
     if not endpoint:
         return None
@@ -120,7 +120,7 @@ def open_traces(config: Config) -> Traces | None:
 
 
 def traced(endpoint: Endpoint, traces: Traces | None) -> Endpoint:
-    """A hot route that records each request of a recorded trace; any other request costs a look into its headers."""
+    """Wrap a hot route: it records requests of recorded traces; for any other it reads one header."""
     if traces is None or not endpoint.route.hot:
         return endpoint
     handler = endpoint.handler
@@ -143,7 +143,7 @@ def traced(endpoint: Endpoint, traces: Traces | None) -> Endpoint:
 
 
 def _otlp(endpoint: str) -> SpanExporter:
-    # By its name: it brings requests and protobuf along.
+    # Imported by name: it loads requests and protobuf.
     module = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     exporter: SpanExporter = module.OTLPSpanExporter(
         endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_TIMEOUT_S
@@ -152,7 +152,7 @@ def _otlp(endpoint: str) -> SpanExporter:
 
 
 def _told(exporter: SpanExporter, endpoint: str) -> SpanExporter:
-    """The exporter, with a line in the log when it begins to fail, and one when it works again."""
+    """Wrap the exporter: it logs when it begins to fail, and when it works again."""
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
     class Told(SpanExporter):

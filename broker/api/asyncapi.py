@@ -1,4 +1,4 @@
-"""The description of the topics in AsyncAPI 3.0: one channel for each topic that the caller may see."""
+"""The topics in AsyncAPI 3.0: one channel for each topic that the client may see."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from broker.security.rights import Rights
     from plainsong.protocol.names import TopicName
 
-#: Topics that one document may have.
+#: Topics in one document.
 MAX_CHANNELS = 1_000
-#: The same for every topic: what payloads are is the business of those who publish and read them.
+#: The same for every topic: the daemon does not interpret payloads.
 _MESSAGE = {
     "name": "message",
     "title": "A message",
@@ -36,15 +36,15 @@ _MESSAGE = {
 
 @dataclass(frozen=True, slots=True)
 class AsyncApi:
-    """The route of the document. Any instance answers it, for the topics of all."""
+    """The route of the document. Any instance answers it, for the topics of all instances."""
 
     catalogue: Catalogue
     version: str
     is_tls: bool
-    """Whether addresses speak TLS."""
+    """True if clients connect by TLS."""
 
     async def describe(self, request: Request) -> Answer:
-        """The topics that ``match`` names and the caller has a verb on. Raises InvalidParameter, StoreError."""
+        """Describe topics that ``match`` names and the client has a verb on. Raises InvalidParameter, StoreError."""
         patterns = parse_match(request.parameters("match").get("match", "*:*"))
         seen = [
             name
@@ -63,10 +63,10 @@ class AsyncApi:
 def describe_topics(
     topics: Iterable[TopicName], rights: Rights, version: str, host: str, *, is_tls: bool
 ) -> dict[str, Any]:
-    """The whole document: the daemon *receives* what may be published, and *sends* what may be polled.
+    """Return the whole document: the daemon *receives* what may be published, and *sends* what may be polled.
 
     Args:
-      host: by which the caller has reached the daemon; empty: it did not say so.
+      host: the host name in the request; empty if it had none.
     """
     channels: dict[str, Any] = {}
     operations: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Backups over HTTP: a cut of the store is held while a client reads its objects, one backup at a time."""
+"""Backups over HTTP: holds a cut of the store while a client reads its objects, one backup at a time."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from storage.base import Store, StoreView
 
 log = logging.getLogger(__name__)
-#: A new backup takes the place of one whose client has asked for nothing for so long: it is gone.
+#: After this time without a request, a new backup replaces the current one.
 SILENT_S = 20.0
-#: ``?topic=`` of what belongs to no topic.
+#: Values of ``?topic=`` for data that belongs to no topic.
 SERVICE, METADATA = "service", "metadata"
-#: What it takes the daemon to send an object, measured.
+#: Processor time to send an object.
 SEND_S_PER_BYTE = 6e-9
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(slots=True)
 class _Held:
-    """The cut that is held."""
+    """The current backup, and its cut of the store."""
 
     backup_id: str
     view: StoreView
@@ -55,13 +55,13 @@ class _Held:
     topics: list[CutTopic]
     cut_ms: int
     asked_s: float
-    """When something was asked of it last, on the clock of trio."""
+    """Time of the last request, on trio's clock."""
     turn: trio.Lock = field(default_factory=trio.Lock)
-    """Requests for it take turns: a backup takes no more than its share, whatever its client does."""
+    """Serializes its requests, so that a backup uses no more than its share, whatever its client does."""
 
     @property
     def silent_s(self) -> float:
-        """How long nothing was asked of it; 0 while something is being answered."""
+        """Seconds since the last request; 0 while one is being answered."""
         return 0.0 if self.turn.locked() else trio.current_time() - self.asked_s
 
 
@@ -76,14 +76,14 @@ class Backups:
     hold_s: float
     bytes_per_s: int
     file: Path | None = None
-    """Keeps when a backup was last complete over restarts; None: nothing does."""
+    """Stores the time of the last complete backup across restarts; None: it is not stored."""
     last_success_ms: int | None = None
-    """When a client last said that its backup is complete."""
+    """When a client last reported a complete backup."""
     _held: _Held | None = None
     _beginning: bool = False
 
     def __post_init__(self) -> None:
-        """What was kept before the restart, if it can be read."""
+        """Load the time of the last complete backup, if it can be read."""
         if self.file is None:
             return
         try:
@@ -94,7 +94,7 @@ class Backups:
             log.warning("it is not known when a backup was last complete", extra={"why": str(error)})
 
     async def _keep(self) -> None:
-        """A backup that is complete is complete, also where that cannot be written down."""
+        """Store the time of the last complete backup; a failure is logged, and the backup still counts."""
         if self.file is None:
             return
         content = json.dumps({"format": 1, "lastSuccessMs": self.last_success_ms}).encode()
@@ -105,7 +105,7 @@ class Backups:
             log.warning("when the last backup was complete is not kept", extra={"why": str(error)})
 
     async def begin(self, request: Request) -> Answer:
-        """Hold a cut: every publish acknowledged before this request is in it. Raises BackupRunning, StoreError."""
+        """Hold a cut that has every publish acknowledged before this request. Raises BackupRunning, StoreError."""
         around_damage = flag(request.parameters("withoutDamaged"), "withoutDamaged")
         held = self._held
         if self._beginning or (held is not None and held.silent_s < min(SILENT_S, self.hold_s)):
@@ -136,7 +136,7 @@ class Backups:
         )
 
     async def _cut(self, *, around_damage: bool) -> _Held:
-        # Read before the view is made: what was acknowledged by then is in it, whatever the clock does.
+        # Read before the view is made, so that everything acknowledged by then is in it, whatever the clock does.
         cut_ms = self.clock.now_ms()
         view = await self.store.pin(self.hold_s)
         try:
@@ -151,12 +151,12 @@ class Backups:
                 await view.aclose()
             raise
         when = datetime.fromtimestamp(cut_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
-        # Ids are in the order of their cuts, those of one second too: "the last two" are the last two.
+        # Ids sort by the time of their cuts, also within a second, so that "the last two" can be chosen by id.
         backup_id = f"{when}-{cut_ms % 1000:03x}{secrets.token_hex(2)[:3]}"
         return _Held(backup_id, view, cut, pace, topics, cut_ms, trio.current_time())
 
     async def objects(self, request: Request) -> Answer:
-        """The names of objects of a topic, or of no topic, page by page. Raises NotFound, InvalidParameter, StoreError."""
+        """List the objects of a topic, or of no topic, page by page. Raises NotFound, InvalidParameter, StoreError."""
         given = request.parameters("topic", "after")
         held = self._asked(request)
         about, after = given.get("topic", ""), given.get("after")
@@ -188,7 +188,7 @@ class Backups:
             raise InvalidParameter(f"after: {error}", hint="use `next` of the page before") from None
 
     async def show(self, request: Request) -> Answer:
-        """An object's bytes, as they are named. Raises NotFound: list them again; StoreError."""
+        """Answer with an object's bytes. Raises NotFound: list the objects again; StoreError."""
         request.parameters()
         held = self._asked(request)
         name = request.path["digest"]
@@ -197,7 +197,7 @@ class Backups:
         try:
             async with held.turn:
                 data = await held.cut.object(name)
-                # What it takes to send it is rested for as for reading, before anything more is done for this backup.
+                # Sending counts against the backup's share, like reading.
                 await held.pace.rest(len(data) * SEND_S_PER_BYTE, 0)
         except NotListed:
             shown = name if _DIGEST.fullmatch(name) else name[:80]
@@ -210,7 +210,7 @@ class Backups:
         return Answer(200, data, "application/octet-stream")
 
     async def end(self, request: Request) -> Answer:
-        """Let go of the cut; with ``complete`` the client has all of it. Raises NotFound: it has ended before."""
+        """Release the cut; with ``complete`` record a complete backup. Raises NotFound: it has already ended."""
         complete = flag(request.parameters("complete"), "complete")
         self._asked(request)
         await self._end()
@@ -219,10 +219,10 @@ class Backups:
             await self._keep()
         return json_answer({"id": request.path["backup"], "ended": True})
 
-    # --- what is held ----------------------------------------------------------------------------
+    # --- the cut ---------------------------------------------------------------------------------
 
     def _asked(self, request: Request) -> _Held:
-        """The cut of the request's path; it is held for another while. Raises NotFound."""
+        """Return the cut of the request's path, and extend its hold. Raises NotFound."""
         held = self._held
         if held is None or held.backup_id != request.path["backup"] or self._is_over(held):
             raise NotFound(
@@ -250,7 +250,7 @@ class Backups:
 
 @contextmanager
 def _naming(about: str) -> Iterator[None]:
-    """Say in an error of damage whose rows these are, and the way out."""
+    """Add the topic, and the way out, to an error about damaged rows."""
     try:
         yield
     except Unreadable as error:

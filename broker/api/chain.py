@@ -1,4 +1,4 @@
-"""Chained topics over HTTP: the head, signed where a secret is configured, and the entries with what they cover."""
+"""Chained topics over HTTP: the head, signed if a secret is configured, and the entries with their messages."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Chains:
     store: Store
     clock: Clock
     secrets: tuple[bytes, ...] = ()
-    """They sign heads; empty: heads are not signed."""
+    """Secrets that sign heads; empty: heads are not signed."""
 
     async def head(self, request: Request) -> Answer:
-        """The last entry of the topic's chain. Raises TopicNotFound, NotFound (the topic has no chain)."""
+        """Answer with the last entry of the topic's chain. Raises TopicNotFound, NotFound (the topic has no chain)."""
         request.parameters()
         view = await self.directory.ask(request.name, DescribeChain())
         head = _head(request.name, view)
@@ -64,7 +64,7 @@ class Chains:
         }
 
     async def entries(self, request: Request) -> Answer:
-        """Entries behind one, oldest first, with the messages that they cover.
+        """Answer with the entries after one, oldest first, and the messages that they cover.
 
         Raises:
           TopicNotFound, NotFound (the topic has no chain), GenerationChanged, InvalidParameter, InvalidMessageId.
@@ -139,7 +139,7 @@ def _base64(data: bytes) -> str:
 
 
 def chain_secrets(config: Config) -> tuple[bytes, ...]:
-    """The secrets that the settings name. Raises FileUnusable."""
+    """Read the secrets of the settings. Raises FileUnusable."""
     file = config.topic.chain_secret_file
     if not file:
         return ()

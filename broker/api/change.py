@@ -1,4 +1,4 @@
-"""What a change does, or with ``?dryRun=true`` would do, as its answer says it: the same fields for both."""
+"""The answer to a change, and to its ``?dryRun=true``: both report the effect in the same fields."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
     from broker.http.messages import Answer
 
-#: Messages that nothing happens to.
+#: The effect on no messages.
 NOTHING: Mapping[str, object] = {"messages": 0, "bytes": 0, "estimated": False, "oldestMs": None, "newestMs": None}
-#: Why a change that was made says nothing of its effect.
+#: Warning of a change whose effect could not be counted.
 NOT_COUNTED = "the change was made, but what it came to could not be counted"
 
 
@@ -29,11 +29,11 @@ def change_answer(
     etag: str | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> Answer:
-    """The answer to a change, or to its dry run.
+    """Return the answer to a change, or to its dry run.
 
     Args:
-      etag: of the state that a dry run has looked at, or that a change has left.
-      more: fields that the route has answered since before changes said what they come to.
+      etag: of the state that a dry run has read, or that a change has produced.
+      more: fields that the route already had before changes reported their effect.
     """
     return json_answer(
         {**(more or {}), **change(action, target, before, after, dry_run, effect, warnings, etag)},
@@ -51,7 +51,7 @@ def change(
     warnings: Iterable[str] = (),
     etag: str | None = None,
 ) -> dict[str, Any]:
-    """The fields of such an answer."""
+    """Return the fields of the answer."""
     old, new = before or {}, after or {}
     return {
         "dryRun": dry_run,

@@ -1,4 +1,4 @@
-"""The cluster, as this instance sees it, and what operators say about it: instances drained, topics pinned."""
+"""The cluster as this instance sees it, and changes of placement by operators: drained instances, pinned topics."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from plainsong.protocol.codec.json_values import Kind
     from plainsong.protocol.names import TopicName
 
-#: How long the others are waited for, of whom only a number is wanted.
+#: How long to wait for other instances, whose answers only add details.
 ASK_TIMEOUT_S = 1.0
-#: What other instances are asked for: how many topics are open there, and the digests of their security files.
+#: Calls to other instances: the number of their open topics, and the digests of their security files.
 TOPICS_OPEN = "topics_open"
 SECURITY_DIGESTS = "security_digests"
-#: Of each table of ``security``, the first 12 hex digits of a SHA-256.
+#: For each table of ``security``, the first 12 hex digits of a SHA-256.
 Digests: TypeAlias = "dict[str, str | None]"
 _PIN: Mapping[str, tuple[str, Kind]] = {"instance": ("instance", values.text)}
 
@@ -46,13 +46,13 @@ class ClusterRoutes:
     directory: Directory
     ownership: Ownership
     membership: Membership | None
-    """None: this instance is alone."""
+    """None: there is only this instance."""
     links: Links | None
     security: Callable[[], Digests | None] = lambda: None
-    """The digests of this instance's security files; None: nobody is asked for a name."""
+    """Returns the digests of this instance's security files; None if authentication is off."""
 
     async def show(self, request: Request) -> Answer:
-        """Who is there and who is drained, what is pinned, and who owns ``?topic=``. Raises InvalidParameter, InvalidName."""
+        """Answer with instances, drains, pins, and the owner of ``?topic=``. Raises InvalidParameter, InvalidName."""
         about = request.parameters("topic").get("topic")
         ownership = self.ownership
         transactions = ownership.owner(TRANSACTIONS)
@@ -107,7 +107,7 @@ class ClusterRoutes:
         return [Member(each.name, each.address) for each in self.ownership.instances]
 
     async def _count_topics(self, member: Member, opened: dict[str, int]) -> None:
-        """How many topics are open there; an instance that cannot be asked is left out."""
+        """Add the instance's number of open topics, unless it does not answer."""
         if member.name == self.ownership.me.name:
             opened[member.name] = topics_open(self.directory)
             return
@@ -116,13 +116,13 @@ class ClusterRoutes:
             opened[member.name] = int(count)
 
     async def _ask_digests(self, member: Member, digests: dict[str, Digests]) -> None:
-        """The digests of an instance's security files; one that has none, or cannot be asked, is left out."""
+        """Add the digests of an instance's security files, unless it has none or does not answer."""
         found = self.security() if member.name == self.ownership.me.name else await self._ask(member, SECURITY_DIGESTS)
         if found is not None:
             digests[member.name] = found
 
     async def _ask(self, member: Member, what: str) -> Any:
-        """What another instance says; None: it cannot be asked, or knows of no such thing."""
+        """Call another instance; None if it does not answer, or does not support the call."""
         if self.links is None:
             return None
         try:
@@ -134,10 +134,10 @@ class ClusterRoutes:
         return None
 
     async def drain(self, request: Request) -> Answer:
-        """An instance is to own nothing any more; its topics move, in portions, after this is answered.
+        """Drain an instance; its topics move in batches after the answer.
 
         Raises:
-          NotFound (it is not there), Conflict, ClusterUnavailable: nothing happened.
+          NotFound (no such instance), Conflict, ClusterUnavailable: nothing happened.
         """
         dry_run = flag(request.parameters("dryRun"), "dryRun")
         membership, name = self._cluster(), instance_name(request.path["instance"])
@@ -164,14 +164,14 @@ class ClusterRoutes:
         )
 
     async def undrain(self, request: Request) -> Answer:
-        """An instance is to own its share again, also one that is not there. Raises Conflict, ClusterUnavailable."""
+        """Undo a drain, also of an instance that is not running. Raises Conflict, ClusterUnavailable."""
         request.parameters()
         membership, name = self._cluster(), instance_name(request.path["instance"])
         await membership.change_placement(partial(Placement.with_drained, instance=name, drained=False))
         return json_answer({"instance": name, "drained": False})
 
     async def pin(self, request: Request) -> Answer:
-        """A topic is to be at an instance, as long as that is there. Raises InvalidParameter, Conflict, ClusterUnavailable."""
+        """Pin a topic to an instance, while that is a member. Raises InvalidParameter, Conflict, ClusterUnavailable."""
         request.parameters()
         name, to = request.name, request.fields(_PIN).get("instance")
         membership, known = self._cluster(), self._names()
@@ -183,7 +183,7 @@ class ClusterRoutes:
         return json_answer({"topic": str(name), "instance": to})
 
     async def unpin(self, request: Request) -> Answer:
-        """A topic is to be where its name says, pinned before or not. Raises Conflict, ClusterUnavailable."""
+        """Remove a topic's pin, if any; placement is automatic again. Raises Conflict, ClusterUnavailable."""
         request.parameters()
         name = request.name
         await self._cluster().change_placement(partial(Placement.unpinned, name=name))
@@ -207,12 +207,12 @@ def _zookeeper(membership: Membership | None) -> dict[str, object] | None:
 
 
 def topics_open(directory: Directory) -> int:
-    """Topics that are open here, those that are on their way to another owner among them."""
+    """Return the number of topics open here, including those moving to another owner."""
     return len(directory) + directory.closing
 
 
 def topics_open_handler(directory: Directory) -> CallHandler:
-    """What answers another instance that shows the cluster."""
+    """Return the handler for an instance that shows the cluster."""
 
     async def answer(call: Call) -> Reply:
         del call
@@ -223,7 +223,7 @@ def topics_open_handler(directory: Directory) -> CallHandler:
 
 
 def security_digests_handler(security: Callable[[], Digests | None]) -> CallHandler:
-    """What answers another instance that shows whose security files differ."""
+    """Return the handler for an instance that compares security files."""
 
     async def answer(call: Call) -> Reply:
         del call
@@ -234,7 +234,7 @@ def security_digests_handler(security: Callable[[], Digests | None]) -> CallHand
 
 
 def parse_name(text: str) -> TopicName:
-    """A topic's name as ``namespace:topic``. Raises InvalidParameter, InvalidName."""
+    """Parse ``namespace:topic``. Raises InvalidParameter, InvalidName."""
     namespace, colon, topic = text.partition(":")
     if not colon:
         raise InvalidParameter(f"topic is {text[:80]!r}", hint="write namespace:topic")

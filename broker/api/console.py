@@ -1,4 +1,4 @@
-"""The console: static files for a browser, answered with headers that let nothing else in."""
+"""The console: static files for a browser, with headers that forbid everything from elsewhere."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _TYPES = {
     ".md": "text/plain; charset=utf-8",
     ".LICENSE": "text/plain; charset=utf-8",
 }
-#: A browser may load scripts, styles and data from this daemon, and nothing from anywhere else; no script may be made of
-#: data, and no other page may frame this one or keep a handle of it.
+#: A browser may load scripts, styles and data from this daemon only. Scripts must not be made from data, and no other
+#: page may frame this one or keep a reference to it.
 HEADERS = (
     (
         "Content-Security-Policy",
@@ -43,7 +43,7 @@ HEADERS = (
     ("Cross-Origin-Resource-Policy", "same-origin"),
     ("Cache-Control", "no-cache"),
 )
-#: Paths below ``/console/`` that are pages: one file shows them all, and each can be loaded directly.
+#: Paths below ``/console/`` that are pages. One file shows them all, and each can be loaded directly.
 _PAGE = re.compile(r"(topics|producers)/[^/]+/[^/]+|transactions|cluster|audit|lineage")
 
 
@@ -55,12 +55,12 @@ class _File(NamedTuple):
 
 @cache
 def files() -> Mapping[str, _File]:
-    """Every file by its path, read once."""
+    """Return every file by its path; reads them once."""
     found = {}
     for path in FILES.rglob("*"):
         if path.suffix in _TYPES:
             content = path.read_bytes()
-            # Weak: the same file may leave compressed.
+            # Weak: the file may be sent compressed.
             etag = f'W/"{sha256(content).hexdigest()[:32]}"'
             found[path.relative_to(FILES).as_posix()] = _File(content, _TYPES[path.suffix], etag)
     return found
@@ -68,29 +68,29 @@ def files() -> Mapping[str, _File]:
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """The routes of the console's files. Data comes from the other routes, under the rules that hold there."""
+    """The routes of the console's files. Data comes from the other routes, with their checks."""
 
     enabled: bool
     """``console.enabled``."""
 
     async def page(self, request: Request) -> Answer:
-        """The first page. Raises NotFound where the console is switched off."""
+        """Answer with the first page. Raises NotFound if the console is disabled."""
         return await self._answer("index.html", request)
 
     async def lead_on(self, request: Request) -> Answer:
-        """To the first page: people type a slash behind it. Raises NotFound where the console is switched off."""
+        """Redirect ``/console/`` to the first page. Raises NotFound if the console is disabled."""
         self._require()
         query = f"?{request.query}" if request.query else ""
         return Answer(308, headers=[*HEADERS, ("Location", f"/console{query}")])
 
     async def root(self, request: Request) -> Answer:
-        """To the first page, for a browser. Raises NotFound for any other client, or where the console is switched off."""
+        """Redirect a browser to the first page. Raises NotFound for other clients, or if the console is disabled."""
         if self.enabled and "text/html" in request.headers.get("accept", "").lower():
             return Answer(307, headers=[*HEADERS, ("Location", "/console"), ("Vary", "Accept")])
         raise NotFound("there is nothing at /", hint="the console is at /console, and /openapi.json lists the routes")
 
     async def file(self, request: Request) -> Answer:
-        """A page, or a file of one. The query is the page's own. Raises NotFound."""
+        """Answer with a page, or one of its files. The query is for the page's script. Raises NotFound."""
         path = request.path["file"]
         return await self._answer("index.html" if _PAGE.fullmatch(path) else path, request)
 
@@ -110,7 +110,7 @@ class Console:
 
 
 def _names(if_none_match: str, etag: str) -> bool:
-    """Whether the header names this tag, weakly compared."""
+    """True if the header has this tag, by weak comparison."""
     opaque = etag.removeprefix("W/")
     named = {each.strip().removeprefix("W/") for each in if_none_match.split(",")}
     return opaque in named or "*" in named

@@ -1,4 +1,4 @@
-"""Whom to tell of a hole: ``/.well-known/security.txt`` (RFC 9116)."""
+"""The contact for security reports: ``/.well-known/security.txt`` (RFC 9116)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
     from broker.http.messages import Request
 
-#: How long an answer may be relied on. It is made of a setting, so the next one is as true as this one.
+#: Validity of an answer. It is generated from a setting on each request.
 GOOD_FOR_MS = 30 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """The route of the file, which everybody may ask: whoever found a hole has no name here."""
+    """The route of the file. It requires no authentication: a reporter has no credential."""
 
     contact: str
     """``security.contact``."""
     now_ms: Callable[[], int]
 
     async def show(self, request: Request) -> Answer:
-        """The addresses of the setting, in its order. Raises NotFound where there are none."""
+        """Answer with the addresses of the setting, in its order. Raises NotFound if there are none."""
         request.parameters()
         addresses = [each.strip() for each in self.contact.split(",") if each.strip()]
         if not addresses:

@@ -1,4 +1,4 @@
-"""Deadlines of requests that have no task: all have the same time-out, so that the oldest is due first."""
+"""Deadlines of requests without a task. All have the same time-out, so the oldest is due first."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import NoReturn, Protocol
 
 import trio
 
-#: How late a deadline may be noticed.
+#: Resolution of deadlines: a request may expire this much later.
 LATE_S = 0.1
-#: Deadlines that end in one turn of the event loop: a thousand may be due at once.
+#: Deadlines that expire in one turn of the event loop: a thousand may be due at once.
 ENDED_AT_ONCE = 64
 
 
 class Waits(Protocol):
-    """What may wait no longer than its deadline."""
+    """Something with a deadline."""
 
     def expire(self) -> None:
-        """Its time is over. It neither waits nor raises."""
+        """The deadline has passed. It must neither wait nor raise."""
 
 
 class Deadlines:
-    """Calls ``expire`` of what is added and not dropped within ``timeout_s``. Run ``run`` until cancelled."""
+    """Calls ``expire`` for everything that is not dropped within ``timeout_s``. Keep ``run`` running."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -32,18 +32,18 @@ class Deadlines:
         return len(self._due_s)
 
     def add(self, waits: Waits) -> None:
-        """Begin the time of ``waits``, which is hashed by identity."""
+        """Start the time-out of ``waits``, which is hashed by identity."""
         self._due_s[waits] = trio.current_time() + self.timeout_s
         if self._sleeps:
             self._sleeps = False
             self._added.set()
 
     def drop(self, waits: Waits) -> None:
-        """End it. Idempotent."""
+        """Cancel the time-out. Idempotent."""
         self._due_s.pop(waits, None)
 
     async def run(self) -> NoReturn:
-        """Expire what is due."""
+        """Expire due requests, until cancelled."""
         while True:
             if not self._due_s:
                 self._added, self._sleeps = trio.Event(), True

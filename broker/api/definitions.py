@@ -1,7 +1,7 @@
 """Definitions: namespaces, topics and pins as one document, exported, and imported as a whole.
 
-An import is checked from end to end before anything happens, then applied in order of name through the routes that
-change each thing, at its owner. What is as it should be is left alone, so an import that failed is run again.
+An import is checked completely before anything is changed, then applied in order of name, through the routes that make
+each change, at its owner. It skips what is already as specified, so a failed import can be repeated.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ MAX_BODY_BYTES = 16 << 20
 TOML_TYPE = "application/toml"
 _PARTS = ("namespaces", "topics", "pins")
 _NO_PROPERTIES = {"deduplication": "inherit"}
-#: What a change may do to messages that are there.
+#: Effects of a change on existing messages.
 _LOSSES = ("hides", "removes")
-#: Topics that are asked at once what a change would do to them.
+#: Topics asked concurrently for the effect of a change.
 _TOPICS_AT_ONCE = 16
 Verdict = Literal["created", "changed", "deleted", "unchanged"]
 
 
 @dataclass(slots=True)
 class Document:
-    """What is, or is to be: the properties of namespaces and topics, and the instances of pinned topics."""
+    """Properties of namespaces and topics, and the instances of pinned topics."""
 
     namespaces: dict[str, dict[str, Any]] = field(default_factory=dict)
     topics: dict[str, dict[str, Any]] = field(default_factory=dict)
     pins: dict[str, str] = field(default_factory=dict)
 
     def shown(self) -> dict[str, Any]:
-        """Ready for JSON, in order of name."""
+        """Return the document for JSON, sorted by name."""
         return {"format": FORMAT, **{part: dict(sorted(getattr(self, part).items())) for part in _PARTS}}
 
 
 class Step(NamedTuple):
-    """One thing, and what an import makes of it."""
+    """An import's change of one definition."""
 
     part: str
     name: str
@@ -72,12 +72,12 @@ class Step(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where it stands in a document: ``topics/shop:orders``."""
+        """Its path in a document: ``topics/shop:orders``."""
         return f"{self.part}/{self.name}"
 
     @property
     def loses_messages(self) -> bool:
-        """Whether readers may have fewer messages afterwards."""
+        """True if readers may lose messages."""
         if self.part != "topics":
             return False
         return self.verdict == "deleted" or (self.verdict == "changed" and self.after["ttl"] < self.before["ttl"])
@@ -85,30 +85,30 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Definitions:
-    """The routes of definitions. Topics of the namespace ``system`` are the daemon's own, and in no document."""
+    """The routes of definitions. Topics of the namespace ``system`` belong to the daemon, and are never included."""
 
     store: Store
     namespaces: Namespaces
     membership: Membership | None
     default_ttl_s: int
     handlers: Mapping[str, Handler]
-    """Those of the routes, by name, each answered at its owner."""
+    """The handlers of routes by name; each request is answered at its owner."""
 
     async def show(self, request: Request) -> Answer:
-        """Everything, as an import takes it. Raises StoreError."""
+        """Answer with all definitions, in the form that an import takes. Raises StoreError."""
         request.parameters()
         now = await self._now()
         return await trio.to_thread.run_sync(lambda: json_answer(now.shown()))
 
     async def put(self, request: Request) -> Answer:
-        """Make everything as the document says; with ``prune`` what it does not name goes.
+        """Import the document; with ``prune`` delete everything that it does not name.
 
         Raises:
           MalformedBody, InvalidParameter, InvalidName, InvalidProperty, Forbidden, Conflict: nothing happened.
-          whatever a change raises: those before it have happened.
+          any error of a change: the changes before it were made.
         """
         given = request.parameters("dryRun", "prune")
-        # A large document takes a good part of a second.
+        # In a thread: a large document takes a good part of a second.
         wanted = await trio.to_thread.run_sync(self._parsed, request)
         steps = _plan(await self._now(), wanted, prune=flag(given, "prune"))
         self._check(request, steps)
@@ -128,11 +128,11 @@ class Definitions:
             {**lists, **_summed(effects)},
             _warnings(changes, effects, dry_run=dry_run),
         )
-        answer["changed"] = [step.path for step in changes]  # in the order in which they are made
+        answer["changed"] = [step.path for step in changes]  # in the order of the changes
         return json_answer(answer if dry_run else {**answer, **lists})
 
     async def _preview(self, request: Request, changes: list[Step]) -> dict[str, Any]:
-        """What each topic that loses messages would lose, as its owner says."""
+        """Ask the owners of topics that would lose messages for the effect."""
         effects: dict[str, Any] = {}
         limit = trio.CapacityLimiter(_TOPICS_AT_ONCE)
 
@@ -147,7 +147,7 @@ class Definitions:
         return effects
 
     async def _make(self, request: Request, changes: list[Step]) -> dict[str, Any]:
-        """Make the changes, one after the other; the answer is what each topic that lost messages has lost."""
+        """Make the changes in sequence; return the effects on topics that lost messages."""
         effects: dict[str, Any] = {}
         for number, step in enumerate(changes):
             try:
@@ -163,7 +163,7 @@ class Definitions:
                 effects[step.name] = effect
         return effects
 
-    # --- what is ---------------------------------------------------------------------------------
+    # --- export ----------------------------------------------------------------------------------
 
     async def _now(self) -> Document:
         found = Document()
@@ -187,7 +187,7 @@ class Definitions:
         found.pins = dict(placement.pins)
         return found
 
-    # --- what is to be -----------------------------------------------------------------------------
+    # --- import ------------------------------------------------------------------------------------
 
     def _parsed(self, request: Request) -> Document:
         given = _decoded(request)
@@ -217,7 +217,7 @@ class Definitions:
         return wanted
 
     def _check(self, request: Request, steps: list[Step]) -> None:
-        """Raise Forbidden, Conflict: a change is not allowed, or cannot be made."""
+        """Raise Forbidden or Conflict if a change is not allowed or not possible."""
         for step in steps:
             if step.verdict == "unchanged":
                 continue
@@ -232,7 +232,7 @@ class Definitions:
                 raise Forbidden(f"{step.path}: this name may not change it", hint="grant `admin` on what is imported")
 
     async def _apply(self, request: Request, step: Step, *, dry_run: bool = False) -> Any:
-        """Make one change, or ask what it would do; the answer is its effect, where its route says that."""
+        """Make one change, or preview it; return its effect, if its route reports one."""
         namespace, _, topic = step.name.partition(":")
         deleted = step.verdict == "deleted"
         body: Any = step.after
@@ -250,18 +250,18 @@ class Definitions:
         query = "dryRun=true" if dry_run else ""
         asked = replace(request, path=path, query=query, headers=headers, body=sent, decoded=None, room=None)
         answer = await answer_of(self.handlers[route], asked)
-        # An owner of a version before this one says nothing.
+        # An owner of an older version reports no effect.
         told = json.loads(answer.body) if isinstance(answer.body, bytes) and answer.body else {}
         return told.get("effect") or {}
 
 
 def _as_shown(value: Any) -> Any:
-    """Properties as ``GET`` and the dry runs of a topic show them, every value a string; an instance as it is."""
+    """Return properties as a topic's ``GET`` and dry runs show them, all values strings; other values unchanged."""
     return {name: str(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
 def _plan(now: Document, wanted: Document, *, prune: bool) -> list[Step]:
-    """What becomes of each thing, namespaces first, each part in order of name."""
+    """Return the steps of an import: namespaces, topics, pins, each sorted by name."""
     steps: list[Step] = []
     for part in _PARTS:
         before, after = getattr(now, part), getattr(wanted, part)
@@ -280,7 +280,7 @@ def _plan(now: Document, wanted: Document, *, prune: bool) -> list[Step]:
 
 
 def _summed(effects: Mapping[str, Any]) -> dict[str, Any]:
-    """What all changes take from readers, and which topics that concerns."""
+    """Return the summed effects of all changes, and the topics affected."""
     topics = [
         {"topic": name, **{verb: effect[verb] for verb in _LOSSES if _messages(effect, verb)}}
         for name, effect in sorted(effects.items())
@@ -307,7 +307,7 @@ def _messages(effect: Mapping[str, Any], verb: str) -> int:
 
 
 def _warnings(changes: list[Step], effects: Mapping[str, Any], *, dry_run: bool) -> list[str]:
-    """A sentence for each topic that is deleted, and for each that a shorter ttl takes messages from."""
+    """Return a warning for each topic that is deleted, or loses messages to a shorter ttl."""
     warnings = []
     for step in changes:
         effect = effects.get(step.name, {})
@@ -331,7 +331,7 @@ def _decoded(request: Request) -> Any:
         return parse_json(request.body) if request.body.strip() else None
     try:
         return tomllib.loads(request.body.decode())
-    except ValueError as error:  # also a date that is none, and text that is not UTF-8
+    except ValueError as error:  # includes impossible dates and text that is not UTF-8
         raise MalformedBody(f"the definitions are no TOML: {error}") from None
     except RecursionError:
         raise MalformedBody("the definitions are no TOML: values are nested too deeply") from None

@@ -1,14 +1,14 @@
-"""Server-sent events: the messages of one topic as they come, for browsers and ``curl -N``.
+"""Server-sent events: the messages of one topic as they arrive, for browsers and ``curl -N``.
 
-    retry: 2000                          first, with the id from which a client that is cut off goes on
+    retry: 2000                          first, with the id to resume from after a reconnect
     event: message   id: <message id>    data: {"id","publishTimeMs","payload","attributes"}
     event: set-aside id: <its last id>   data: {"from","to","rows"}
     event: held                          data: {"heldBy","heldSince","hiddenMessages"}
     event: error                         data: the problem that ended the stream
-    event: end                           data: {"lastId"}; the daemon leaves, or the topic changes its owner
-    : ping                               after 15 s without anything else
+    event: end                           data: {"lastId"}; the daemon shuts down, or the topic's owner changes
+    : ping                               after 15 s without an event
 
-A stream is a poll that is asked again and again: while it waits, it counts as a parked poll of its topic.
+A stream is a repeated poll: while it waits, it counts as a parked poll of its topic.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ if TYPE_CHECKING:
     from plainsong.protocol.records import SetAside
     from plainsong.protocol.requests import Isolation
 
-#: Proxies must not gather what is to be seen at once.
+#: Keeps proxies from buffering events.
 EVENT_HEADERS = [("Cache-Control", "no-store"), ("X-Accel-Buffering", "no")]
-#: Streams of one instance at a time.
+#: Concurrent streams of one instance.
 MAX_STREAMS = 1_000
 RETRY_MS = 2_000
-#: Messages, and bytes of their payloads, that are read at a time.
+#: Messages, and bytes of payload, read at a time.
 PAGE_MESSAGES = 1_000
 PAGE_BYTES = 1 << 20
-#: What a stream holds of the budget of answers while it waits.
+#: Memory reserved for a stream while it waits.
 IDLE_BYTES = 1 << 10
 
 
 def event(kind: str, data: Any, event_id: str | None = None) -> bytes:
-    """One event, its data as JSON, which has no line ends of its own."""
+    """Encode one event. Its data is JSON on one line."""
     head = "" if event_id is None else f"id: {event_id}\n"
     text = compact(data)
     return f"{head}event: {kind}\ndata: {text}\n\n".encode("utf-8", "replace")
 
 
 class EventStreams:
-    """Counts the streams that this instance makes, and refuses one too many."""
+    """Counts the streams of this instance, and limits them."""
 
     def __init__(self, max_streams: int = MAX_STREAMS) -> None:
         self.max_streams = max_streams
         self.open = 0
 
     def answer(self, chunks: AsyncGenerator[bytes, None], room: AnswerRoom | None) -> Answer:
-        """An answer of status 200 that sends these events. Raises Overloaded: there are too many streams."""
+        """Return an answer that sends these events. Raises Overloaded: there are too many streams."""
         if self.open >= self.max_streams:
             raise Overloaded(f"{self.open} event streams are open", hint="retry later, or poll with waitMs")
         if room is not None:
@@ -81,7 +81,7 @@ class EventStreams:
 
 
 class _Counted:
-    """A stream of events that is counted from now until it is closed, begun or not. A ``BodyStream``."""
+    """A ``BodyStream`` that is counted from its creation until it is closed, sent or not."""
 
     def __init__(self, streams: EventStreams, chunks: AsyncGenerator[bytes, None]) -> None:
         self._streams = streams
@@ -104,26 +104,26 @@ class _Counted:
 
 @dataclass(slots=True)
 class _Follow:
-    """What one stream sends."""
+    """The state of one stream."""
 
     name: TopicName
     since: bytes
     isolation: Isolation | None
     payload_base64: bool
     left: int | None
-    """Messages until it ends; None: any number."""
+    """Messages until the stream ends; None: it does not."""
     room: AnswerRoom | None
 
 
 @dataclass(frozen=True, slots=True)
 class MessageEvents:
-    """The route of a topic's messages as events."""
+    """The route that sends a topic's messages as events."""
 
     polling: Polling
     streams: EventStreams
 
     async def follow(self, request: Request) -> Answer:
-        """The messages from a position on, and then each as it comes.
+        """Answer with the messages from a position on, then each new one.
 
         Raises:
           TopicNotFound, InvalidParameter, InvalidMessageId, TransactionsUnavailable, Overloaded.
@@ -140,7 +140,7 @@ class MessageEvents:
         if last_id:
             since = after(parse_id(last_id))
         if committed:
-            CommittedReader(self.polling.transactions)  # a daemon without transactions says so at once
+            CommittedReader(self.polling.transactions)  # fail now if the daemon has no transaction service
         span = await self.polling.directory.ask(name, Look(FIRST_BOUND))
         self._refuse_one_too_many(name)
         isolation: Isolation = "committed" if committed else "uncommitted"
@@ -149,7 +149,7 @@ class MessageEvents:
         return self.streams.answer(self._events(following), request.room)
 
     def _refuse_one_too_many(self, name: TopicName) -> None:
-        """Raises Overloaded: as many polls as may already wait on the topic."""
+        """Raises Overloaded: the topic has as many parked polls as it may."""
         core = self.polling.directory.entry(name).actor.core
         if core is not None and len(core.parking) >= core.state.limits.max_parked_polls:
             raise Overloaded(f"{len(core.parking)} polls wait on topic {name}", hint="retry later")
@@ -172,7 +172,7 @@ class MessageEvents:
                     if following.left is not None:
                         following.left -= page.count
                     announced = None
-                    page.parts = ()  # while its reader takes the chunk, the page must not be held too
+                    page.parts = ()  # free the page while the reader takes the chunk
                     yield chunk
                     del chunk
                     if following.room is not None:
@@ -194,7 +194,7 @@ class MessageEvents:
         yield event("end", {"lastId": None if resume is None else resume.hex()})
 
     async def _next(self, following: _Follow, deadline_s: float, announced: int | None) -> Found:
-        """The next messages, or what holds them; none at the deadline."""
+        """Return the next messages, or the pointer that holds them; an empty page at the deadline."""
         limit = PAGE_MESSAGES if following.left is None else min(PAGE_MESSAGES, following.left)
         reading = Reading(limit, PAGE_BYTES, with_pointers=False, room=following.room)
         body = PollRequest(following.since, isolation=following.isolation)
@@ -206,7 +206,7 @@ class MessageEvents:
 
 
 def _pieces(page: Page, passed: Sequence[SetAside], *, payload_base64: bool) -> Iterator[bytes]:
-    """Each message of a page as an event, and, in their places among them, the stretches that were set aside."""
+    """Encode each message of a page as an event, and each range set aside in its place among them."""
     written = payload_writer(payload_base64=payload_base64)
     stretches = deque(passed)
     for index, (message_id, payload) in enumerate(messages_of(page)):
@@ -227,7 +227,7 @@ def _pieces(page: Page, passed: Sequence[SetAside], *, payload_base64: bool) -> 
 
 
 def _set_aside(stretch: SetAside) -> bytes:
-    """A stretch as an event. Its id is the stretch's last one: a client that is cut off goes on behind it."""
+    """Encode a range as an event. Its id is the range's last one, so that a client resumes after the range."""
     told = entry(stretch)
     data = {name: told[name] for name in ("from", "to", "rows")}
     return event("set-aside", data, shown_id(stretch.last))
@@ -238,6 +238,6 @@ def _attributes(attributes: Mapping[str, str] | None) -> str:
 
 
 def _held(held: Held) -> bytes:
-    """As the headers of a poll say it; the pointer in quotes, since browsers read no numbers above 2^53."""
+    """Encode the fields of a poll's headers; the pointer is a string, since browsers lose precision above 2^53."""
     what = {"heldBy": str(held.write_pointer), "heldSince": held.since_ms, "hiddenMessages": held.hidden_text}
     return event("held", what)

@@ -1,4 +1,4 @@
-"""Is it there, is it ready, how is it doing: for load balancers, service managers and people."""
+"""Health of the daemon for load balancers, service managers and people: live, ready, version, metrics, identity."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from broker.metrics import Metrics
     from plainsong.protocol.errors import PlainsongError
 
-#: Topics that cannot be loaded and are named in an answer; of the others only the number is.
+#: Topics that cannot be loaded and are named in an answer; the rest is only counted.
 MAX_NAMED_TOPICS = 10
 
 
@@ -49,31 +49,31 @@ class Health:
     membership: Membership | None
     links: Links | None
     description: Callable[[], dict[str, Any]]
-    """Makes the description of the API."""
+    """Returns the description of the API."""
     are_descriptors_short: Callable[[], bool] = lambda: False
-    """Whether connections were refused lately for want of file descriptors."""
+    """True if connections were refused recently because file descriptors ran out."""
     security: Callable[[], dict[str, Any] | None] = lambda: None
-    """What of the security files is not in force, and why; None: they all are."""
+    """Returns the security files that could not be reloaded, and why; None if all are in force."""
     groups_of: Callable[[str], tuple[str, ...]] = lambda name: ()
-    """The groups of the grants file that a name is in."""
+    """Returns the groups of a name in the grants file."""
 
     async def ping(self, request: Request) -> Answer:
-        """``OK``."""
+        """Answer ``OK``."""
         return Answer(200, b"OK", "text/plain; charset=utf-8")
 
     async def livez(self, request: Request) -> Answer:
-        """The event loop turns, or there would be no answer."""
+        """Answer whenever the event loop runs."""
         return json_answer({"alive": True})
 
     async def describe(self, request: Request) -> Answer:
-        """OpenAPI, of this very version."""
+        """Answer with the OpenAPI document of this version."""
         return json_answer(self.description())
 
     async def readyz(self, request: Request) -> Answer:
-        """Whether everything is served; 503 and all reasons when something is not.
+        """Answer 200 if everything is served; otherwise 503 with all reasons.
 
-        A transaction service that is away is shown, and is no reason: plain publishes and polls go on without it. Nor is a
-        ZooKeeper that is away: owners go on.
+        An unavailable transaction service is reported, but is not a reason: plain publishes and polls work without it.
+        Nor is an unavailable ZooKeeper: owners keep their topics.
         """
         found = self._reasons()
         if not request.rights.on_service("inspect"):
@@ -93,7 +93,7 @@ class Health:
 
     @staticmethod
     def _status_alone(found: list[PlainsongError]) -> Answer:
-        """What everybody may know, who needs no name for it."""
+        """Return the part of the answer that needs no authentication."""
         answer = json_answer({"ready": not found})
         if found:
             answer.status = status_of(found[0])
@@ -101,7 +101,7 @@ class Health:
         return answer
 
     def _transactions(self) -> dict[str, object]:
-        """Who decides transactions, and why committed polls are refused now, if they are."""
+        """Return the transaction service, and why committed polls are refused now, if they are."""
         why = None
         try:
             self.transactions.view()
@@ -132,7 +132,7 @@ class Health:
         return reasons + self._apart() + self._unloadable()
 
     def _apart(self) -> list[PlainsongError]:
-        """Why this instance owns nothing although it belongs to a cluster."""
+        """Return why this instance, a member of a cluster, owns nothing."""
         membership = self.membership
         if membership is None or self.stopping.is_set():
             return []
@@ -150,7 +150,7 @@ class Health:
         return []
 
     def _unloadable(self) -> list[PlainsongError]:
-        """Topics that are asked for and cannot be loaded, most likely since the store does not answer."""
+        """Return requested topics that cannot be loaded, usually because the store does not answer."""
         names = sorted(str(entry.name) for entry in self.directory if entry.mailbox.closed_for is not None)
         if not names:
             return []
@@ -159,7 +159,7 @@ class Health:
         return [Recovering(f"cannot be loaded: {named}{more}", hint="the daemon keeps trying; its log says why")]
 
     async def whoami(self, request: Request) -> Answer:
-        """The name that the request has, how it proved that, and what the name may; of nobody else."""
+        """Answer with the client's own name, how it was proved, and its grants."""
         request.parameters()
         who = request.who
         return json_answer(
@@ -177,19 +177,19 @@ class Health:
         )
 
     async def show_version(self, request: Request) -> Answer:
-        """What is running, and what it speaks."""
+        """Answer with the running version, the API versions and the store."""
         return json_answer(
             {"version": self.version, "api": "v1", "avro": [1, 2], "store": self.store_kind},
         )
 
     async def show_metrics(self, request: Request) -> Answer:
-        """Everything that is counted, as Prometheus reads it: its own text, or OpenMetrics where that is accepted."""
+        """Answer with all metrics, as Prometheus text, or OpenMetrics if the client accepts it."""
         body, content_type = self.metrics.render(request.headers.get("accept", ""))
         return Answer(200, body, content_type, [VARY_ACCEPT])
 
 
 def _cluster(membership: Membership, links: Links | None) -> dict[str, object]:
-    """What this instance is among the others, and which of them it needed and could not reach."""
+    """Return this instance's place in the cluster, and the instances it failed to reach."""
     lost = {} if links is None else links.unreachable
     return {
         "instance": membership.me.name,

@@ -1,10 +1,10 @@
-"""Waits of committed readers at an undecided message.
+"""Waits of committed readers for the decision of a message.
 
     woken by                     through
       a decision, a rollback       ``PointerIndex.wake`` of the pointer
       the topic: changed, deleted, created, restored, cleaned, closed   ``PointerIndex.wake`` of the topic
       the message's expiry         a deadline, by the clock; a clock that jumps ahead wakes all readers
-      the daemon, which shuts down ``PointerIndex.close``
+      the daemon's shutdown        ``PointerIndex.close``
 
 The reader then looks again, and may find that the same message still holds it.
 """
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.page import Held
 
-#: A reader looks again after this time at a pointer that the transaction service does not know, for which no wake-up
-#: comes: it becomes visible once the read pointer has passed it. The same in a topic of another instance, whose changes
-#: wake no reader here.
+#: A reader looks again after this time if no wake-up will come. That is so for a pointer that the transaction service
+#: does not know, which becomes visible once the read pointer has passed it, and for a topic of another instance, whose
+#: changes wake no reader here.
 PATIENCE_S = 1.0
 
 
@@ -41,18 +41,18 @@ class Holds:
 
     @property
     def mark(self) -> int:
-        """Taken before the view and the page, and passed to ``wait``: no wake-up after it is missed."""
+        """Take it before the view and the page, and pass it to ``wait``, which then misses no later wake-up."""
         return self.pointers.mark
 
     async def wait(self, name: TopicName, held: Held, until_ms: int, mark: int, deadline_s: float) -> None:
-        """Wait until the hold may have ended, or the deadline has passed.
+        """Wait until the hold may have ended, or until the deadline.
 
         Args:
-          until_ms: when the message that holds the reader expires by a time to live of its own; 0: it has none.
+          until_ms: when the message that holds the reader expires by its own ttl; 0 if it has none.
           mark: ``mark``, from before the view and the page.
           deadline_s: on trio's clock.
         Raises:
-          Overloaded: too many readers wait already.
+          Overloaded: too many readers are waiting already.
         """
         now_s = trio.current_time()
         is_mine = self.directory.environment.ownership.is_mine(name)
@@ -60,13 +60,13 @@ class Holds:
             deadline_s = min(deadline_s, now_s + PATIENCE_S)
         expires_ms = self._expires_ms(name, held, until_ms)
         if expires_ms is not None:
-            # A message can still be read in the millisecond in which it expires.
+            # A message is alive through the millisecond in which it expires.
             deadline_s = min(deadline_s, now_s + max(0, expires_ms + 1 - self.clock.now_ms()) / 1000)
         with trio.move_on_at(deadline_s):
             await self.pointers.wait(held.write_pointer, mark, name)
 
     def _expires_ms(self, name: TopicName, held: Held, until_ms: int) -> int | None:
-        """When the message expires, by the topic's time to live or its own; None: that is not known here."""
+        """Return when the message expires, by the topic's ttl or its own; None if that is not known here."""
         state = self.directory.peek(name)
         if state is None or state.metadata is None or held.since_ms is None:
             return until_ms or None

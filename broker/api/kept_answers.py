@@ -1,13 +1,12 @@
-"""Small answers to polls that are kept, for readers that ask for the same: side by side, or again while nothing is new.
+"""Small answers to polls, kept for readers that send the same poll: at the same time, or again before anything is new.
 
-Consumers of a topic that are up to date ask for the same messages one after the other, and until something new comes
-each of them asks again for what it was told is not there. To make such an answer takes three times as long as to find
-out that it is still the right one. So small answers that were made in one turn (``Polling.poll``) are kept from the
-second time on that a reader asks for them.
+Up-to-date consumers of a topic ask for the same messages one after the other, then each polls again for messages that
+do not exist yet. Building such an answer takes three times as long as checking that a kept one is still correct. So a
+small answer that was built in one step (``Polling.poll``) is kept from the second time it is asked for.
 
-A page that a limit ended stays as it is for as long as its first message lives, whatever is published meanwhile; one
-that went on to the end of the topic does until something is published. A roll-back ends both, and so do messages that
-are set aside. Where a message behind the start of a page has a time to live of its own, no answer is kept.
+A page that a limit ended is correct while its first message lives, whatever is published since; a page that reached the
+end of the topic, until something is published. A rollback invalidates both, and so does setting messages aside. No
+answer is kept if a message from its start on has its own ttl.
 """
 
 from __future__ import annotations
@@ -25,18 +24,19 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import Look, Span
 
-#: Bytes that all kept answers may take. They are for readers that ask at the same time, hence few; and a single one.
+#: Bytes of all kept answers, and of the largest one. Readers that send the same poll do so at about the same time, so a
+#: few answers are enough.
 MAX_BYTES, MAX_ANSWER_BYTES = 1 << 20, 128 << 10
-#: Memory of an answer beside its body and the request's.
+#: Memory of an answer in addition to its body and its request.
 OVERHEAD_BYTES = 1500
-#: A longer request is not compared with others.
+#: Polls with longer requests are not kept.
 REQUEST_BYTES = 1 << 10
-#: Questions of which it is known that they were asked: a slot for each, the last one that fell into it.
+#: Hash slots for recent polls; each has the last one that fell into it.
 _SLOTS = 1 << 10
 
 
 class Question(NamedTuple):
-    """All of a request that decides what the page has and how it is written."""
+    """Everything in a request that determines the page and its encoding."""
 
     namespace: str
     topic: str
@@ -47,12 +47,12 @@ class Question(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes in memory, without what every question does."""
+        """Memory in bytes, without the part that is the same for every question."""
         return len(self.body) + len(self.query) + len(self.content_type or "") + len(self.accept or "")
 
 
 def question_of(request: Request) -> Question | None:
-    """What a poll asks; None: it is too long to be compared."""
+    """Return the key of a poll; None if it is too long."""
     path, headers = request.path, request.headers
     question = Question(
         path["namespace"],
@@ -67,29 +67,29 @@ def question_of(request: Request) -> Question | None:
 
 @dataclass(slots=True)
 class KeptAnswer:
-    """An answer, and of which spans it is the right one."""
+    """An answer, and the conditions under which it is correct."""
 
     name: TopicName
     look: Look
-    """Finds the span that it is compared with."""
+    """Finds the current span, to compare with ``span``."""
     span: Span
-    """What it was made from."""
+    """The span of the page."""
     revision: int
-    """``TopicCache.revision`` when it was made."""
+    """``TopicCache.revision`` when it was built."""
     first: bytes | None
-    """The id of its first message; None: it has none."""
+    """The id of its first message; None if it has none."""
     is_cut: bool
-    """A limit ended the page, not the end of the span."""
+    """True if a limit ended the page, not the end of the span."""
     content: bytes
     content_type: str
     headers: Sequence[tuple[str, str]]
     count: int
-    """Messages."""
+    """Number of messages."""
     last_id: bytes | None
-    """Where its page ends."""
+    """The end of its page."""
 
     def answers(self, span: Span, revision: int) -> bool:
-        """Whether a poll that found ``span`` would be told the same."""
+        """True if a poll that found ``span`` would get the same answer."""
         was = self.span
         return (
             revision == self.revision
@@ -100,12 +100,12 @@ class KeptAnswer:
         )
 
     def answer(self) -> Answer:
-        """A new answer each time, since the listener compresses it where it stands."""
+        """Return a new answer each time, since the listener compresses it in place."""
         return Answer(200, self.content, self.content_type, list(self.headers))
 
 
 class KeptAnswers:
-    """The answers that are kept; beyond ``MAX_BYTES`` the oldest go."""
+    """The kept answers; beyond ``MAX_BYTES`` the oldest are evicted."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -116,11 +116,11 @@ class KeptAnswers:
         return len(self._answers)
 
     def find(self, question: Question) -> KeptAnswer | None:
-        """The answer to a question that was kept last; it may be outdated."""
+        """Return the last answer kept for a question; it may be outdated."""
         return self._answers.get(question)
 
     def is_asked_again(self, question: Question) -> bool:
-        """Whether a question was asked before, lately; it is remembered."""
+        """True if the question was asked recently; remembers it."""
         number = hash(question)
         slot = number % _SLOTS
         if self._asked[slot] == number:
@@ -129,7 +129,7 @@ class KeptAnswers:
         return False
 
     def keep(self, question: Question, kept: KeptAnswer) -> None:
-        """Keep an answer, in the place of the one before, unless it is too large."""
+        """Keep an answer, replacing the previous one, unless it is too large."""
         if len(kept.content) > MAX_ANSWER_BYTES:
             return
         old = self._answers.pop(question, None)

@@ -1,4 +1,4 @@
-"""Shows messages without consuming them, damaged ones included, and the request each came with."""
+"""Shows messages without consuming them, damaged ones included, and the request that each was published in."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ MAX_LIMIT = 1_000
 #: Messages that one request looks at for a text, and for how long.
 MAX_SCANNED = 50_000
 MAX_SCAN_S = 2.0
-#: After so many of them, or so many bytes of theirs, it looks at the clock.
+#: Messages, and bytes of them, between two looks at the clock.
 CLOCK_EACH = 256
 CLOCK_EACH_BYTES = 1 << 20
 OCTETS = "application/octet-stream"
-#: An aborted transaction's rows hold readers until they have been rolled back.
+#: The rows of an aborted transaction hold readers until they are rolled back.
 _STATES = {"in_progress": "open", "committed": "committed", "aborted": "open", "invalid": "invalid"}
 _SEEN = {Verdict.DELIVER: "committed", Verdict.SKIP: "invalid", Verdict.HOLD: "open"}
 
@@ -75,13 +75,13 @@ class Messages:
     store: Store
     transactions: Transactions
     max_bytes: int
-    """Of an answer's payloads: ``poll.max_bytes``."""
+    """Limit on an answer's payloads: ``poll.max_bytes``."""
 
     async def show(self, request: Request) -> Answer:
-        """The messages with ``from <= id < to``, oldest first, each with all that is known of it.
+        """Answer with the messages ``from <= id < to``, oldest first, with all their details.
 
         Raises:
-          TopicNotFound, InvalidParameter, InvalidMessageId, StoreError: nothing happens by looking.
+          TopicNotFound, InvalidParameter, InvalidMessageId, StoreError: reading changes nothing.
         """
         name = request.name
         parameters = request.parameters("from", "to", "limit", "payload", "longs", "payloadBytes", "order", "filter")
@@ -93,7 +93,7 @@ class Messages:
         if payload_bytes is not None and payload_bytes < 0:
             raise InvalidParameter(f"payloadBytes is {payload_bytes}", hint="use 0 or more")
         if parameters.get("filter") and not request.rights.on_topic("poll", *name):
-            raise forbidden(request.who, "poll", str(name))  # it would tell what payloads have in them
+            raise forbidden(request.who, "poll", str(name))  # a filter would reveal payloads
         ttl_ms, span = await self._look(name, Look(since, query_bound(parameters, "to")))
         shown = _Shown(
             span,
@@ -107,10 +107,10 @@ class Messages:
         return await _answer(shown, form)
 
     async def show_one(self, request: Request) -> Answer:
-        """One message, whole; its bare payload, if that is what the client accepts.
+        """Answer with one whole message; with its bare payload if the client accepts that.
 
         Raises:
-          TopicNotFound, InvalidMessageId, StoreError; NotFound: there is no such message, or not any more.
+          TopicNotFound, InvalidMessageId, StoreError; NotFound: the message does not exist, or not any more.
         """
         name = request.name
         parameters = request.parameters("payload", "longs")
@@ -131,7 +131,7 @@ class Messages:
         return await off_loop(shown.bytes, JSON, lambda: json_answer(form.written(message)))
 
     async def _gather(self, request: Request, parameters: dict[str, str], ttl_ms: int, shown: _Shown) -> _Form:
-        """Read what is to be shown, and find out how it is to be written."""
+        """Read the messages, and what is needed to render them."""
         as_base64 = one_of(parameters, "payload", ("text", "base64"), "text") == "base64"
         as_strings = one_of(parameters, "longs", ("number", "string"), "number") == "string"
         await walk_rows(self.store, shown)
@@ -150,7 +150,7 @@ class Messages:
         )
 
     async def _look(self, name: TopicName, look: Look) -> tuple[int, Span]:
-        """The topic's time to live and its span, of one and the same generation."""
+        """Return the topic's ttl and its span, of the same generation."""
         while True:
             metadata = (await self.directory.ask(name, Describe())).metadata
             span = await self.directory.ask(name, look)
@@ -158,14 +158,14 @@ class Messages:
                 return metadata.properties.ttl_ms, span
 
     async def _learn(self) -> None:
-        """Learn what was decided before now, unless the transaction service cannot be asked."""
+        """Fetch decisions made before now, if the transaction service is available."""
         try:
             await self.transactions.fresh()
         except TransactionsUnavailable:
             return
 
     def _state(self, pointer: int) -> str:
-        """What became of the transaction a row belongs to, as far as this daemon knows."""
+        """Return the state of a row's transaction, as far as this daemon knows."""
         if pointer == 0:
             return "plain"
         if pointer < 0:
@@ -174,14 +174,14 @@ class Messages:
             standing = self.transactions.standing(pointer)
             if standing != "unknown":
                 return _STATES[standing]
-            # Nobody here remembers it: what a committed reader makes of it now.
+            # The transaction is not remembered: use the verdict of a committed reader.
             return _SEEN[self.transactions.view().verdict(pointer)]
         except TransactionsUnavailable:
             return "open"
 
 
 def query_bound(parameters: dict[str, str], key: str) -> bytes | None:
-    """A position in the query as a bound. Raises InvalidMessageId."""
+    """Return a position in the query as a bound. Raises InvalidMessageId."""
     if key not in parameters:
         return None
     position = parse_query_position(parameters[key], key)
@@ -189,22 +189,22 @@ def query_bound(parameters: dict[str, str], key: str) -> bytes | None:
 
 
 class _Message(NamedTuple):
-    """One message, or what is wrong with it."""
+    """One message, or its damage."""
 
     message_id: bytes
     payload: bytes = b""
     pointer: int = 0
-    """0: it has none; negative: rolled back."""
+    """0: plain; negative: rolled back."""
     expires_ms: int = 0
-    """When its own time to live ends; 0: it has none."""
+    """When its own ttl ends; 0 if it has none."""
     attributes: Mapping[str, str] = {}
     damage: str | None = None
     cut_from: int | None = None
-    """The size of the whole payload, of which this is the beginning; None: it is whole."""
+    """The size of the whole payload, if ``payload`` is only its beginning; else None."""
 
 
 class _Shown(Walk):
-    """The messages of an answer while they are gathered: row by row, since what is shown is checked."""
+    """Collects the messages of an answer, row by row, so that each row is checked."""
 
     with_attributes = True
 
@@ -220,8 +220,8 @@ class _Shown(Walk):
     ) -> None:
         """
         Args:
-          payload_bytes: how much of each payload is shown; None: all of it.
-          text: what a payload has to contain.
+          payload_bytes: bytes of each payload to show; None: all of it.
+          text: required in a payload.
         """
         super().__init__(span, with_pointers=True)
         self.reverse = newest_first
@@ -229,7 +229,7 @@ class _Shown(Walk):
         self.bytes = 0
         self.cut = False
         self.origins = Origins()
-        #: With a text, the messages that were looked at, and the last of them.
+        #: When searching for a text: the number of messages searched, and the last of them.
         self.scanned = 0
         self.last_scanned: bytes | None = None
         self.text = text
@@ -241,7 +241,7 @@ class _Shown(Walk):
 
     @property
     def wanted(self) -> int:
-        """One row more than are shown tells whether there are more."""
+        """One row more than shown, to detect if there are more."""
         return self._limit + 1
 
     def feed_payloads(self, rows: Rows) -> bool:
@@ -258,12 +258,12 @@ class _Shown(Walk):
         self.origins.meet(message_id, row, None if self.reference is None else self.reference.row)
 
     def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
-        assert pointers is not None  # both are there
+        assert pointers is not None  # requested with ``with_pointers``
         assert expiries is not None  # row by row
         for item, pointer, expires_ms in zip(items, pointers, expiries, strict=True):
             ((message_id, payload),) = items_in(item)
             if self.reverse and not self.span.start <= message_id < self.span.until:
-                continue  # it stands in the row of a message that is wanted
+                continue  # in the same row as a wanted message
             size = len(payload)
             if self.text and not self._has_text(message_id, payload):
                 self.origins.forget(message_id)
@@ -282,13 +282,13 @@ class _Shown(Walk):
 
     def _has_text(self, message_id: bytes, payload: bytes) -> bool:
         if self._is_full:
-            return True  # it is not looked at: the next answer begins with it
+            return True  # not searched: the next page begins with it
         self.scanned += 1
         self.last_scanned = message_id
         return self.text in payload
 
     def _is_tired(self, size: int) -> bool:
-        """Whether so much was looked at, ``size`` bytes last, that the client should ask again for the rest."""
+        """True if enough was searched, ``size`` bytes last, that the client should ask again for the rest."""
         self._bytes_unclocked += size
         if self.scanned >= MAX_SCANNED:
             return True
@@ -303,7 +303,7 @@ class _Shown(Walk):
 
     def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
         if self.text:
-            return True  # nobody can say what is in it
+            return True  # its text is unknown
         return self._add(_Message(message_id, damage=damage.detail), 0)
 
     def _add(self, message: _Message, size: int) -> bool:
@@ -317,7 +317,7 @@ class _Shown(Walk):
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How messages are written."""
+    """Everything needed to render messages."""
 
     ttl_ms: int
     states: Mapping[int, str]
@@ -325,10 +325,10 @@ class _Form:
     as_base64: bool
     as_strings: bool
     hides: bool = False
-    """Whether payloads and attributes are not for whoever asks."""
+    """True if the client may not see payloads and attributes."""
 
     def written(self, message: _Message) -> dict[str, Any]:
-        """One message as JSON has it."""
+        """Return a message for JSON."""
         if message.damage is not None:
             return {"id": message.message_id.hex(), "state": "damaged", "detail": message.damage}
         published_ms = unpack_position(message.message_id[:10])[0]
@@ -354,7 +354,7 @@ class _Form:
 
 
 async def _answer(shown: _Shown, form: _Form) -> Answer:
-    """What was gathered, with the headers a poll has."""
+    """Render the messages, with the headers of a poll."""
     headers = [("Plainsong-End", "more" if shown.cut else "end")]
     last_id = shown.messages[-1].message_id if shown.cut and shown.messages else shown.span.resume
     if shown.text:
@@ -371,7 +371,7 @@ async def _answer(shown: _Shown, form: _Form) -> Answer:
 
 
 def _pieces(entries: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
-    """A list as JSON has it, a field of an entry at a time."""
+    """Yield a JSON list, one field of an entry at a time."""
     before = b"["
     for each in entries:
         separator = before + b"{"
@@ -388,7 +388,7 @@ def _pieces(entries: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
 
 
 def _passed(shown: _Shown, last_id: bytes | None) -> list[SetAside]:
-    """The stretches that were set aside, as far as the page has come."""
+    """Return the ranges that were set aside within the page."""
     span = shown.span
     if not shown.reverse:
         return span.passed_set_aside(last_id if shown.cut else None)
@@ -397,7 +397,7 @@ def _passed(shown: _Shown, last_id: bytes | None) -> list[SetAside]:
 
 
 def _with_set_aside(shown: _Shown, form: _Form, stretches: Sequence[SetAside]) -> Iterator[dict[str, Any]]:
-    """The messages, with an entry for each stretch at its place; each is written when it is asked for."""
+    """Yield the messages, and an entry for each range set aside, in order; each is rendered on demand."""
     if not stretches:
         return map(form.written, shown.messages)
     every: list[tuple[str, Callable[[], dict[str, Any]]]] = [
@@ -411,7 +411,7 @@ def _with_set_aside(shown: _Shown, form: _Form, stretches: Sequence[SetAside]) -
 def _payload(payload: bytes, *, as_base64: bool, is_cut: bool = False) -> str | dict[str, str]:
     if not as_base64:
         try:
-            # A cut may go through a character, of which the beginning is left out.
+            # The cut may be inside a character, which is then left out.
             return utf_8_decode(payload, "strict", not is_cut)[0]
         except UnicodeDecodeError:
             pass

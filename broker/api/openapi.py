@@ -132,12 +132,12 @@ _HEADERS = {
     "Retry-After": "seconds after which a retry makes sense",
     "X-Request-Id": "the client's own, or one made here; the log has it too",
 }
-#: Statuses whose answers have a header more.
+#: Statuses with an additional header.
 _STATUS_HEADERS = {405: "Allow", 429: "Retry-After", 503: "Retry-After"}
 
 
 def description(routes: Iterable[Route[Any]], version: str) -> dict[str, Any]:
-    """The whole document."""
+    """Return the whole document."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = paths.setdefault(route.path, _path(route.path))
@@ -150,7 +150,7 @@ def description(routes: Iterable[Route[Any]], version: str) -> dict[str, Any]:
             "description": "Topics of messages in one durable order. The guide is docs/http.md.",
         },
         "paths": paths,
-        # The empty one: authentication may be off.
+        # The empty entry is for a daemon without authentication.
         "security": [{"token": []}, {"certificate": []}, {}],
         "components": {
             "schemas": SCHEMAS | PRODUCER_SCHEMAS | TRANSACTION_SCHEMAS | CLUSTER_SCHEMAS | KEEPING_SCHEMAS,
@@ -205,13 +205,13 @@ def _request_header(name: str) -> dict[str, Any]:
 
 
 def _event_content(kind: str) -> dict[str, Any]:
-    """What a body of events is; nothing of other types."""
+    """Describe a body of events; other types get an empty description."""
     return {"schema": _EVENTS[kind]} if kind in _EVENTS else {}
 
 
 def _content(body: Body, kind: str) -> dict[str, Any]:
     if kind != "application/json":
-        return _event_content(kind)  # Avro has schemas of its own, in the guide
+        return _event_content(kind)  # the guide has Avro's schemas
     content: dict[str, Any] = {"schema": body.schema}
     return {**content, "example": body.example} if body.example is not None else content
 
@@ -235,7 +235,7 @@ def _responses(route: Route[Any]) -> dict[str, Any]:
 
 
 def _refusals(route: Route[Any]) -> tuple[str, ...]:
-    """What a route is refused for by who asks, with ``security.authentication``."""
+    """Return the codes of refusals by authentication, authorization and quotas."""
     if route.on == "nobody":
         return ()
     named = ("unauthenticated", "authentication_unavailable")

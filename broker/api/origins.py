@@ -1,12 +1,12 @@
-"""Which request a message came with: its producer, its sequence id, its place in a batch.
+"""Finds the request that a message was published in: its producer, its sequence id, its index in a batch.
 
-Only the first row of a request says so. Rows of a request have consecutive positions, so the others are its as far as
-it says that it goes: whose the messages shown are is known from the first rows among them, and for those before, from
-one look back. Some rows have their index in the request, which leads back to the first: those with attributes or times
-to live of their own, those in a store that instances share, and those that version 0.1 wrote. That is one look at the
-store, for each request once.
+Only the first row of a request has these. Rows of a request have consecutive positions, and the first row has their
+number: so the requests of the messages shown are known from the first rows among them, and for messages before those
+from one backward scan. Some rows have their index in the request, which gives the position of the first row: rows with
+attributes or their own ttl, rows in a store that instances share, and rows written by version 0.1. Those take one read
+of the store for each request.
 
-A look that fails, or would take too long, leaves messages without their origin.
+A read that fails, or would take too long, leaves messages without an origin.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)
-#: Behind all positions.
+#: Greater than all positions.
 _NONE = b"\xff" * (POSITION_BYTES + 1)
-#: A look back reads so many rows at first: mostly one says that there is nothing to find.
+#: Rows in the first chunk of a backward scan: usually one row shows that there is nothing to find.
 _FIRST_ROWS = 4
-#: It passes so many rows at most, and so many bytes of theirs.
+#: Bounds of a backward scan, in rows and in their bytes.
 MOST_PASSED = 1 << 17
 MOST_PASSED_BYTES = 16 << 20
 
 
 class Origin(NamedTuple):
-    """What is known of a message's request; None where there was none of it, or the first row is gone."""
+    """The origin of a message; fields are None if the request had none, or its first row is gone."""
 
     producer: str | None = None
     sequence_id: int | None = None
-    """None too for a stored message: the ids of its stores are not kept."""
+    """Also None for a stored message: the ids of stores are not kept."""
     batch: tuple[int, int] | None = None
-    """Of an atomic batch: the message's index, and how many there are."""
+    """For an atomic batch: the message's index, and the number of messages."""
 
 
-#: Of messages without any.
+#: For messages without an origin.
 NO_ORIGIN = Origin()
 
 
@@ -60,10 +60,10 @@ class _First(NamedTuple):
     stamp: Stamp | None = None
     batch: int | None = None
     is_reference: bool = False
-    """It stands for stored messages; the request's own follow, and theirs are the sequence ids."""
+    """True if it stands for stored messages. The request's own messages follow; the sequence ids are theirs."""
 
     def origin(self, index: int) -> Origin:
-        """Of the message in the row ``index``."""
+        """Return the origin of the message in the row ``index``."""
         number = index - self.is_reference
         stamp = self.stamp
         if stamp is not None and (index >= stamp.rows or number >= len(stamp.ids)):
@@ -75,19 +75,19 @@ class _First(NamedTuple):
 
 
 class Origins:
-    """What the rows of some messages say of their requests."""
+    """Collects the rows of messages, and finds their origins."""
 
     def __init__(self) -> None:
-        #: Message id → the row's index in its request, 0 for first rows; None: it does not say.
+        #: Message id → the row's index in its request, 0 for first rows; None if the row does not have it.
         self._indexes: dict[bytes, int | None] = {}
-        #: Position (10 bytes) → what stands in a first row; None: it is gone, or says nothing.
+        #: Position (10 bytes) → the content of a first row; None if it is gone or has none.
         self._firsts: dict[bytes, _First | None] = {}
-        #: The lowest position that was met, and whether its row says whose it is.
+        #: The lowest position so far, and whether its row determines its request.
         self._lowest = b"\xff" * POSITION_BYTES
         self._lowest_says = True
 
     def meet(self, message_id: bytes, row: MessageRow, reference: MessageRow | None) -> None:
-        """A message is visible; ``reference``: the row that refers to it, when it was stored."""
+        """Add a visible message; ``reference``: the row that refers to it, if it was stored."""
         row = row if reference is None else reference
         position = message_id[:POSITION_BYTES]
         says, index = reference is not None, None
@@ -96,7 +96,7 @@ class Origins:
                 index = _number_in(row, INDEX)
                 first = None if index else self._firsts.get(position) or _first(row)
             except DamagedRow:
-                first, says = None, True  # the message itself is whole
+                first, says = None, True  # only the extras are damaged, not the message
             if first is not None:
                 self._firsts[position], index = first, 0
         if position < self._lowest:
@@ -105,11 +105,11 @@ class Origins:
             self._indexes[message_id] = index
 
     def forget(self, message_id: bytes) -> None:
-        """The message is not shown after all."""
+        """Remove a message that is not shown after all."""
         self._indexes.pop(message_id, None)
 
     async def find(self, store: Store, prefix: bytes) -> dict[bytes, Origin]:
-        """Message id → origin, of all whose origin is known."""
+        """Return message id → origin, for all known origins."""
         await self._look_back(store, prefix)
         await self._look_up(store, prefix)
         firsts = sorted(position for position, first in self._firsts.items() if first is not None)
@@ -134,7 +134,7 @@ class Origins:
         return found
 
     async def _look_back(self, store: Store, prefix: bytes) -> None:
-        """Find the first row of the request that the first messages may belong to, if it was not met."""
+        """Find the first row of the request that the first messages may belong to, if it was not added."""
         unknown = [message_id[:POSITION_BYTES] for message_id, index in self._indexes.items() if index is None]
         if self._lowest_says or not unknown or min(self._firsts, default=_NONE) <= min(unknown):
             return
@@ -149,7 +149,7 @@ class Origins:
             self._firsts[look.position] = look.found
 
     async def _look_up(self, store: Store, prefix: bytes) -> None:
-        """Read the first rows that others lead back to, each once: one that is damaged says nothing, the rest do."""
+        """Read the first rows that indexes lead to, each once. A damaged one affects only its own request."""
         for message_id, index in self._indexes.items():
             position = None if index is None else _position_before(message_id[:POSITION_BYTES], index)
             if position is None or position in self._firsts:
@@ -165,26 +165,26 @@ class Origins:
 
 
 class _LookBack:
-    """Looks for the first row of a request in the rows before one of its others, from the last one down."""
+    """A backward scan for the first row of a request."""
 
     def __init__(self, behind: int) -> None:
-        """``behind``: the position that the search begins before, as a number."""
+        """``behind``: the position before which the scan begins, as a number."""
         self._behind = behind
         self._rows, self._bytes = MOST_PASSED, MOST_PASSED_BYTES
         self.found: _First | None = None
         self.position = b""
-        """Of the row that was found."""
+        """Position of the row that was found."""
 
     def feed(self, rows: Sequence[Row]) -> bool:
-        """Take rows, in descending order; False: that is enough."""
+        """Take rows in descending order; False: stop."""
         return all(map(self._passes, rows))
 
     def _passes(self, row: Row) -> bool:
-        """Whether the first row may stand before this one."""
+        """True if the first row may be before this one."""
         position, value = row[0][-POSITION_BYTES:], row[1]
         at, behind = ordinal(position), self._behind
         if at + 1 != behind and at // SEQUENCES_PER_MS != behind // SEQUENCES_PER_MS:
-            return False  # no request goes on in a millisecond before the one before is full
+            return False  # a request fills a millisecond before it continues in the next
         self._behind = at
         self._rows, self._bytes = self._rows - 1, self._bytes - len(value)
         if not value or not value[0] & HAS_EXTRAS:
@@ -205,7 +205,7 @@ def _tell_without(error: StoreError) -> None:
 
 async def _looked_up(store: Store, key: bytes) -> _First | None:
     value = await store.get(Table.MESSAGE, key)
-    # A list of ids may be long: as many as one request may have messages.
+    # A list of ids may be as long as the largest request.
     return None if value is None else await off_loop(len(value), JSON, partial(_read, value))
 
 
@@ -217,15 +217,15 @@ def _read(value: bytes) -> _First | None:
 
 
 def _first(row: MessageRow) -> _First | None:
-    """What a row says, if it is a first one. Raises DamagedRow."""
+    """Return the content of a first row; None if the row is not one. Raises DamagedRow."""
     is_reference = row.payload is None
-    # On a reference the same letter counts bytes.
+    # In a reference the same key counts bytes.
     first = _First(Stamp.of(row), None if is_reference else _number_in(row, BATCH), is_reference)
     return None if first.stamp is None and first.batch is None else first
 
 
 def _number_in(row: MessageRow, key: str) -> int | None:
-    """A number from 1 on among a row's extras; None where there is none. Raises DamagedRow."""
+    """Return a positive number among a row's extras; None if it is missing. Raises DamagedRow."""
     number = row.extras.get(key)
     if number is None:
         return None
@@ -235,9 +235,9 @@ def _number_in(row: MessageRow, key: str) -> int | None:
 
 
 def _position_before(position: bytes, count: int) -> bytes | None:
-    """So many positions before; None: there are not so many.
+    """Return the position ``count`` before; None if there is none.
 
-    Those of a request have no holes, and the one after the last of a millisecond is the first of the next.
+    Positions of a request have no gaps: the last one of a millisecond is followed by the first of the next.
     """
     at = ordinal(position) - count
     return None if at < 0 else position_at(at)

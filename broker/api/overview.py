@@ -1,15 +1,15 @@
 """The service at a glance: all topics, sorted and paged; what needs attention; the last hour of one topic; and events.
 
-retry: 2000                  first, and then of each kind that was asked for what there is, and what changes
-event: topics                data: the rows of the topics that were named
+retry: 2000                  first, then each requested kind: once as it is, and again whenever it changes
+event: topics                data: the rows of the topics named in the request
 event: transactions          data: {"open": [...], "total"}
-event: attention             data: what GET /v1/attention answers
-event: cluster               data: what GET /v1/cluster answers
-event: end                   data: {}; the daemon leaves
-: ping                       after 15 s without anything else
+event: attention             data: as GET /v1/attention
+event: cluster               data: as GET /v1/cluster
+event: end                   data: {}; the daemon is shutting down
+: ping                       after 15 s without an event
 
-The id of an event says what of each kind its stream has told. A client that was cut off sends it back as
-``Last-Event-ID``, and is told only what is different since.
+The id of an event holds a digest of each kind that its stream has sent. A client that reconnects sends it back as
+``Last-Event-ID``, and gets only the kinds that have changed since.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: What is kept for a second, of each name that asks.
+#: Entries of ``found_lately``: an answer for each name that asks, kept for about a second.
 MAX_LATELY = 1_000
-#: Of events: how often is looked, and what may be asked for.
+#: Interval at which streams check for changes.
 STEP_S = 1.0
-#: The same for the topics of a stream that names few of them, as a page that follows one does: a look costs microseconds.
+#: A stream of few topics, such as a page that follows one, checks them more often: a check costs microseconds.
 FEW_TOPICS_STEP_S = 0.25
 FEW_TOPICS = 10
-#: What needs attention is found by a look at each open topic: less often, the more there are; and the longest.
+#: Finding what needs attention reads each open topic: its interval grows with their number, up to ``MAX_STEP_S``.
 STEP_S_EACH = 0.0002
 MAX_STEP_S = 10.0
 KINDS = ("topics", "transactions", "attention", "cluster")
 MAX_NAMED = 200
-#: Open transactions that are counted, and shown.
+#: Open transactions that are counted, and those that are listed.
 MAX_OPEN = 1_000
 MAX_SHOWN = 100
-#: What a transaction has that was begun without a client's name.
+#: The client id of a transaction that was begun without one.
 NO_CLIENT = "unknown"
 _OPEN_QUERY = f"state=in_progress&longs=string&limit={MAX_OPEN}"
 DEFAULT_LIMIT = 100
@@ -77,35 +77,35 @@ _KEYS: dict[Column, Callable[[Row], float]] = {
     "name": lambda row: 0,
     "messages": lambda row: row[1].messages,
     "bytes": lambda row: row[1].bytes,
-    # By the time itself, so that a place in the list stays where it is while time goes on; none is the youngest.
+    # By publish time, not age, so that a cursor stays valid as time passes. An empty topic counts as the youngest.
     "oldestAgeMs": lambda row: -row[1].oldest_ms if row[1].oldest_ms else float("-inf"),
     "publishPerSecond": lambda row: round(row[1].publish_per_s, 3),
     "pollPerSecond": lambda row: round(row[1].poll_per_s, 3),
     "hiddenMessages": lambda row: row[1].hidden_messages,
 }
-#: A topic, and what is known of it.
+#: A topic and its figures.
 Row: TypeAlias = "tuple[TopicName, Figures]"
-#: Which topics a request may see.
+#: True if a request may see a topic.
 Sees: TypeAlias = "Callable[[Request, TopicName], bool]"
 
 
-#: Whether a request may see what is not of a topic.
+#: True if a request may see the service as a whole.
 SeesService: TypeAlias = "Callable[[Request], bool]"
 
 
 def sees_service(request: Request) -> bool:
-    """Everything."""
+    """Allow everything."""
     return True
 
 
 def sees_all(request: Request, name: TopicName) -> bool:
-    """Every topic."""
+    """Allow every topic."""
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The routes that show many topics, and what they did lately."""
+    """The routes that show many topics, and their recent activity."""
 
     catalogue: Catalogue
     attention: Attention
@@ -115,16 +115,16 @@ class Overview:
     streams: EventStreams
     stopping: trio.Event
     handlers: Mapping[str, Handler]
-    """Those of the routes, by name, each answered at its owner."""
+    """The handlers of routes by name; each request is answered at its owner."""
     delete_grace_ms: int
-    """How long deleted topics can come back."""
+    """How long a deleted topic can be restored."""
     found_lately: dict[str, tuple[float, Any]] = field(default_factory=dict)
-    """What streams are told, and when that was found: all of them are told the same."""
+    """Recent results and their times, shared by all streams."""
     sees: Sees = sees_all
     sees_service: SeesService = sees_service
 
     async def topics(self, request: Request) -> Answer:
-        """A page of all topics, in the order of a column. Raises InvalidParameter, InvalidName, StoreError."""
+        """Answer with a page of all topics, sorted by a column. Raises InvalidParameter, InvalidName, StoreError."""
         parameters = request.parameters("q", "namespace", "sort", "order", "limit", "after", "deleted")
         limit = whole_number(parameters, "limit")
         if limit is not None and not 1 <= limit <= MAX_LIMIT:
@@ -153,7 +153,7 @@ class Overview:
         return json_answer({"topics": shown, "total": page.total, "next": following})
 
     async def _deleted(self, request: Request, namespace: str | None, text: str, limit: int) -> Answer:
-        """Deleted topics, those that were deleted last first."""
+        """Answer with deleted topics, latest deletion first."""
         gone = [
             (name, metadata)
             for name, metadata in await self.catalogue.deleted(namespace, self.delete_grace_ms)
@@ -167,19 +167,19 @@ class Overview:
         return json_answer({"topics": shown, "total": len(gone), "next": None})
 
     async def needs(self, request: Request) -> Answer:
-        """What needs attention, worst first."""
+        """Answer with what needs attention, worst first."""
         request.parameters()
         return json_answer(await self._named(request, self._visible(request, await self.attention.findings())))
 
     async def _named(self, request: Request, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """With the clients whose transactions hold readers, as far as the request may see them."""
+        """Add the client ids of transactions that hold readers, if the request may see them."""
         held = [each for each in found if each["kind"] == "held-reader"]
         if not held or not self.sees_service(request):
             return found
         try:
             open_ = await self._ask("list_transactions", request, _OPEN_QUERY)
         except PlainsongError:
-            return found  # the service is away, or moving
+            return found  # the service is unavailable, or moving
         clients = {str(each[key]): each["clientId"] for each in open_ for key in ("id", "writePointer")}
         for each in held:
             start, pointer, rest = each["text"].split(" ", 2)  # "Transaction 17 is …", see broker.attention
@@ -197,10 +197,10 @@ class Overview:
         return [each.shown() for each in findings if may_see(each)][:MAX_ITEMS]
 
     async def history(self, request: Request) -> Answer:
-        """Messages published and read in each of the last sixty minutes, as this owner counted them. Raises TopicNotFound."""
+        """Answer with the messages of each minute of the last hour, as counted here. Raises TopicNotFound."""
         name = request.name
         request.parameters()
-        # A list of topics is shown with the last hour of each: those that are closed stay closed.
+        # A list of topics shows the last hour of each: this must not open closed topics.
         if self.directory.peek(name) is not None or not await self.catalogue.has(name):
             await self.directory.ask(name, Describe())
         now_s = trio.current_time()
@@ -220,7 +220,7 @@ class Overview:
     # --- events -------------------------------------------------------------------------------------
 
     async def events(self, request: Request) -> Answer:
-        """What there is, and then what changes, as server-sent events. Raises InvalidParameter, InvalidName, Overloaded."""
+        """Stream the state and its changes as server-sent events. Raises InvalidParameter, InvalidName, Overloaded."""
         parameters = request.parameters("topics", "kinds")
         kinds = [each for each in parameters.get("kinds", ",".join(KINDS)).split(",") if each]
         for kind in kinds:
@@ -236,7 +236,7 @@ class Overview:
     async def _changes(
         self, request: Request, kinds: Sequence[str], topics: Sequence[TopicName], digests: dict[str, str]
     ) -> AsyncGenerator[bytes, None]:
-        """What there is and what changes, but for what has the digest that it had on the stream before."""
+        """Yield the current state and then changes, except kinds whose digest is that of the client's last event."""
         yield f"retry: {RETRY_MS}\n\n".encode()
         sent: dict[str, object] = {}
         said_s = trio.current_time()
@@ -268,14 +268,14 @@ class Overview:
         yield event("end", {})
 
     async def _look(self, kind: str, request: Request, topics: Sequence[TopicName]) -> _Seen | None:
-        """What there is of a kind now; None: it cannot be found out."""
+        """Return the current state of a kind; None if it is unavailable."""
         try:
             if kind == "topics":
                 figures = await self.catalogue.figures_of(topics)
                 seen = [(name, figures[name]) for name in topics if name in figures and self.sees(request, name)]
                 now_ms = self.clock.now_ms()
                 data = [each.shown(name, self.catalogue.owner(name), now_ms) for name, each in seen]
-                return _Seen(data, seen)  # an age grows all the time, which is no change
+                return _Seen(data, seen)  # compare the figures: ages in the data grow all the time
             if kind == "attention":
                 found = self._visible(request, await self._lately("attention", self.attention.findings))
                 found = await self._named(request, found)
@@ -293,7 +293,7 @@ class Overview:
             return None
 
     async def _lately(self, what: str, find: Callable[[], Awaitable[T]]) -> T:
-        """What was found a moment ago for another stream, or what is found now."""
+        """Return a recent result of another stream, or call ``find``."""
         known = self.found_lately.get(what)
         age_s = STEP_S + STEP_S_EACH * len(self.directory)
         if known is None or trio.current_time() - known[0] >= min(age_s, MAX_STEP_S):
@@ -315,15 +315,15 @@ class Overview:
 
 
 class _Seen(NamedTuple):
-    """What there is of a kind."""
+    """The current state of a kind."""
 
     data: Any
     told: object
-    """What it is compared by."""
+    """Compared to detect changes."""
 
 
 def _digest(told: object) -> str:
-    """The same for the same facts, at any instance and after a restart."""
+    """Return a digest that depends on the values alone: the same at any instance, and after a restart."""
     return blake2b(repr(told).encode(), digest_size=8).hexdigest()
 
 
@@ -332,15 +332,15 @@ def _event_id(digests: Mapping[str, str]) -> str:
 
 
 def _seen_before(event_id: str) -> dict[str, str]:
-    """What an event's id says. Anything that is none says nothing, and everything is told."""
+    """Parse an event id into digests by kind. Returns nothing for an invalid one, so that everything is sent."""
     parts = (part.partition("=") for part in event_id.split(",", len(KINDS)))
     return {kind: digest for kind, _, digest in parts if kind in KINDS}
 
 
 class _Page:
-    """The rows after a place in the order of a column, of rows that arrive in pieces. Equal values are in the order of names.
+    """The rows after a cursor, sorted by a column, from rows that arrive in pieces. Ties are sorted by name.
 
-    A piece costs time by its own size alone, so that many topics stop no other request.
+    Adding a piece takes time for its own size only, so that many topics do not block other requests.
     """
 
     def __init__(self, column: Column, after: tuple[float, str] | None, limit: int, *, descending: bool) -> None:
@@ -357,7 +357,7 @@ class _Page:
         self._first: list[tuple[tuple[float, str], Row]] = []
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Take in more rows."""
+        """Add rows."""
         self.total += len(rows)
         placed = [((self._sign * self._key(row), str(row[0])), row) for row in rows]
         self._first += [each for each in placed if self._is_after(each[0])]
@@ -365,7 +365,7 @@ class _Page:
             self._first = self._choose(self._limit + 1, self._first, key=_place)
 
     def rows(self) -> tuple[Sequence[Row], str | None]:
-        """The page, and where the next one begins; None: there is none."""
+        """Return the page, and the cursor of the next one; None if there is none."""
         order = self._choose(self._limit + 1, self._first, key=_place)
         chosen = [row for _, row in order[: self._limit]]
         if len(order) <= self._limit:
@@ -379,7 +379,7 @@ def _place(placed: tuple[tuple[float, str], Row]) -> tuple[float, str]:
 
 
 def _cursor(text: str) -> tuple[float, str]:
-    """The value and the name at which a page ended. Raises InvalidParameter."""
+    """Parse a cursor into the value and the name of a page's last row. Raises InvalidParameter."""
     value, mark, name = text.partition("~")
     try:
         if not mark:

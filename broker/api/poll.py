@@ -1,4 +1,4 @@
-"""Polls: find what there is, wait for it if asked to, read a page within the answer's room, and say where to go on."""
+"""Polls: find a span, wait for messages if asked to, read a page within its memory budget, and report the end."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ if TYPE_CHECKING:
     from plainsong.protocol.requests import Isolation, PollRequest
     from plainsong.protocol.topic.asks import Span
 
-#: A longer page is made by a task, in turns with others, once there is room for its answer.
+#: Longer pages are built by a task, in turn with others, once memory is reserved for the answer.
 START_BYTES = 64 << 10
-#: What a message's attributes are taken to weigh when it is decided how to write a page; they may be 4 KiB.
+#: Estimated size of a message's attributes, for the decision where to encode a page; the limit is 4 KiB.
 ATTRIBUTES_BYTES = 512
 #: Bytes of a streamed answer held in memory at a time.
 STREAM_PAGE_BYTES = 1 << 20
@@ -74,7 +74,7 @@ _PARAMETERS = ("wait_ms", "max_bytes", "isolation", "as_of_ms", "payload", "long
 
 @dataclass(slots=True)
 class Reading:
-    """How much a poll may have, and how it reads."""
+    """The limits of a poll's page, and the reservation that it is counted against."""
 
     limit: int
     max_bytes: int
@@ -84,24 +84,24 @@ class Reading:
 
 @dataclass(slots=True)
 class Found:
-    """What a poll found: a page of a span, and the view it was read with."""
+    """The page that a poll found, and the span and view it was read with."""
 
     span: Span
     view: View | None
     page: Page
     looks: int = 1
-    """How often it was looked for, until it was there."""
+    """Attempts until the page had messages."""
     asked_from: bytes | None = None
-    """Where the request began; the span may begin later, since a poll that waits does not look at the same rows twice."""
+    """Start of the request. The span may start later: a waiting poll does not read the same rows twice."""
 
     def passed_set_aside(self) -> list[SetAside]:
-        """The stretches between where the request began and where its page ends."""
+        """Return the ranges that were set aside between the start of the request and the end of the page."""
         return self.span.passed_set_aside(self.page.last_id, self.asked_from)
 
 
 @dataclass(slots=True)
 class _Asked:
-    """What a request asks for."""
+    """A decoded poll request."""
 
     name: TopicName
     codec: Codec
@@ -111,7 +111,7 @@ class _Asked:
     reading: Reading
 
     def is_streamed(self, page: Page) -> bool:
-        """Whether the answer goes on behind a page: version 1 has no other way to say that there is more."""
+        """True if the answer continues after this page: version 1 has no other way to report that there is more."""
         return not self.codec.bounded and page.end == "more" and page.count != self.body.limit
 
 
@@ -125,24 +125,24 @@ class Polling:
     holds: Holds
     rates: Rates
     blocked: Callable[[], None]
-    """Counts a poll that found an undecided message first."""
+    """Counts a poll that was held by an undecided message."""
     ask_owner: AskTopic
-    """Asks a topic wherever it is: for what goes on while the topic may change hands."""
+    """Asks a topic at its current owner: a streamed answer continues when the topic changes hands."""
     bounds: PollConfig
     stopping: trio.Event
     clock: Clock
     delivered_after: Callable[[float], None]
-    """Takes the seconds from a message's publish to its delivery, of polls that had waited for it."""
+    """Observes the seconds from publish to delivery, for polls that waited for the message."""
     named_readers: NamedReaders
-    """Notes how far the readers are that name themselves."""
+    """Records the positions of readers that send their name."""
     tasks: RequestTasks
     kept: KeptAnswers = field(default_factory=KeptAnswers)
-    """Answers that were given at once, for readers that ask the same."""
+    """Recent answers from memory, for readers that send the same poll."""
 
     def poll(self, request: Request, answered: Answered) -> None:
-        """The messages from a position on, oldest first.
+        """Answer with the messages from a position on, oldest first.
 
-        A small page that is in memory is answered at once; what has to be read or waited for has a task.
+        A small page that is in memory is answered at once. Everything else runs in a task.
         """
         question = question_of(request)
         kept = None if question is None else self._kept_for(question)
@@ -168,7 +168,7 @@ class Polling:
             self._keep(question, asked, found, content, content_type)
 
     def _find_now(self, request: Request, asked: _Asked) -> Found | None:
-        """The page that a poll is answered with, if it is small, in memory, and nothing is waited for; else None."""
+        """Return the page if it is small, in memory, and the poll need not wait; else None."""
         body, reading = asked.body, asked.reading
         is_committed = body.isolation == "committed"
         if (
@@ -205,10 +205,10 @@ class Polling:
         return Found(span, view, page, asked_from=body.since)
 
     async def _poll(self, asked: _Asked, request: Request) -> Answer:
-        """The answer of any poll.
+        """Answer any poll.
 
         Raises:
-          PlainsongError: nothing happened, as nothing ever does by reading.
+          PlainsongError: a poll changes nothing, so nothing happened.
         """
         name, codec, body, frames, reading = asked.name, asked.codec, asked.body, asked.frames, asked.reading
         asked_ms = self.clock.now_ms()
@@ -234,7 +234,7 @@ class Polling:
         return _answer(content, codec.content_type, found)
 
     def _kept_for(self, question: Question) -> KeptAnswer | None:
-        """The answer that is kept, if the poll would be told the same now; it counts as a page of the scan cache."""
+        """Return the kept answer if it is still correct. It counts as a hit of the scan cache."""
         kept = self.kept.find(question)
         if kept is None:
             return None
@@ -246,7 +246,7 @@ class Polling:
         return kept
 
     def _keep(self, question: Question, asked: _Asked, found: Found, content: bytes, content_type: str) -> None:
-        """Keep an answer, unless it is not the same for long."""
+        """Keep an answer, unless a message in it has its own ttl."""
         name, span, page = asked.name, found.span, found.page
         cache = self.directory.cache(name)
         first = page.parts[0][1 : 1 + ID_BYTES] if page.count else None
@@ -268,19 +268,19 @@ class Polling:
         self.kept.keep(question, kept)
 
     def _asked(self, request: Request) -> _Asked:
-        """What a request asks for. Raises PlainsongError for one that makes no sense."""
+        """Decode and check a request. Raises PlainsongError."""
         codec = codec_for(request.headers.get("content-type"))
         body = decode_poll(request, codec)
         options = apply_query(body, request.query)
         check_poll(body)
         frames = accept_frames(request.headers.get("accept"))
         if READER_HEADER in request.headers:
-            reader_name(request.headers[READER_HEADER])  # refused before anything is waited for
+            reader_name(request.headers[READER_HEADER])  # refuse a bad name before waiting
         reading = self._reading(body, request, with_pointers=frames is not None and frames.pointers)
         return _Asked(request.name, codec, body, options, frames, reading)
 
     def _note(self, request: Request, asked: _Asked, found: Found, asked_ms: int) -> None:
-        """Note what a poll delivers, and how far its reader is."""
+        """Record the delivery delay, and the reader's position."""
         page = found.page
         if asked.body.wait_ms and page.count:
             self._note_delivery(asked.name, found, asked_ms)
@@ -288,7 +288,7 @@ class Polling:
             self.named_readers.polled(asked.name, request, page.last_id, self.clock.now_ms())
 
     def _note_delivery(self, name: TopicName, found: Found, asked_ms: int) -> None:
-        """Measures from the publish of a page's first message, if the poll had to wait for it."""
+        """Record the time since the publish of the page's first message, if the poll waited for it."""
         published_ms, _ = unpack_position(found.page.parts[0][1:11])
         if found.looks > 1 or published_ms >= asked_ms:
             delay_ms = max(0, self.clock.now_ms() - published_ms)
@@ -304,11 +304,11 @@ class Polling:
         bytes_each: int = 0,
         at_once_bytes: int = LOOP_BYTES,
     ) -> bytes | BodyPieces:
-        """The page, encoded; a shorter one instead, if that is more than there is room for: JSON escapes what is no text.
+        """Encode the page, and halve it until the encoding fits the answer's reservation: JSON escapes binary payloads.
 
         Args:
-          pieces: encodes it.
-          bytes_each: what to encode a message takes besides its payload, as bytes of payload.
+          pieces: encodes a page.
+          bytes_each: the cost of encoding a message apart from its payload, as bytes of payload.
         """
         room = reading.room
         while True:
@@ -317,10 +317,10 @@ class Polling:
             content = body_of(await in_steps(size, pieces(page), at_once_bytes=at_once_bytes))
             if room is None or room.has(len(content)) or page.count <= 1:
                 return content
-            del content  # while a shorter one is made it must not be held
+            del content  # release its memory before the shorter page is read
             read = partial(self.pages.read, name, found.span, limit=reading.limit, view=found.view)
             found.page = await read(max_bytes=page.payload_bytes // 2, with_pointers=reading.with_pointers)
-            room.has(TIMES * found.page.payload_bytes)  # which is less than it was
+            room.has(TIMES * found.page.payload_bytes)  # always succeeds: the reservation shrinks
 
     def _reading(self, body: PollRequest, request: Request, *, with_pointers: bool) -> Reading:
         poll_config = self.bounds
@@ -343,15 +343,15 @@ class Polling:
         returns_held: bool = False,
         unless_held_by: int | None = None,
     ) -> Found:
-        """A page with messages, or one without when the time to wait is over or waiting is of no use.
+        """Return a page with messages; an empty one after the deadline, or when waiting cannot help.
 
         Args:
-          deadline_s: on trio's clock; None: it does not wait.
-          returns_held: also return a page without messages that another pointer than ``unless_held_by`` holds.
+          deadline_s: on trio's clock; None: do not wait.
+          returns_held: also return an empty page that is held by a pointer other than ``unless_held_by``.
         """
         brought = None
         if body.transaction is not None:
-            # What is refused is refused before anything is waited for; a large snapshot is many numbers.
+            # Refuse before waiting. A large snapshot takes long to decode, hence off the loop.
             ask_view = partial(view_for, self.transactions, body.isolation, body.transaction)
             brought = await off_loop(len(body.transaction), JSON, ask_view)
         if body.as_of_ms is not None:
@@ -362,7 +362,7 @@ class Polling:
         looks = 0
         while True:
             looks += 1
-            # A view of ours comes before its span, and would grow old while the poll is parked: it looks at once first.
+            # A committed view is taken before the span, and would be stale after parking: look without a deadline.
             look = Look(since, body.end_before, deadline_s if reader is None else None)
             mark = self.holds.mark
             if reader is None:
@@ -381,23 +381,23 @@ class Polling:
                 if returns_held and page.held.write_pointer != unless_held_by:
                     return found
                 if brought is not None:
-                    return found  # the snapshot never learns what becomes of the pointer
+                    return found  # a snapshot is fixed: the decision would not change it
                 await self.holds.wait(name, page.held, page.held_until_ms, mark, deadline_s)
                 if self.stopping.is_set():
                     return found
                 since = behind(found)
                 continue
             if look.deadline_s is not None and span.since >= span.until:
-                return found  # the topic had nothing for as long
-            since = behind(found)  # all there was is expired or rolled back: wait for what comes after it
+                return found  # the topic waited until the deadline, and had nothing
+            since = behind(found)  # everything up to here is expired or rolled back
             if look.deadline_s is None and not await self._comes(name, Look(since, body.end_before, deadline_s)):
                 return found
 
     async def _look_as_of(self, name: TopicName, body: PollRequest, at_ms: int, reading: Reading) -> Found:
-        """A page as of a moment; it never waits, since nothing more can come.
+        """Return a page as of a moment. It never waits: no message can be added to that moment.
 
-        First the transaction service, then the topic, promises that nothing more gets a time up to the moment. Of what
-        had been committed by then everything stands before the span's end, since both are asked before it is read.
+        First the transaction service, then the topic, guarantees that no later commit or message gets a time up to the
+        moment. Both are asked before the page is read, so everything committed by then lies before the span's end.
         """
         view = (await self.transactions.as_of(at_ms)).view()
         span = await self.directory.ask(name, Look(body.since, body.end_before, as_of_ms=at_ms))
@@ -406,17 +406,17 @@ class Polling:
         return found
 
     async def _comes(self, name: TopicName, look: Look) -> bool:
-        """Park until there is something; False when the time is over, or there can be nothing."""
+        """Park until there is a message; False after the deadline, or if none can arrive."""
         span = await self.directory.ask(name, look)
         return span.since < span.until
 
     async def _read_committed(self, name: TopicName, look: Look, reader: CommittedReader, reading: Reading) -> Found:
-        """View, span and page, in this order: of what the view shows nothing stands behind the span.
+        """Take the view, then the span, then the page: the span then has all messages that the view shows.
 
-        The other way round, a transaction whose last rows came between the two, and that was committed there, would be
-        shown in part. What began after the view holds the page at worst, and the next one knows better. The caller's
-        mark stands before all three, so that a wait misses nothing of what becomes of a pointer meanwhile. A topic with
-        nothing undecided needs no view of the service's: its own, of the same moment as the span, shows the same.
+        In the other order, a transaction that writes its last rows and commits between the two would be shown in part.
+        A transaction that begins after the view at worst holds the page, and the next view includes it. The caller
+        takes its mark before all three, so that its wait misses no decision. A topic without undecided messages needs
+        no view of the service: its own, taken with the span, shows the same.
         """
         span = await self.directory.ask(name, replace(look, undecided=1))
         view = await reader.view() if span.undecided else None
@@ -437,13 +437,13 @@ class Polling:
     async def _stream(
         self, name: TopicName, found: Found, limit: int | None, room: AnswerRoom | None
     ) -> AsyncGenerator[bytes, None]:
-        """A version 1 answer of any length, block by block, from the watermark, the view and the clock of its start.
+        """Stream a version 1 answer of any length, as of the watermark, view and clock of its start.
 
-        It goes on while the topic changes hands. When something fails, or no room is left for its next block, it breaks
-        off without its end, which the client takes for an error, never for the end of the topic.
+        It continues when the topic changes hands. After an error, or without memory for the next block, it stops
+        without the end marker. The client then reports an error, never the end of the topic.
         """
         span, page = found.span, found.page
-        found.page = Page()  # it must not be held behind its block
+        found.page = Page()  # free the page once its block is sent
         sent = page.count
         for piece in avro_block_pieces(page):
             yield piece
@@ -463,7 +463,7 @@ class Polling:
 
 
 def decode_poll(request: Request, codec: Codec) -> PollRequest:
-    """The request in the body, decoded once. Raises PlainsongError."""
+    """Return the request in the body, decoded once. Raises PlainsongError."""
     if request.decoded is None:
         request.decoded = codec.decode_poll(request.body)
     body: PollRequest = request.decoded
@@ -471,7 +471,7 @@ def decode_poll(request: Request, codec: Codec) -> PollRequest:
 
 
 def poll_wait_ms(request: Request) -> int:
-    """How long a poll asks to wait; 0 where that cannot be read, which the handler refuses."""
+    """Return the wait that a poll asks for, in ms; 0 if it cannot be decoded, which the handler refuses."""
     try:
         body = decode_poll(request, codec_for(request.headers.get("content-type")))
         apply_query(body, request.query)
@@ -486,7 +486,7 @@ def _answer(content: bytes | BodyPieces, content_type: str, found: Found) -> Ans
 
 
 def _events_of(name: TopicName, options: PageOptions | None) -> Callable[[Page], Iterator[bytes]]:
-    """Writes pages as events; those that are none come from the topic itself."""
+    """Return an encoder of pages as CloudEvents; messages that are not events get the topic as their source."""
     source = f"/v1/namespaces/{quote(name.namespace, safe='')}/topics/{quote(name.topic, safe='')}"
     return partial(events_pieces, source=source, payload_base64=options is not None and options.payload_base64)
 
@@ -498,7 +498,7 @@ def _pieces(codec: Codec, options: PageOptions | None, page: Page) -> Iterator[b
 
 
 def apply_query(body: PollRequest, query: str) -> PageOptions | None:
-    """Put what the query says into the request; how its page is to be written. Raises InvalidParameter."""
+    """Copy the query's parameters into the request, and return its options for the page. Raises InvalidParameter."""
     if not query:
         return None
     parameters = parse_query(query, _PARAMETERS)
@@ -522,32 +522,32 @@ def _once(name: str, in_query: int | None, in_body: int | None) -> int | None:
 
 
 def behind(found: Found) -> bytes:
-    """Where to look on after a page without messages."""
+    """Return the bound to continue from after a page without messages."""
     last_id = found.page.last_id
     return found.span.since if last_id is None else max(found.span.since, after(last_id))
 
 
 # --- isolation -------------------------------------------------------------------------------------
 #
-# A request reads everything, or by the snapshot it brought, or what is committed as of now.
+# A request reads everything, what its own snapshot shows, or what is committed now.
 
 
-#: A snapshot of two million pointers: what a Tephra could send its own clients.
+#: Two million pointers: the largest snapshot that a Tephra could send to its own clients.
 MAX_SNAPSHOT_BYTES = 16 << 20
 
 
-#: As ``Look.undecided``: all of them.
+#: ``Look.undecided`` for all of them.
 EVERY_POINTER = 1 << 62
 
 
 class CommittedReader:
-    """A request that reads what is committed; it needs the transaction service only where something is undecided.
+    """A reader of committed messages. It needs the transaction service only where something is undecided.
 
-    While the service is away, a topic serves what it knows to be committed by itself, up to the first undecided message.
+    While the service is unavailable, a topic serves what it has stored as committed, up to the first undecided message.
     """
 
     def __init__(self, transactions: Transactions) -> None:
-        """Raises TransactionsUnavailable: the daemon has no transaction service, and never will."""
+        """Raises TransactionsUnavailable: the daemon has no transaction service."""
         if isinstance(transactions, SwitchedOff):
             transactions.view()
         self._transactions = transactions
@@ -555,7 +555,7 @@ class CommittedReader:
         self._away: TransactionsUnavailable | None = None
 
     async def view(self) -> View | None:
-        """What the service shows, commits included that were acknowledged before the request; None: it is away."""
+        """Return a view with every commit acknowledged before the request; None if the service is unavailable."""
         try:
             if not self._is_fresh:
                 await self._transactions.fresh()
@@ -567,10 +567,10 @@ class CommittedReader:
             return None
 
     def admit(self, page: Page) -> Page:
-        """The page, if it is true without the service too; it then ends before the first undecided message.
+        """Return the page if it is correct without the service: it then ends before the first undecided message.
 
         Raises:
-          TransactionsUnavailable: nothing stands before that message, and nobody can say what became of it.
+          TransactionsUnavailable: the first message is undecided, and the service is unavailable.
         """
         if self._away is None or page.held is None:
             return page
@@ -579,13 +579,13 @@ class CommittedReader:
         return replace(page, end="more", held=None)
 
     def refuse_if_away(self) -> None:
-        """Raises TransactionsUnavailable while the service is away."""
+        """Raises TransactionsUnavailable while the service is unavailable."""
         if self._away is not None:
             raise self._away
 
 
 async def fresh_for(transactions: Transactions, isolation: Isolation | None, transaction: bytes | None = None) -> None:
-    """Before ``view_for``: whatever was committed before the request came is in the view of one who asks for it.
+    """Call before ``view_for``: ensures that the view includes everything committed before the request arrived.
 
     Raises:
       TransactionsUnavailable: as ``view_for``.
@@ -595,15 +595,15 @@ async def fresh_for(transactions: Transactions, isolation: Isolation | None, tra
 
 
 def view_for(transactions: Transactions, isolation: Isolation | None, transaction: bytes | None) -> View | None:
-    """What the reader may see; None: everything, undecided and rolled back.
+    """Return the reader's view; None: it reads everything, also undecided and rolled-back messages.
 
-    A committed reader's view has to be taken *before* its span: then of a transaction that it shows nothing can stand
-    behind the span's end. One from ``transaction`` bytes may be made at any time.
+    Take a committed reader's view *before* its span: then all messages of the transactions it shows lie before the
+    span's end. A view of ``transaction`` may be made at any time.
 
     Raises:
       InvalidParameter: both are given.
       RequestTooLarge: the transaction has more than ``MAX_SNAPSHOT_BYTES``.
-      MalformedTransaction: the bytes are no transaction's.
+      MalformedTransaction: the bytes are not a transaction.
       TransactionsUnavailable: isolation is ``committed``, and there is no transaction service, or it is down.
     """
     if transaction is not None and isolation is not None:
@@ -622,12 +622,12 @@ def view_for(transactions: Transactions, isolation: Isolation | None, transactio
 
 
 def headers_of(found: Found) -> list[tuple[str, str]]:
-    """Those of its page, and how many rows it has passed that were set aside."""
+    """Return the headers of its page, and the number of rows set aside that it passed."""
     return [*position_headers(found.page), *passed(found.passed_set_aside())]
 
 
 def position_headers(page: Page) -> list[tuple[str, str]]:
-    """Where the page ends, why there, and where to go on."""
+    """Return headers with the end of the page, the reason for it, and where to resume."""
     headers: list[tuple[str, str]] = [("Plainsong-End", page.end)]
     if page.last_id is not None:
         headers.append(("Plainsong-Last-Id", page.last_id.hex()))
@@ -639,32 +639,32 @@ def position_headers(page: Page) -> list[tuple[str, str]]:
 
 
 def page_bytes(*bounds: int | None) -> int:
-    """How many bytes of payload a page may have: the least of what bounds it."""
+    """Return the payload bytes that a page may have: the least of ``bounds``."""
     return min(each for each in bounds if each is not None)
 
 
-# --- pages within the room of an answer ------------------------------------------------------------
+# --- pages within the memory budget ----------------------------------------------------------------
 #
-# A page is whole while there is plenty of room, and shorter while there is not.
+# A page is full size while memory is plentiful, and shorter while it is not.
 
 
-#: What a page is counted for, as a multiple of its payload: itself, and what it is encoded to.
+#: Memory reserved for a page, as a multiple of its payload: the page and its encoding.
 TIMES = 2
-#: What is read before anything is asked for: most pages have no more, and need not wait for what they do not use.
+#: Payload that is read before anything is reserved: most pages are smaller, and need not wait for memory.
 FIRST_BYTES = 256 << 10
 
 
 async def read_within(
     room: AnswerRoom | None, limit: int, max_bytes: int, read: Callable[[int], Awaitable[Page]]
 ) -> Page:
-    """A page of at most ``max_bytes``, which ``room`` holds; it may be shorter than what there is, as any may be.
+    """Read a page of at most ``max_bytes``, and reserve memory for it; it may be shorter than requested.
 
     Args:
-      room: None: nothing is counted.
+      room: the reservation; None: none is made.
       limit: messages that ``read`` reads at most.
-      read: a page of at most so many bytes, but with one message at least.
+      read: reads a page of at most the given payload bytes, but at least one message.
     Raises:
-      Overloaded: there was no room for even a short one in time; nothing is held.
+      Overloaded: no memory became free in time, even for a short page; nothing is reserved.
     """
     if room is None:
         return await read(max_bytes)
@@ -678,17 +678,17 @@ async def read_within(
         elif room.has(needs):
             return page
         else:
-            most = needs  # more than was thought, since a page has one message at least
+            most = needs  # a page has at least one message, so it may exceed the size
         is_first = False
-        del page  # while it waits it must not be held
+        del page  # free it before waiting
         size = await room.take(max(needs, TIMES), max(most, TIMES)) // TIMES
 
 
 async def bytes_within(room: AnswerRoom | None, max_bytes: int) -> int:
-    """How many bytes of payload an answer that is no one page may gather, which ``room`` holds; ``max_bytes`` at most.
+    """Reserve memory for an answer that is gathered from several reads; return its payload bytes, up to ``max_bytes``.
 
     Raises:
-      Overloaded: there was no room in time; nothing is held.
+      Overloaded: no memory became free in time; nothing is reserved.
     """
     if room is None or room.takes_now(TIMES * max_bytes):
         return max_bytes
@@ -697,6 +697,6 @@ async def bytes_within(room: AnswerRoom | None, max_bytes: int) -> int:
 
 
 def hold_gathered(room: AnswerRoom | None, payload_bytes: int) -> None:
-    """Says how much it was. Raises Overloaded: more than was held, by a message that is larger, and there is no room."""
+    """Set the reservation to the actual size. Raises Overloaded if a large message exceeds it and no memory is free."""
     if room is not None and not room.has(TIMES * payload_bytes):
         raise room.refusal()

@@ -1,4 +1,4 @@
-"""One poll of many topics: looks at all of them, waits for any, shares the answer's room between them."""
+"""One poll of many topics: reads all of them, waits for any of them, and shares the page limits between them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 #: Topics of one request. Source: the HTTP contract, section 6.
 MAX_TOPICS = 1_000
-#: Room for as many names of full length, each with a position.
+#: Room for ``MAX_TOPICS`` names of full length, each with a position.
 MAX_BODY_BYTES = 1 << 20
 
 
@@ -67,45 +67,45 @@ _REQUEST = {
     "limit": ("limit", _INT),
     "maxBytes": ("max_bytes", _INT),
 }
-#: Which topic goes first: another one each time, so that none is last for ever.
+#: Rotates the topic that is read first, so that none is always last.
 _turns = count_up()
 
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """One topic of the request, and what has come of it."""
+    """One topic of the request, and its result so far."""
 
     name: TopicName
     since: bytes
     room: int | None
-    """Messages it may still have; None: as many as the request."""
+    """Messages it may still return; None: limited by the request only."""
     span: Span | None = None
     error: PlainsongError | None = None
     page: Page = field(default_factory=Page)
     asked_from: bytes = field(init=False)
-    """Where the request begins; ``since`` moves on with what is read."""
+    """Start of the request; ``since`` advances as pages are read."""
 
     def __post_init__(self) -> None:
         self.asked_from = self.since
 
     @property
     def unread(self) -> Page:
-        """What is said of it while nothing more has been read."""
+        """The result if nothing more is read."""
         if self.span is None or self.span.start >= self.span.until:
             return Page(last_id=None if self.span is None else self.span.resume)
         return Page(last_id=before(self.since), end="more")
 
 
 class _Isolated(NamedTuple):
-    """What all topics of a request are read with."""
+    """The isolation that all topics of a request are read with."""
 
     reader: CommittedReader | None
-    """None: everything is shown."""
+    """None: everything is read."""
     view: View | None
 
     @property
     def by_itself(self) -> bool:
-        """Whether each topic shows what it knows to be committed, since the transaction service is away."""
+        """True if each topic uses its own knowledge of commits, because the transaction service is unavailable."""
         return self.reader is not None and self.view is None
 
     def view_of(self, span: Span) -> View | None:
@@ -128,13 +128,13 @@ class PollingMany:
     stopping: trio.Event
 
     async def poll(self, request: Request, access: TopicsAccess | None = None) -> Answer:
-        """Of each topic its messages, or what is wrong with it.
+        """Answer with the messages of each topic, or its error.
 
         Args:
-          access: how topics are read; None: all of them are this instance's.
+          access: reads the topics; None: all of them are owned by this instance.
         Raises:
-          InvalidParameter, InvalidName, RequestTooLarge, TransactionsUnavailable: nothing happens by reading.
-          NoOwner: without ``access``, when one of the topics is not this instance's any more.
+          InvalidParameter, InvalidName, RequestTooLarge, TransactionsUnavailable: a poll changes nothing.
+          NoOwner: without ``access``, if this instance no longer owns one of the topics.
         """
         namespace = request.namespace
         given = request.fields(_REQUEST)
@@ -148,7 +148,7 @@ class PollingMany:
         check_poll(body)
         _refuse_forbidden(wanted, request)
         await self._read_or_wait(access or self.topics, wanted, body, request)
-        _refuse_forbidden(wanted, request)  # its rights are others, if its grants have changed while it waited
+        _refuse_forbidden(wanted, request)  # again: grants may have changed during the wait
         if access is None:
             _refuse_strangers(wanted)
         size = sum(one.page.payload_bytes for one in wanted)
@@ -165,7 +165,7 @@ class PollingMany:
         reader = CommittedReader(self.transactions) if body.isolation == "committed" else None
         failed: int | None = None
         while True:
-            # One view for all topics, and before their spans: of what it shows nothing stands behind their ends.
+            # One view for all topics, taken before their spans: all messages of its transactions lie in the spans.
             mark = self.holds.mark
             view = None if reader is None else await reader.view()
             isolated = _Isolated(reader, view)
@@ -174,7 +174,7 @@ class PollingMany:
                 await self._read_in_turn(access, wanted, body, isolated, request)
             waiting = [one for one in wanted if one.error is None]
             if failed is not None and len(wanted) - len(waiting) > failed:
-                return  # a topic was deleted, for example, while it held the reader
+                return  # for example, a topic that held the reader was deleted
             failed = len(wanted) - len(waiting)
             nothing_yet = not any(one.page.count for one in wanted) and not self.stopping.is_set()
             if not (nothing_yet and waiting) or trio.current_time() >= deadline_s:
@@ -183,9 +183,9 @@ class PollingMany:
                 return
 
     async def _wait_for_any(self, access: TopicsAccess, waiting: list[_Wanted], mark: int, deadline_s: float) -> bool:
-        """Whether one of the topics has something new; False when the time is over, or a topic is not there any more.
+        """Wait until one of the topics may have more; False after the deadline, or when a topic fails.
 
-        A topic that holds its reader has something new once its transaction has been decided.
+        A topic that holds its reader has more once the transaction is decided.
         """
         new = False
 
@@ -225,7 +225,7 @@ class PollingMany:
         isolated: _Isolated,
         request: Request,
     ) -> None:
-        """Fill the answer: each topic gets an equal share of what is left, round by round, until nothing is."""
+        """Read pages round by round; each topic gets an equal share of the remaining limits, until they are used up."""
         bounds = self.bounds
         room = bounds.max_messages if body.limit is None else min(body.limit, bounds.max_messages)
         bytes_room = page_bytes(bounds.max_bytes, body.max_bytes, request.page_bytes)
@@ -248,7 +248,7 @@ class PollingMany:
                 limit = min(share, room) if one.room is None else min(share, room, one.room)
                 page = await _read(access, one, limit, min(bytes_share, bytes_room), isolated)
                 if taken and page.payload_bytes > bytes_room:
-                    continue  # a page always has one message; this one has to wait for the next answer
+                    continue  # a page has at least one message; this one does not fit any more
                 self._add(one, page)
                 taken += page.count
                 room -= page.count
@@ -258,7 +258,7 @@ class PollingMany:
             active = still
 
     def _add(self, one: _Wanted, page: Page) -> None:
-        """Put a page behind those the topic has, and its next one behind it."""
+        """Append a page to the topic's result, and advance past it."""
         had = one.page
         one.page = Page(
             parts=[*had.parts, *page.parts],
@@ -278,7 +278,7 @@ class PollingMany:
 
 
 def poll_many_wait_ms(request: Request) -> int:
-    """How long a poll of many topics asks to wait; 0 where that cannot be read, which the handler refuses."""
+    """Return the wait that a poll of many topics asks for; 0 if it cannot be decoded, which the handler refuses."""
     try:
         body = PollRequest(**{key: value for key, value in request.fields(_REQUEST).items() if key != "topics"})
         apply_query(body, request.query)
@@ -302,14 +302,14 @@ def _wanted(namespace: str, topics: dict[str, Any]) -> list[_Wanted]:
 
 
 def _refuse_forbidden(wanted: list[_Wanted], request: Request) -> None:
-    """Gives topics that the name may not poll their error, and nothing else."""
+    """Give topics that the client may not poll an error, and no messages."""
     for one in wanted:
         if not request.rights.on_topic("poll", *one.name):
             one.error, one.page = forbidden(request.who, "poll", str(one.name)), Page()
 
 
 def _refuse_strangers(wanted: list[_Wanted]) -> None:
-    """Raises NoOwner for a topic that is another instance's: the instance that forwarded the request finds out whose."""
+    """Raises NoOwner for a topic of another instance: the instance that forwarded the request finds the owner."""
     for one in wanted:
         if isinstance(one.error, NoOwner):
             raise one.error
@@ -327,19 +327,19 @@ async def _look(access: TopicsAccess, wanted: list[_Wanted], undecided: int) -> 
 
 
 async def _read(access: TopicsAccess, one: _Wanted, limit: int, max_bytes: int, isolated: _Isolated) -> Page:
-    """The topic's next messages; none when they cannot be read."""
-    assert one.span is not None  # those without have an error, and are not active
+    """Read the topic's next messages; an empty page if that fails."""
+    assert one.span is not None  # topics without one have an error, and are not active
     try:
         return isolated.admit(await access.page(one.name, one.span, limit, max_bytes, isolated.view_of(one.span)))
     except PlainsongError as error:
         if not one.page.count:
             one.error = error
-        # Else what stands before it can be read; the next poll says what is wrong.
+        # Messages before the failure are answered; the next poll returns the error.
         return one.unread
 
 
 def _pieces(wanted: list[_Wanted], options: PageOptions) -> Iterator[bytes]:
-    """What is answered, piece by piece."""
+    """Yield the answer in pieces."""
     before = b'{"topics":{'
     for one in wanted:
         yield b'%b"%b":' % (before, one.name.topic.encode())
@@ -365,7 +365,7 @@ def _pieces_of(one: _Wanted, options: PageOptions) -> Iterator[bytes]:
 
 
 def _held(held: Held, options: PageOptions) -> bytes:
-    """What the headers of a single poll say."""
+    """Return the fields that a single poll has as headers."""
     pointer = f'"{held.write_pointer}"' if options.longs_as_strings else held.write_pointer
     fields = f',"heldBy":{pointer},"heldSince":{held.since_ms},"hiddenMessages":"{held.hidden_text}"'
     return fields.encode()
@@ -373,14 +373,14 @@ def _held(held: Held, options: PageOptions) -> bytes:
 
 # --- access to topics ------------------------------------------------------------------------------
 #
-# A poll of many topics reads them here, where all are this instance's, or each at its owner.
+# A poll of many topics reads them here if this instance owns all of them, otherwise each at its owner.
 #
-# A wait is one task for each topic, all of them in one nursery: the first that has something ends the others, and a
-# client that leaves ends them all.
+# A wait is one task for each topic, in one nursery: the first topic with messages cancels the others, and a client that
+# disconnects cancels all.
 
 
 class Since(NamedTuple):
-    """A topic, and from which id on it is wanted, inclusive."""
+    """A topic, and the first id wanted."""
 
     name: TopicName
     since: bytes
@@ -389,23 +389,23 @@ class Since(NamedTuple):
 
 
 class TopicsAccess(Protocol):
-    """Spans and pages of topics. What is wrong with one is said of it alone, in its place."""
+    """Reads spans and pages of topics. An error of one topic is returned in its place."""
 
     async def look(self, wanted: Sequence[Since]) -> list[Span | PlainsongError]:
-        """What there is of each, now."""
+        """Return the current span of each."""
         ...
 
     async def wait(self, wanted: Sequence[Since], deadline_s: float) -> list[Span | PlainsongError | None]:
-        """The same, as soon as it may be more for one of them, which is then not None; deadline on trio's clock."""
+        """Wait until one topic may have more, or the deadline on trio's clock; None for topics without a result."""
         ...
 
     async def page(self, name: TopicName, span: Span, limit: int, max_bytes: int, view: View | None) -> Page:
-        """The next messages of a span. Raises StoreError."""
+        """Read the next messages of a span. Raises StoreError."""
         ...
 
 
 class LocalTopics:
-    """All topics are this instance's; of one that is not, or not any more, its directory says NoOwner."""
+    """Topics owned by this instance; for any other the directory returns NoOwner."""
 
     def __init__(self, directory: Directory, pages: Pages) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""What each error means and what to do about it: ``GET /errors/{code}``, to which the type of every problem leads."""
+"""Explains errors: ``GET /errors/{code}``, the URL in the type of every problem."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plainsong.protocol.errors import BY_CODE, Internal, NotFound, nearest
 if TYPE_CHECKING:
     from broker.http.messages import Request
 
-#: As the table of docs/http.md has it; a test compares the two.
+#: Equal to the table in docs/http.md; a test compares them.
 WHAT_TO_DO = {
     "malformed_body": "send what the detail says is missing or wrong at that position",
     "unknown_field": "correct the name; the hint has the nearest one",
@@ -79,12 +79,12 @@ class Problems:
     """The route that explains errors."""
 
     async def explain(self, request: Request) -> Answer:
-        """One error, as JSON, or as text for people. Raises NotFound: there is no such code."""
+        """Answer with one error, as JSON, or as text for people. Raises NotFound: there is no such code."""
         request.parameters()
         code = request.path["code"]
         if code not in WHAT_TO_DO:
             raise NotFound(f"there is no error {code[:80]!r}", hint=nearest(code, WHAT_TO_DO))
-        # Of ``internal`` the root of all errors is the most general class, which has no outcome of its own.
+        # BY_CODE has the root of all errors for ``internal``, which has no outcome of its own.
         kind = Internal if code == Internal.code else BY_CODE[code]
         status, what_to_do = status_of(kind()), WHAT_TO_DO[code]
         accepted = request.headers.get("accept", "")

@@ -1,4 +1,4 @@
-"""Producers: sessions opened, what a topic knows of one and of all, and forgetting one."""
+"""Producers: opens their sessions, shows and lists them, and deletes them."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Producers:
     clock: Clock
     policies: Policies
     refused: Callable[[str], None]
-    """Counts a refusal, by its code."""
+    """Counts a refusal, by code."""
 
     async def open_new(self, request: Request) -> Answer:
-        """A session under a new name, made here. Raises as ``open_named``."""
+        """Open a session under a new, generated name. Raises as ``open_named``."""
         return await self._open(request, secrets.token_hex(16), must_be_new=True)
 
     async def open_named(self, request: Request) -> Answer:
-        """A session of a name; older ones of it are over, durably, before this is answered.
+        """Open a session of a name, and fence older ones durably before answering.
 
         Raises:
           TopicNotFound, GenerationChanged, DeduplicationDisabled, TooManyProducers: nothing happened.
@@ -89,10 +89,10 @@ class Producers:
             raise
 
     async def show(self, request: Request) -> Answer:
-        """One producer; with ``generation`` also of one that is deleted and not cleaned yet.
+        """Answer with one producer; with ``generation`` also of a deleted topic that is not cleaned yet.
 
         Raises:
-          TopicNotFound, ProducerNotFound, GenerationChanged, ProducerExpired: nothing happens by looking.
+          TopicNotFound, ProducerNotFound, GenerationChanged, ProducerExpired: reading changes nothing.
         """
         name, producer = request.name, _producer(request)
         parameters = request.parameters("generation", "longs")
@@ -103,7 +103,7 @@ class Producers:
         return json_answer(_shown(found, as_number))
 
     async def list_page(self, request: Request) -> Answer:
-        """Producers by name, and how the topic keeps what it knows of them. Raises TopicNotFound."""
+        """List producers by name, with the state of the topic's deduplication. Raises TopicNotFound."""
         name = request.name
         parameters = request.parameters("after", "limit")
         limit = whole_number(parameters, "limit")
@@ -126,19 +126,19 @@ class Producers:
         )
 
     async def remove(self, request: Request) -> Answer:
-        """Forget a producer: what it sends again is stored again. Raises TopicNotFound, ProducerNotFound."""
+        """Delete a producer; messages that it sends again are stored again. Raises TopicNotFound, ProducerNotFound."""
         name, producer = request.name, _producer(request)
         dry_run = flag(request.parameters("dryRun"), "dryRun")
         before = None
         if dry_run:
-            with suppress(ProducerNotFound, DamagedRow):  # it has nothing but staged messages, or a row nobody can read
+            with suppress(ProducerNotFound, DamagedRow):  # it has only staged messages, or a damaged row
                 before = _shown(await self.directory.ask(name, GetProducer(producer)), longs({}))
         await self.directory.ask(name, RemoveProducer(producer, dry_run))
         return change_answer("producer.delete", f"{name}/{producer}", before, None) if dry_run else Answer(200)
 
 
 def _producer(request: Request) -> str:
-    """The name in the path. Raises InvalidParameter."""
+    """Return the name in the path. Raises InvalidParameter."""
     producer = request.path["producer"]
     check_producer_name(producer)
     return producer
@@ -168,7 +168,7 @@ def _recent(result: ResultView, as_number: Numbers) -> dict[str, Any]:
 
 
 def _response(response: PublishResponse, as_number: Numbers) -> dict[str, Any]:
-    """As a publish answers it in JSON, without ``duplicate``."""
+    """Return a response as publish has it in JSON, without ``duplicate``."""
     pointer = response.write_pointer
     return {
         "transactionWritePointer": None if pointer is None else as_number(pointer),

@@ -1,4 +1,4 @@
-"""Publish, store and rollback, plainly, under a write pointer, and by a producer."""
+"""Publish, store and rollback: plain, under a write pointer, or by a producer."""
 
 from __future__ import annotations
 
@@ -66,58 +66,58 @@ if TYPE_CHECKING:
 
 
 A = TypeVar("A")
-#: Refusals that are counted, by code.
+#: Refusals of producers that are counted by code.
 _REFUSALS = (PartialDuplicate, ProducerExpired, ProducerFenced, SequenceConsumed, TooManyProducers)
 
 
 class Given(NamedTuple):
-    """A publish as it was read."""
+    """A decoded publish."""
 
     name: TopicName
     body: PublishRequest
     size: int
-    """Bytes of its body."""
+    """Bytes of the request's body."""
     codec: Codec
     options: PageOptions
 
 
 async def nobodys(pointer: int) -> str | None:
-    """Whose a pointer's transaction is, where there is nobody to ask."""
+    """Return no owner: used when no transaction service is configured."""
     del pointer
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """The routes publish, store and rollback; streams and front ends publish through it, too."""
+    """The routes publish, store and rollback; streams and front ends publish through it too."""
 
     directory: Directory
     enlistments: Enlistments | None
-    """What topics are enlisted in before they write under a pointer; None: nothing."""
+    """Enlists topics before they write under a pointer; None: they need not be."""
     transactions: Transactions
     rates: Rates
     refused: Callable[[str], None]
     """Counts a producer's refusal, by its code."""
     answer_timeout_s: float
-    """The longest wait of a producer."""
+    """How long a producer may wait for an answer."""
     tasks: RequestTasks
     owner_of: Callable[[int], Awaitable[str | None]] = nobodys
-    """The name that began the transaction of a pointer; empty where nobody here remembers it."""
+    """Returns the name that began a pointer's transaction; empty if it is not remembered."""
     deadlines: Deadlines = field(init=False)
-    """Of producers' requests; the daemon runs them."""
+    """Deadlines of producers' requests; the daemon runs them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "deadlines", Deadlines(self.answer_timeout_s))
 
     def publish(self, request: Request, answered: Answered) -> None:
-        """Publish the messages of one request, and what was stored under its write pointer or staged; 200 means durable.
+        """Publish the request's messages, and those stored under its write pointer or staged; 200 means durable.
 
-        An error says by its outcome whether nothing happened, or that it is not known.
+        The outcome of an error says that nothing happened, or that this is unknown.
         """
         if len(request.body) <= LOOP_BYTES and BINARY_MODE_HEADERS.isdisjoint(request.headers):
             try:
                 codec = codec_for(request.headers.get("content-type"))
-            except UnsupportedMediaType:  # it may be events, which are rarer than to be looked for here
+            except UnsupportedMediaType:  # perhaps events: too rare to check for on this path
                 pass
             else:
                 given = _given(request, request.name, codec, codec.decode_publish(request.body))
@@ -126,7 +126,7 @@ class Publishing:
         self.tasks.run(self._read_and_publish, request, answered)
 
     async def _read_and_publish(self, request: Request) -> Answer:
-        """What takes long to decode is decoded by a thread."""
+        """Decode a large body in a thread, then publish."""
         given = await read_publish(request)
         return await answer_of(lambda request, answered: self._publish(request, given, answered), request)
 
@@ -153,15 +153,15 @@ class Publishing:
         of_producer: bool = False,
         repeats: bool = True,
     ) -> None:
-        """Ask a topic for a publish or store that was read and checked: the one door by which messages come.
+        """Ask a topic to publish or store a checked request. All messages enter through this method.
 
         Args:
-          settled: takes the topic's answer, or the error instead of it: OutcomeUnknown for a producer that got no answer
-            in time, whose request may still happen. It neither waits nor raises.
+          settled: receives the topic's answer or error. It is OutcomeUnknown for a producer that got no answer in time,
+            whose request may still succeed. It must neither wait nor raise.
           prepare: as ``Directory.put``.
-          pointer: what it writes under, for which the topic is enlisted first.
-          repeats: enlist the topic again, and ask again, if its owner has changed. A stream has enlisted it already, and gets
-            NotEnlisted: of its requests, a later one could be repeated before an earlier one.
+          pointer: the write pointer, in which the topic is enlisted first.
+          repeats: enlist the topic, and ask again if its owner has changed. False for a stream, which has enlisted it
+            and gets NotEnlisted: repeating could reorder its requests.
         """
         if of_producer:
             settled = _InTime(self, name, settled)
@@ -180,14 +180,14 @@ class Publishing:
     def _unless_closed(
         self, enlisted: Callable[[], Awaitable[A]], settled: Callable[[A | Exception], object], found: A | Exception
     ) -> None:
-        """The topic's owner has changed, or its pointer was closed, before its turn: it is enlisted again, if it can be."""
+        """Enlist again, if possible, when the topic's owner changed or its pointer was closed before this request."""
         if isinstance(found, NotEnlisted):
             self.tasks.settle(enlisted, settled)
         else:
             settled(found)
 
     async def published(self, name: TopicName, body: PublishRequest, size: int) -> PublishResponse | Receipt:
-        """Where the messages of a request went that was read and checked. Raises as ``publish`` answers."""
+        """Publish a checked request; return the positions of its messages. Raises as ``publish`` answers."""
         answer: Future[PublishResponse | Receipt] = Future()
         self.put(
             name,
@@ -201,13 +201,13 @@ class Publishing:
         return found
 
     def count(self, name: TopicName, body: PublishRequest) -> None:
-        """Messages of a request were made durable."""
+        """Count a request's messages as published."""
         self.rates.published(name, len(body.messages), trio.current_time(), body.lengths.total)
 
     def store(self, request: Request, answered: Answered) -> None:
-        """Keep messages under a write pointer, or staged by a producer, until they are published; 200 means durable.
+        """Store messages under a write pointer, or staged by a producer, until they are published; 200 means durable.
 
-        An error says by its outcome whether nothing happened, or that it is not known.
+        The outcome of an error says that nothing happened, or that this is unknown.
         """
         if len(request.body) <= LOOP_BYTES:
             codec = codec_for(request.headers.get("content-type"))
@@ -235,9 +235,9 @@ class Publishing:
         )
 
     def rollback(self, request: Request, answered: Answered) -> None:
-        """Turn the rows of a write pointer into rolled-back ones; done again, it changes nothing.
+        """Roll back the rows of a write pointer; idempotent.
 
-        An error says by its outcome whether nothing happened, or that it is not known.
+        The outcome of an error says that nothing happened, or that this is unknown.
         """
         name = request.name
         codec = codec_for(request.headers.get("content-type"))
@@ -252,10 +252,11 @@ class Publishing:
             self.tasks.run(partial(self._roll_back_own, ask), request, answered)
 
     async def _roll_back_own(self, ask: RollBackPointer, request: Request) -> Answer:
-        """A rollback by a name that may not operate on the topic.
+        """Roll back for a name that may not operate on the topic.
 
         Raises:
-          Forbidden: the transaction is another's. TransactionsUnavailable, NoOwner: nobody can say whose it is just now.
+          Forbidden: another name began the transaction. TransactionsUnavailable, NoOwner: its owner cannot be
+          determined.
         """
         owner = await self.owner_of(ask.pointer)
         if owner not in ("", request.who.name):
@@ -272,17 +273,17 @@ class Publishing:
         self.directory.put(request.name, ask, settled)
 
     async def _enlist_and_roll_back(self, ask: RollBackPointer, request: Request) -> Answer:
-        """The topic refuses what is committed, and only the transaction service knows what is still open.
+        """Ask the transaction service first: only it knows if the pointer is open. The topic refuses a committed one.
 
         Raises:
-          TransactionNotInProgress: it is committed, or about to be. TransactionsUnavailable: it is not known.
+          TransactionNotInProgress: it is committed, or about to be. TransactionsUnavailable: unknown.
         """
         name, roll_back = request.name, partial(self.directory.ask, request.name, ask)
         enlistments = self.enlistments
         try:
             await (roll_back() if enlistments is None else enlistments.enlisted(name, ask.pointer, roll_back))
         except TransactionNotInProgress as refused:
-            # It may have been aborted, or its time be over: then there is nothing to lose.
+            # If it was aborted or has timed out, a rollback cannot lose anything.
             await self.transactions.fresh()
             try:
                 await roll_back()
@@ -291,14 +292,14 @@ class Publishing:
         return Answer(200)
 
     def late(self, name: TopicName) -> OutcomeUnknown:
-        """The error for a producer that got no answer in time."""
+        """Return the error for a producer that got no answer in time."""
         return OutcomeUnknown(
             f"topic {name} did not answer within {self.answer_timeout_s:g} s",
             hint="send it again with the same sequence ids, or open the producer again: it says how far it came",
         )
 
     async def enlist_first(self, name: TopicName, pointer: int | None) -> None:
-        """Enlist a topic for what is put into its mailbox next; what cannot be done is said by the topic.
+        """Enlist a topic for a request that follows. If the topic cannot be loaded, it returns the error itself.
 
         Raises:
           TransactionNotInProgress, TransactionsUnavailable, NoOwner, Overloaded: nothing happened.
@@ -315,7 +316,7 @@ class Publishing:
 
 
 class _InTime:
-    """A producer's request: it is answered by its deadline, and its refusal is counted."""
+    """Answers a producer's request by its deadline, and counts its refusal."""
 
     __slots__ = ("_name", "_publishing", "_settled")
 
@@ -326,7 +327,7 @@ class _InTime:
         publishing.deadlines.add(self)
 
     def __call__(self, found: object) -> None:
-        """Give the answer, unless it is late."""
+        """Deliver the answer, unless the deadline has passed."""
         settled, self._settled = self._settled, None
         if settled is None:
             return
@@ -341,9 +342,9 @@ class _InTime:
 
 
 class _Write:
-    """A store that a topic was asked for, and what all requests to write have in common.
+    """A store request to a topic, and the base of all write requests.
 
-    Its methods are called in the actor's turn, where a bug must not be raised.
+    Its methods run in the actor's step, where a bug must not raise.
     """
 
     __slots__ = ("_answered", "_body", "_prepared", "_publishing", "_request")
@@ -356,17 +357,17 @@ class _Write:
         self._body = body
 
     def prepare(self, found: object) -> None:
-        """Make the answer that ``settled`` gives if the commit succeeds."""
+        """Render the answer that ``settled`` sends if the commit succeeds."""
         if isinstance(found, Exception):
             return
         request = self._request
-        with suppress(Exception):  # met again, and answered, when it is given
+        with suppress(Exception):  # ``settled`` meets the error again, and answers it
             self._prepared = self._answer(found)
             if request.prepare is not None:
                 request.prepare(self._prepared)
 
     def settled(self, found: object) -> None:
-        """Give the answer."""
+        """Send the answer."""
         if isinstance(found, Exception):
             self._answered(found)
             return
@@ -379,16 +380,16 @@ class _Write:
         self._done()
 
     def _answer(self, found: Any) -> Answer:
-        """The answer to what the topic has said."""
+        """Render the answer to the topic's result."""
         del found
         return Answer(200)
 
     def _done(self) -> None:
-        """Do the rest, for which the client need not wait."""
+        """Do the work that the client need not wait for."""
 
 
 class _Publish(_Write):
-    """A publish that a topic was asked for."""
+    """A publish request to a topic."""
 
     __slots__ = ("_given",)
 
@@ -404,7 +405,7 @@ class _Publish(_Write):
 
 
 def _ask_to_publish(body: PublishRequest, size: int) -> Ask[Any]:
-    """What the topic is asked; it answers a publish under a pointer with a PublishResponse, others with a Receipt."""
+    """Return the request to the topic. It returns a PublishResponse under a pointer, otherwise a Receipt."""
     if body.write_pointer is not None:
         return PublishUnder(body, size)
     return Publish(body, size) if body.segments is None else PublishStaged(body, size)
@@ -415,7 +416,7 @@ def _ask_to_store(body: PublishRequest, size: int) -> Ask[None]:
 
 
 def _check_store(request: Request, body: PublishRequest) -> None:
-    """Put the query and the trace into what is to be stored. Raises PlainsongError for what makes no sense."""
+    """Apply the query and the trace to the request, and check it. Raises PlainsongError."""
     if request.query:
         apply_publish_query(body, request.query, "ttl")
     check_store(body)
@@ -424,7 +425,7 @@ def _check_store(request: Request, body: PublishRequest) -> None:
 
 
 async def read_publish(request: Request) -> Given:
-    """What a request wants to publish. Raises PlainsongError for one that makes no sense: nothing happened."""
+    """Decode and check a publish. Raises PlainsongError: nothing happened."""
     name = request.name
     mode = event_mode(request.headers)
     if mode is not None:
@@ -445,10 +446,10 @@ def _given(request: Request, name: TopicName, codec: Codec, body: PublishRequest
 
 
 def answer_publish(request: Request, given: Given, found: PublishResponse | Receipt) -> Answer:
-    """What is said of a publish, in the encoding it came in; of events, in JSON."""
+    """Render the answer to a publish, in the encoding of the request; JSON for events."""
     codec = given.codec
     if isinstance(found, PublishResponse):
-        # Unread, it is what rollback takes.
+        # Sent back unchanged, it is the request of a rollback.
         content = codec.encode_publish_response(found, given.options)
         headers = verdict_headers(found.verdict)
         if found.generation:
@@ -463,7 +464,7 @@ def answer_publish(request: Request, given: Given, found: PublishResponse | Rece
 
 
 def apply_publish_query(body: PublishRequest, query: str, *known: str) -> PageOptions:
-    """Put ``ttl`` into a publish or store; how its answer is to be written. Raises InvalidParameter."""
+    """Apply ``ttl`` to a publish or store; return the format of its answer. Raises InvalidParameter."""
     parameters = parse_query(query, known)
     ttl_s = whole_number(parameters, "ttl")
     if ttl_s is not None and body.ttl_s not in (None, ttl_s):
@@ -474,7 +475,7 @@ def apply_publish_query(body: PublishRequest, query: str, *known: str) -> PageOp
 
 
 def _within(response: PublishResponse) -> tuple[bytes, bytes] | None:
-    """First and last position; None: everything. Raises InvalidParameter for a range no publish answers with."""
+    """Return the first and last position; None for everything. Raises InvalidParameter for an impossible range."""
     if rolls_back_all(response):
         return None
     first = _position("start", response.start_timestamp_ms, response.start_sequence_id)
@@ -494,7 +495,7 @@ def _position(which: str, timestamp_ms: int, sequence_id: int) -> bytes:
 
 
 def verdict_headers(verdict: ProducerVerdict | None) -> list[tuple[str, str]]:
-    """The headers that say what became of a producer's publish; none where it named no producer."""
+    """Return the headers with the verdict on a producer's publish; none if it named no producer."""
     if verdict is None:
         return []
     duplicate, last = ("Plainsong-Duplicate", verdict.duplicate), verdict.last_sequence_id

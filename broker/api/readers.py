@@ -1,4 +1,4 @@
-"""Readers: positions that the daemon keeps for consumers without a store of their own."""
+"""Readers: positions that the daemon stores for consumers without a store of their own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def message_id(value: Any, name: str) -> bytes:
-    """An id in JSON: 40 hex digits, nothing else. Raises InvalidMessageId, MalformedBody."""
+    """Parse an id in JSON: 40 hex digits, nothing else. Raises InvalidMessageId, MalformedBody."""
     return parse_id(value) if isinstance(value, str) else values.refuse(name, value, "40 hex digits")
 
 
@@ -36,33 +36,33 @@ _READER = {
 }
 
 
-#: The header by which a poll says whose it is.
+#: The header in which a poll sends its reader's name.
 READER_HEADER = "plainsong-reader"
-#: Readers remembered by what their polls say, for each topic; the longest silent are forgotten first.
+#: Named readers of a topic that are remembered; the one silent for longest is evicted.
 MAX_NAMED = 1_000
-#: Topics of which they are remembered; the same.
+#: Topics with remembered readers; the one idle for longest is evicted.
 MAX_TOPICS = 10_000
-#: They are forgotten after so long.
+#: Named readers are shown for this long after their last poll.
 NAMED_MS = 3_600_000
 
 
 class NamedReader(NamedTuple):
-    """Where a reader is that names itself in its polls."""
+    """The position of a reader that sends its name in its polls."""
 
     position: bytes
     seen_ms: int
     by: str
-    """The name that asked."""
+    """The authenticated name of its last poll."""
 
 
 class NamedReaders:
-    """The readers that name themselves in their polls, in memory only."""
+    """Readers that send their name in their polls; in memory only."""
 
     def __init__(self) -> None:
         self._topics: OrderedDict[TopicName, OrderedDict[str, NamedReader]] = OrderedDict()
 
     def polled(self, name: TopicName, request: Request, position: bytes | None, now_ms: int) -> None:
-        """A poll was answered up to ``position``. Raises InvalidName: this is no name of a reader."""
+        """Record the position of a poll's answer. Raises InvalidName: the header is not a reader's name."""
         reader = reader_name(request.headers[READER_HEADER])
         if position is None:
             return  # the topic never had a message
@@ -76,7 +76,7 @@ class NamedReaders:
             self._topics.popitem(last=False)
 
     def of(self, name: TopicName, now_ms: int) -> dict[str, NamedReader]:
-        """Those of a topic that were there within the last hour."""
+        """Return the readers of a topic that polled within the last hour."""
         readers: Mapping[str, NamedReader] = self._topics.get(name, {})
         return {reader: seen for reader, seen in readers.items() if seen.seen_ms > now_ms - NAMED_MS}
 
@@ -89,13 +89,13 @@ class Readers:
     retention_ms: int
 
     async def list_all(self, request: Request) -> Answer:
-        """All readers of the topic, by name. Raises TopicNotFound."""
+        """List the topic's readers, by name. Raises TopicNotFound."""
         request.parameters()
         found = await self.directory.ask(request.name, ListReaders())
         return json_answer([self._shown(view) for view in found])
 
     async def show(self, request: Request) -> Answer:
-        """One reader. Raises TopicNotFound, NotFound."""
+        """Answer with one reader. Raises TopicNotFound, NotFound."""
         name, reader = request.name, reader_name(request.path["reader"])
         request.parameters()
         for view in await self.directory.ask(name, ListReaders()):
@@ -104,7 +104,7 @@ class Readers:
         raise NotFound(f"topic {name} keeps no reader {reader}", hint="PUT its position first")
 
     async def put(self, request: Request) -> Answer:
-        """Keep a position; with ``expected``, only if it is there now (null: only if there is none).
+        """Store a position; with ``expected``, only if it is the current one (null: only if there is none).
 
         Raises:
           TopicNotFound, PositionChanged, GenerationChanged, QuotaExceeded: nothing happened.
@@ -130,7 +130,7 @@ class Readers:
         return change_answer("reader.reset", f"{name}/{reader}", before, after) if dry_run else json_answer(after)
 
     async def remove(self, request: Request) -> Answer:
-        """Forget a position. Raises TopicNotFound, NotFound."""
+        """Delete a position. Raises TopicNotFound, NotFound."""
         name, reader = request.name, reader_name(request.path["reader"])
         dry_run = flag(request.parameters("dryRun"), "dryRun")
         before = await self._find(name, reader) if dry_run else None
@@ -138,7 +138,7 @@ class Readers:
         return change_answer("reader.delete", f"{name}/{reader}", before, None) if dry_run else Answer(200)
 
     async def _find(self, name: TopicName, reader: str) -> dict[str, object] | None:
-        """The reader as it is; None: there is none. Raises TopicNotFound."""
+        """Return the current reader; None if it does not exist. Raises TopicNotFound."""
         found = await self.directory.ask(name, ListReaders())
         return next((self._shown(view) for view in found if view.name == reader), None)
 

@@ -1,4 +1,4 @@
-"""A route: the one declaration of a method and path, from which listeners, forwarding, metrics and openapi.json follow."""
+"""A route: the one declaration of a method and path. Listeners, forwarding, metrics and openapi.json use it."""
 
 from __future__ import annotations
 
@@ -31,30 +31,32 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 T = TypeVar("T")
-#: The largest body of a request that only says what to do.
+#: The largest body of a request that has no messages.
 SMALL_BODY_BYTES = 64 << 10
 JSON_TYPE = "application/json"
 
-#: Who answers a request: the owner of the topic in its path, of each topic in its body, of the transaction service, of
-#: the invalid list (which has an owner also where a Tephra decides), or of the properties of namespaces.
+#: The instance that answers a request: the owner of the topic in its path, of each topic in its body, of the
+#: transaction service, of the invalid list (which has an owner even where a Tephra decides), or of the properties of
+#: namespaces.
 Owner: TypeAlias = Literal["topic", "topics", "transactions", "invalid_list", "namespaces"]
-#: The names whose owners have the transaction service and the properties of namespaces: no topic's namespace is empty.
+#: Names that determine the owners of the transaction service and of namespace properties: no topic has an empty
+#: namespace.
 TRANSACTIONS = TopicName("", "transactions")
 NAMESPACES = TopicName("", "namespaces")
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a route reads."""
+    """The body of a route's requests."""
 
     schema: Schema | None = None
-    """None: it takes nothing that is worth a description."""
+    """None: not described."""
     max_bytes: int = SMALL_BODY_BYTES
-    """Of a hot route the bound is ``http.max_body_bytes`` instead."""
+    """For a hot route ``http.max_body_bytes`` applies instead."""
     types: tuple[str, ...] = (JSON_TYPE,)
     example: object = None
     required: bool = True
-    """Whether a request without one is refused."""
+    """True if a request without a body is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,44 +64,44 @@ class Route(Generic[S]):
     """One method of one path."""
 
     name: str
-    """In metrics, in logs, on links between instances, and the operation's id in the description."""
+    """In metrics, logs, and links between instances; the operation id in openapi.json."""
     method: str
     path: str
-    """With places: ``/v1/namespaces/{namespace}/topics``."""
+    """A template: ``/v1/namespaces/{namespace}/topics``."""
     subject: type[S]
-    """Whose method the handler is; ``bind`` finds the object."""
+    """The class that has the handler; ``bind`` finds its instance."""
     handler: Callable[[S, Request, Answered], None] | Callable[[S, Request], Awaitable[Answer]]
     """An ``async def`` runs in a task of its own."""
     _: KW_ONLY
     owner: Owner | None = None
     """None: any instance answers."""
     reads_only: bool = False
-    """Nothing happens by answering it, so that it may be asked again elsewhere; true of every GET."""
+    """True if answering changes nothing, so that another instance may be asked again; always true for GET."""
     hot: bool = False
-    """The lane serves it, whose body is bounded by the listener, and its requests are traced."""
+    """True if the lane serves it, with bodies bounded by the listener, and its requests are traced."""
     quick: bool = False
-    """The lane serves it, though it takes no messages, if its body is short and not compressed; see ``in_lane``."""
+    """True if the lane serves it, without messages, when the body is short and not compressed; see ``in_lane``."""
     wait_ms: Callable[[Request], int] | None = None
-    """How long a request asks to wait; 0 where that cannot be read. None: it never waits."""
+    """Returns the wait that a request asks for; 0 if it cannot be decoded. None: the route never waits."""
     body: Body | None = None
     errors: tuple[str, ...] = ()
-    """The codes it may answer."""
+    """Error codes that it may answer with."""
     verb: Verb | tuple[Verb, ...] | None
-    """What a name needs to ask it; one of several will do. None: nothing, where ``on`` is ``name`` or ``nobody``."""
+    """The verb that a name needs, or any one of several. None: no verb, when ``on`` is ``name`` or ``nobody``."""
     on: On
     tag: str
     doc: str
-    """What it does, in a sentence."""
+    """A sentence for openapi.json."""
     parameters: tuple[str, ...] = ()
-    """Of the query; ``openapi`` describes each."""
+    """Query parameters; ``openapi`` describes each."""
     headers: tuple[str, ...] = ()
-    """Of the request, beside those that every request may have; ``openapi`` describes each."""
+    """Request headers in addition to those of every route; ``openapi`` describes each."""
     success: int = 200
-    """The status of what succeeds."""
+    """The status of a successful answer."""
     answered: str = "done"
-    """What that status says."""
+    """The description of that status."""
     answer: Schema | None = None
-    """Of that status; None: an empty body."""
+    """The body of a successful answer; None if it is empty."""
     answer_types: tuple[str, ...] = (JSON_TYPE,)
     answer_headers: tuple[str, ...] = ()
 
@@ -109,36 +111,36 @@ class Route(Generic[S]):
 
     @property
     def in_lane(self) -> bool:
-        """Whether the lane serves it."""
+        """True if the lane serves it."""
         return self.hot or self.quick
 
     @property
     def body_bytes(self) -> int:
-        """The largest body of a request; of a hot route the listener's bound counts instead."""
+        """The largest body of a request; a hot route has the listener's bound instead."""
         return 0 if self.body is None else self.body.max_bytes
 
     @property
     def may_wait(self) -> bool:
-        """Whether a request may wait for something to come."""
+        """True if a request may wait for messages."""
         return self.wait_ms is not None or self.owner == "topics"
 
     @property
     def verbs(self) -> tuple[Verb, ...]:
-        """The verbs of which one is needed; none where no verb is."""
+        """The verbs, any one of which is sufficient; empty if none is needed."""
         if self.verb is None:
             return ()
         return (self.verb,) if isinstance(self.verb, str) else self.verb
 
 
 class Endpoint(NamedTuple):
-    """A route, and the function that answers it in this process."""
+    """A route, and its handler in this process."""
 
     route: Route[Any]
     handler: Handler
 
 
 def bind(routes: Iterable[Route[Any]], subjects: Iterable[object], tasks: RequestTasks) -> tuple[Endpoint, ...]:
-    """Each route with its handler as a method of the subject that the route names; there is one object of each class."""
+    """Return each route with its handler bound to the subject of the route's class."""
     by_class = {type(subject): subject for subject in subjects}
     return tuple(Endpoint(each, _bound(each, by_class[each.subject], tasks)) for each in routes)
 
@@ -156,10 +158,10 @@ def _handle(handler: Handler, request: Request, answered: Answered) -> None:
 
 
 def owned_name(owner: Owner | None, path: Mapping[str, str]) -> TopicName | None:
-    """The name whose owner answers.
+    """Return the name whose owner answers.
 
-    None: any instance does, or the path has no valid name of a topic, which any instance can say. The names of
-    ``topics`` stand in the body.
+    None: any instance answers. This includes a path with an invalid topic name, which any instance can refuse, and the
+    owner ``topics``, whose names are in the body.
     """
     if owner == "topic":
         try:
@@ -175,27 +177,27 @@ def owned_name(owner: Owner | None, path: Mapping[str, str]) -> TopicName | None
 
 
 def json_answer(value: Any, *, headers: list[tuple[str, str]] | None = None) -> Answer:
-    """``value`` as an answer of status 200."""
+    """Return ``value`` as an answer with status 200."""
     body = compact(value).encode()
     return Answer(200, body, JSON_TYPE, headers or [])
 
 
-#: Bodies longer than this are decoded off the event loop: everybody else would wait for them. Measured at
-#: 10 ns a byte for JSON; version 1 of Avro is so much faster that only its very large bodies are worth a thread.
+#: Longer bodies are decoded off the event loop, since they would block all other requests: 10 ns a byte for JSON. Avro
+#: version 1 is so fast that only very large bodies are worth a thread.
 LOOP_BYTES = 256 * 1024
 LOOP_AVRO_BYTES = 4 * 1024 * 1024
-#: What is longer than this has a thread of its own, so that what is not need not wait for it; large answers likewise.
+#: Work on more bytes than this has its own thread, so that smaller work need not wait for it; large answers likewise.
 LARGE_BYTES = 4 * 1024 * 1024
-#: Answers up to this size are sent as one: that is sooner done than to send each of their pieces.
+#: Answers up to this size are joined: that is faster than sending their pieces.
 JOINED_BYTES = 2 * 1024 * 1024
 
 
 async def off_loop(size: int, codec: Codec, work: Callable[[], T]) -> T:
-    """Do ``work`` here, or in a thread when it is about so many bytes that others would notice.
+    """Run ``work`` here, or in a thread if its size would block the event loop noticeably.
 
-    There are two threads for it in all, one of them for what is large. It holds the interpreter's lock, so that more
-    would do no more of it; but each takes the lock from the event loop. A large JSON body is parsed in pieces, and
-    between them the thread sleeps long enough for the loop to get the lock.
+    There are two threads in all, one of them for large work. Work holds the interpreter lock, so more threads would not
+    be faster, and each competes with the event loop for the lock. A large JSON body is parsed in pieces; between them
+    the thread sleeps long enough for the loop to get the lock.
     """
     if size <= (LOOP_AVRO_BYTES if codec is AVRO else LOOP_BYTES):
         return work()
@@ -203,7 +205,7 @@ async def off_loop(size: int, codec: Codec, work: Callable[[], T]) -> T:
 
 
 def _politely(work: Callable[[], T]) -> T:
-    """In a thread of ``off_loop``, whose context is its own."""
+    """Run in a thread of ``off_loop``, which has its own context."""
     between_pieces.set(_let_the_loop_run)
     return work()
 
@@ -213,12 +215,12 @@ def _let_the_loop_run() -> None:
 
 
 async def in_steps(size: int, pieces: Iterator[bytes], *, at_once_bytes: int = LOOP_BYTES) -> list[bytes]:
-    """The pieces of an answer, which are about ``size`` bytes together; those of a small one at once.
+    """Return the pieces of an answer of about ``size`` bytes; a small one is made at once.
 
-    A large one is made on the event loop, a piece in each of its turns, and the next one when it is done: however many
-    ask for large pages at the same time, a turn has two pieces in it at most. Answers of up to ``LARGE_BYTES`` do not
-    wait for longer ones. In a thread they would not be made faster, since encoding holds the interpreter's lock, and
-    each time that the event loop calls the system it would have to wait for that lock.
+    A large one is made on the event loop, one piece in each turn, and one answer at a time: however many clients
+    request large pages, a turn makes at most two pieces. Answers of up to ``LARGE_BYTES`` do not wait for larger ones.
+    A thread would not be faster, since encoding holds the interpreter lock, and the event loop would have to wait for
+    that lock after each of its system calls.
     """
     if size <= at_once_bytes:
         return list(pieces)
@@ -232,7 +234,7 @@ async def in_steps(size: int, pieces: Iterator[bytes], *, at_once_bytes: int = L
 
 
 def body_of(made: list[bytes]) -> bytes | BodyPieces:
-    """Pieces as the body of an answer: those of a large one are not joined, which would hold the event loop."""
+    """Return pieces as a body; large ones are not joined, which would block the event loop."""
     return b"".join(made) if sum(map(len, made)) <= JOINED_BYTES else BodyPieces(made)
 
 
@@ -255,25 +257,25 @@ def _limiter(of: trio.lowlevel.RunVar[trio.CapacityLimiter]) -> trio.CapacityLim
 
 
 class CountAnswers(Protocol):
-    """Counts answers by route and status: ``Metrics.requested``, or a front end's message to the owning process."""
+    """Counts answers by route and status: ``Metrics.requested``, or a front end's message to the owner process."""
 
     def __call__(self, route: str, status: int, seconds: float, requests: int = 1, /) -> None:
-        """``requests`` of them were answered as one."""
+        """Count ``requests`` requests that were answered as one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Counts answers, and writes a line for each where ``log.access`` asks for it."""
+    """Counts answers, and writes a line for each if ``log.access`` is on."""
 
     requested: CountAnswers
     access: AccessLog
 
 
 def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:
-    """A hot route whose answers are counted and logged, whichever listener the request came by.
+    """Wrap a hot route so that its answers are counted and logged, whichever listener the request used.
 
-    Those of other routes are counted where their bodies are read, since reading one may fail.
+    Answers of other routes are counted where their bodies are read, since that can fail.
     """
     route, handler = endpoint
     if not route.hot:
@@ -285,7 +287,7 @@ def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:
 
         def account(outcome: Answer | Exception) -> None:
             took_s = perf_counter() - begun_s
-            answered(outcome)  # the client need not wait for what follows
+            answered(outcome)  # first, so that the client does not wait for the rest
             if isinstance(outcome, RequestCancelled):
                 return
             status = status_to(outcome) if isinstance(outcome, Exception) else outcome.status
@@ -300,7 +302,7 @@ def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:
 
 
 def status_to(error: BaseException) -> int:
-    """The status that a handler's error is answered with."""
+    """Return the status that a handler's error is answered with."""
     plain = only_plain(error)
     return 500 if plain is None else status_of(plain)
 

@@ -1,4 +1,4 @@
-"""Every route of the HTTP API, once. Listeners serve this table, instances forward by it, openapi.json describes it."""
+"""Every route of the HTTP API. Listeners serve this table, instances forward by it, openapi.json describes it."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ DEFINITIONS = "/v1/definitions"
 BACKUP = BACKUPS + "/{backup}"
 PIN = CLUSTER + "/pins/{namespace}/{topic}"
 
-#: For examples: a message id, a write pointer.
+#: For examples: a message id, and a write pointer.
 _ID = "0000018bcfe568000002" + "0" * 20
 _POINTER = 1_700_000_000_000_000_000
 _POSITION_HEADERS = ("Plainsong-Last-Id", "Plainsong-End", "Plainsong-Set-Aside")
 _HELD_HEADERS = ("Plainsong-Held-By", "Plainsong-Held-Since", "Plainsong-Hidden-Messages")
 _VERDICT_HEADERS = ("Plainsong-Duplicate", "Plainsong-Last-Sequence-Id")
 
-# Families of error codes, beside those that ``schemas`` has.
-#: Reading with a snapshot, the client's or the daemon's.
+# Families of error codes, in addition to those of ``schemas``.
+#: Reads with a snapshot, the client's or the daemon's.
 _VIEWS = ("transactions_unavailable", "malformed_transaction", "request_too_large")
 _BAD_POSITION = ("invalid_message_id", "unknown_field")
 _AS_OF = ("as_of_too_old",)
-#: Writing under a write pointer.
+#: Writes under a write pointer.
 _UNDER = (
     "transaction_refused",
     "transaction_required",
@@ -78,7 +78,7 @@ _UNDER = (
     "rolled_back",
     "transactions_unavailable",
 )
-#: Messages are taken in.
+#: Requests that store messages.
 _STORES = (
     "unknown_field",
     "no_messages",
@@ -89,11 +89,11 @@ _STORES = (
     "low_space",
     "topic_full",
 )
-#: A producer brings them.
+#: Publishes of a producer.
 _PRODUCES = ("producer_fenced", "producer_expired", "sequence_consumed", "too_many_producers", "transaction_too_large")
-#: A session is opened.
+#: Requests that open a session.
 _OPENS = (*WRITES, *BODY, "unknown_field", "generation_changed", "deduplication_disabled", "too_many_producers")
-#: The transaction service is asked; and a transaction is looked up, and changed durably.
+#: Requests to the transaction service; and those that change a transaction durably.
 _ASKS = (*ANY, "transactions_unavailable", "no_owner", "shutting_down")
 _SMALL = ("malformed_body", "unknown_field", "body_too_large")
 _DECIDES = (
@@ -104,11 +104,11 @@ _DECIDES = (
     "storage_failed",
     "outcome_unknown",
 )
-#: The placement of topics is changed.
+#: Changes of the placement of topics.
 _CHANGES = (*ANY, "invalid_name", "conflict", "cluster_unavailable")
 
-# Who may ask, where more than one verb will do.
-#: How a topic is doing is for everybody who has to do with it.
+# Rights, where any one of several verbs is sufficient.
+#: Any verb on a topic but ``transact`` allows reading its statistics.
 LOOK: tuple[Verb, ...] = ("inspect", "poll", "publish", "admin", "operate")
 
 ROUTES: tuple[Route[Any], ...] = (

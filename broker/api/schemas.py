@@ -1,4 +1,4 @@
-"""The JSON forms of requests and answers as schemas, and the families of error codes that routes share."""
+"""JSON schemas of requests and answers, and families of error codes that routes share."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from plainsong.protocol.errors import BY_CODE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Whatever route it is.
+#: Any route.
 ANY = ("invalid_parameter", "overloaded", "internal")
-#: Reading a topic, which may have no owner just now.
+#: Reads of a topic, which may have no owner at the moment.
 READS = (*ANY, "invalid_name", "topic_not_found", "recovering", "no_owner", "shutting_down", "storage_failed")
-#: Changing a topic: it may not be known whether it happened.
+#: Changes of a topic, whose outcome may be unknown.
 WRITES = (*READS, "outcome_unknown")
-#: A body is read.
+#: Routes with a body.
 BODY = ("malformed_body", "body_too_large", "unsupported_media_type")
 
 
 def by_status(codes: Iterable[str]) -> dict[int, list[str]]:
-    """Codes by the status they are answered with, both ascending."""
+    """Group codes by status, both in ascending order."""
     found: dict[int, list[str]] = {}
     for code in sorted(set(codes)):
         found.setdefault(status_of_code(code), []).append(code)
@@ -30,7 +30,7 @@ def by_status(codes: Iterable[str]) -> dict[int, list[str]]:
 
 
 def status_of_code(code: str) -> int:
-    """The status that ``code`` is answered with."""
+    """Return the HTTP status of ``code``."""
     return next(STATUS_OF[cls] for cls in BY_CODE[code].__mro__ if cls in STATUS_OF)
 
 
@@ -49,23 +49,23 @@ ISOLATION: Schema = {"type": "string", "enum": ["uncommitted", "committed"]}
 
 
 def ref(name: str) -> Schema:
-    """A schema by its name."""
+    """Refer to a schema by its name."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def nullable(schema: Schema) -> Schema:
-    """``schema``, or null."""
+    """Allow ``schema`` or null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def record(required: str = "", /, **fields: Schema) -> Schema:
-    """An object of exactly these fields; ``required`` lists names with blanks between."""
+    """Describe an object of exactly these fields; ``required`` lists names separated by blanks."""
     made: Schema = {"type": "object", "properties": fields, "additionalProperties": False}
     return {**made, "required": required.split()} if required else made
 
 
 def array(items: Schema, **more: Any) -> Schema:
-    """A list."""
+    """Describe a list."""
     return {"type": "array", "items": items, **more}
 
 
@@ -311,7 +311,7 @@ SCHEMAS: dict[str, Schema] = {
         oldestMs=nullable(MILLISECONDS),
         newestMs=nullable(MILLISECONDS),
     ),
-    # What a change does, or would do. Routes add fields of their own, above all to `effect`.
+    # The answer to a change or a dry run. Routes add their own fields, mostly to `effect`.
     "Change": {
         "type": "object",
         "properties": {

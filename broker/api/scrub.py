@@ -1,4 +1,4 @@
-"""The scrub over HTTP: begun now, and what it has found."""
+"""The scrub over HTTP: start a round, and show its findings."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from actors.scrub import Scrub, ScrubFinding
     from broker.http.messages import Answer, Request
 
-#: Damaged places that are told one by one among what needs attention.
+#: Damaged places that are listed individually in ``attention``; the rest is counted.
 MAX_TOLD = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubRoutes:
-    """The routes of the scrub, of this instance."""
+    """The routes of this instance's scrub."""
 
     scrub: Scrub
 
     async def start(self, request: Request) -> Answer:
-        """Begin a round, unless one is under way."""
+        """Start a round, unless one is running."""
         request.parameters()
         started = self.scrub.start_now()
         await trio.lowlevel.checkpoint()
         return json_answer({"started": started, **self.scrub.report.shown()})
 
     async def show(self, request: Request) -> Answer:
-        """How far the round is, or what the last one found."""
+        """Answer with the progress of the current round, or the findings of the last one."""
         request.parameters()
         await trio.lowlevel.checkpoint()
         return json_answer(self.scrub.report.shown())
 
 
 def damaged(scrub: Scrub) -> Sequence[Finding]:
-    """What needs attention of it."""
+    """Report the scrub's findings, for ``broker.attention``."""
     report = scrub.report
     told = [_finding(each, report.started_ms) for each in report.findings[:MAX_TOLD]]
     left = len(report.findings) - len(told) + report.more

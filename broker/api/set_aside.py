@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from broker.http.messages import Answer, Request
     from plainsong.protocol.records import SetAside
 
-#: The header of a page that passed rows that were set aside.
+#: The header that counts rows set aside which a page passed.
 HEADER = "Plainsong-Set-Aside"
 _FIELDS = {"from": ("first", message_id), "to": ("last", message_id)}
 
@@ -30,10 +30,10 @@ class SettingAside:
     set_asides: SetAsides
 
     async def set_aside(self, request: Request) -> Answer:
-        """The rows from one id to another, both included, go to a file; readers pass them.
+        """Move the rows between two ids, both included, to a file; readers skip them from then on.
 
         Raises:
-          TopicNotFound, NotFound (there is nothing between them), InvalidMessageId, LowSpace: nothing happened.
+          TopicNotFound, NotFound (there are no rows between them), InvalidMessageId, LowSpace: nothing happened.
         """
         name = request.name
         dry_run = flag(request.parameters("dryRun"), "dryRun")
@@ -74,18 +74,18 @@ def _warnings(found: Stretch) -> list[str]:
 
 
 def rows_of(stretches: Iterable[SetAside]) -> int:
-    """How many rows these had; a stretch whose rows nobody could count is one."""
+    """Return the number of rows in these ranges; a range whose rows could not be counted is one."""
     return sum(1 if each.rows is None else each.rows for each in stretches)
 
 
 def passed(stretches: Iterable[SetAside]) -> list[tuple[str, str]]:
-    """The header of a page that passed these."""
+    """Return the header of a page that passed these ranges."""
     count = rows_of(stretches)
     return [(HEADER, str(count))] if count else []
 
 
 def entry(stretch: SetAside) -> dict[str, object]:
-    """A stretch among messages."""
+    """Return a range as an entry among messages."""
     return {
         "state": "set-aside",
         "from": shown_id(stretch.first),

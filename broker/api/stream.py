@@ -1,7 +1,7 @@
-"""A stream of publishes: requests are sent ahead of their answers, and small ones are stored together.
+"""A stream of publishes: requests are pipelined, and small ones are stored together.
 
-Each request has the verdict, the bounds and the errors of ``POST …/publish``. They are put into the topic's mailbox
-in the order in which they came and answered in the same order. A run of singles is put as one ask.
+Each request has the verdict, the limits and the errors of ``POST …/publish``. Requests enter the topic's mailbox in the
+order of arrival, and are answered in that order. A run of single messages is one request to the topic.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from plainsong.protocol.requests import PublishRequest
 
 log = logging.getLogger("plainsong.http")
-#: What a request counts for besides its payload: its number, its place in lists, its answer.
+#: Memory of a request in addition to its payload: its number, its entries in lists, its answer.
 REQUEST_BYTES = 128
-#: Answers that are sent at once, unless one run has more.
+#: Answers are sent in batches of this size; one run may exceed it.
 ANSWER_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class StreamBounds:
-    """How much of one stream may be under way; beyond it nothing more is read. A larger request goes alone."""
+    """Limits on pending requests of one stream; at the limit, reading stops. A larger request is processed alone."""
 
     requests: int = 1 << 16
     bytes: int = 8 << 20
@@ -53,14 +53,14 @@ class StreamBounds:
 
 @dataclass(slots=True)
 class _Taken:
-    """Requests that were put as one."""
+    """Requests that were sent to the topic as one."""
 
     numbers: Sequence[int]
     messages: int
     size: int
-    """What it holds."""
+    """Bytes reserved for it."""
     put: Future[Any] | PlainsongError
-    """Receives the topic's answer; or why the topic was not asked."""
+    """Receives the topic's answer; or the error, if the topic was not asked."""
     begun_s: float
 
     @property
@@ -69,9 +69,9 @@ class _Taken:
 
 
 class LocalStream:
-    """A stream whose topic this instance owns; a ``Conversation``.
+    """A ``Conversation`` about a topic that this instance owns.
 
-    It needs nothing of other instances: ``broker.cluster.remote_stream`` says what is built on it.
+    It does not depend on other instances; ``broker.cluster.remote_stream`` builds on it.
     """
 
     #: The other instance that owns the topic: none.
@@ -96,11 +96,11 @@ class LocalStream:
         self._reader = codec.RequestReader()
         self._taken: deque[_Taken] = deque()
         self._requests = 0
-        #: Requests that have been answered.
+        #: Number of answered requests.
         self.answered = 0
         self._finished = False
         self._begun_s = perf_counter()
-        #: Something was taken, or the end has come; something was answered.
+        #: Set when a request was taken or the stream has ended; and when a request was answered.
         self._arrived = trio.Event()
         self._settled = trio.Event()
 
@@ -110,22 +110,22 @@ class LocalStream:
         return []
 
     async def opened(self) -> None:
-        """As ``Conversation.opened`` says: nothing to wait for."""
+        """See ``Conversation.opened``: there is nothing to wait for."""
 
     @property
     def waiting(self) -> bool:
-        """Whether there are requests that are not answered yet."""
+        """True if there are unanswered requests."""
         return bool(self._taken)
 
     @property
     def is_usable(self) -> bool:
-        """Whether it takes more."""
+        """True if it takes more requests."""
         return not self._finished
 
     # --- in ------------------------------------------------------------------------------------
 
     async def take(self, messages: Sequence[bytes]) -> None:
-        """As ``Conversation.take`` says. Singles are gathered across all of ``messages``."""
+        """See ``Conversation.take``. Single messages are batched across all of ``messages``."""
         run = codec.Singles([], [])
         for message in messages:
             read = partial(self._reader.read, message)
@@ -181,7 +181,7 @@ class LocalStream:
             await self._settled.wait()
 
     async def _enlisted(self, part: codec.Part) -> PlainsongError | None:
-        """Why nothing can be published under the write pointer of a request that has one; None: it may be tried."""
+        """Enlist the topic for a request with a write pointer; return the error if that fails."""
         if isinstance(part, codec.Whole) and part.request.write_pointer is not None:
             try:
                 await self._publishing.enlist_first(self._name, part.request.write_pointer)
@@ -208,13 +208,13 @@ class LocalStream:
         return answer
 
     def finish(self) -> None:
-        """As ``Conversation.finish`` says."""
+        """See ``Conversation.finish``."""
         self._finished = True
         self._arrived.set()
         self._settled.set()
 
     def close(self) -> None:
-        """As ``Conversation.close`` says."""
+        """See ``Conversation.close``."""
         self.finish()
         self._held.release()
         seconds = perf_counter() - self._begun_s
@@ -224,7 +224,7 @@ class LocalStream:
     # --- out -----------------------------------------------------------------------------------
 
     async def answers(self) -> bytes | None:
-        """As ``Conversation.answers`` says."""
+        """See ``Conversation.answers``."""
         while not self._taken:
             if self._finished:
                 return None
@@ -238,7 +238,7 @@ class LocalStream:
         return b"".join(out)
 
     async def _answer(self) -> bytes:
-        """The answers of the oldest that were put as one."""
+        """Return the answers of the oldest batch."""
         taken = self._taken[0]
         outcome: Any = taken.put
         if not isinstance(outcome, PlainsongError):
@@ -284,7 +284,7 @@ class LocalStream:
 
 
 def ask_of(request: PublishRequest, size: int) -> Ask[Any]:
-    """What a publish asks its topic. Raises PlainsongError for one that makes no sense."""
+    """Check a publish; return the request to its topic. Raises PlainsongError."""
     check_publish(request)
     if request.write_pointer is not None:
         return PublishUnder(request, size)
@@ -292,7 +292,7 @@ def ask_of(request: PublishRequest, size: int) -> Ask[Any]:
 
 
 def encoded_answer(number: int, outcome: Any) -> bytes:
-    """One answer: a receipt, a response, or the problem that it met."""
+    """Encode one answer: a receipt, a response, or a problem."""
     if isinstance(outcome, PlainsongError):
         problem = problem_of(outcome)
         if outcome.retry_after_s is not None:
@@ -309,7 +309,7 @@ def _is_ready(put: Future[Any] | PlainsongError) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Begins the streams of this instance's topics."""
+    """Opens the streams of topics that this instance owns."""
 
     publishing: Publishing
     accounting: Accounting
@@ -317,12 +317,12 @@ class Streams:
     def begin(
         self, namespace: str, topic: str, request_id: str, held: Reservation, who: Identity = ANONYMOUS
     ) -> LocalStream:
-        """One stream, of a name that was let in. Raises InvalidName."""
+        """Open a stream for an authenticated client. Raises InvalidName."""
         del who
         return LocalStream(self.publishing, self.accounting, namespace, topic, request_id, held)
 
     async def refuse(self, request: Request) -> Answer:
-        """Refuses a request that is not for a WebSocket, whatever else it is. Raises InvalidParameter, InvalidName."""
+        """Refuse a request that is not a WebSocket upgrade. Raises InvalidParameter, InvalidName."""
         raise InvalidParameter(
             f"the stream of {request.name} is a WebSocket",
             hint="send Connection: Upgrade and Upgrade: websocket, over HTTP/1.1",

@@ -1,4 +1,4 @@
-"""Changes of a topic at its owner: made, or only looked at, and answered with what they come to, counted the same way."""
+"""Changes of a topic at its owner, and their dry runs: both count the effect in the same way."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 class TopicChanges:
     """Changes of topics, at their owner.
 
-    The topic says in the step of the change itself what it held then, and the rows are counted afterwards: those that
-    a change takes from readers stay in the store for the janitor. So no publish can come between count and change.
+    The topic returns its contents from the step that makes the change, and rows are counted afterwards: rows that a
+    change takes from readers stay in the store for the janitor. So no publish can arrive between count and change.
     """
 
     directory: Directory
@@ -139,7 +139,7 @@ class TopicChanges:
     async def _count(
         self, name: TopicName, change: TopicChange, effect: dict[str, Any], what: str, *, dry_run: bool
     ) -> list[str]:
-        """Adds how much a change removes or returns to ``effect``; the answer are its warnings."""
+        """Count the messages that a change removes or returns, into ``effect``; return warnings."""
         try:
             effect[what] = await self._messages(name, change.found)
         except (PlainsongError, StoreError, DamagedRow) as error:
@@ -147,7 +147,7 @@ class TopicChanges:
         return []
 
     async def _messages(self, name: TopicName, found: TopicStats) -> dict[str, object]:
-        """How much a span holds: exact where it is little enough to be looked at."""
+        """Count the messages of a span; exact if few enough to read them."""
         span = found.span
         if span.start >= span.until:
             return dict(NOTHING)
@@ -167,7 +167,7 @@ class TopicChanges:
 
 
 def _not_counted(name: TopicName, error: Exception, *, dry_run: bool) -> str:
-    """A change that was made is answered as made, also when its rows cannot be read. Raises ``error`` of a dry run."""
+    """Return the warning for a change whose rows could not be counted. Raises ``error`` for a dry run."""
     if dry_run:
         raise error
     log.warning("a change could not be counted", extra={"topic": str(name), "why": str(error)})
@@ -175,14 +175,14 @@ def _not_counted(name: TopicName, error: Exception, *, dry_run: bool) -> str:
 
 
 def _properties(metadata: Metadata) -> dict[str, str]:
-    """As ``GET`` shows them, without what no change of them can change."""
+    """Return the properties as ``GET`` shows them, without the generation, which a change of properties keeps."""
     shown = metadata.properties.shown(metadata.generation)
     del shown["generation"]
     return shown
 
 
 def _until(found: TopicStats, before_ms: int) -> TopicStats:
-    """What was published before a time."""
+    """Return the part that was published before a time."""
     bound = bound_at(max(0, before_ms))
     span = replace(found.span, until=min(found.span.until, bound))
     slices = []
@@ -190,7 +190,7 @@ def _until(found: TopicStats, before_ms: int) -> TopicStats:
         if one.last_ms < before_ms:
             slices.append(one)
         elif one.first_ms < before_ms:
-            # How much of it is meant only a look can tell; without one, at most all of it.
+            # Only reading it shows which part is meant; an estimate counts all of it.
             slices.append(one._replace(last_ms=before_ms - 1, own_expiry_ms=1))
     return TopicStats(span, tuple(slices))
 

@@ -1,4 +1,4 @@
-"""Metrics of single topics, on a route of their own: a scrape names the topics, so that labels have a bound."""
+"""Metrics of single topics, on a separate route: a scrape names its topics, so that the number of labels is bounded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from storage.base import Row
 
-#: Topics, and readers, that one scrape may have.
+#: Topics, and readers, in one scrape.
 MAX_TOPICS = 1_000
 MAX_READERS = 1_000
 #: Patterns in one ``match``.
@@ -40,10 +40,10 @@ class TopicMetrics:
     catalogue: Catalogue
     counting: Counting
     turn: trio.Lock = field(default_factory=trio.Lock)
-    """Scrapes take turns: each may look at many rows."""
+    """Serializes scrapes, since each may read many rows."""
 
     async def show(self, request: Request) -> Answer:
-        """Of the topics that ``match`` names. Raises InvalidParameter, StoreError."""
+        """Answer with the metrics of topics that ``match`` names. Raises InvalidParameter, StoreError."""
         patterns = parse_match(request.parameters("match").get("match", "*:*"))
         async with self.turn:
             figures = {
@@ -75,7 +75,7 @@ class TopicMetrics:
         )
 
     async def _readers(self, topics: set[TopicName]) -> list[ReaderSample]:
-        """Of all readers of these topics; only topics that have some are opened."""
+        """Return the samples of all readers of these topics. Opens only topics that have readers."""
         counting, now_ms = self.counting, self.catalogue.now_ms()
         named = {name: counting.named_readers.of(name, now_ms) for name in topics}
         busy = {name for name, readers in named.items() if readers} | (await self._with_kept(topics))
@@ -84,12 +84,12 @@ class TopicMetrics:
             try:
                 kept = {each.name: each.reader.position for each in await counting.directory.ask(name, ListReaders())}
             except PlainsongError:
-                continue  # it was deleted meanwhile, or cannot be loaded, which /readyz tells
+                continue  # deleted since the catalogue was read, or it cannot be loaded, which /readyz reports
             known += [(name, reader, position) for reader, position in kept.items()]
             known += [(name, reader, at.position) for reader, at in named[name].items() if reader not in kept]
             if len(known) > MAX_READERS:
                 raise _too_many("readers", len(known), MAX_READERS)
-        # Counts are exact as long as all of them together cost no more than those of one topic's statistics.
+        # Counts are exact if all of them together cost no more than the statistics of one topic.
         max_looks = MAX_LOOKS // max(1, len(known))
         samples = []
         for name, reader, position in known:
@@ -121,7 +121,7 @@ class TopicMetrics:
 
 
 def parse_match(text: str) -> list[Pattern]:
-    """The patterns of ``match``. Raises InvalidParameter."""
+    """Parse the patterns of ``match``. Raises InvalidParameter."""
     words = text.split(",")
     if len(words) > MAX_PATTERNS:
         raise InvalidParameter(f"match has {len(words)} patterns", hint=f"at most {MAX_PATTERNS}")

@@ -78,7 +78,7 @@ _OFFSETS = {
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """The routes that answer with numbers of one topic, without moving a payload."""
+    """The routes that count messages of one topic, without returning payloads."""
 
     directory: Directory
     store: Store
@@ -91,13 +91,13 @@ class Counting:
     max_wait_ms: int
     delete_grace_ms: int
     ownership: Ownership | None
-    """Who this instance is among others; None: it is alone."""
+    """None: there is only this instance."""
 
     async def stats(self, request: Request) -> Answer:
-        """What the topic holds now; with ``reader=<id>`` also what lies before a reader that read up to there.
+        """Answer with the topic's current figures; with ``reader=<id>`` also what a reader at that id has not read.
 
         Raises:
-          TopicNotFound, InvalidMessageId, StoreError: nothing happens by looking.
+          TopicNotFound, InvalidMessageId, StoreError: reading changes nothing.
         """
         name = request.name
         parameters = request.parameters("reader")
@@ -140,10 +140,10 @@ class Counting:
     async def before_reader(
         self, found: TopicStats, since: bytes, undecided: Sequence[PointerView], max_looks: int | None = None
     ) -> dict[str, Any]:
-        """What lies before a committed reader; without a transaction service, before one that reads everything.
+        """Count what a committed reader has not read; without a transaction service, one that reads everything.
 
         Args:
-          max_looks: rows that may be looked at; None: ``MAX_LOOKS``.
+          max_looks: rows that may be read; None: ``MAX_LOOKS``.
         """
         try:
             await fresh_for(self.transactions, "committed")
@@ -163,12 +163,12 @@ class Counting:
         }
 
     async def lag(self, request: Request) -> Answer:
-        """How far behind each reader is, of those that are kept and those that name themselves; or one of them.
+        """Answer with the lag of stored and of named readers, or of one of them.
 
-        With ``limit`` a page of them by name: each is counted, which takes its time where readers are many.
+        With ``limit`` it returns a page, sorted by name: counting takes time for each reader.
 
         Raises:
-          TopicNotFound, InvalidName, InvalidParameter, NotFound, StoreError: nothing happens by looking.
+          TopicNotFound, InvalidName, InvalidParameter, NotFound, StoreError: reading changes nothing.
         """
         name = request.name
         parameters = request.parameters("reader", "limit", "after")
@@ -183,7 +183,7 @@ class Counting:
             view.name: NamedReader(view.reader.position, view.reader.changed_ms, "")
             for view in await self.directory.ask(name, ListReaders())
         }
-        # The position that the daemon keeps counts.
+        # A stored position takes precedence.
         readers = dict(sorted(self.named_readers.of(name, found.span.now_ms).items())) | kept
         chosen = [*kept, *(each for each in readers if each not in kept)]
         if limit is not None:
@@ -191,7 +191,7 @@ class Counting:
             chosen = behind[:limit]
         if wanted is not None:
             chosen = [wanted] if wanted in readers else []
-        # Readers that keep up stand at the same few positions.
+        # Readers that keep up share a few positions.
         counted: dict[bytes, dict[str, Any]] = {}
         shown = [await self._lag_of(name, found, undecided, each, readers[each], counted) for each in chosen]
         if wanted is None and limit is None:
@@ -215,7 +215,7 @@ class Counting:
         at: NamedReader,
         counted: dict[bytes, dict[str, Any]],
     ) -> dict[str, Any]:
-        """The row of a reader; ``counted`` has the figures of positions that others stand at, and gets its own."""
+        """Return the row of a reader. ``counted`` caches the figures by position."""
         if at.position not in counted:
             counted[at.position] = await self._before(name, found, undecided, after(at.position))
         return {
@@ -230,7 +230,7 @@ class Counting:
     async def _before(
         self, name: TopicName, found: TopicStats, undecided: Sequence[PointerView], since: bytes
     ) -> dict[str, Any]:
-        """What lies before a reader, and how old the oldest of it is."""
+        """Count what a reader has not read, and the age of the oldest of it."""
         numbers = await self.before_reader(found, since, undecided)
         lag_ms = 0
         if numbers["visible"]:
@@ -245,7 +245,7 @@ class Counting:
         return 0 if core is None else len(core.parking)
 
     async def offsets(self, request: Request) -> Answer:
-        """The exclusive end, the count and the bytes of a bounded read, and bounds that cut it.
+        """Answer with the exclusive end, the count and the bytes of a bounded read, and bounds that split it.
 
         Raises:
           TopicNotFound, InvalidParameter, TransactionsUnavailable: nothing happened.
@@ -275,9 +275,9 @@ class Counting:
         )
 
     async def _measured(self, name: TopicName, read: PollRequest, waited_ms: int = 0) -> tuple[Span, Extent, bool]:
-        """An extent with messages, or an empty one when the time to wait is over or waiting is of no use.
+        """Return an extent with messages; an empty one after the deadline, or when waiting cannot help.
 
-        Last whether messages had expired between the start and all that was looked at.
+        The bool is True if messages had expired between the start and the end of all that was read.
         """
         since = read.since
         deadline_s = None
@@ -294,7 +294,7 @@ class Counting:
         parks = read.isolation != "committed"
         reader = None if parks else CommittedReader(self.transactions)
         while True:
-            # In this order, as for a poll: of what the view shows nothing stands behind the span.
+            # The same order as in a poll: all messages of transactions that the view shows lie in the span.
             mark = self.holds.mark
             view = view_for(self.transactions, None, read.transaction) if reader is None else await reader.view()
             alone = reader is not None and view is None
@@ -309,30 +309,30 @@ class Counting:
                 return span, extent, expired
             if extent.held is not None:
                 if read.transaction is not None:
-                    return span, extent, expired  # the snapshot never learns what becomes of the pointer
+                    return span, extent, expired  # a snapshot is fixed: the decision would not change it
                 await self.holds.wait(name, extent.held, extent.held_until_ms, mark, deadline_s)
                 if self.stopping.is_set():
                     return span, extent, expired
             elif parks and span.since >= span.until:
-                return span, extent, expired  # the topic had nothing for as long
+                return span, extent, expired  # the topic waited until the deadline, and had nothing
             elif not parks:
                 later = await self.directory.ask(name, Look(extent.end, read.end_before, deadline_s))
                 if later.since >= later.until:
                     return span, extent, expired
-            # All there was is expired or rolled back, or held until now: go on from there.
+            # Everything up to here is expired, rolled back, or was held until now.
             since = extent.end
 
     async def maintain(self, request: Request) -> Answer:
-        """From when on messages have expired, whose are invalid, and up to where producers' stamps are noted.
+        """Answer with the time before which messages have expired, the invalid pointers, and the snapshot of producers.
 
-        The topic writes its high-water mark and its snapshot of producers first, so all of it stays true.
+        The topic first writes its high-water mark and its snapshot of producers, so the answer stays true.
 
         Raises:
-          TopicNotFound, StoreError: nothing may be removed.
+          TopicNotFound, StoreError: remove nothing.
         """
         name = request.name
         as_number = longs(request.parameters("longs"))
-        with suppress(TransactionsUnavailable):  # the answer says then that it is not known
+        with suppress(TransactionsUnavailable):  # then ``invalid`` is null
             await self.transactions.fresh()
         described = await self.directory.ask(name, Describe())
         plan = await self.directory.ask(name, PlanCleaning(self.delete_grace_ms))
@@ -352,7 +352,7 @@ class Counting:
         )
 
     def _invalid(self, pointers: Sequence[PointerView]) -> list[int] | None:
-        """Of the pointers that the topic has messages of, those of invalid transactions; None: it is not known."""
+        """Return the pointers of invalid transactions among the topic's; None if unknown."""
         try:
             return sorted(each.pointer for each in pointers if self.transactions.standing(each.pointer) == "invalid")
         except TransactionsUnavailable:
@@ -360,7 +360,7 @@ class Counting:
 
 
 def offsets_wait_ms(request: Request) -> int:
-    """How long a request asks to wait; 0 where that cannot be read, which the handler refuses."""
+    """Return the wait that a request asks for; 0 if it cannot be decoded, which the handler refuses."""
     try:
         given: Any = request.json()
     except PlainsongError:
@@ -371,32 +371,32 @@ def offsets_wait_ms(request: Request) -> int:
 
 # --- counting --------------------------------------------------------------------------------------
 #
-# Counting messages from a position on: slices as the topic counted them, and a look at the few it cannot vouch for.
+# Messages from a position on are counted by slices, and by reading rows of the few slices that are not exact.
 #
-# The topic counts messages while it writes them, in slices of time. A slice is exact unless a part of it has
-# expired or lies before the position; only then are its rows looked at, and never more than ``MAX_LOOKS``.
+# The topic counts messages as it writes them, in slices of time. A slice is exact unless a part of it has expired or
+# lies before the position. Only then are its rows read, and never more than ``MAX_LOOKS``.
 
 
-#: Rows that one question may look at, and bytes of them.
+#: Rows, and their bytes, that one request may read.
 MAX_LOOKS = 100_000
 MAX_LOOK_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
 class Count:
-    """How much there is; ``estimated``: about so much, since looking closer would have taken too long."""
+    """A count; ``estimated``: approximate, because an exact one would take too long."""
 
     messages: int = 0
     bytes: int = 0
     expired: int = 0
-    """Messages among those looked at whose own time to live is over."""
+    """Messages, of those read, that have outlived their own ttl."""
     hidden: int = 0
-    """Messages behind the first undecided one."""
+    """Messages from the first undecided one on."""
     estimated: bool = False
 
 
 async def count_from(store: Store, stats: TopicStats, since: bytes, max_looks: int | None = None) -> Count:
-    """The living messages from the bound ``since`` on, undecided and rolled back ones included. Raises StoreError."""
+    """Count living messages from the bound ``since``, undecided and rolled-back ones included. Raises StoreError."""
     count = Count()
     room = _looks(max_looks)
     for counted in _apart(stats.slices):
@@ -422,10 +422,10 @@ async def count_for_reader(
     undecided: Sequence[PointerView],
     max_looks: int | None = None,
 ) -> Count:
-    """What a transactional reader at the bound ``since`` would get, and what is hidden from it.
+    """Count what a committed reader at the bound ``since`` would get, and what is hidden from it.
 
-    Exact where it is little enough to be looked at. Else the topic's own counts are taken: those know where the
-    first undecided row is, and not which messages have been rolled back. Raises StoreError.
+    Exact if few enough rows are ahead to read them. Otherwise estimated from the topic's own counts, which include the
+    first undecided row, but not which messages were rolled back. Raises StoreError.
     """
     ahead = [counted for counted in stats.slices if bound_at(counted.last_ms + 1) > since]
     few = sum(counted.messages for counted in ahead) <= _looks(max_looks)
@@ -436,7 +436,7 @@ async def count_for_reader(
     count = await count_from(store, stats, since, max_looks)
     hidden = 0
     for each in undecided:
-        # What is before the reader cannot be undecided: it would not have been passed.
+        # Undecided messages are never before the reader: it would not have passed them.
         ahead_of_reader = each.first is not None and each.first + NO_PAYLOAD_PART >= since
         if ahead_of_reader and view.verdict(each.pointer) is Verdict.HOLD:
             hidden = max(hidden, each.hidden)
@@ -449,9 +449,9 @@ async def count_for_reader(
 async def expired_from(
     store: Store, span: Span, since: bytes, view: View | None, max_looks: int | None = None
 ) -> tuple[int, bool]:
-    """Messages from ``since`` on that have outlived the topic's time to live and are not removed yet.
+    """Count messages from ``since`` on that have outlived the topic's ttl and are not removed yet.
 
-    The bool says that there are more of them than were counted. Raises StoreError.
+    The bool is True if there are more than were counted. Raises StoreError.
     """
     below = replace(span, since=since, until=min(span.until, bound_at(span.oldest_ms)), oldest_ms=0)
     tally = Tally(below, view, _looks(max_looks))
@@ -460,7 +460,7 @@ async def expired_from(
 
 
 async def newest_from(store: Store, span: Span) -> bytes | None:
-    """The id of the newest living message; None when there is none among the last ``MAX_LOOKS``. Raises StoreError."""
+    """Return the id of the newest living message; None if none is among the last ``MAX_LOOKS``. Raises StoreError."""
     newest = Newest(span, MAX_LOOKS)
     await walk_rows(store, newest)
     return newest.message_id
@@ -471,7 +471,7 @@ def _looks(most: int | None) -> int:
 
 
 def _apart(slices: Iterable[Slice]) -> list[Slice]:
-    """Slices that share no millisecond, as neighbours may after a shorter time to live made them shorter."""
+    """Merge slices that share a millisecond, as neighbours may after a shorter ttl made slices shorter."""
     apart: list[Slice] = []
     for one in slices:
         if apart and one.first_ms <= apart[-1].last_ms:

@@ -1,4 +1,4 @@
-"""Topics and namespaces: created, changed, shown, listed, deleted and undeleted."""
+"""Topics and namespaces: create, change, show, list, delete and undelete."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
     from storage.base import Row, Store
 
 A = TypeVar("A")
-#: What sorting and writing one name is worth, in bytes of JSON.
+#: Cost of sorting and writing one name, as bytes of JSON.
 _NAME_BYTES = 32
 
 
 class CreatorLocks:
-    """One lock for each name that creates topics just now."""
+    """A lock for each name that is creating topics."""
 
     def __init__(self) -> None:
         self._locks: dict[str, trio.Lock] = {}
 
     @asynccontextmanager
     async def of(self, name: str) -> AsyncIterator[None]:
-        """Holds the lock of a name."""
+        """Hold the lock of a name."""
         lock = self._locks.setdefault(name, trio.Lock())
         try:
             async with lock:
@@ -67,15 +67,15 @@ class CreatorLocks:
 
 
 class KeptNames:
-    """Lists of topics that were made, to be given again until a topic is created, changed or deleted.
+    """Recent lists of topics, reused until a topic is created, changed or deleted.
 
-    Nothing is kept where others write to the store, too.
+    Nothing is kept on a store that other instances write to.
     """
 
-    #: Bytes of all lists, and of one.
+    #: Bytes of all lists, and of the largest one that is kept.
     MAX_BYTES = 1 << 20
     MAX_LIST_BYTES = 256 << 10
-    #: What a list takes beside its bytes and the namespace's.
+    #: Memory of a list in addition to its bytes and the namespace's.
     LIST_BYTES = 512
 
     def __init__(self, store: Store) -> None:
@@ -86,15 +86,15 @@ class KeptNames:
 
     @property
     def number(self) -> int | None:
-        """The store's, which is another one once a topic has changed; None: it is not known."""
+        """The store's change number, which differs once any topic has changed; None if unknown."""
         return self._store.topics_number
 
     def get(self, namespace: str) -> bytes | None:
-        """The list as a body, if it is kept and no topic has changed since."""
+        """Return the list as a body, if it is kept and no topic has changed since."""
         return self._bodies.get(namespace) if self._number is not None and self._number == self.number else None
 
     def put(self, namespace: str, body: bytes, number: int | None) -> None:
-        """Keep a list that was read when the store's ``number`` was this one, or later."""
+        """Keep a list that was read when the store's change number was ``number``, or later."""
         if number is None or number != self.number or len(body) > self.MAX_LIST_BYTES:
             return
         if number != self._number:
@@ -112,14 +112,14 @@ class KeptNames:
 
 
 def refuse_to_create(request: Request) -> None:
-    """Raises Forbidden for a name that may not create the topic, and does not ask for one that is there."""
+    """Raises Forbidden if the name may not create topics, and the request is not for an existing one."""
     name = request.name
     if not request.rights.on_topic("admin", *name) and "ifNotExists=true" not in request.query:
         raise forbidden(request.who, "admin", str(name))
 
 
 def refused_here(endpoint: Endpoint) -> Endpoint:
-    """The same route; it is refused where it is asked, and not only by the topic's owner."""
+    """Wrap the route that creates topics: the instance asked refuses too, not only the topic's owner."""
     route, handler = endpoint
     if route.name != "create_topic":
         return endpoint
@@ -144,12 +144,12 @@ class Topics:
     policies: Policies
     default_ttl_s: int
     flat_properties: bool
-    """Whether a topic is shown as its properties alone, as the seed's clients expect."""
+    """True if a topic is shown as its properties alone, as the seed's clients expect."""
     changes: TopicChanges
     catalogue: Catalogue
     tasks: RequestTasks
     quotas: Quotas | None = None
-    """Of names; None: there are none."""
+    """Quotas of names; None if there are none."""
     creating: CreatorLocks = field(default_factory=CreatorLocks)
     kept_names: KeptNames = field(init=False)
 
@@ -157,9 +157,9 @@ class Topics:
         object.__setattr__(self, "kept_names", KeptNames(self.store))
 
     def create(self, request: Request, answered: Answered) -> None:
-        """A new topic, or with ``ifNotExists`` the one that is there and has the properties given.
+        """Create a topic; with ``ifNotExists`` accept an existing one with the same properties.
 
-        A topic that is there needs no right to create it. Answers TopicExists, InvalidProperty, Forbidden.
+        An existing topic needs no right to create it. Answers with TopicExists, InvalidProperty, Forbidden.
         """
         if self.quotas is not None:
             self.tasks.run(self._create, request, answered)
@@ -172,7 +172,7 @@ class Topics:
         self._put(name, ask, answered, lambda _: Answer(200))
 
     async def _create(self, request: Request) -> Answer:
-        """As ``create``, for names that have rights and quotas, and for a dry run."""
+        """As ``create``, with rights and quotas, and for dry runs."""
         name = request.name
         refuse_to_create(request)
         is_creator = request.rights.on_topic("admin", *name)
@@ -180,20 +180,20 @@ class Topics:
             raise forbidden(request.who, "admin", str(name))
         ask, parameters = self._asked_to_create(request)
         if not is_creator:
-            ask.dry_run = True  # whether it agrees is all that is left to say
+            ask.dry_run = True  # it exists: only compare the properties
             await self.directory.ask(name, ask)
             return Answer(200)
         async with self._one_more(request) as is_full:
             if is_full is not None and not (ask.if_not_exists and await self._is_there(name)):
                 raise is_full
-            ask.dry_run = is_full is not None  # it is there: whether it is equal is all that is left to say
+            ask.dry_run = is_full is not None  # it exists: only compare the properties
             if flag(parameters, "dryRun"):
                 return await self.changes.would_create(name, ask)
             await self.directory.ask(name, ask)
         return Answer(200)
 
     def _asked_to_create(self, request: Request) -> tuple[Create, dict[str, str]]:
-        """What is asked for, and the query. Raises InvalidParameter, InvalidProperty."""
+        """Return the request to the topic, and the query. Raises InvalidParameter, InvalidProperty."""
         parameters = request.parameters("ifNotExists", "dryRun")
         if_not_exists = flag(parameters, "ifNotExists")
         given = request.json()
@@ -202,14 +202,14 @@ class Topics:
         return Create(properties, if_not_exists, creator=_creator(request), given=names), parameters
 
     def _put(self, name: TopicName, ask: Ask[A], answered: Answered, answer: Callable[[A], Answer]) -> None:
-        """Ask the topic; ``answer`` makes the answer to the request of what it says."""
+        """Ask the topic; ``answer`` converts its result."""
         self.directory.put(name, ask, partial(answer_with, answered, answer))
 
     @asynccontextmanager
     async def _one_more(self, request: Request) -> AsyncIterator[QuotaExceeded | None]:
-        """Around what would give a name one topic more: the refusal, if it has as many as its quota allows.
+        """Yield the refusal if the name has reached its quota of topics; wrap what would create another one.
 
-        What one name creates comes one after the other, so that no two requests take the same last place.
+        Creations of one name run one after the other, so that two requests cannot both take the last place.
         """
         most = None if self.quotas is None else self.quotas.max_topics(request.who)
         if self.quotas is None or most is None:
@@ -227,7 +227,7 @@ class Topics:
         return True
 
     async def set_properties(self, request: Request) -> Answer:
-        """All properties replaced; an absent one has its default again. Answers what that came to.
+        """Replace all properties; a missing one gets its default. Answers with the effect.
 
         Raises:
           TopicNotFound, PreconditionFailed, InvalidProperty: nothing happened.
@@ -238,7 +238,7 @@ class Topics:
         return await self.changes.set_properties(request.name, ask)
 
     def show(self, request: Request, answered: Answered) -> None:
-        """The topic's name and properties, all of them strings, and whether producers are remembered; or TopicNotFound."""
+        """Answer with the topic's name, its properties as strings, and its deduplication; or TopicNotFound."""
         name = request.name
         request.parameters()
         self._put(name, Describe(), answered, partial(self._answer_with, name))
@@ -248,7 +248,7 @@ class Topics:
         return json_answer(self._shown(name, metadata), headers=[("ETag", metadata.etag)])
 
     async def remove(self, request: Request) -> Answer:
-        """The topic and its messages are gone for every reader; answers what that came to.
+        """Delete the topic and its messages for every reader. Answers with the effect.
 
         Raises:
           TopicNotFound, PreconditionFailed: nothing happened.
@@ -257,7 +257,7 @@ class Topics:
         return await self.changes.remove(request.name, Remove(if_match_of(request), dry_run))
 
     async def undelete(self, request: Request) -> Answer:
-        """The deleted topic is back, with its messages; answers the topic, and what that came to.
+        """Restore the deleted topic, with its messages. Answers with the topic and the effect.
 
         Raises:
           TopicExists, TopicNotFound, PartlyCleaned, PreconditionFailed, QuotaExceeded: nothing happened.
@@ -278,9 +278,9 @@ class Topics:
         return {"name": name.topic, "properties": properties, "deduplication": effective}
 
     def list_names(self, request: Request, answered: Answered) -> None:
-        """The names of the namespace's topics, sorted, read from the store without opening any of them.
+        """Answer with the names of the namespace's topics, sorted, without opening any of them.
 
-        With ``deleted=true`` those that were deleted, with what they held.
+        With ``deleted=true`` list deleted topics and their contents.
         """
         if not request.query and request.rights.on_namespace("inspect", request.namespace):
             body = self.kept_names.get(request.namespace)
@@ -312,7 +312,7 @@ class Topics:
         await self.store.scan(Table.METADATA, start, stop, take, first_chunk=1000)
         if not is_whole:
             names = [each for each in names if request.rights.any_on_topic(namespace, each)]
-        # Keys end in a colon, which sorts after digits and hyphens: their order is not that of the names.
+        # Not the order of keys: they end in a colon, which sorts after digits and hyphens.
         answer = await off_loop(len(names) * _NAME_BYTES, JSON, lambda: json_answer(sorted(names)))
         if is_whole and isinstance(answer.body, bytes):
             self.kept_names.put(namespace, answer.body, number)
@@ -320,16 +320,16 @@ class Topics:
 
 
 def _creator(request: Request) -> str:
-    """The name that a new topic is counted for; empty: nobody was asked for one."""
+    """Return the name that a new topic counts against; empty without authentication."""
     return "" if request.who == ANONYMOUS else request.who.name
 
 
-#: One entity tag; what a proxy made weak matches nothing.
+#: One entity tag. Weak tags, as made by proxies, match nothing.
 _ETAG = re.compile(r'\s*(?:W/)?("[\x21\x23-\x7e]*")\s*(?:,|$)')
 
 
 def if_match_of(request: Request) -> frozenset[str] | None:
-    """The etags of ``If-Match``; None: any state will do. Raises InvalidParameter."""
+    """Return the etags of ``If-Match``; None if any state will do. Raises InvalidParameter."""
     given = request.headers.get("if-match")
     if given is None or given.strip() == "*":
         return None
@@ -348,7 +348,7 @@ def _lives(row: Row) -> bool:
     try:
         return not Metadata.is_of_deleted(row[1]) or Metadata.decode(row[1]).deleted_ms is None
     except DamagedRow:
-        return True  # it is there, and asking for it says what is wrong with it
+        return True  # list it: a request for the topic reports the damage
 
 
 # --- namespaces ------------------------------------------------------------------------------------
@@ -362,21 +362,21 @@ class NamespaceRoutes:
     policies: Policies
 
     async def list_names(self, request: Request) -> Answer:
-        """The namespaces that have a topic or properties, sorted. Raises StoreError."""
+        """Answer with the namespaces that have a topic or properties, sorted. Raises StoreError."""
         request.parameters()
         return json_answer([each for each in await self.namespaces.names() if request.rights.within(each)])
 
     async def show(self, request: Request) -> Answer:
-        """What a namespace says; one without properties has the defaults. Raises InvalidName."""
+        """Answer with a namespace's properties; one without any has the defaults. Raises InvalidName."""
         namespace = request.namespace
         request.parameters()
         return self._shown(namespace)
 
     async def put(self, request: Request) -> Answer:
-        """All properties replaced, durable and in force when this is answered.
+        """Replace all properties; durable and in force when answered.
 
         Raises:
-          InvalidProperty: nothing happened. StoreError: it is not known.
+          InvalidProperty: nothing happened. StoreError: the outcome is unknown.
         """
         namespace = request.namespace
         if flag(request.parameters("dryRun"), "dryRun"):
@@ -390,7 +390,7 @@ class NamespaceRoutes:
             {
                 "name": namespace,
                 "properties": self.namespaces.properties(namespace),
-                # What holds for a topic of it that says nothing itself.
+                # For a topic of it that inherits the setting.
                 "deduplication": self.policies.shown(TopicName(namespace, ""), "inherit"),
             }
         )
@@ -398,14 +398,14 @@ class NamespaceRoutes:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Whether topics remember producers, and who said so."""
+    """The effective deduplication of topics."""
 
     namespaces: Namespaces
     default: bool
     """``deduplication.default``."""
 
     def shown(self, name: TopicName, own: Deduplication) -> dict[str, Any]:
-        """Whether a topic remembers producers, and who said so."""
+        """Return the effective deduplication of a topic, and the level that set it."""
         policy = self.namespaces.policy(name.namespace)
         found = effective_policy(name, own, policy, default=self.default)
         return {"enabled": found.enabled, "level": found.level}

@@ -1,4 +1,4 @@
-"""The routes of the transaction service: begin, prepare, commit, abort, and what operators ask and change."""
+"""The routes of the transaction service: begin, prepare, commit, abort, and the routes for operators."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _BEGIN: Mapping[str, tuple[str, Kind]] = {
 _PREPARE: Mapping[str, tuple[str, Kind]] = {"changes": ("changes", values.list_of(values.binary))}
 #: Room for some ten thousand ids.
 MAX_TRUNCATE_BYTES = 256 << 10
-#: Room for the snapshot of a transaction that others crowd around.
+#: Room for the snapshot of a transaction with very many concurrent ones.
 MAX_SNAPSHOT_BODY_BYTES = 16 << 20
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000
@@ -77,7 +77,7 @@ _TRUNCATE = {
     "ids": ("ids", values.list_of(values.pointer)),
     "beforeMs": ("before_ms", values.int64),
 }
-#: How long topics are asked for what the end of a transaction comes to, and how many at once.
+#: How long topics may take to report the effect of ending a transaction, and how many are asked at once.
 COUNT_TIMEOUT_S = 2.0
 _TOPICS_AT_ONCE = 16
 _CHECKPOINT = {"snapshot": ("snapshot", values.nullable(values.binary))}
@@ -93,10 +93,10 @@ class TransactionRoutes:
     pointers: PointerIndex
     tasks: RequestTasks
     quotas: Quotas | None = None
-    """Of names; None: there are none."""
+    """Quotas of names; None if there are none."""
 
     def begin(self, request: Request, answered: Answered) -> None:
-        """A new transaction; an empty body asks for a short one. Answers as ``TransactionService.begin`` raises."""
+        """Begin a transaction, a short one by default. Answers with errors as ``TransactionService.begin``."""
         transactions, as_number = self.embedded(), numbers(request.query)
         given = fields_of(_small(request.body), _BEGIN) if request.body.strip() else {}
         given = {name: value for name, value in given.items() if value is not None}
@@ -117,7 +117,7 @@ class TransactionRoutes:
             begun(error)
 
     def prepare(self, request: Request, answered: Answered) -> None:
-        """What the transaction changed; conflicts are found here first. Answers as ``TransactionService.prepare`` raises."""
+        """Record the changes and check for conflicts. Answers with errors as ``TransactionService.prepare``."""
         as_number, transaction_id = self._numbers(request), self._own(request)
         if len(request.body) > LOOP_BYTES:
             self.tasks.run(self._read_and_prepare, request, answered)
@@ -125,7 +125,7 @@ class TransactionRoutes:
         self._prepare(transaction_id, as_number, _changes(request.body), answered)
 
     async def _read_and_prepare(self, request: Request) -> Answer:
-        """What takes long to decode is decoded by a thread."""
+        """Decode a large body in a thread, then prepare."""
         changes = await off_loop(len(request.body), JSON, partial(_changes, request.body))
         as_number, transaction_id = self._numbers(request), self._own(request)
         return await answer_of(lambda _, answered: self._prepare(transaction_id, as_number, changes, answered), request)
@@ -136,13 +136,13 @@ class TransactionRoutes:
         self._put(ask, answered, lambda _: prepared)
 
     def commit(self, request: Request, answered: Answered) -> None:
-        """Make all of it visible; asked again it says so again. Answers as ``TransactionService.commit`` raises."""
+        """Commit; idempotent. Answers with errors as ``TransactionService.commit``."""
         as_number = self._numbers(request)
         refuse_body(request.body)
         self._put(Commit(self._own(request)), answered, partial(decided_answer, as_number=as_number))
 
     def abort(self, request: Request, answered: Answered) -> None:
-        """Roll back all of it; the state says what it came to. Answers as ``TransactionService.abort`` raises."""
+        """Abort; the answer's state is the outcome. Answers with errors as ``TransactionService.abort``."""
         if "dryRun" in request.query or wants_representation(request.headers.get("prefer", "")):
             self.tasks.run(self._abort_and_say, request, answered)
             return
@@ -154,12 +154,12 @@ class TransactionRoutes:
         return await self._end(request, "transaction.abort", "aborted", self.embedded().abort)
 
     def _numbers(self, request: Request) -> Numbers:
-        """How pointers are to be written. Raises as ``embedded``, and InvalidParameter."""
+        """Return the format of pointers in the answer. Raises as ``embedded``, and InvalidParameter."""
         self.embedded()
         return numbers(request.query)
 
     def _put(self, ask: Ask[A], answered: Answered, answer: Callable[[A], Answer]) -> None:
-        """Ask the service; ``answer`` makes the answer to the request of what it says. Raises as ``Mailbox.put``."""
+        """Ask the service; ``answer`` converts its result. Raises as ``Mailbox.put``."""
         transactions = self.embedded()
         if transactions.has_loaded:
             transactions.put(ask, partial(answer_with, answered, answer))
@@ -167,7 +167,7 @@ class TransactionRoutes:
             self.tasks.settle(partial(transactions.ask, ask), partial(answer_with, answered, answer))
 
     async def list_all(self, request: Request) -> Answer:
-        """Transactions, oldest first: those in progress and invalid, or those of one state."""
+        """List transactions, oldest first: in progress and invalid, or those of one state."""
         parameters = request.parameters("state", "limit", "after", "longs")
         after = 0 if "after" not in parameters else parse_transaction_id(parameters["after"])
         state: State | None = None
@@ -179,7 +179,7 @@ class TransactionRoutes:
         return json_answer([_shown(_seen(status, request), as_number) for status in found])
 
     async def show(self, request: Request) -> Answer:
-        """What is known of one transaction, also when it has been decided; of others the state is ``unknown``."""
+        """Show a transaction, also a decided one; the state of one that is not remembered is ``unknown``."""
         as_number = numbers(request.query)
         transaction_id = parse_transaction_id(request.path["transaction"])
         status = await self.embedded().look(transaction_id, partial(_sees, request))
@@ -192,11 +192,11 @@ class TransactionRoutes:
         )
 
     async def invalidate(self, request: Request) -> Answer:
-        """Hide it for ever, without waiting for any topic. Raises TransactionNotFound, TransactionNotInProgress."""
+        """Hide it forever, without waiting for any topic. Raises TransactionNotFound, TransactionNotInProgress."""
         return await self._end(request, "transaction.invalidate", "invalid", self.embedded().invalidate)
 
     def checkpoint(self, request: Request, answered: Answered) -> None:
-        """A new write pointer for the same transaction, or TransactionNotFound, TransactionNotInProgress."""
+        """Add a write pointer to the transaction. Answers with TransactionNotFound, TransactionNotInProgress."""
         as_number = numbers(request.query)
         transaction_id = self._own(request)
         snapshot = request.fields(_CHECKPOINT).get("snapshot")
@@ -207,7 +207,7 @@ class TransactionRoutes:
         self._put(ask, answered, partial(begun_answer, as_number=as_number))
 
     async def truncate(self, request: Request) -> Answer:
-        """Take transactions off the invalid list, by id or by age, after rolling back what is left of them."""
+        """Remove transactions from the invalid list, by id or by age, after rolling back their remaining messages."""
         dry_run = flag(request.parameters("dryRun"), "dryRun")
         given = request.fields(_TRUNCATE)
         if len(given) != 1:
@@ -235,10 +235,10 @@ class TransactionRoutes:
     async def _end(
         self, request: Request, action: str, becomes: State, decide: Callable[[int], Awaitable[Decision]]
     ) -> Answer:
-        """End a transaction, or with ``dryRun`` only say what that would take from readers, and let them have.
+        """End a transaction; with ``dryRun`` only report which messages it would remove and which it would release.
 
-        ``Prefer: return=representation`` asks the change itself to say so too. Programs abort their own transactions
-        all the time, and do not want their topics asked for it.
+        With ``Prefer: return=representation`` the change reports them too. It is not the default: programs abort their
+        own transactions all the time, and counting asks every topic involved.
         """
         parameters = request.parameters("longs", "dryRun")
         as_number, dry_run = longs(parameters), flag(parameters, "dryRun")
@@ -263,7 +263,7 @@ class TransactionRoutes:
         )
 
     async def _effect(self, status: TransactionStatus) -> tuple[dict[str, Any], list[str]]:
-        """What the end of a transaction takes from readers, and what it releases; and what could not be counted."""
+        """Return what the end of a transaction removes and releases, and warnings for topics that were not counted."""
         found: dict[TopicName, tuple[int, int]] = {}
         limit = trio.CapacityLimiter(_TOPICS_AT_ONCE)
 
@@ -272,7 +272,7 @@ class TransactionRoutes:
                 try:
                     undecided = await self.ask_topic(name, ListPointers())
                 except PlainsongError:
-                    return  # deleted, or away
+                    return  # deleted, or unavailable
             mine = [each for each in undecided if each.pointer in status.pointers]
             found[name] = sum(each.messages for each in mine), _released(undecided, mine)
 
@@ -291,7 +291,7 @@ class TransactionRoutes:
         return effect, [f"{each} does not answer: its messages are not counted" for each in names if each not in found]
 
     async def pruning(self, request: Request) -> Answer:
-        """What an operator needs for pruning the invalid list by hand, and why nothing is pruned by itself."""
+        """Answer with the figures for pruning the invalid list by hand, and why it is not pruned automatically."""
         parameters = request.parameters("limit", "longs")
         limit, as_number = _limit(parameters), longs(parameters)
         invalids = self.authority.invalids
@@ -309,13 +309,13 @@ class TransactionRoutes:
         return json_answer({**_figures(figures, limit, as_number), "keptBecause": kept_because})
 
     def _own(self, request: Request) -> int:
-        """The id of the transaction in the path, which the name began that asks, or may end for others.
+        """Return the id of the transaction in the path, if the client began it or may end others' transactions.
 
-        Any pointer of it will do: readers that are held are told the one that holds them, perhaps a checkpoint's.
+        Any of its pointers will do: a held reader reports the pointer that holds it, perhaps a checkpoint's.
 
         Raises:
-          InvalidParameter: it is no id. Forbidden: it is another's.
-          TransactionsUnavailable, NoOwner: it is not known whose it is.
+          InvalidParameter: it is not an id. Forbidden: the transaction was begun by another name.
+          TransactionsUnavailable, NoOwner: its owner cannot be determined.
         """
         transaction_id = self._known(request)
         refuse_others(self.embedded(), request, transaction_id, "operate", "service")
@@ -326,10 +326,10 @@ class TransactionRoutes:
         return self.embedded().id_of(pointer)
 
     def embedded(self) -> TransactionService:
-        """The daemon's own service.
+        """Return the daemon's own service.
 
         Raises:
-          NoOwner: it is another instance's now. TransactionsUnavailable: there is none; the text says who decides.
+          NoOwner: another instance has it now. TransactionsUnavailable: there is none; the error says who decides.
         """
         if self.authority.embedded is not None:
             return self.authority.embedded
@@ -344,9 +344,9 @@ class TransactionRoutes:
 
 
 def refuse_others(service: TransactionService, request: Request, pointer: int, verb: Verb, target: str) -> None:
-    """Raises Forbidden when a pointer's transaction is another's, unless the name may ``operate`` on the service.
+    """Raises Forbidden if another name began the transaction, unless the client may ``operate`` on the service.
 
-    One that nobody here remembers is nobody's: what is asked about it is answered as ever.
+    A transaction that is not remembered has no owner, and is not refused.
     """
     if request.who != ANONYMOUS and not request.rights.on_service("operate"):
         owner = service.owner_of(pointer)
@@ -355,7 +355,7 @@ def refuse_others(service: TransactionService, request: Request, pointer: int, v
 
 
 def _seen(status: TransactionStatus, request: Request) -> TransactionStatus:
-    """What the name may see of a transaction: all of its own, and of others' no client, no name, and no topic of others."""
+    """Remove the client id and the name from another's transaction, unless the requester may inspect the service."""
     if _is_shown(request, status):
         return status
     return replace(status, client_id=None, owner=None)
@@ -366,7 +366,7 @@ def _is_shown(request: Request, status: TransactionStatus) -> bool:
 
 
 def _sees(request: Request, status: TransactionStatus, name: TopicName) -> bool:
-    """True if a name may see that a transaction has messages in a topic, and how many they hide."""
+    """True if the client may see that a transaction has messages in a topic, and how many they hide."""
     return _is_shown(request, status) or request.rights.any_on_topic(*name)
 
 
@@ -377,7 +377,7 @@ def _changes(body: bytes) -> list[bytes]:
 
 
 class Numbers:
-    """How write pointers are written in an answer."""
+    """The format of write pointers in an answer."""
 
     __slots__ = ("as_strings",)
 
@@ -385,7 +385,7 @@ class Numbers:
         self.as_strings = as_strings
 
     def __call__(self, pointer: int) -> int | str:
-        """The pointer as a JSON value."""
+        """Return the pointer as a JSON value."""
         return str(pointer) if self.as_strings else pointer
 
 
@@ -393,17 +393,17 @@ _AS_NUMBERS, _AS_STRINGS = Numbers(False), Numbers(True)
 
 
 def numbers(query: str) -> Numbers:
-    """What ``?longs=`` asks for; no other parameter is known. Raises InvalidParameter."""
+    """Parse a query that may have only ``longs``. Raises InvalidParameter."""
     return longs(parse_query(query, ("longs",))) if query else _AS_NUMBERS
 
 
 def longs(parameters: dict[str, str]) -> Numbers:
-    """What the parameter ``longs`` asks for. Raises InvalidParameter."""
+    """Return the format that the parameter ``longs`` asks for. Raises InvalidParameter."""
     return _AS_STRINGS if one_of(parameters, "longs", ("number", "string"), "number") == "string" else _AS_NUMBERS
 
 
 def parse_transaction_id(text: str) -> int:
-    """The id in a path. Raises InvalidParameter."""
+    """Parse the id in a path. Raises InvalidParameter."""
     if text.isascii() and text.isdigit() and len(text) <= MAX_ID_DIGITS and 0 < int(text) < 1 << 63:
         return int(text)
     raise InvalidParameter(
@@ -412,20 +412,20 @@ def parse_transaction_id(text: str) -> int:
 
 
 def refuse_body(body: bytes) -> None:
-    """Raises for fields, of which these routes know none: ignoring one could break a promise its sender believes in."""
+    """Raises for any field in the body: ignoring one could break a guarantee that the client relies on."""
     if body.strip():
         fields_of(_small(body), {})
 
 
 def _small(body: bytes) -> dict[str, Any]:
-    """The object in a body that only says what to do. Raises BodyTooLarge, MalformedBody."""
+    """Parse the object in a short body. Raises BodyTooLarge, MalformedBody."""
     if len(body) > SMALL_BODY_BYTES:
         raise BodyTooLarge(f"a body here may have {SMALL_BODY_BYTES} bytes", hint="this route takes no messages")
     return parse_object(body)
 
 
 def begun_answer(begun: Begun, as_number: Numbers) -> Answer:
-    """A transaction with what its client needs."""
+    """Return the answer to begin and checkpoint."""
     transaction = begun.transaction
     return _json(
         {
@@ -444,7 +444,7 @@ def _json(value: dict[str, Any]) -> Answer:
 
 
 def decided_answer(decision: Decision, as_number: Numbers) -> Answer:
-    """What a transaction is now."""
+    """Return the answer with a transaction's new state."""
     return _json({"id": as_number(decision.transaction_id), "state": decision.state})
 
 
@@ -458,7 +458,7 @@ def _limit(parameters: dict[str, str]) -> int:
 
 
 def _becomes(status: TransactionStatus, wanted: State) -> State:
-    """What a transaction would be after an abort or an invalidation.
+    """Return the state of a transaction after an abort or an invalidation.
 
     Raises:
       TransactionNotFound, TransactionNotInProgress: as the change itself.
@@ -467,12 +467,12 @@ def _becomes(status: TransactionStatus, wanted: State) -> State:
         raise TransactionNotFound(f"transaction {status.transaction_id} is not known")
     if status.state == "committed" or (status.state == "aborted" and wanted != "aborted"):
         raise TransactionNotInProgress(f"transaction {status.transaction_id} is {status.state}")
-    # Long transactions stay on the invalid list, since Tephra keeps theirs there.
+    # Long transactions stay on the invalid list, as in Tephra.
     return "invalid" if status.type is TransactionType.LONG and status.state != "aborted" else wanted
 
 
 def _released(undecided: Sequence[PointerView], mine: Sequence[PointerView]) -> int:
-    """Messages of others that committed readers could have once these pointers are decided."""
+    """Return how many messages of others committed readers could read once these pointers are decided."""
     holders = [each for each in undecided if each.hidden and not each.rolled_back]
     hidden = max((each.hidden for each in holders), default=0)
     others = max((each.hidden for each in holders if each not in mine), default=0)

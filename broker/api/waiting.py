@@ -1,4 +1,4 @@
-"""Requests that wait for long, and streams of events, are looked at again when their name's credential or grants change."""
+"""Wrappers of routes: long waits end when credentials or grants are revoked, and costs are charged to quotas."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from plainsong.protocol.errors import PlainsongError
 
 _FORBIDDEN = status_of(Forbidden())
-#: The frequent routes, whose handlers refuse no name.
+#: The frequent routes, whose handlers never refuse a name.
 _NEVER_REFUSE = PUBLISHES | {"poll"}
 
 
 def looked_at_again(endpoint: Endpoint, guard: Guard, *, counts: bool = True) -> Endpoint:
-    """The same route; when whoever waits at it may no more, the answer says so within the time of a reload.
+    """Wrap a route: if the client loses its rights while it waits, the request ends with the error within one reload.
 
     Args:
-      counts: whether those that wait are counted here, and not by the process that answers.
+      counts: count waiting requests here; False: the process that answers counts them.
     """
     route, handler = endpoint
     streams = EVENT_STREAM in route.answer_types
@@ -54,7 +54,7 @@ def looked_at_again(endpoint: Endpoint, guard: Guard, *, counts: bool = True) ->
 
 
 class _Waits:
-    """A request that waits: it ends when its name may no more."""
+    """A waiting request, which ends when its client is no longer allowed to wait."""
 
     __slots__ = ("_answered", "_endpoint", "_guard", "_hold", "_is_answered", "_request", "_streams", "_unpark")
 
@@ -78,7 +78,7 @@ class _Waits:
         self._is_answered = False
 
     def begin(self) -> None:
-        """The handler has returned: if it has not answered, the request waits from now on."""
+        """Start waiting, unless the handler has answered before it returned."""
         if self._is_answered:
             return
         request, guard = self._request, self._guard
@@ -89,7 +89,7 @@ class _Waits:
         guard.hold(hold)
 
     def answered(self, outcome: Answer | Exception) -> None:
-        """Give the answer, or the reason why the name may have none any more."""
+        """Send the answer; for a request that was cancelled by the guard, the guard's error."""
         self._is_answered = True
         hold = self._hold
         if hold is not None:
@@ -109,14 +109,14 @@ class _Waits:
 
 
 def _nothing() -> None:
-    """Ends what was not counted."""
+    """End a wait that was not counted."""
 
 
 def _parked(guard: Guard, endpoint: Endpoint, request: Request) -> Callable[[], None]:
-    """Counts a request that waits, and a stream of events, among the polls of its name; the function that ends it.
+    """Count a waiting request or an event stream as a parked poll of its name; return the function that ends it.
 
     Raises:
-      QuotaExceeded: noted already.
+      QuotaExceeded: already recorded.
     """
     wait_ms = endpoint.route.wait_ms
     if wait_ms is not None and not wait_ms(request):
@@ -130,13 +130,13 @@ def _parked(guard: Guard, endpoint: Endpoint, request: Request) -> Callable[[], 
 
 
 def refusals_noted(endpoint: Endpoint, guard: Guard, *, recorded: bool = False) -> Endpoint:
-    """The same route; what its handler refuses a name is noted, wherever that was found out.
+    """Wrap a route: refusals made by its handler are recorded, whichever instance made them.
 
-    Whose a transaction is, and how many a name has open, only its owner can say; what is refused for the route and the
-    path alone, the guard has noted before.
+    Only the owner knows who began a transaction, and how many a name has open. Refusals by route and path alone were
+    recorded by the guard.
 
     Args:
-      recorded: the audit has a record of the request itself, whatever becomes of it.
+      recorded: the audit records the request itself, whatever its outcome.
     """
     route, handler = endpoint
     if not guard.required or route.name in _NEVER_REFUSE:
@@ -168,9 +168,9 @@ def _place(request: Request) -> tuple[str, str]:
 
 
 def metered(endpoint: Endpoint, guard: Guard) -> Endpoint:
-    """The same route; what its requests turn out to cost is owed to the quotas of whoever sent them.
+    """Wrap a route: costs that are known only after a request are charged to its quotas.
 
-    Pages are as short as what is left of ``poll_bytes_per_s``; a stream of events waits until it has paid for what it sent.
+    Pages are limited to the rest of ``poll_bytes_per_s``; an event stream waits until its debt is paid.
     """
     route, handler = endpoint
     if not guard.required or route.name not in PUBLISHES | POLLS:
@@ -180,7 +180,7 @@ def metered(endpoint: Endpoint, guard: Guard) -> Endpoint:
     def owe(request: Request) -> None:
         namespace, topic = _place(request)
         quotas.owe(request.who, namespace, topic, "publish_messages_per_s", request.messages)
-        # Its Content-Length was taken when the request was let in; a compressed body has become more since.
+        # Content-Length was charged when the request was admitted; a compressed body is larger.
         length = request.headers.get("content-length", "")
         taken_bytes = int(length) if length.isascii() and length.isdigit() else 0
         quotas.owe(request.who, namespace, topic, "publish_bytes_per_s", max(0, len(request.body) - taken_bytes))
@@ -225,11 +225,11 @@ def metered(endpoint: Endpoint, guard: Guard) -> Endpoint:
 
 
 class _Metered:
-    """A stream whose bytes are owed as they leave; a ``BodyStream``.
+    """A ``BodyStream`` whose bytes are charged as they are sent.
 
     Args:
-      pause_s: takes what a piece costs, and says how long the next has to wait.
-      waits: whether it does; the answer to a poll is not held up, and the next poll waits.
+      pause_s: charges a piece, and returns how long the next one has to wait.
+      waits: delay the next piece; False for the answer to a poll, where the next poll waits instead.
     """
 
     def __init__(self, body: BodyStream, pause_s: Callable[[int], float], *, waits: bool) -> None:
@@ -248,7 +248,7 @@ class _Metered:
             await trio.sleep(pause_s)
             self._left_s -= pause_s
             if self._left_s > 0:
-                return PING  # its reader is not to take the pause for the end
+                return PING  # so that the client does not take the pause for the end
         piece = await anext(self._chunks)
         self._left_s = self._pause_s(len(piece))
         return piece
@@ -258,7 +258,7 @@ class _Metered:
 
 
 class _Events:
-    """A stream of events that ends with an event ``error`` when its reader may no more; a ``BodyStream``."""
+    """A ``BodyStream`` of events that ends with an event ``error`` when its client loses its rights."""
 
     def __init__(
         self, body: BodyStream, guard: Guard, request: Request, endpoint: Endpoint, unpark: Callable[[], None]
@@ -274,7 +274,7 @@ class _Events:
         guard.hold(self._hold)
 
     def _end(self, problem: PlainsongError) -> None:
-        del problem  # the hold has it
+        del problem  # also in the hold
         if self._waiting is not None:
             self._waiting.cancel()
 
@@ -288,12 +288,12 @@ class _Events:
             with trio.CancelScope() as self._waiting:
                 return await anext(self._chunks)
         problem = self._hold.problem
-        assert problem is not None  # nothing else cancels the scope
+        assert problem is not None  # only a problem cancels the scope
         self._told = True
         return b"event: error\ndata: %b\n\n" % json.dumps(problem_of(problem), ensure_ascii=False).encode()
 
     async def aclose(self) -> None:
-        """Ends it, and what it reads from."""
+        """Close the stream and its source."""
         self._guard.release(self._hold)
         self._unpark()
         await self._body.aclose()

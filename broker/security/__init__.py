@@ -1,1 +1,1 @@
-"""Who asks, and what they may: identities, tokens, grants, quotas. The rules are pure; files and clocks stand apart."""
+"""Authentication and authorization: identities, tokens, grants, quotas. The rules are free of I/O and clocks."""

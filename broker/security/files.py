@@ -1,4 +1,4 @@
-"""The files of security on disk: read only where nobody else can write them, written whole or not at all."""
+"""Files of the security settings: refused if other users can write them, and replaced atomically."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class UnsafeFile(OSError):
-    """A file that somebody else could write; it was not read."""
+    """A file that other users could write; it was not read."""
 
 
 class Stamp(NamedTuple):
-    """What tells a file from the one that was there before."""
+    """Identifies a version of a file."""
 
     inode: int
     size: int
@@ -28,7 +28,7 @@ class Stamp(NamedTuple):
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """The stamp of a file; None: there is none that can be seen."""
+    """Return the stamp of a file; None if it does not exist or cannot be accessed."""
     try:
         found = path.stat()
     except OSError:
@@ -37,12 +37,12 @@ def stamp_of(path: Path) -> Stamp | None:
 
 
 def read_guarded(path: Path, max_bytes: int, *, secret: bool = False) -> tuple[bytes, Stamp]:
-    """A file's content and its stamp.
+    """Return a file's content and its stamp.
 
     Raises:
-      UnsafeFile: its owner is neither this process's user nor root, or its group or others may write it; or others may
-        read it, where it is ``secret``.
-      OSError: it cannot be read, or has more than ``max_bytes``.
+      UnsafeFile: it is owned by neither this process's user nor root, or writable by its group or others; or, with
+        ``secret``, readable by others; or it has more than ``max_bytes``.
+      OSError: it cannot be read.
     """
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
@@ -62,7 +62,7 @@ def read_guarded(path: Path, max_bytes: int, *, secret: bool = False) -> tuple[b
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds the lock beside ``path`` that all who change it take; waits for it."""
+    """Hold the lock file next to ``path``, which every process that changes ``path`` takes; wait for it."""
     descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -72,14 +72,14 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write_guarded(path: Path, data: bytes) -> None:
-    """Replaces ``path`` by a file of ``data``, durably: a reader sees the old one or the new one. Raises OSError."""
+    """Replace ``path`` durably and atomically. Raises OSError."""
     path = path.resolve()
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o600
     replace_file(path, data, mode=mode)
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Makes a file of ``text`` that only its owner can read. Raises FileExistsError: it is never replaced."""
+    """Create a file that only its owner can read. Raises FileExistsError: an existing one is never replaced."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text + "\n")

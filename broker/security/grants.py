@@ -1,6 +1,6 @@
-"""The grants file: which names may do what on which topics, and how much. Pure: text in, tables out.
+"""The grants file: rights of names on topics, and quotas. Free of I/O: text in, tables out.
 
-A fault anywhere refuses the whole file, with its line and column: half of a grants file is a different policy.
+Any error rejects the whole file, with its line and column: half of a grants file would be a different policy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 MAX_LINES = 100_000
 MAX_FILE_BYTES = 64 << 20
-#: The namespace that no ``*`` reaches.
+#: The namespace that no ``*`` matches.
 SYSTEM = "system"
 SERVICE = "service"
 EVERYBODY = "*"
@@ -30,7 +30,7 @@ _PATTERN = re.compile(r"([A-Za-z0-9_]{1,255}|[A-Za-z0-9_]{0,255}\*):([A-Za-z0-9_
 _GROUP_NAME = re.compile(r"[A-Za-z0-9_.@/+=-]{1,255}")
 _CLAIM = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
 
-#: Rates, in token buckets; and counts of what there may be at a time.
+#: Limits on rates, as token buckets; and limits on numbers.
 RATES = (
     "requests_per_s",
     "publish_requests_per_s",
@@ -57,7 +57,7 @@ class BadGrantsFile(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Topics: namespace and topic, each exact or, with ``*`` at its end, by how it begins; or ``service``."""
+    """A pattern of topics: namespace and topic, each exact or a prefix and ``*``; or ``service``."""
 
     namespace: str
     topic: str
@@ -70,20 +70,20 @@ class Pattern:
         return not self.topic
 
     def matches_namespace(self, namespace: str) -> bool:
-        """Whether topics of that namespace may be among them. ``system`` has to be spelled."""
+        """True if topics of that namespace may match. ``system`` must be spelled out."""
         if self.namespace.endswith("*"):
             return namespace != SYSTEM and namespace.startswith(self.namespace[:-1])
         return namespace == self.namespace
 
     def matches(self, namespace: str, topic: str) -> bool:
-        """Whether this topic is among them."""
+        """True if the topic matches."""
         if not self.topic or not self.matches_namespace(namespace):
             return False
         return topic.startswith(self.topic[:-1]) if self.topic.endswith("*") else topic == self.topic
 
 
 def parse_pattern(text: str) -> Pattern:
-    """The pattern in ``text``. Raises ValueError."""
+    """Parse a pattern. Raises ValueError."""
     if text == SERVICE:
         return Pattern(SERVICE, "")
     found = _PATTERN.fullmatch(text)
@@ -94,40 +94,40 @@ def parse_pattern(text: str) -> Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One ``[[grant]]``: to whom, what, on what."""
+    """One ``[[grant]]``: names, their verbs, and the patterns."""
 
     to: tuple[str, ...]
     verbs: tuple[Verb, ...]
     on: tuple[Pattern, ...]
     line: int
-    """Where it stands in its file."""
+    """Its line in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One ``[[quota]]``: for names, each of which has what it says for itself; or for topics, likewise."""
+    """One ``[[quota]]``: limits for each of several names, or for each of several topics."""
 
     to: tuple[str, ...]
     on: tuple[Pattern, ...]
     limits: Mapping[str, float]
-    """By the words of ``RATES`` and ``COUNTS``."""
+    """Keys are from ``RATES`` and ``COUNTS``."""
     line: int
     burst_s: float = BURST_S
 
 
 @dataclass(frozen=True, slots=True)
 class GrantTable:
-    """Everything in a grants file."""
+    """The content of a grants file."""
 
     groups: Mapping[str, frozenset[str]]
     grants: tuple[Grant, ...]
     quotas: tuple[Quota, ...] = ()
 
     def applies(self, to: Iterable[str], name: str, claimed: Iterable[str]) -> bool:
-        """Whether ``to`` means this name, whose provider says that it is in the groups ``claimed``."""
+        """True if ``to`` includes the name, or one of the groups ``claimed`` by its provider."""
         claimed = frozenset(claimed)
         for each in to:
-            # A name that looks like a group, which a provider's prefix could make, is none.
+            # A name that looks like a group, which a provider's prefix could produce, is not one.
             if each.startswith(_GROUP):
                 found = name in self.groups.get(each.removeprefix(_GROUP), ())
             elif each.startswith(_OIDC_GROUP):
@@ -139,7 +139,7 @@ class GrantTable:
         return False
 
     def granted(self, name: str, claimed: Iterable[str], *, proven: bool = True) -> tuple[Grant, ...]:
-        """The grants of a name; one that is not ``proven`` has none of those to every name."""
+        """Return the grants of a name; without ``proven``, not those to every name."""
         claimed = frozenset(claimed)
         return tuple(
             grant
@@ -148,7 +148,7 @@ class GrantTable:
         )
 
     def groups_of(self, name: str) -> tuple[str, ...]:
-        """The groups of this file that a name is in."""
+        """Return the groups of this file that a name is in."""
         return tuple(sorted(group for group, members in self.groups.items() if name in members))
 
 
@@ -159,13 +159,13 @@ NO_GRANTS = GrantTable({}, ())
 
 
 def parse_grants(data: bytes) -> GrantTable:
-    """The content of a grants file. Raises BadGrantsFile: nothing of it can be used."""
+    """Parse a grants file. Raises BadGrantsFile: use nothing of it."""
     text = _text_of(data)
     try:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _syntax_fault(error, text) from None
-    except (ValueError, RecursionError) as error:  # a date that is none; too deep
+    except (ValueError, RecursionError) as error:  # an impossible date; nested too deeply
         raise BadGrantsFile(f"it is no TOML that can be read: {error}"[:200]) from None
     return _Reader(text, given).table()
 
@@ -191,7 +191,7 @@ def _syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> BadGrantsFile:
 
 
 class _Reader:
-    """Checks what a file says, and knows where it says so."""
+    """Checks the content of a file, and reports errors with their positions."""
 
     def __init__(self, text: str, given: dict[str, Any]) -> None:
         self._given = given

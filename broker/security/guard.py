@@ -1,8 +1,8 @@
-"""The guard: who asks, and whether they may; what the listeners ask of every request before anything of it is read.
+"""The guard: authenticates and authorizes every request before anything of its body is read.
 
-Its tables are replaced as a whole, and its epoch grows with everything that could change an answer: a file that was read
-anew, a credential that expired. Listeners remember an admission for as long as the epoch stands, and whatever waits for
-long is looked at again when it moves.
+Its tables are replaced as a whole, and its epoch grows with every event that could change a decision: a reloaded file,
+an expired credential. Listeners cache an admission while the epoch is unchanged; long waits are checked again when it
+changes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ log = logging.getLogger("plainsong.security")
 METRICS_PATH = "/metrics"
 _FOR_EVERYBODY = frozenset(("/", "/ping", "/livez", "/readyz", "/console", "/.well-known/security.txt"))
 REALM = 'Bearer realm="plainsong"'
-#: The longest credential that is looked at.
+#: Longer credentials are refused unread.
 MAX_CREDENTIAL_BYTES = 8 << 10
-#: How often credentials are looked at that may have ended: half of what is promised.
+#: Interval between checks for expired credentials: half of the documented delay.
 LOOK_S = 1.0
-#: Names whose rights are kept ready; beyond, they are worked out again.
+#: Names whose rights are cached; the cache is cleared beyond.
 MAX_NAMES = 10_000
-#: With ``ifNotExists`` they change nothing of a topic that is there, and any verb on it will do. The handler refuses all
-#: else to a name without the route's verb.
+#: With ``ifNotExists`` these change nothing of an existing topic, so any verb on it will do. The handler refuses the
+#: rest to a name without the route's verb.
 _DECLARES = frozenset({"create_topic"})
 #: The topic of the audit: written by the daemon alone.
 AUDIT_TOPIC = "audit"
@@ -68,14 +68,14 @@ _QUOTABLE = re.compile(r"[A-Za-z0-9_-]{1,255}")
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A name that was let in, and what it may, as long as the guard's epoch is this one."""
+    """A client that was let in, and its rights. Valid while the guard's epoch is ``epoch``."""
 
     who: Identity
     rights: Rights
     epoch: int
 
 
-#: Of everybody while authentication is off, and of whoever asks for what needs no name.
+#: For every request while authentication is off, and for requests that need no name.
 OPEN_ADMISSION = Admission(ANONYMOUS, EVERYTHING, 0)
 NO_ADMISSION = Admission(NOBODY, NOTHING, -1)
 
@@ -84,35 +84,35 @@ class Provider(Protocol):
     """Verifies the tokens of an OpenID provider."""
 
     def known(self, token: str, peer: Peer) -> Identity | None:
-        """Whom a token names that was verified before and still holds; None: it has to be verified.
+        """Return the identity of a token that was verified before and is still valid; None: it has to be verified.
 
         Raises:
-          Unauthenticated: it is not good on this connection.
+          Unauthenticated: it is not valid on this connection.
         """
         ...
 
     async def verify(self, token: str, peer: Peer) -> Identity:
-        """Whom a token names. Raises Unauthenticated, AuthenticationUnavailable."""
+        """Return the identity of a token. Raises Unauthenticated, AuthenticationUnavailable."""
         ...
 
     @property
     def is_stale(self) -> bool:
-        """True if the keys are older than they may be, so that no token of the provider is let in."""
+        """True if the keys are too old: no token of the provider is let in."""
         ...
 
     def problem_of(self, who: Identity) -> PlainsongError | None:
-        """Why a name that was let in would be refused now; None: it would not."""
+        """Return the error that a client that was let in would get now; None if it would get none."""
         ...
 
 
 class PeerNames(Protocol):
-    """The names that connections themselves prove: of client certificates and of Unix peers."""
+    """Names that the connection itself proves: of client certificates and of Unix peers."""
 
     def __call__(self, peer: Peer) -> Identity | None: ...
 
 
 class GuardedRoute(Protocol):
-    """What the guard wants to know of a route; ``broker.api.route`` declares them."""
+    """The parts of a route that the guard reads; ``broker.api.route`` declares routes."""
 
     @property
     def name(self) -> str: ...
@@ -123,7 +123,7 @@ class GuardedRoute(Protocol):
 
 
 class Counters(Protocol):
-    """Counts what the guard decides."""
+    """Counts the guard's decisions."""
 
     def authenticated(self, via: str, result: str) -> None: ...
     def forbidden(self, verb: str) -> None: ...
@@ -146,11 +146,11 @@ class RefusedRequest:
 
 
 class Guard:
-    """Lets names in, and says what they may.
+    """Authenticates clients and checks their rights.
 
     Args:
-      required: ``security.authentication``; False: everybody is ``anonymous`` and may everything.
-      open_metrics: ``metrics.open``: nobody is asked for a name at ``GET /metrics``.
+      required: ``security.authentication``; False: every request is allowed, as ``anonymous``.
+      open_metrics: ``metrics.open``: ``GET /metrics`` requires no authentication.
     """
 
     def __init__(
@@ -172,26 +172,26 @@ class Guard:
         #: Called with every refusal; the audit's.
         self.on_refused: Callable[[RefusedRequest], None] = lambda refusal: None
         self._peer_names: PeerNames = peer_names or (lambda peer: None)
-        #: Counts what is decided here; of a daemon with front ends, also what they decide.
+        #: Counts the decisions made here; in a daemon with front ends, also theirs.
         self.counters: Counters = counters or NoCounters()
         self._now_ms = now_ms
         self._rights: dict[tuple[str, tuple[str, ...], bool], Rights] = {}
         self._decisions: Decisions = {}
-        #: When the next credential ends of those that were let in since the epoch moved, or of what waits.
+        #: The next expiry among credentials that were let in since the epoch changed, or that are waiting.
         self._next_end_ms: int | None = None
         self._was_stale = False
         self.quotas = quotas or Quotas(time.monotonic)
         self._held: set[Hold] = set()
         self._moved = trio.Event()
-        #: Counts answers that no handler gave.
-        #: Writes the line of ``log.access`` of a request that is refused here: route, path, status, request id.
+        #: Writes the line of ``log.access`` for a request that is refused here: route, path, status, request id.
         self.on_answered: Callable[[str, str, int, str], None] = lambda route, path, status, request_id: None
+        #: Counts answers that no handler gave.
         self.requested: Callable[[str, int, float], None] = lambda route, status, seconds: None
 
     # --- tables -----------------------------------------------------------------------------------
 
     def replace(self, *, tokens: TokenTable | None = None, grants: GrantTable | None = None) -> None:
-        """Puts new tables in force, at once and for all requests from now on; what waits is looked at again."""
+        """Put new tables in force for all requests from now on, and check waiting ones again."""
         if tokens is not None:
             self.tokens = tokens
         if grants is not None:
@@ -200,7 +200,7 @@ class Guard:
         self.expire()
 
     def expire(self) -> None:
-        """A credential may have ended, or a table changed: nothing that was remembered counts any more."""
+        """Invalidate every cached decision: a credential may have expired, or a table changed."""
         self.epoch += 1
         self._rights.clear()
         self._decisions.clear()
@@ -213,30 +213,30 @@ class Guard:
                 self._ends_at(hold.who)
 
     async def watch_ends(self) -> NoReturn:
-        """Looks every second for credentials that have ended, until cancelled."""
+        """Check every second for expired credentials, until cancelled."""
         while True:
             await trio.sleep(LOOK_S)
             self.expire_ended()
 
     def expire_ended(self) -> None:
-        """Forgets what is remembered if a credential has ended that was let in, or the provider's keys are too old."""
+        """Invalidate cached decisions if an admitted credential has expired, or the provider's keys are now too old."""
         is_stale = self.provider is not None and self.provider.is_stale
         was_stale, self._was_stale = self._was_stale, is_stale
         if (is_stale and not was_stale) or (self._next_end_ms is not None and self._next_end_ms <= self._now_ms()):
             self.expire()
 
     async def moved_from(self, epoch: int) -> None:
-        """Waits until the epoch is another than this one."""
+        """Wait until the epoch differs from this one."""
         while self.epoch == epoch:
             await self._moved.wait()
 
-    # --- who --------------------------------------------------------------------------------------
+    # --- authentication ---------------------------------------------------------------------------
 
     def admit_now(self, headers: Mapping[str, str], peer: Peer) -> Admission | None:
-        """Lets a request in, without waiting; None: that needs ``admit``.
+        """Authenticate a request without waiting; None: call ``admit``.
 
         Raises:
-          Unauthenticated: it has no credential, or a bad one.
+          Unauthenticated: it has no credential, or an invalid one.
         """
         if not self.required:
             return OPEN_ADMISSION
@@ -258,7 +258,7 @@ class Guard:
         return None if known is None else self._admitted(known)
 
     async def admit(self, headers: Mapping[str, str], peer: Peer) -> Admission:
-        """Lets a request in. Raises Unauthenticated, AuthenticationUnavailable."""
+        """Authenticate a request. Raises Unauthenticated, AuthenticationUnavailable."""
         admission = self.admit_now(headers, peer)
         if admission is not None:
             return admission
@@ -271,7 +271,7 @@ class Guard:
         return self._admitted(who)
 
     def admission_of(self, who: Identity) -> Admission:
-        """What a name may that another instance, or a process of this daemon, has let in."""
+        """Return the admission of a client that another instance, or another process of this daemon, authenticated."""
         if not self.required:
             return OPEN_ADMISSION
         if not who.name or who is ANONYMOUS or who.name == ANONYMOUS.name:
@@ -313,7 +313,7 @@ class Guard:
         return invalid_token(why)
 
     def rights_of(self, who: Identity) -> Rights:
-        """What a name may; whoever has none may nothing, whatever every name may."""
+        """Return a client's rights; without a name it has none, not even those granted to every name."""
         if not self.required:
             return EVERYTHING
         if not who.name:
@@ -330,22 +330,22 @@ class Guard:
         return found
 
     def groups_of(self, name: str) -> tuple[str, ...]:
-        """The groups of a name in the grants file that is in force now."""
+        """Return a name's groups in the current grants file."""
         return self.grants.groups_of(name)
 
-    # --- whether ----------------------------------------------------------------------------------
+    # --- authorization ----------------------------------------------------------------------------
 
     def asks_nobody(self, path: str) -> bool:
-        """Whether no name is needed there. (The routes say so too; a test compares.)"""
+        """True if the path requires no authentication. (The routes declare it too; a test compares.)"""
         if path in _FOR_EVERYBODY or path.startswith("/console/"):
             return True
         return self._open_metrics and path == METRICS_PATH
 
     def authorize(self, admission: Admission, route: GuardedRoute, path: Mapping[str, str]) -> None:
-        """Whether a name may ask this route about this path, by its verbs alone: before anything is looked up.
+        """Check that a client may call this route on this path, by its verbs alone, before anything is looked up.
 
         Raises:
-          Forbidden: it may not; the same whether the topic is there or not.
+          Forbidden: it may not; the same error whether or not the topic exists.
         """
         namespace, topic = path.get("namespace", ""), path.get("topic", "")
         if writes_audit(route.name, path):
@@ -386,10 +386,10 @@ class Guard:
         request_id: str,
         length: int,
     ) -> None:
-        """Everything that is asked of a request between its credential and its body: its grant, then its quotas.
+        """Make all checks between the credential and the body: the grant, then the quotas.
 
         Raises:
-          Forbidden, QuotaExceeded: noted already.
+          Forbidden, QuotaExceeded: already recorded.
         """
         try:
             self.authorize(admission, route, path)
@@ -410,27 +410,27 @@ class Guard:
         *,
         takes: bool,
     ) -> bool:
-        """Whether a request that was authorized is within its quotas; if it ``takes``, its cost is then taken.
+        """True if a request that was authorized is within its quotas; with ``takes`` its cost is charged.
 
-        False: ``enter`` has to be asked, which may refuse it; nothing was taken, and no refusal is counted.
+        False: call ``enter``, which may refuse it; nothing was charged, and no refusal was counted.
         """
         namespace, topic = path.get("namespace", ""), path.get("topic", "")
         return self.quotas.allow(admission.who, peer.seat, route.name, namespace, topic, length, takes=takes)
 
     def refused(self, refusal: RefusedRequest) -> None:
-        """A request was refused for who sent it."""
+        """Record a request that was refused because of its client."""
         self.on_refused(refusal)
 
     def answered(self, route: str, path: str, status: int, request_id: str) -> None:
-        """Count and log the answer to a request that its route never had."""
+        """Count and log the answer to a request that never reached its route."""
         self.requested(route, status, 0.0)
         self.on_answered(route, path, status, request_id)
 
-    # --- what waits -------------------------------------------------------------------------------
+    # --- waits ------------------------------------------------------------------------------------
 
     @contextmanager
     def holding(self, hold: Hold) -> Iterator[None]:
-        """Looks at ``hold`` again whenever something changed, until the end of the block."""
+        """Check ``hold`` again after every change, until the end of the block."""
         self.hold(hold)
         try:
             yield
@@ -438,24 +438,22 @@ class Guard:
             self.release(hold)
 
     def hold(self, hold: Hold) -> None:
-        """Looks at ``hold`` now, since its name was let in some time ago, and whenever something changed, until it is
-        released.
-        """
+        """Check ``hold`` now, since it was authenticated some time ago, and after every change until it is released."""
         self._held.add(hold)
         hold.look_again()
         self._ends_at(hold.who)
 
     def release(self, hold: Hold) -> None:
-        """Forgets ``hold``. Idempotent."""
+        """Stop checking ``hold``. Idempotent."""
         self._held.discard(hold)
 
     @property
     def holds(self) -> int:
-        """How many requests and streams wait and would be looked at again."""
+        """Number of waiting requests and streams that would be checked again."""
         return len(self._held)
 
     def problem_of(self, who: Identity, route: GuardedRoute, path: Mapping[str, str]) -> PlainsongError | None:
-        """Why somebody who was let in would be refused now; None: they would not."""
+        """Return the error that a client that was let in would get now; None if it would get none."""
         now_ms = self._now_ms()
         if who.via == "token":
             entry = self.tokens.by_id.get(who.credential)
@@ -477,7 +475,7 @@ class Guard:
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """Something that waits for long: when its name may no more, it is told why."""
+    """A long wait, which ends with an error when its client is no longer allowed to wait."""
 
     guard: Guard
     who: Identity
@@ -485,11 +483,11 @@ class Hold:
     path: Mapping[str, str]
     end: Callable[[PlainsongError], None]
     allow: Callable[[Rights], None] = field(default=lambda rights: None)
-    """Called with what the name may now; what it waits for may be about many topics."""
+    """Called with the client's current rights: the wait may be for many topics."""
     problem: PlainsongError | None = field(default=None)
 
     def look_again(self) -> None:
-        """Ends what waits, once, if it would be refused now."""
+        """End the wait, once, if it would be refused now."""
         if self.problem is None:
             self.allow(self.guard.rights_of(self.who))
             self.problem = self.guard.problem_of(self.who, self.route, self.path)
@@ -502,12 +500,12 @@ OPEN = Guard()
 
 
 def writes_audit(route: str, path: Mapping[str, str]) -> bool:
-    """True if the request would write or change the audit, which the guard refuses also while authentication is off."""
+    """True if the request would write or change the audit, which is refused also while authentication is off."""
     return path.get("topic") == AUDIT_TOPIC and path.get("namespace") == SYSTEM and route in _AUDIT_WRITES
 
 
 def target_of(path: Mapping[str, str]) -> str:
-    """What a request is about, for the audit."""
+    """Return the target of a request, for the audit."""
     if "topic" in path:
         return f"{_quotable(path.get('namespace', ''))}:{_quotable(path['topic'])}"
     if "namespace" in path:
@@ -528,25 +526,25 @@ def _no_credential() -> Unauthenticated:
 
 
 def invalid_token(why: str) -> Unauthenticated:
-    """The refusal of a credential; ``why`` is one of our own sentences, never a part of the credential."""
+    """Return the refusal of a credential; ``why`` is a fixed text, never a part of the credential."""
     error = Unauthenticated(why, hint="plainsong token check says what is wrong with a token")
     error.challenge = f'{REALM}, error="invalid_token", error_description="{_DESCRIPTION.sub("", why)}"'
     return error
 
 
 def forbidden(who: Identity, verb: str, target: str) -> Forbidden:
-    """The refusal of a name without the verb. ``target`` is a name that was checked, or none of the client's text."""
+    """Return the refusal of a client without the verb. ``target`` must be validated, not raw text of the client."""
     error = Forbidden(f"{who.name} has no {verb} on {target}", hint="an operator can grant it")
     error.challenge = f'{REALM}, error="insufficient_scope", scope="{verb} {target}"'
     return error
 
 
 def refuse_query_token(query: str) -> None:
-    """Raises InvalidParameter for a token in a URL, which would be in histories and logs. Its value is repeated nowhere."""
+    """Raises InvalidParameter for a token in a URL, which would end up in logs. Never repeats the token."""
     if query and _QUERY_TOKEN.search(query):
         raise InvalidParameter("a token does not belong into a URL", hint="send it in the header Authorization")
 
 
 def _quotable(name: str) -> str:
-    """A name as an answer may repeat it: what could be no name is left out."""
+    """Return a name that is safe to repeat in a header; ``?`` if it could not be one."""
     return name if _QUOTABLE.fullmatch(name) else "?"

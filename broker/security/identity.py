@@ -1,41 +1,41 @@
-"""Who asks: the name that a request has, how it proved that, and the verbs that names are given."""
+"""Identities: a request's name, how it was proved, and the verbs that a name can be granted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-#: What a name may be given. No verb implies another.
+#: The verbs of a grant. No verb implies another.
 Verb: TypeAlias = Literal["publish", "poll", "inspect", "transact", "operate", "admin"]
 VERBS: tuple[Verb, ...] = ("publish", "poll", "inspect", "transact", "operate", "admin")
 
-#: What a route's verb is needed on: the topic in its path; each topic in its body, which its handler checks; all topics
-#: of the namespace in its path; something within that namespace; the service as a whole. ``name``: every name may ask;
-#: ``nobody``: no name is needed at all.
+#: The object on which a route needs its verb: the topic in its path; each topic in its body, which the handler checks;
+#: all topics of the namespace in its path; anything within that namespace; the service. ``name``: any name may call it;
+#: ``nobody``: it requires no authentication.
 On: TypeAlias = Literal["topic", "topics", "namespace", "within", "service", "name", "nobody"]
 
-#: How a name was proved: nothing asked for one, one of our tokens, an OpenID provider's, a client certificate, the peer
-#: of a Unix socket; ``thrift``: Tephra's clients, who know no names.
+#: How a name was proved: not at all, by a token of this daemon, an OpenID provider, a client certificate, or the peer
+#: of a Unix socket; ``thrift``: Tephra's clients, whose protocol has no names.
 Via: TypeAlias = Literal["none", "token", "oidc", "cert", "unix", "thrift"]
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks."""
+    """An authenticated client."""
 
     name: str
     via: Via = "none"
     credential: str = ""
     """The id of the credential, such as the first digits of a token's hash; never the credential itself."""
     groups: tuple[str, ...] = ()
-    """Those that its OpenID provider says; groups of the grants file stand there."""
+    """Groups from the OpenID provider; those of the grants file are not included."""
     expires_ms: int | None = None
-    """When the credential ends."""
+    """When the credential expires; None if it does not."""
     key: str = field(default="", compare=False, repr=False)
-    """The digest of the provider's key that signed it; empty: another instance verified it, or there is none."""
+    """Digest of the provider's key that signed the token; empty if there is none, or another instance verified it."""
 
 
-#: Everybody, while authentication is off: every verb on everything.
+#: Every client while authentication is off; it has every verb on everything.
 ANONYMOUS = Identity("anonymous")
-#: Whoever has no name where none is needed.
+#: A client without a name, where none is needed.
 NOBODY = Identity("")

@@ -1,8 +1,9 @@
-"""Tokens of an OpenID provider: JSON Web Tokens, verified by the keys that the provider publishes.
+"""Tokens of an OpenID provider: JSON Web Tokens, verified with the keys that the provider publishes.
 
-Nothing in a token says where to look: ``jku``, ``x5u``, ``jwk`` and ``x5c`` are not read. A token is verified once, in a
-thread, and known by its hash from then on until it expires or its key leaves the set. While the provider cannot be
-reached the last keys hold for a while; after that its tokens are answered 503, which says what is true: nobody knows.
+Nothing in a token determines where keys are fetched: ``jku``, ``x5u``, ``jwk`` and ``x5c`` are ignored. A token is
+verified once, in a thread, then accepted by its hash until it expires or its key leaves the set. While the provider is
+unreachable the last keys are used for a limited time. After that its tokens get 503, because they can be neither
+accepted nor refused.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ MAX_KEYS = 100
 MAX_KNOWN = 10_000
 MAX_GROUPS = 200
 FETCH_TIMEOUT_S = 5.0
-#: Between two attempts while no keys were ever had.
+#: Pause between attempts until keys were fetched once.
 RETRY_S = 5.0
-#: An unknown key has the set fetched again at most so often, for all callers together.
+#: A token with an unknown key triggers a fetch at most this often, for all clients together.
 REFETCH_S = 30.0
-#: Verifications at a time: each is a third of a millisecond of processor time.
+#: Concurrent verifications; each takes a third of a millisecond of processor time.
 VERIFYING = 4
-#: The key that each signature needs: its kind, and its curve.
+#: Signature algorithm → the kind of key it needs, and its curve.
 _NEEDS: dict[str, tuple[str, str | None]] = {
     **{f"{family}{bits}": ("RSA", None) for family in ("RS", "PS") for bits in (256, 384, 512)},
     "ES256": ("EC", "P-256"),
@@ -61,17 +62,17 @@ _NEEDS: dict[str, tuple[str, str | None]] = {
     "EdDSA": ("OKP", "Ed25519"),
 }
 MIN_RSA_BITS = 2048
-#: The end of the year 9999, the last that can be written as a date: later ends of tokens count as this one.
+#: The end of the year 9999, the latest time that can be written as a date: later expiries are reduced to it.
 LAST_S = 253_402_300_799
 
 
 class BadKeySet(ValueError):
-    """What was fetched is no set of keys that could verify a token."""
+    """A fetched document that is not a set of keys for verifying tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """One key of the provider."""
+    """A key of the provider."""
 
     kid: str
     kind: str
@@ -79,21 +80,21 @@ class PublicKey:
     alg: str | None
     key: Any
     made_of: str
-    """The hash of what it is made of: a provider may put another key in the place of one, under its name."""
+    """Hash of the key material: a provider may replace a key without changing its id."""
 
     @property
     def id(self) -> str:
-        """Its own name, or one made of it."""
+        """The key's id, or the beginning of its hash if it has none."""
         return self.kid
 
     def fits(self, alg: str) -> bool:
-        """Whether a signature of this kind may be its."""
+        """True if the key can verify signatures of this algorithm."""
         kind, curve = _NEEDS[alg]
         return self.kind == kind and (curve is None or self.curve == curve) and self.alg in (None, alg)
 
 
 def parse_keys(data: bytes) -> tuple[PublicKey, ...]:
-    """The keys of a set that can verify signatures; others are passed over. Raises BadKeySet."""
+    """Return the keys of a set that can verify signatures; skip others. Raises BadKeySet."""
     try:
         given = json.loads(data)
     except (ValueError, RecursionError):
@@ -130,8 +131,8 @@ class OidcProvider:
     """The provider of ``security.oidc``; a ``Provider``.
 
     Args:
-      on_failure: called when the keys could not be had.
-      now_s: the time, in seconds since 1970.
+      on_failure: called when the keys could not be fetched.
+      now_s: returns the time, in seconds since 1970.
     """
 
     def __init__(
@@ -150,14 +151,14 @@ class OidcProvider:
         self._on_change = on_change
         self._now_s = now_s
         self._keys: tuple[PublicKey, ...] = ()
-        #: When the keys were last had, and last asked for because of an unknown one.
+        #: When the keys were last fetched, and when a fetch was last triggered by an unknown key.
         self.fetched_s: float | None = None
         self._asked_again_s = float("-inf")
         self._fetching = trio.Lock()
-        #: Set when the first attempt to fetch the keys has ended, with them or without.
+        #: Set when the first fetch has ended, successful or not.
         self._tried = trio.Event()
         self._limit = trio.CapacityLimiter(VERIFYING)
-        #: By the hash of a token: whom it names, its key, and the confirmation that it asks of each connection.
+        #: Hash of a token → its identity, the hash of its key, and the certificate that it is bound to (``cnf``).
         self._known: OrderedDict[bytes, tuple[Identity, str, Any]] = OrderedDict()
         self.failed = ""
 
@@ -165,27 +166,27 @@ class OidcProvider:
 
     @property
     def age_s(self) -> float:
-        """How long ago the keys were had; infinite: never."""
+        """Seconds since the keys were fetched; infinite if never."""
         return float("inf") if self.fetched_s is None else max(0.0, self._now_s() - self.fetched_s)
 
     @property
     def is_stale(self) -> bool:
-        """True if the keys were never had, or are older than they may be: no token can be checked."""
+        """True if no token can be checked: the keys were never fetched, or are too old."""
         return self.age_s > self._config.max_stale_s + self._config.refresh_s
 
     async def run(self) -> None:
-        """Keeps the keys fresh, until cancelled."""
+        """Keep the keys fresh, until cancelled."""
         while True:
             await self.refresh()
             if self._url is not None:
                 await trio.sleep(self._config.refresh_s if self._keys else min(RETRY_S, self._config.refresh_s))
                 continue
-            with trio.move_on_after(self._config.refresh_s):  # a file is as fresh as its stamp
+            with trio.move_on_after(self._config.refresh_s):  # a file is checked each second
                 while await self._stands():  # noqa: ASYNC110 - a file tells nobody
                     await trio.sleep(1.0)
 
     async def refresh(self) -> bool:
-        """Fetches the keys; whether that succeeded."""
+        """Fetch the keys; return True if that succeeded."""
         async with self._fetching:
             try:
                 data = await self._fetched()
@@ -220,7 +221,7 @@ class OidcProvider:
             return await trio.to_thread.run_sync(_get, self._url, abandon_on_cancel=True)
 
     async def _stands(self) -> bool:
-        """Whether the file of keys is the one that was read last."""
+        """True if the file of keys has not changed since the last check."""
         stamp, before = await trio.to_thread.run_sync(stamp_of, Path(self._config.jwks)), self._stamp
         self._stamp = stamp
         return before is None or stamp == before
@@ -228,7 +229,7 @@ class OidcProvider:
     # --- tokens -----------------------------------------------------------------------------------
 
     def known(self, token: str, peer: Peer) -> Identity | None:
-        """Whom a token names that was verified before and still holds.
+        """Return the identity of a token that was verified before and is still valid; else None.
 
         Raises:
           Unauthenticated: it is bound to a certificate that this connection does not have.
@@ -247,9 +248,9 @@ class OidcProvider:
         return who
 
     def problem_of(self, who: Identity) -> PlainsongError | None:
-        """Why a name that was let in would be refused now; None: its key is in the set, and the set is fresh enough.
+        """Return the error that an admitted client would get now; None if its key is in the set and the set is fresh.
 
-        A provider may replace a key under its name, so that the name alone says too little.
+        The key's id is not enough for this, since a provider may replace a key without changing it.
         """
         if self.is_stale:
             return _no_keys()
@@ -258,7 +259,7 @@ class OidcProvider:
         return invalid_token("the key of the token was withdrawn")
 
     async def verify(self, token: str, peer: Peer) -> Identity:
-        """Whom a token names. Raises Unauthenticated, AuthenticationUnavailable."""
+        """Verify a token, and return its identity. Raises Unauthenticated, AuthenticationUnavailable."""
         header, claims, signed, signature = _parts(token)
         alg = header.get("alg")
         if not isinstance(alg, str) or alg not in self._algorithms or alg not in _NEEDS:
@@ -280,7 +281,7 @@ class OidcProvider:
         return who
 
     async def _key_for(self, kid: Any, alg: str) -> PublicKey:
-        if not self._tried.is_set():  # the daemon has just started and fetches them
+        if not self._tried.is_set():  # the first fetch after the start is still running
             with trio.move_on_after(FETCH_TIMEOUT_S):
                 await self._tried.wait()
         if self.is_stale:
@@ -335,7 +336,7 @@ def _no_keys() -> AuthenticationUnavailable:
 
 
 def _parts(token: str) -> tuple[dict[str, Any], bytes, bytes, bytes]:
-    """Header, claims, what is signed, and the signature. Raises Unauthenticated."""
+    """Return header, claims, the signed bytes, and the signature. Raises Unauthenticated."""
     pieces = token.split(".")
     if len(pieces) != 3 or len(token) > MAX_CREDENTIAL_BYTES:
         raise invalid_token("the token is neither one of this daemon nor a signed JSON Web Token")
@@ -374,7 +375,7 @@ def _is_time(value: object) -> TypeGuard[float]:
 
 
 def _confirm(confirmation: Any, peer: Peer) -> None:
-    """A token that is bound to a certificate is good on that certificate's connection alone (RFC 8705, section 3.1)."""
+    """Check that a token bound to a certificate is used on its connection (RFC 8705, section 3.1)."""
     wanted = confirmation.get("x5t#S256") if isinstance(confirmation, dict) else None
     shown = b"" if peer.certificate is None else urlsafe_b64encode(sha256(peer.certificate).digest()).rstrip(b"=")
     if not isinstance(wanted, str) or not shown or wanted.encode() != shown:
@@ -392,7 +393,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _get(url: str) -> bytes:
-    """The document at ``url``, which is from the settings: TLS verified, no redirect, no proxy. Raises OSError, ValueError."""
+    """Fetch ``url``, a setting: TLS verified, no redirects, no proxy. Raises OSError, ValueError."""
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}),
         _NoRedirects(),

@@ -1,4 +1,4 @@
-"""The names that connections themselves prove: of verified client certificates, and of the users behind Unix sockets."""
+"""Names that connections themselves prove: of verified client certificates, and of users connected by Unix sockets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ConnectionNames:
-    """Finds the name of a connection's other end.
+    """Finds the name of a connection's peer.
 
     Args:
       kind: ``security.certificate_name``.
@@ -28,7 +28,7 @@ class ConnectionNames:
         self._unix = unix
 
     def __call__(self, peer: Peer) -> Identity | None:
-        """The name; None: the connection proves none."""
+        """Return the identity; None if the connection proves none."""
         if peer.certificate is not None:
             return certificate_identity(peer.certificate, self._kind)
         if self._unix and peer.unix is not None:
@@ -38,8 +38,8 @@ class ConnectionNames:
 
 @lru_cache(maxsize=1000)
 def certificate_identity(der: bytes, kind: str) -> Identity | None:
-    """The name in a certificate that was verified: ``cert:`` and the first of its kind (RFC 8705, section 2.1.2)."""
-    from cryptography import x509  # only those who ask for certificates need it
+    """Return the name in a verified certificate: ``cert:`` and the first of its kind (RFC 8705, section 2.1.2)."""
+    from cryptography import x509  # needed only with client certificates
 
     try:
         certificate = x509.load_der_x509_certificate(der)

@@ -1,8 +1,9 @@
-"""Quotas: how much a name, or everybody together on a topic, may ask for in a while, and have at a time.
+"""Quotas: limits on rates and concurrency, for a name, or for a topic shared by all names.
 
-Pure but for the time it is given. Each rate is a token bucket of ``burst_s`` seconds. A request is let in while its bucket
-is not empty, and owes what it takes beyond: so one that is larger than the bucket passes when the bucket is full, and the
-next ones wait for it. What a request costs may only be known when it was read or answered; it is owed then.
+Free of I/O; the clock is an argument. Each rate is a token bucket of ``burst_s`` seconds. A request is admitted if its
+bucket is not empty and covers the cost known so far, or if the bucket is full: so a request larger than the bucket is
+possible. It leaves a debt, and the next ones wait. Costs that are known only once a request is read or answered are
+charged then.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ if TYPE_CHECKING:
     from broker.security.grants import GrantTable, Quota
     from broker.security.identity import Identity
 
-#: Buckets that are kept; beyond, those that are full are forgotten.
+#: Buckets that are kept; beyond, full ones are dropped.
 MAX_BUCKETS = 100_000
-#: Names whose quotas are kept ready; beyond, they are worked out again.
+#: Names whose quotas are cached; the cache is cleared beyond.
 MAX_NAMES = 10_000
-#: What a limit counts, as in ``RateLimit-Policy``.
+#: Unit of a limit in ``RateLimit-Policy``; requests by default.
 _UNITS = {"publish_bytes_per_s": "content-bytes", "poll_bytes_per_s": "content-bytes"}
-#: Routes whose requests and answers the limits of their names are about.
+#: Routes that the limits on publishes and on polls apply to.
 PUBLISHES = frozenset(("publish", "store"))
 POLLS = frozenset(("poll", "poll_many", "get_messages", "get_message", "follow", "list_chain"))
 _OF_ALL = ("requests_per_s",)
 _OF_PUBLISHES = ("requests_per_s", "publish_requests_per_s", "publish_messages_per_s", "publish_bytes_per_s")
 _OF_POLLS = ("requests_per_s", "poll_bytes_per_s")
-#: What is counted while it lasts, by its word in the file.
+#: Limits on concurrency, as spelled in the grants file.
 Counted: TypeAlias = Literal["connections", "parked_polls", "open_transactions"]
 
 
 class _Place(NamedTuple):
-    """Whose count it is: of a name, or of a topic for all names together. It outlives a change of the file."""
+    """The subject of a count: a name, or a topic for all names together. Counts survive a reload of the file."""
 
     counted: Counted
     name: str
@@ -59,7 +60,7 @@ class _Bucket:
 
 
 class _Cost(NamedTuple):
-    """What a request takes of a bucket."""
+    """The cost of a request for one bucket."""
 
     limit: str
     bucket: _Bucket
@@ -73,19 +74,19 @@ def _limits_of(route: str) -> tuple[str, ...]:
 
 
 def _cost_of(limit: str, length: int) -> float:
-    """What is known of it when a request begins; the rest is owed."""
+    """Return the part of the cost that is known when a request begins; the rest is charged later."""
     if limit == "publish_bytes_per_s":
         return float(length)
     return 1.0 if limit in ("requests_per_s", "publish_requests_per_s") else 0.0
 
 
 class Quotas:
-    """The quotas of a grants file, and how far each is used up.
+    """The quotas of a grants file, and their current usage.
 
     Args:
-      now_s: a clock that does not go back.
-      share: of each limit, where several processes count for one instance.
-      refused: counts a refusal by the limit.
+      now_s: a monotonic clock.
+      share: this process's fraction of each limit, when several processes serve one instance.
+      refused: counts a refusal, by limit.
     """
 
     def __init__(
@@ -100,27 +101,27 @@ class Quotas:
         self._counts: dict[_Place, int] = {}
 
     def count_refusal(self, limit: str) -> None:
-        """Counts a refusal that another process of this instance gave."""
+        """Count a refusal that another process of this instance made."""
         self._refused(limit)
 
     def replace(self, table: GrantTable) -> None:
-        """Puts the quotas of a file in force; buckets begin full."""
+        """Put the quotas of a file in force; buckets start full."""
         self._table = table if table.quotas else None
         self._of_names.clear()
         self._buckets.clear()
 
     @property
     def buckets(self) -> int:
-        """How many buckets are kept."""
+        """Number of buckets that are kept."""
         return len(self._buckets)
 
     def concern(self, who: Identity) -> bool:
-        """Whether a name, or a topic that it may ask about, has a quota at all."""
+        """True if the name has a quota, or any topic has one."""
         table = self._table
         return table is not None and bool(self._quotas_of(who) or any(quota.on for quota in table.quotas))
 
     def enter(self, who: Identity, route: str, namespace: str, topic: str, length: int) -> None:
-        """Lets a request in, and takes what is known of its cost. Raises QuotaExceeded: it took nothing."""
+        """Admit a request, and charge the known cost. Raises QuotaExceeded: nothing was charged."""
         if self._table is None:
             return
         costs, lacking = self._costs(who, route, namespace, topic, length)
@@ -133,12 +134,12 @@ class Quotas:
     def allow(
         self, who: Identity, seat: Seat | None, route: str, namespace: str, topic: str, length: int, *, takes: bool
     ) -> bool:
-        """Whether ``connect`` and ``enter`` would let a request in that comes on a connection which is counted already.
+        """True if ``connect`` and ``enter`` would admit a request on a connection that is already counted.
 
-        False: they have to be asked; nothing was taken, and no refusal is counted.
+        False: call them; nothing was charged, and no refusal was counted.
 
         Args:
-          takes: it is let in, and its cost is taken.
+          takes: charge the cost of an admitted request.
         """
         if self._table is None:
             return seat is None or not seat.name
@@ -155,7 +156,7 @@ class Quotas:
     def _costs(
         self, who: Identity, route: str, namespace: str, topic: str, length: int
     ) -> tuple[list[_Cost], _Cost | None]:
-        """What a request costs by what is known of it, and that of it which there is not enough left for."""
+        """Return the known costs of a request, and the first cost that its bucket cannot cover."""
         costs: list[_Cost] = []
         limits = _limits_of(route)
         for quota, key in self._applying(who, namespace, topic):
@@ -169,17 +170,17 @@ class Quotas:
         return costs, None
 
     def owe(self, who: Identity, namespace: str, topic: str, limit: str, cost: float) -> None:
-        """Takes what turned out to be the cost of a request that was let in."""
+        """Charge a cost that became known after the request was admitted."""
         if self._table is not None and cost:
             for quota, key in self._applying(who, namespace, topic):
                 if limit in quota.limits:
                     self._bucket(quota, key, limit).level -= cost
 
     def pause_s(self, who: Identity, namespace: str, topic: str, size: int, requests: int) -> float:
-        """Takes what came by a stream of publishes, and says how long the next has to wait.
+        """Charge a part of a stream of publishes; return how long the next part has to wait.
 
         Args:
-          requests: those that were answered since the last time; each counts as one message.
+          requests: publishes answered since the last call; each counts as one message.
         """
         costs = {**dict.fromkeys(_OF_PUBLISHES, requests), "publish_bytes_per_s": size}
         return self._pause_s(who, namespace, topic, costs)
@@ -195,9 +196,9 @@ class Quotas:
         return pause_s
 
     def page_bytes(self, who: Identity, namespace: str, topic: str) -> int | None:
-        """How many bytes a page may have, so that it fits into what is left; None: as many as any.
+        """Return the bytes that a page may have within the quota; None if there is no limit.
 
-        A page that is let in has one message at least, whatever it takes.
+        An admitted page has at least one message, whatever its size.
         """
         levels = [
             self._bucket(quota, key, "poll_bytes_per_s").level
@@ -207,16 +208,16 @@ class Quotas:
         return max(1, int(min(levels))) if levels else None
 
     def read_pause_s(self, who: Identity, namespace: str, topic: str, size: int) -> float:
-        """Takes the bytes of a stream of events, and says how long the next have to wait."""
+        """Charge the bytes of an event stream; return how long the next ones have to wait."""
         return self._pause_s(who, namespace, topic, {"poll_bytes_per_s": size})
 
     # --- counts -----------------------------------------------------------------------------------
 
     def connect(self, who: Identity, seat: Seat | None) -> None:
-        """Counts a connection for the name that asks on it, until ``disconnect``, or until another name asks on it.
+        """Count a connection for the name that uses it, until ``disconnect``, or until another name uses it.
 
         Raises:
-          QuotaExceeded: the name has as many already; the connection has to end.
+          QuotaExceeded: the name is at its limit; close the connection.
         """
         if seat is None:
             return
@@ -232,13 +233,13 @@ class Quotas:
         seat.name = who.name
 
     def disconnect(self, seat: Seat) -> None:
-        """The connection has ended. Idempotent."""
+        """Stop counting the connection. Idempotent."""
         if seat.name:
             self._discount([_Place("connections", seat.name)])
             seat.name = ""
 
     def park(self, who: Identity, namespace: str, topic: str) -> Callable[[], None]:
-        """Counts a poll that waits; the function that ends it, once. Raises QuotaExceeded."""
+        """Count a waiting poll; return the function that ends it, once. Raises QuotaExceeded."""
         held: list[_Place] = []
         for quota, key in self._applying(who, namespace, topic):
             if "parked_polls" in quota.limits:
@@ -253,13 +254,13 @@ class Quotas:
         return lambda: self._discount(held)
 
     def opening(self, who: Identity, count: Callable[[str], int]) -> Callable[[], None]:
-        """Counts a transaction that begins as open, until the function that is returned is called, once.
+        """Count a transaction as open while it begins, until the returned function is called, once.
 
         Args:
-          count: how many a name has open.
+          count: returns the number of a name's open transactions.
 
         Raises:
-          QuotaExceeded: it would be one too many; nothing has begun.
+          QuotaExceeded: the name is at its limit; nothing has begun.
         """
         most = self._most(who, "open_transactions")
         if most is None:
@@ -271,15 +272,15 @@ class Quotas:
         return lambda: self._discount([place])
 
     def max_topics(self, who: Identity) -> int | None:
-        """How many topics a name may have made that are there; None: any number."""
+        """Return the number of existing topics that a name may have created; None if there is no limit."""
         return self._most(who, "topics", shared=False)
 
     def too_many_topics(self, most: int) -> QuotaExceeded:
-        """The refusal of one more topic; counted."""
+        """Count and return the refusal of another topic."""
         return self._too_many("topics", most)
 
     def _most(self, who: Identity, counted: str, *, shared: bool = True) -> int | None:
-        """The least limit of a name; ``shared``: each of several processes has its part."""
+        """Return the lowest limit of a name; with ``shared`` this process's part of it."""
         limits = [quota.limits[counted] for quota in self._quotas_of(who) if counted in quota.limits]
         return max(1, ceil(min(limits) * (self._share if shared else 1.0))) if limits else None
 
@@ -300,13 +301,13 @@ class Quotas:
     # --- buckets ----------------------------------------------------------------------------------
 
     def _applying(self, who: Identity, namespace: str, topic: str) -> Iterator[tuple[Quota, str]]:
-        """Each quota that a request comes under, and whose bucket it is: the name's, or the topic's."""
+        """Yield each quota that applies to a request, with the key of its bucket: the name, or the topic."""
         table = self._table
-        if table is None or not who.name:  # a route that asks nobody is nobody's to use up
+        if table is None or not who.name:  # an unauthenticated request has no quota
             return
         for quota in self._quotas_of(who):
             yield quota, who.name
-        if topic and len(namespace) <= MAX_PART and len(topic) <= MAX_PART:  # else there is no such topic
+        if topic and len(namespace) <= MAX_PART and len(topic) <= MAX_PART:  # longer names cannot be topics
             for quota in table.quotas:
                 if quota.on and any(pattern.matches(namespace, topic) for pattern in quota.on):
                     yield quota, f"{namespace}:{topic}"
@@ -339,7 +340,7 @@ class Quotas:
         return bucket
 
     def _forget(self, now_s: float) -> None:
-        """Makes room: a bucket that is full says nothing."""
+        """Drop full buckets: a new one would be equal."""
         for place, bucket in list(self._buckets.items()):
             bucket.fill(now_s)
             if bucket.level >= bucket.capacity:

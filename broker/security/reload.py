@@ -1,4 +1,4 @@
-"""Keeps the guard's tables as the files say: read whole, checked whole, then put in force in one step."""
+"""Keeps the guard's tables equal to their files: each is read and checked as a whole, then put in force at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("plainsong.security")
 
 
 class SecurityFileUnusable(Exception):
-    """A file of ``security`` cannot be used at the start."""
+    """A file of ``security`` that cannot be used at the start."""
 
     def __init__(self, setting: str, path: Path, why: str) -> None:
         super().__init__(f"{setting}: {why if str(path) in why else f'{path}: {why}'}")
@@ -36,8 +36,8 @@ class SecurityFiles:
     """The tokens file and the grants file of a guard.
 
     Args:
-      on_reload: called with ``tokens`` or ``grants``, and the digests before and after, when one was put in force.
-      on_failure: called when a changed file could not be used.
+      on_reload: called with ``tokens`` or ``grants``, and the digests before and after, when a changed file is in
+      force. on_failure: called when a changed file could not be used.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class SecurityFiles:
         }
         self._stamps: dict[str, Stamp | None] = {}
         self._digests: dict[str, str] = {}
-        #: Why the tables in force are not those of the files, by table; empty: they are.
+        #: By table: why it differs from its file; empty if none does.
         self.stale: dict[str, str] = {}
-        #: The bytes in force, for front ends.
+        #: The content of the files in force, for front ends.
         self.content: dict[str, bytes] = {}
         self._wanted = trio.Event()
 
@@ -71,7 +71,7 @@ class SecurityFiles:
         return {what: digest[:12] for what, digest in self._digests.items()}
 
     def load(self) -> None:
-        """Reads the files at the start. Raises SecurityFileUnusable."""
+        """Read the files at the start. Raises SecurityFileUnusable."""
         for what, path in self._paths.items():
             try:
                 self._put(what, _read(what, path))
@@ -79,12 +79,12 @@ class SecurityFiles:
                 raise SecurityFileUnusable(f"security.{what}_file", path, _why(error)) from None
 
     def look(self) -> None:
-        """Looks at the files soon, whatever their stamps say."""
+        """Check the files soon, whatever their stamps."""
         self._stamps.clear()
         self._wanted.set()
 
     async def run(self) -> None:
-        """Looks at the files every ``reload_s`` (0: only when it is told to), until cancelled."""
+        """Check the files every ``reload_s`` (0: only when ``look`` is called), until cancelled."""
         while True:
             with trio.move_on_after(self._reload_s or inf):
                 await self._wanted.wait()
@@ -98,7 +98,7 @@ class SecurityFiles:
             return
         before = self._digests.get(what, "")
         try:
-            # In a thread: a long file would hold up the event loop.
+            # In a thread, since a long file would block the event loop.
             self._put(what, await trio.to_thread.run_sync(_read, what, path))
         except (OSError, BadTokensFile, BadGrantsFile) as error:
             why = _why(error)

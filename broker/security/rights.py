@@ -1,4 +1,4 @@
-"""What one name may: its grants, ready to be asked about any topic. Pure."""
+"""The rights of one name: its grants, indexed for checks of any topic. Free of I/O."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
     from broker.security.grants import Pattern
 
-#: A set of verbs is a number with a bit for each.
+#: A set of verbs is an integer with one bit for each verb.
 BIT: dict[str, int] = {verb: 1 << at for at, verb in enumerate(VERBS)}
 ALL_BITS = (1 << len(VERBS)) - 1
-#: Answers about topics that are remembered, of all names together; beyond, they are worked out again.
+#: Cached decisions about topics, of all names together; the cache is cleared beyond.
 MAX_REMEMBERED = 100_000
-#: Longer namespaces and topics than these are none, and not worth remembering.
+#: No namespace or topic is longer than this; decisions about longer ones are not cached.
 MAX_PART = 255
-#: What was answered about a topic, by the rights that were asked, the namespace and the topic.
+#: The verbs on a topic, by rights, namespace and topic.
 Decisions: TypeAlias = "dict[tuple[Rights, str, str], int]"
 
 
 def bits_of(verbs: Iterable[Verb]) -> int:
-    """The verbs as a number."""
+    """Return the bit set of these verbs."""
     bits = 0
     for verb in verbs:
         bits |= BIT[verb]
@@ -32,10 +32,10 @@ def bits_of(verbs: Iterable[Verb]) -> int:
 
 
 class Rights:
-    """What a name may. There is one of it for a name and its groups, until the grants file changes.
+    """The rights of a name. There is one object for a name and its groups, until the grants file changes.
 
     Args:
-      decisions: what all names together remember; None: this one remembers by itself.
+      decisions: the cache shared by all names; None: use a separate one.
     """
 
     __slots__ = ("_exact", "_patterns", "_remembered", "_service", "grants")
@@ -59,17 +59,17 @@ class Rights:
 
     @property
     def remembered(self) -> int:
-        """How many answers it remembers."""
+        """Number of cached decisions."""
         return len(self._remembered)
 
     def topic_bits(self, namespace: str, topic: str) -> int:
-        """The verbs on a topic, whether it is there or not."""
+        """Return the verbs on a topic, whether or not it exists."""
         key = self, namespace, topic
         found = self._remembered.get(key)
         if found is None:
             found = self._topic_bits(namespace, topic)
             if len(namespace) > MAX_PART or len(topic) > MAX_PART:
-                return found  # whoever has a token, and may nothing, could fill the memory with them
+                return found  # caching these would let a client without rights fill the memory
             if len(self._remembered) >= MAX_REMEMBERED:
                 self._remembered.clear()
             self._remembered[key] = found
@@ -83,34 +83,34 @@ class Rights:
         return found
 
     def on_topic(self, verb: Verb, namespace: str, topic: str) -> bool:
-        """Whether it has the verb on a topic."""
+        """True if the name has the verb on a topic."""
         return bool(self.topic_bits(namespace, topic) & BIT[verb])
 
     def any_on_topic(self, namespace: str, topic: str) -> bool:
-        """Whether it has any verb on a topic."""
+        """True if the name has any verb on a topic."""
         return bool(self.topic_bits(namespace, topic))
 
     def namespace_bits(self, namespace: str) -> int:
-        """The verbs on a whole namespace: of patterns whose topic part is ``*``."""
+        """Return the verbs on a whole namespace: those of patterns whose topic part is ``*``."""
         return self._bits_where(lambda pattern: pattern.topic == "*" and pattern.matches_namespace(namespace))
 
     def on_namespace(self, verb: Verb, namespace: str) -> bool:
-        """Whether it has the verb on all topics of a namespace."""
+        """True if the name has the verb on all topics of a namespace."""
         return bool(self.namespace_bits(namespace) & BIT[verb])
 
     def within(self, namespace: str) -> bool:
-        """Whether it has any verb on something in a namespace."""
+        """True if the name has any verb on anything in a namespace."""
         if any(each == namespace for each, _ in self._exact):
             return True
         return bool(self._bits_where(lambda pattern: pattern.matches_namespace(namespace)))
 
     def on_service(self, verb: Verb) -> bool:
-        """Whether it has the verb on the service."""
+        """True if the name has the verb on the service."""
         return bool(self._service & BIT[verb])
 
     @property
     def service_bits(self) -> int:
-        """The verbs on the service."""
+        """The bit set of the verbs on the service."""
         return self._service
 
     def _bits_where(self, chosen: Callable[[Pattern], bool]) -> int:
@@ -122,7 +122,7 @@ class Rights:
 
 
 class _Everything(Rights):
-    """Of everybody while authentication is off."""
+    """The rights of every client while authentication is off."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""The guard of a daemon, from its settings: its files read, and what keeps them."""
+"""Builds a daemon's guard from its settings: reads its files, and keeps them up to date."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What decides who is let in, and what keeps it up to date."""
+    """The guard, and the parts that keep it up to date."""
 
     guard: Guard
     files: SecurityFiles
     provider: OidcProvider | None = None
 
     async def run(self) -> None:
-        """Keeps tables and keys up to date, until cancelled."""
+        """Keep tables and keys up to date, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.files.run)
             nursery.start_soon(self.guard.watch_ends)
@@ -39,9 +39,9 @@ class Security:
                 nursery.start_soon(self.provider.run)
 
     def digests(self) -> dict[str, str | None] | None:
-        """What other instances can compare with theirs: of the grants file, and of the ids of valid tokens.
+        """Return digests of the grants file and of the ids of valid tokens, for comparison between instances.
 
-        None: nobody is asked for a name.
+        None: authentication is off.
         """
         if not self.guard.required:
             return None
@@ -50,7 +50,7 @@ class Security:
 
     @property
     def stale(self) -> dict[str, str] | None:
-        """Which tables are not those of their files, and why, as ``readyz`` shows it."""
+        """The tables that differ from their files, and why, as ``readyz`` shows them; None if there are none."""
         stale = self.files.stale
         if not stale:
             return None
@@ -63,7 +63,7 @@ def build_security(
     on_failure: Callable[[str], None] = lambda what: None,
     on_quota: Callable[[str], None] = lambda limit: None,
 ) -> Security:
-    """Reads the files. Raises SecurityFileUnusable: one of them cannot be used."""
+    """Read the files, and build the guard. Raises SecurityFileUnusable."""
     settings = config.security
     names = ConnectionNames(settings.certificate_name, unix=settings.unix_names)
     guard = Guard(

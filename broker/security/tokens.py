@@ -1,7 +1,7 @@
-"""Our own tokens: how they are made and recognized, and the file that knows their hashes. Pure: no clock, no disk.
+"""Tokens of this daemon: how they are made and checked, and the file with their hashes. Free of I/O and clocks.
 
-A token has 238 random bits, so a plain SHA-256 of it and a dictionary are enough; slow hashes are for passwords. Its
-prefix lets scanners find it in what was leaked, and its checksum tells a typing error from an unknown token.
+A token has 238 random bits, so a plain SHA-256 and a dictionary are enough; slow hashes are for passwords. Its prefix
+lets scanners find leaked tokens, and its checksum distinguishes a typing error from an unknown token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHECK_CHARACTERS = 6
 _TOKEN = re.compile(rf"psg_[0-9A-Za-z]{{{_RANDOM_CHARACTERS + _CHECK_CHARACTERS}}}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{1,6})?(Z|\+00:00)")
-#: What a name may be; those of tokens have no colon, so that no other kind of credential can be taken for one.
+#: Valid names. Names of tokens have no colon, so that they cannot imitate other kinds of credentials.
 NAME = re.compile(r"[A-Za-z0-9_.@:/+=-]{1,255}")
 _TOKEN_NAME = re.compile(r"[A-Za-z0-9_.@/+=-]{1,255}")
 _FIELDS = ("id", "name", "hash", "created", "expires", "revoked", "note")
@@ -36,17 +36,17 @@ State = Literal["active", "expired", "revoked"]
 
 
 class BadTokensFile(ValueError):
-    """A tokens file that cannot be used; the text names the place."""
+    """A tokens file that cannot be used; the text has the position."""
 
 
 def new_token(choose: Callable[[str], str]) -> str:
-    """A token nobody has; ``choose`` picks one of the characters it is given, from the system's random source."""
+    """Return a new token; ``choose`` picks a character of the given ones, from the system's random source."""
     body = PREFIX + "".join(choose(_DIGITS) for _ in range(_RANDOM_CHARACTERS))
     return body + checksum(body)
 
 
 def checksum(body: str) -> str:
-    """The last characters of the token that begins with ``body``: its CRC-32 in base 62."""
+    """Return the checksum of a token that begins with ``body``: its CRC-32 in base 62."""
     left, digits = crc32(body.encode()), ""
     while left:
         left, digit = divmod(left, 62)
@@ -55,7 +55,7 @@ def checksum(body: str) -> str:
 
 
 def fault_of(token: str) -> str | None:
-    """What is wrong with the form of a token; None: nothing."""
+    """Return the fault in the form of a token; None if there is none."""
     if not token.startswith(PREFIX):
         return "it does not begin with psg_"
     if not _TOKEN.fullmatch(token):
@@ -66,23 +66,23 @@ def fault_of(token: str) -> str | None:
 
 
 def hash_of(token: str) -> str:
-    """What the file keeps of a token."""
+    """Return the hash that the file stores of a token."""
     return "sha256:" + sha256(token.encode()).hexdigest()
 
 
 def id_of(hashed: str) -> str:
-    """The id of the token with this hash."""
+    """Return the id of the token with this hash."""
     return hashed.removeprefix("sha256:")[:12]
 
 
 def is_name(name: str, *, of_token: bool = False) -> bool:
-    """Whether somebody may be called so; ``anonymous`` is nobody's."""
+    """True if the name is valid; ``anonymous`` is reserved."""
     return name != "anonymous" and (_TOKEN_NAME if of_token else NAME).fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """A token, as the file knows it."""
+    """A token in the file."""
 
     id: str
     name: str
@@ -94,7 +94,7 @@ class TokenEntry:
     note: str = ""
 
     def state(self, now_ms: int) -> State:
-        """Whether it is accepted, and why not. A revocation counts from the moment that it stands in the file."""
+        """Return the token's state. It is revoked once the file has a time of revocation, even a future one."""
         if self.revoked_ms is not None:
             return "revoked"
         return "expired" if self.expires_ms is not None and self.expires_ms <= now_ms else "active"
@@ -102,7 +102,7 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """Every token of a file."""
+    """All tokens of a file."""
 
     entries: tuple[TokenEntry, ...]
     by_hash: Mapping[str, TokenEntry]
@@ -110,16 +110,16 @@ class TokenTable:
 
     @classmethod
     def of(cls, entries: Iterable[TokenEntry]) -> TokenTable:
-        """The table of these entries, which have different hashes."""
+        """Return the table of entries with distinct hashes."""
         kept = tuple(entries)
         return cls(kept, {entry.hash: entry for entry in kept}, {entry.id: entry for entry in kept})
 
     def find(self, token: str) -> TokenEntry | None:
-        """The entry of a token, whatever its state."""
+        """Return the entry of a token, whatever its state."""
         return self.by_hash.get(hash_of(token))
 
     def valid_ids(self, now_ms: int) -> list[str]:
-        """The ids of the active tokens, sorted."""
+        """Return the ids of active tokens, sorted."""
         return sorted(entry.id for entry in self.entries if entry.state(now_ms) == "active")
 
 
@@ -130,7 +130,7 @@ NO_TOKENS = TokenTable.of(())
 
 
 def parse_tokens(data: bytes) -> TokenTable:
-    """The tokens of a file. Raises BadTokensFile: nothing of it can be used."""
+    """Parse a tokens file. Raises BadTokensFile: use nothing of it."""
     if len(data) > MAX_FILE_BYTES:
         raise BadTokensFile(f"it is larger than {MAX_FILE_BYTES} bytes")
     try:
@@ -184,7 +184,7 @@ def _time_ms(value: Any, where: str) -> int | None:
 
 
 def format_tokens(entries: Iterable[TokenEntry]) -> bytes:
-    """The reverse of ``parse_tokens``."""
+    """Return the content of a tokens file; the reverse of ``parse_tokens``."""
     shown = [
         {
             "id": entry.id,
@@ -201,7 +201,7 @@ def format_tokens(entries: Iterable[TokenEntry]) -> bytes:
 
 
 def time_text(time_ms: int | None) -> str | None:
-    """A time in ISO 8601, UTC."""
+    """Return a time in ISO 8601, UTC."""
     if time_ms is None:
         return None
     made = datetime.fromtimestamp(time_ms / 1000, UTC)
@@ -212,12 +212,12 @@ def time_text(time_ms: int | None) -> str | None:
 
 
 def revoked(entries: Iterable[TokenEntry], chosen: Callable[[TokenEntry], bool], now_ms: int) -> list[TokenEntry]:
-    """The entries, those that are chosen revoked, unless they were before."""
+    """Return the entries; revokes those chosen that are not revoked yet."""
     return [
         replace(entry, revoked_ms=now_ms) if entry.revoked_ms is None and chosen(entry) else entry for entry in entries
     ]
 
 
 def pruned(entries: Iterable[TokenEntry], now_ms: int) -> list[TokenEntry]:
-    """The entries that are still accepted."""
+    """Return the active entries."""
     return [entry for entry in entries if entry.state(now_ms) == "active"]

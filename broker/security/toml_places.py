@@ -1,6 +1,6 @@
-"""Where the keys and texts of a TOML document stand, which the standard library's reader does not say.
+"""Positions of keys and strings in a TOML document, which the standard library's reader does not report.
 
-The document has been read without fault before, so strings and comments are all that must be told apart here.
+The document was parsed successfully before, so it is enough to recognize strings and comments.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-#: A comment, a text in one of four kinds of quotes, the end of a line, a bare word, or any other character.
+#: A comment, a string in one of four kinds of quotes, the end of a line, a bare word, or any other character.
 _TOKEN = re.compile(
     r"""(?P<comment>\#[^\n]*)
     |(?P<text>\"{3}(?:\\.|[^\\])*?\"{3,5}|'{3}.*?'{3,5}|"(?:\\.|[^"\\\n])*"|'[^'\n]*')
@@ -25,15 +25,15 @@ class Place(NamedTuple):
 class _Token(NamedTuple):
     place: Place
     text: str
-    """Of a text what is in its quotes, escapes as they stand."""
+    """For a string the text between its quotes, escapes not decoded."""
     is_key: bool
 
 
 class Places:
-    """Finds places by table, key and text. What it cannot find it places at the table, or in line 1."""
+    """Finds positions by table, key and string; falls back to the table, then to line 1."""
 
     def __init__(self, document: str) -> None:
-        #: For each header the tokens behind it: the name, its place, and whether it is one of several.
+        #: For each header: the table's name, its position, and the tokens up to the next header.
         self._tables: list[tuple[str, Place, list[_Token]]] = [("", Place(1, 1), [])]
         self._read(document)
 
@@ -59,7 +59,7 @@ class Places:
                 if text == "]":
                     if header:
                         self._tables.append(("".join(header), where, []))
-                        header, starting = None, False  # the second bracket of [[…]] closes nothing below
+                        header, starting = None, False  # so that the second bracket of [[…]] is ignored below
                 elif text != "[":
                     header.append(text.strip("\"'"))
                 continue
@@ -72,12 +72,12 @@ class Places:
             starting = False
 
     def table(self, name: str, at: int) -> Place:
-        """Where the header of the table ``name`` stands, the first of which is 0."""
+        """Return the position of the header of the table ``name``, the ``at``-th from 0."""
         found = self._found(name, at)
         return Place(1, 1) if found is None else found[1]
 
     def of(self, table: str, at: int, key: str, value: str | None = None) -> Place:
-        """Where ``value`` of ``key`` stands; without one the key; without that the table."""
+        """Return the position of ``value`` of ``key``; of the key without one; else of the table."""
         found = self._found(table, at)
         if found is None:
             return Place(1, 1)
@@ -92,7 +92,7 @@ class Places:
                     place = token.place
             elif begun and value is not None and token.text == value:
                 return token.place
-        if not begun and not table:  # the key of the document may be a table's name
+        if not begun and not table:  # at the top level the key may be a table's name
             named = self._found(key, 0)
             return place if named is None else named[1]
         return place
