@@ -1,1 +1,1 @@
-"""The benchmark: ``python -m bench`` measures the daemon beside raw plyvel and a bare server, and reports ratios."""
+"""The benchmark: ``python -m bench`` compares the daemon with raw plyvel and a bare server, and reports ratios."""

@@ -5,8 +5,9 @@
     python -m bench growth --messages 1m,10m --topics 100,1000
     python -m bench backup --messages 10m
 
-All sections take about half an hour and ten gigabytes of disk, most of it for evenness and growth; ``--quick`` takes two
-minutes, for seeing that it works. It exits 0 whether or not the targets are reached: what they say is in the report.
+A full run takes about half an hour and ten gigabytes of disk, most of it for evenness and growth. ``--quick`` takes two
+minutes and only shows that everything works. The exit status is 0 whether or not the targets are reached; the report
+contains the verdicts.
 """
 
 from __future__ import annotations
@@ -72,10 +73,9 @@ MEASUREMENTS: dict[str, Callable[[Profile, Path, Callable[[str], None]], Section
 
 
 def main() -> None:
-    """The command line."""
     args = _arguments()
     profile = _chosen(QUICK if args.quick else FULL, args)
-    # What a program is to read stands alone on standard output.
+    # With --json, standard output is for programs: progress goes to standard error.
     say: Callable[[str], None] = partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
     facts = machine()
     args.scratch.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def main() -> None:
     for name in args.sections or args.only or MEASUREMENTS:
         with TemporaryDirectory(prefix=f"{name}-", dir=args.scratch) as scratch:
             section = MEASUREMENTS[name](profile, Path(scratch), say)
-        if section.rows:  # one has none where what it needs is not there, and has said so
+        if section.rows:  # skipped: what it needs is not installed, and it has printed a line about that
             sections.append(section)
     facts["minutes"] = f"{(time.monotonic() - begun_s) / 60:.1f}"
     conclude(profile.name, facts, sections, args.report, say, as_json=args.json)
@@ -114,7 +114,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _chosen(profile: Profile, args: argparse.Namespace) -> Profile:
-    """The profile with what the command line says otherwise."""
+    """Return the profile with the command line's overrides applied."""
     said = {
         "beside": args.beside,
         "even_s": args.seconds,
@@ -126,7 +126,7 @@ def _chosen(profile: Profile, args: argparse.Namespace) -> Profile:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """`100,10k,1m`, in rising order; none for an empty text."""
+    """Parse rising sizes such as ``100,10k,1m``; an empty text gives none."""
     factors = {"k": 1000, "m": 1_000_000}
     try:
         sizes = [

@@ -1,6 +1,6 @@
-"""What publishes keep of their rate while a backup is made, what memory it takes, and what a backup costs.
+"""Publish throughput and daemon memory during a backup, and the cost of a backup alone.
 
-The backup's client and the load generator share the machine with the daemon, as they would at whoever has one machine.
+The backup client and the load generator share the machine with the daemon, as in a deployment on one machine.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 CONNECTIONS = 16
 SIZE = 100
 TTL_S = 7 * 86_400
-#: A page of objects that the daemon has begun when its client is stopped is read to its end.
+#: How long to wait after stopping the client: the daemon finishes the page of objects that it has begun.
 SETTLE_S = 2.5
-#: The backup with nothing beside it is of so small a part of the messages.
+#: The backup without load copies this fraction of the messages.
 ALONE_PART = 10
 SAYS = """Durable publishes of one message of 100 B over 16 connections in a closed loop, in stretches of which in one a
 backup works, and in its neighbour its client is stopped: *÷ without* is the rate of the one by that of the other, pair by
@@ -42,7 +42,7 @@ client."""
 
 
 def measure_backup(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """Pairs of stretches, then one backup alone."""
+    """Measure pairs of rates, with and without a backup, then one backup without load."""
     section = Section("backup", "Backup", SAYS)
     data = scratch / "data"
     seed(data, "kept", profile.backed_up_messages, SIZE, int(time.time() * 1000) - 86_400_000, TTL_S)
@@ -92,7 +92,7 @@ def _command(ours: Daemon, folder: Path) -> list[str]:
 
 
 def _alone(ours: Daemon, folder: Path) -> dict[str, float]:
-    """One whole backup, and what it costs for a GB of rows."""
+    """Make one backup; return its duration, and processor time per GB of rows."""
     daemons_s, begun_s = ours.cpu_s(), time.monotonic()
     with subprocess.Popen(_command(ours, folder), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None  # a pipe was asked for
@@ -112,7 +112,7 @@ def _alone(ours: Daemon, folder: Path) -> dict[str, float]:
 
 
 class _Backups:
-    """Backups one after the other, each into a folder of its own, which work only while they are told to."""
+    """Consecutive backups, each into its own folder; they run only inside ``working``."""
 
     def __init__(self, ours: Daemon, folders: Path) -> None:
         self._ours = ours
@@ -133,7 +133,7 @@ class _Backups:
         self._thread.join()
         if self._process is not None:
             self._signal(signal.SIGCONT)
-            self._signal(signal.SIGINT)  # upon which it lets the daemon end its cut
+            self._signal(signal.SIGINT)  # on SIGINT the client has the daemon end its cut
             self._process.wait(60)
 
     def _go_on(self) -> None:
@@ -151,7 +151,7 @@ class _Backups:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """In the block they work."""
+        """Run backups in the block."""
         with self._lock:
             self._works = True
             self._signal(signal.SIGCONT)
@@ -161,7 +161,7 @@ class _Backups:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """In the block they do nothing."""
+        """Suspend the backup client in the block."""
         with self._lock:
             self._signal(signal.SIGSTOP)
         time.sleep(SETTLE_S)
@@ -170,7 +170,7 @@ class _Backups:
 
 @contextmanager
 def _peak(ours: Daemon) -> Iterator[dict[str, float]]:
-    """The daemon's highest resident memory in the block."""
+    """Record the daemon's highest RssAnon in the block, in MB, as ``mb``."""
     found = {"mb": 0.0}
     over = threading.Event()
 

@@ -1,6 +1,6 @@
-"""The requests of the benchmark, byte for byte, and the messages in them.
+"""The benchmark's requests as bytes, and the messages in them.
 
-Payloads are text that hardly compresses, each different from the next, the same in every run.
+Payloads are barely compressible text, all different, and the same in every run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NAMESPACE = "bench"
-#: Messages of one millisecond in a topic that was there before; see ``bench.seed``.
+#: Messages per millisecond in a topic filled by ``bench.seed``.
 BATCH_ROWS = 10_000
 AVRO_TYPE = "Content-Type: avro/binary"
 JSON_TYPE = "Content-Type: application/json"
 FRAMES = "Accept: application/vnd.plainsong.frames"
 
-#: How polls are asked for, by the name of the encoding they are answered in.
+#: Request headers of a poll, by the encoding of its response.
 ENCODINGS = {"avro": [AVRO_TYPE], "frames": [AVRO_TYPE, FRAMES], "json": [JSON_TYPE]}
 
 
@@ -37,7 +37,7 @@ def topic(name: str) -> TopicName:
 
 
 def path(name: str, verb: str = "") -> str:
-    """The path of a topic, or of one of its verbs."""
+    """Return the path of a topic, or of one of its verbs."""
     return f"/v1/namespaces/{NAMESPACE}/topics/{name}" + (f"/{verb}" if verb else "")
 
 
@@ -56,36 +56,36 @@ def publish(name: str, count: int, size: int) -> bytes:
 
 
 def held_poll(name: str, wait_ms: int) -> bytes:
-    """A poll of everything, held while there is nothing."""
+    """A poll from the start of the topic that waits while the topic is empty."""
     return post(path(name, "poll"), JSON.encode_poll(PollRequest(wait_ms=wait_ms)), [JSON_TYPE])
 
 
 def poll(name: str, encoding: str, start_from: bytes, limit: int, *, inclusive: bool = True) -> bytes:
-    """A poll of ``limit`` messages from an id on."""
+    """A poll of up to ``limit`` messages from an id on."""
     codec = JSON if encoding == "json" else AVRO
     body = codec.encode_poll(PollRequest(start_from, limit=limit, inclusive=inclusive))
     return post(path(name, "poll"), body, ENCODINGS[encoding])
 
 
-#: More pages of 10 000 messages than a daemon reads from its store in a second.
+#: Upper bound for pages of 10 000 messages that a daemon reads from its store in a second.
 MOST_PAGES = 600
 
 
 class NewPages:
-    """Requests of readers that walk through a topic, each page from where the one before ended.
+    """Poll requests of readers that walk through a topic, each page starting where the previous one ended.
 
-    Nobody has asked for any of the pages before: each walk has its own limit.
+    No page is requested twice: each walk uses a different limit.
     """
 
     def __init__(self, topic: str, firsts: Sequence[bytes], page: int) -> None:
-        """``firsts``: what ``bench.seed.seed`` returned; messages of the last one are left out."""
+        """``firsts``: the result of ``bench.seed.seed``; the messages of its last batch are not read."""
         if len(firsts) < 2:
             raise ValueError(f"the topic {topic} has too few messages")
         self._topic, self._firsts = topic, firsts
         self._limits = count_from(page, -1)
 
     def take(self, encoding: str, least: int) -> list[tuple[int, bytes]]:
-        """So many of them, or a few more: how many messages each asks for, and its request."""
+        """Return at least ``least`` requests, each with the number of messages it asks for."""
         taken: list[tuple[int, bytes]] = []
         messages = (len(self._firsts) - 1) * BATCH_ROWS
         while len(taken) < least:
@@ -97,7 +97,7 @@ class NewPages:
         return taken
 
     def _id(self, number: int) -> bytes:
-        """The id of the topic's message with this number, from 0 on."""
+        """Return the id of the topic's message with this number, counted from 0."""
         batch, at = divmod(number, BATCH_ROWS)
         first = unpack_id(self._firsts[batch])
         return pack_id(first.publish_ts_ms, first.sequence_id + at)

@@ -1,6 +1,6 @@
-"""What a chain costs a small publish: a chained topic and one without a chain of the same daemon, in turns.
+"""The cost of chaining for a small publish: chained and unchained topics in one daemon, measured in turns.
 
-Alone, in some two minutes: ``nice -n -19 python -m bench chained``.
+To run it alone, in about two minutes: ``nice -n -19 python -m bench chained``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOPICS = {"plain": "none", "again": "none", "chained": "sha256"}
 
 
 def measure_chained(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """A row for each number of connections, with a fresh daemon."""
+    """Measure a row for each number of connections, each on a new daemon."""
     section = Section("chained", "Chained topics", SAYS)
     for connections in profile.connections:
         with daemon(scratch / f"chained-{connections}") as running:
@@ -56,17 +56,17 @@ def measure_chained(profile: Profile, scratch: Path, say: Callable[[str], None])
 
 
 class _Side:
-    """One topic under load: its rates, and what the daemon spends on a publish to it."""
+    """One topic under load: its rates, and the daemon's processor time per publish."""
 
     def __init__(self, running: Daemon, topic: str, connections: int, seconds: float) -> None:
         self._running, self._connections, self._seconds = running, connections, seconds
         body = AVRO.encode_publish(PublishRequest(payloads(1, MESSAGE_BYTES)))
         self._request = post(path(topic, "publish"), body, [AVRO_TYPE])
-        #: Of each round.
+        #: One value per round.
         self.cpu_us: list[float] = []
 
     def rate(self) -> float:
-        """Publishes a second of one round."""
+        """Run one round; return its publishes per second."""
         before_s = self._running.cpu_s()
         result = run_load(self._running.port, self._connections, self._request, self._seconds)
         requests = result["requests"] + 2 * self._connections

@@ -1,4 +1,4 @@
-"""What publishers notice while millions of expired rows are removed."""
+"""Publish latencies while millions of expired rows are removed."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 SIZE = 100
 OLD = "old"
 INTERVAL_S = 0.5
-#: How long a day-old message lives before the benchmark shortens the time to live.
+#: Time to live of the day-old messages until the benchmark shortens it.
 LONG_TTL_S = 7 * 86_400
 CLEANING_TIMEOUT_S = 60.0
 SAYS = """Single durable publishes of 100 B to one topic while another topic's rows, expired all at once by shortening its time
 to live, are removed and their space is given back. *Quiet* is measured in the same daemon, before and after."""
-#: So many rows fill several volumes of the usual size.
+#: More rows than this fill several volumes of the default size.
 MANY_ROWS = 1_000_000
 SMALL_VOLUMES = {"storage_volume_bytes": 1 << 20, "storage_write_buffer_bytes": 1 << 18}
 
 
 def measure_cleaning(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """One cleaning for each number of publishing connections."""
+    """Measure a cleaning for each number of publishing connections."""
     section = Section("cleaning", "Publishing during cleaning", SAYS)
     for connections in profile.cleaning_connections:
         home = scratch / f"cleaning-{connections}"
         seed(home, OLD, profile.expired_rows, SIZE, int(time.time() * 1000) - 86_400_000, LONG_TTL_S)
-        # A volume that is still written keeps its space: where all would fit into one, volumes are small.
+        # The volume being written keeps its space: use small volumes where all rows would fit into one.
         sizes = {} if profile.expired_rows > MANY_ROWS else SMALL_VOLUMES
         with daemon(home, retention_interval_s=INTERVAL_S, **sizes) as ours:
             ours.create(TOPIC)
@@ -87,7 +87,7 @@ def _values(
 
 
 def _wait_for_cleaning(ours: Daemon, rows: int) -> int:
-    """The rows removed until the topic was clean; the janitor logs a topic when its space is given back too."""
+    """Return the rows removed; the janitor also logs a topic when its space is released, so lines are summed up."""
     removed = 0
     while removed < rows:
         line = ours.wait_for("topic cleaned", CLEANING_TIMEOUT_S)
@@ -97,7 +97,7 @@ def _wait_for_cleaning(ours: Daemon, rows: int) -> int:
 
 
 def _wait_for_space(home: Path, before_mb: float) -> float:
-    """What is on the disk once space has come back; a volume that has living rows beside is written anew first."""
+    """Return the disk usage once it has shrunk; a volume with live rows is rewritten first."""
     until_s = time.monotonic() + CLEANING_TIMEOUT_S
     while (now_mb := size_mb(home)) >= before_mb and time.monotonic() < until_s:
         time.sleep(INTERVAL_S / 10)
@@ -105,12 +105,12 @@ def _wait_for_space(home: Path, before_mb: float) -> float:
 
 
 def size_mb(directory: Path) -> float:
-    """What the files of a directory take on the disk."""
+    """Return the disk space that a directory's files occupy."""
     blocks = 0
     for parent, _, names in os.walk(directory):
         for name in names:
             try:
                 blocks += os.stat(os.path.join(parent, name)).st_blocks
             except FileNotFoundError:
-                continue  # compacted away meanwhile
+                continue  # removed by a compaction since it was listed
     return blocks * 512 / 1e6

@@ -1,9 +1,9 @@
-"""The Python client beside raw requests of the same kind, in the same run, from threads, trio and asyncio.
+"""The Python client compared with raw requests of the same kind, in the same run, from threads, trio and asyncio.
 
     python -m bench.client [--rounds 5] [--messages 300000] [--calls 2000]
 
-*Raw* is the client's own HTTP library with a request that is ready to send and an answer that nobody reads.
-Prints a line for each measurement (median of the rounds, lowest and highest) and what is to be reached.
+*Raw* is the client's own HTTP library sending a prepared request and discarding the response.
+Prints a line for each measurement (median of the rounds, lowest and highest), then each target and its verdict.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def publish_call(topic: str, messages: int) -> Call[Any]:
 
 
 def timed(count: int, work: Callable[[], object]) -> float:
-    """``count`` a second."""
+    """Run ``work``; return ``count`` per second."""
     begun_s = time.perf_counter()
     work()
     return count / (time.perf_counter() - begun_s)
@@ -153,7 +153,7 @@ async def from_a_loop(loop: str, url: str, topic: str, args: argparse.Namespace,
 
 
 def verdicts(rates: Rates) -> list[tuple[str, float, float]]:
-    """What is to be reached: its name, what came out, and the least it may be."""
+    """Return the targets: name, measured value, minimum."""
     found = []
     for side in ("thread", "asyncio", "trio"):
         cost = Spread.ratio(rates[f"{side}: one at a time, client"], rates[f"{side}: one at a time, raw"])
@@ -164,7 +164,6 @@ def verdicts(rates: Rates) -> list[tuple[str, float, float]]:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--messages", type=int, default=300_000)

@@ -1,7 +1,7 @@
-"""Several instances on one small HBase: throughput over topics, what forwarding costs, how long a hand-over is silent.
+"""Several instances on one small HBase: throughput over topics, cost of forwarding, duration of hand-overs.
 
-All of it on one machine: what more instances win in throughput shows only where there are cores for them. What shows
-anywhere is what a message costs, of whom.
+Everything runs on one machine, so more instances raise throughput only if there are cores for them. The cost of a
+message, per process, is meaningful anywhere.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SIGTERM, *killed* at SIGKILL with a session of {SESSION_S:g} s in ZooKeeper, whi
 
 
 def measure_cluster(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """One, two and three instances in turn; without Java a section without rows, and a line that says so."""
+    """Measure one, two and three instances in turn; without Java, print a line and return no rows."""
     section = Section("cluster", "Several instances", SAYS)
     if (lacking := why_not()) is not None:
         say(lacking)
@@ -61,7 +61,7 @@ def measure_cluster(profile: Profile, scratch: Path, say: Callable[[str], None])
 
 
 def _compare(rows: Sequence[Row]) -> None:
-    """What a message, or a forwarded request, costs beside the same with fewer instances."""
+    """Add the cost of a message, or forwarded request, relative to the deployment with the fewest instances."""
     first: dict[str, Row] = {}
     for row in rows:
         name = f"{row.what['what']}, {row.what['connections']}"
@@ -75,7 +75,7 @@ _runs = count()
 
 
 class _Cluster:
-    """Instances that know each other, and the topics they own."""
+    """Instances of one cluster, and their topics."""
 
     def __init__(self, hbase: HBase, daemons: dict[str, Daemon]) -> None:
         self.hbase = hbase
@@ -87,7 +87,7 @@ class _Cluster:
     @classmethod
     @contextmanager
     def open(cls, hbase: HBase, scratch: Path, instances: int) -> Iterator[_Cluster]:
-        """So many of them, stopped at the end."""
+        """Start this many instances; stop them at the end."""
         run = next(_runs)
         with ExitStack() as stack:
             daemons = {}
@@ -102,7 +102,7 @@ class _Cluster:
             yield cls(hbase, daemons)
 
     def topics(self, what: str, owned_by: str, wanted: int) -> list[str]:
-        """New topics that an instance owns."""
+        """Create topics that the instance ``owned_by`` owns."""
         names = (f"{what}-{self._run}-{number}" for number in count())
         found: list[str] = []
         while len(found) < wanted:
@@ -116,7 +116,7 @@ class _Cluster:
         return found
 
     def _wait_owned(self, owner: str, topic: str) -> None:
-        """Until its owner answers for the topic itself."""
+        """Wait until the owner answers for the topic itself. Raises RuntimeError after 30 seconds."""
         until_s = time.monotonic() + 30
         while time.monotonic() < until_s:
             connection = HTTPConnection("127.0.0.1", self.daemons[owner].port, timeout=30)
@@ -130,13 +130,13 @@ class _Cluster:
         raise RuntimeError(f"{owner} does not own {topic}, as it should")
 
     def cpu_s(self) -> dict[str, float]:
-        """Processor time of each instance, and (``hbase``) of what they share."""
+        """Return the processor time of each instance, and (``hbase``) of everything they share."""
         used = {name: ours.cpu_s() for name, ours in self.daemons.items()}
         return used | {"hbase": sum(cpu_s(process.pid) for process in self.hbase.processes.values())}
 
 
 def _over_topics(cluster: _Cluster, profile: Profile) -> Row:
-    """All topics at once, each at its owner."""
+    """Publish to all topics at once, each at its owner."""
     targets = [
         (ours.port, bodies.publish(topic, GROUP, SIZE))
         for name, ours in cluster.daemons.items()
@@ -157,7 +157,7 @@ def _over_topics(cluster: _Cluster, profile: Profile) -> Row:
 def _spent(
     cluster: _Cluster, targets: Sequence[tuple[int, bytes]], connections: int, seconds: float
 ) -> tuple[float, dict[str, float]]:
-    """Requests a second, and the processor time of each for one request."""
+    """Return requests per second, and seconds of processor time per request, by process."""
     before = cluster.cpu_s()
     result = run_loads(targets, connections, seconds)
     requests = result["requests"] + 2 * connections
@@ -166,10 +166,10 @@ def _spent(
 
 
 def _kinds(cluster: _Cluster) -> list[tuple[str, bytes, int]]:
-    """What is forwarded: publishes and polls of a topic of the first instance."""
+    """Return the requests to forward: publishes to and polls of a topic of the first instance."""
     (topic,) = cluster.topics("forwarded", "instance-0", 1)
     port = cluster.daemons["instance-0"].port
-    run_loads([(port, bodies.publish(topic, 1000, SIZE))], 1, 0.1)  # something to poll, in the cache
+    run_loads([(port, bodies.publish(topic, 1000, SIZE))], 1, 0.1)  # messages to poll, cached
     polled = bodies.poll(topic, "frames", bytes(ID_BYTES), 1000)
     return [
         ("single", bodies.publish(topic, 1, SIZE), 1),
@@ -180,7 +180,7 @@ def _kinds(cluster: _Cluster) -> list[tuple[str, bytes, int]]:
 
 
 def _forwarded(cluster: _Cluster, profile: Profile, what: str, request: bytes, connections: int) -> Row:
-    """One request at its owner, and through the other instance."""
+    """Measure one request at its owner, and through the other instance."""
     used: dict[str, list[dict[str, float]]] = {"direct": [], "forwarded": []}
 
     def side(name: str, port: int) -> float:
@@ -203,7 +203,7 @@ def _forwarded(cluster: _Cluster, profile: Profile, what: str, request: bytes, c
 
 
 def _handed_over(cluster: _Cluster, profile: Profile, what: str, end: Callable[[Daemon], None]) -> Row:
-    """All topics of the first instance, which goes, by clients of the second."""
+    """End the first instance; measure when the second one's clients can publish to each of its topics again."""
     topics = cluster.topics(what, "instance-0", profile.handed_topics)
     goes, stays = cluster.daemons["instance-0"], cluster.daemons["instance-1"]
     before = cluster.cpu_s()

@@ -1,10 +1,10 @@
-"""How long Python's garbage collector stops the daemon, with many open topics.
+"""Pauses of the daemon by Python's garbage collector, with many open topics.
 
     python -m bench.collecting [--topics 100000] [--listings 20] [--stream-s 20]
 
-A daemon runs in this process and opens the topics, each with one message. Then ``GET /v1/topics`` is asked again and
-again, and one stream of ``/v1/events`` about a single topic is open for a while, while a connection publishes. It prints
-the longest collections, as ``gc.callbacks`` sees them, and the slowest publishes.
+A daemon runs in this process and opens the topics, each with one message. While a connection publishes, ``GET
+/v1/topics`` is requested repeatedly; then one stream of ``/v1/events`` about a single topic is open. It prints the
+longest collections, as reported to ``gc.callbacks``, and the slowest publishes.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ print(*(f"{each * 1000:.0f}" for each in sorted(slowest)[-5:]), f"of {len(slowes
 
 
 class Pauses:
-    """The durations of this process's collections."""
+    """Records the durations of this process's collections."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self._begun_s = 0.0
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
-        """A callback of ``gc.callbacks``."""
+        """Called by ``gc.callbacks``."""
         del info
         now_s = time.perf_counter()
         if phase == "start":
@@ -62,14 +62,14 @@ class Pauses:
             self.seconds.append(now_s - self._begun_s)
 
     def take(self) -> str:
-        """The longest since the last call, in words."""
+        """Describe the longest collections since the last call."""
         taken, self.seconds = self.seconds, []
         longest = " ".join(f"{each * 1000:.0f}" for each in sorted(taken)[-5:])
         return f"{len(taken)} collections, {sum(taken):.2f} s, longest ms: {longest}"
 
 
 def measure(port: int, args: argparse.Namespace, pauses: Pauses) -> None:
-    """Ask the daemon, and print what was seen."""
+    """Send the requests and print the measurements."""
     connection = HTTPConnection("127.0.0.1", port)
 
     def ask(method: str, path: str, body: str | None = None) -> None:
@@ -115,7 +115,6 @@ def measure(port: int, args: argparse.Namespace, pauses: Pauses) -> None:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.collecting", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--topics", type=int, default=100_000)
     parser.add_argument("--listings", type=int, default=20)

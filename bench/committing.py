@@ -1,11 +1,11 @@
-"""Messages on their way to a committed reader: writers with short transactions, one long one, and who waits for them.
+"""Latency of a committed reader: writers with short transactions, one long transaction, and a reader waiting for them.
 
     python -m bench.committing --port 7420 --topic t --seconds 20 --rate 3000 --writers 16 --stored 1000000
 
-A process of its own, one thread per connection. Each message says when its publish was sent. Prints one JSON object:
-``p50_ms``, ``p99_ms`` and ``max_ms`` from there to its delivery, ``messages``, ``rate`` (messages a second),
-``hold_ms`` (from sending the stored transaction's publish to its commit's answer; 0 without one) and ``gap_ms`` (the
-longest time in which the reader got nothing of the writers').
+Runs as its own process, with a thread per connection. Each message carries the time at which its publish was sent.
+Prints one JSON object: ``p50_ms``, ``p99_ms`` and ``max_ms`` from there to its delivery, ``messages``, ``rate``
+(messages a second), ``hold_ms`` (from sending the stored transaction's publish to its commit's response; 0 without one)
+and ``gap_ms`` (the longest time without a message of the writers).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from plainsong.protocol.requests import PollRequest, PublishRequest
 
 _STAMP = struct.Struct(">Q")
 _MAGIC = b"stamped:"
-#: The long transaction is published in the middle of the run, and left undecided for so long.
+#: The long transaction is published in the middle of the run, and stays undecided for this long.
 HOLD_S = 0.05
-#: The reader gives up so long after the writers' end.
+#: The reader gives up this long after the writers' end.
 PATIENCE_S = 30.0
 
 
 @dataclass(slots=True)
 class Run:
-    """What the threads share."""
+    """State shared by the threads."""
 
     port: int
     topic: str
@@ -51,7 +51,7 @@ class Run:
 
 
 def write(run: Run, per_second: float, per_transaction: int) -> None:
-    """Short transactions at a steady pace until the end, and until there was one."""
+    """Run short transactions at a steady rate until the end, and at least one."""
     pause_s = per_transaction / per_second
     due_s = time.monotonic()
     with Wire(run.port) as wire:
@@ -68,7 +68,7 @@ def write(run: Run, per_second: float, per_transaction: int) -> None:
 
 
 def write_stored(run: Run, messages: int) -> None:
-    """One long transaction that stores for the first half of the run, publishes, waits, and commits."""
+    """Run one long transaction: store during the first half of the run, publish, wait, commit."""
     with Wire(run.port) as wire:
         pointer = begin(wire, "long")
         request = under(run.topic, "store", pointer, PER_REQUEST)
@@ -87,7 +87,7 @@ def write_stored(run: Run, messages: int) -> None:
 
 
 def read(run: Run) -> None:
-    """Poll, committed and waiting, until everything the writers sent has come."""
+    """Poll, committed and waiting, until everything the writers sent has arrived."""
     since: bytes | None = None
     last_s = time.monotonic()
     with Wire(run.port) as wire:
@@ -101,7 +101,7 @@ def read(run: Run) -> None:
             stamped = False
             last = LAST_ID.search(head)
             since = since if last is None else after(bytes.fromhex(last.group(1).decode()))
-            # Pages of the stored transaction alone are not taken apart: what is measured is the daemon.
+            # Pages with only the stored transaction are not decoded: the reader must not become the bottleneck.
             for frame in decode_frames(body) if _MAGIC in body else ():
                 if frame.payload.startswith(_MAGIC):
                     stamped = True
@@ -112,7 +112,6 @@ def read(run: Run) -> None:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Latencies of a committed reader; prints one JSON object.")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--topic", default="t")

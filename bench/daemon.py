@@ -1,4 +1,4 @@
-"""A daemon as a process of its own: start it, ask it, weigh it, stop it."""
+"""A daemon in its own process: start it, send requests, read its memory and processor time, stop it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 180.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# Kinds of resident memory: all, a process's own, and what it has mapped of files, which the system takes back when it
-# needs it.
+# Kinds of resident memory: all, the process's own, and its file mappings, which the kernel reclaims under pressure.
 ALL, OWN, MAPPED = "VmRSS", "RssAnon", "RssFile"
 
 
@@ -49,11 +48,11 @@ class Daemon:
         self.lines.put({"event": "ended"})
 
     def ended(self) -> None:
-        """Wait until all that the process has said has been read, after its end."""
+        """Wait until all output of the terminated process has been read."""
         self._reader.join()
 
     def wait_for(self, event: str, timeout_s: float) -> dict[str, Any]:
-        """The next log line with this event. Raises TimeoutError."""
+        """Return the next log line with this event. Raises TimeoutError; RuntimeError if the daemon ends first."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:
@@ -74,7 +73,7 @@ class Daemon:
         headers: Mapping[str, str] | None = None,
         authority: Path | None = None,
     ) -> bytes:
-        """The body of an answer that has to be 200; ``authority``: ask by TLS."""
+        """Return a response's body; raise RuntimeError unless it is 200. ``authority``: use TLS and trust this CA."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         if authority is not None:
             trusting = ssl.create_default_context(cafile=authority)
@@ -91,33 +90,33 @@ class Daemon:
         return content
 
     def create(self, topic: str, authorization: str | None = None, authority: Path | None = None) -> None:
-        """Create a topic of the benchmark's namespace; ``authority``: of the certificate of a daemon with TLS."""
+        """Create a topic of the benchmark's namespace; ``authority``: the CA file of a daemon with TLS."""
         headers = {} if authorization is None else {"Authorization": authorization}
         self.ask("PUT", path(topic), headers=headers, authority=authority)
 
     def metric(self, name: str) -> float:
-        """A metric without labels."""
+        """Return the value of a metric without labels; 0 if there is no such metric."""
         found = re.search(rf"^{name} (\S+)$", self.ask("GET", "/metrics").decode(), re.MULTILINE)
         return float(found.group(1)) if found else 0.0
 
     def resident_mb(self, kind: str = ALL) -> float:
-        """Resident memory of this kind, in MB."""
+        """Return resident memory of this kind, in MB."""
         return resident_mb(self.process.pid, kind)
 
     def cpu_s(self) -> float:
-        """Processor time used so far."""
+        """Return the processor time used so far."""
         return cpu_s(self.process.pid)
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time that a process has used so far."""
+    """Return the processor time that a process has used so far, user and system."""
     with open(f"/proc/{pid}/stat", encoding="ascii") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def resident_mb(pid: int, kind: str = ALL) -> float:
-    """Resident memory of a process, in MB: ``ALL``, its ``OWN``, or what it has ``MAPPED`` from files."""
+    """Return a process's resident memory in MB: ``ALL`` of it, its ``OWN``, or ``MAPPED`` from files."""
     with open(f"/proc/{pid}/status", encoding="ascii") as file:
         found = re.search(rf"{kind}:\s+(\d+) kB", file.read())
     assert found is not None  # every process has it
@@ -126,11 +125,11 @@ def resident_mb(pid: int, kind: str = ALL) -> float:
 
 @contextmanager
 def daemon(data_dir: Path, **settings: object) -> Iterator[Daemon]:
-    """A daemon over ``data_dir`` on a free port, stopped at the end.
+    """Run a daemon over ``data_dir`` on a free port; stop it at the end.
 
     Args:
-      settings: ``retention_interval_s=5`` is ``--set retention.interval_s=5``: up to the first underscore the
-        section.
+      settings: ``retention_interval_s=5`` is ``--set retention.interval_s=5``: the text up to the first underscore is
+        the section.
     """
     command = [sys.executable, "-m", "broker", "--bind", "127.0.0.1:0", "--data-dir", str(data_dir)]
     chosen: dict[str, object] = {"log.format": "json"}

@@ -1,4 +1,4 @@
-"""How soon a committed reader gets what short transactions publish, alone and beside one that stores a million."""
+"""Latency from publish to committed reader with short transactions, alone and while one stores a million messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MEASURES = {
 
 
 def measure_delivery(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """Without and with the long transaction, a daemon each."""
+    """Measure without and with the long transaction, each on a new daemon."""
     section = Section("delivery", "Delivery to a committed reader", SAYS)
     for stored in (0, profile.stored_messages):
         with daemon(scratch / f"delivery-{stored}") as ours:

@@ -1,9 +1,9 @@
-"""What the doors themselves cost: the lane's empty answer beside a bare ASGI application on hypercorn, in one run.
+"""Cost of the HTTP layer alone: an empty response from the lane, and from a bare ASGI application on hypercorn.
 
     python -m bench.doors [--requests 20000] [--connections 1,16,64]
 
-Prints one JSON object per line and a ratio per number of connections. Each server is a process of its own, so is
-the load generator (``bench/load.py``).
+Prints one JSON object per line and a ratio per number of connections. Each server runs in its own process, as does the
+load generator (``bench/load.py``).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ LOAD = Path(__file__).with_name("load.py")
 
 
 async def live(receive: Any, send: Any) -> None:
-    """The lifespan of an application that has none: hypercorn fails now and then when it simply returns."""
+    """The lifespan of an application without one: hypercorn fails now and then if it simply returns."""
     while (message := await receive())["type"] != "lifespan.shutdown":
         await send({"type": f"{message['type']}.complete"})
     await send({"type": "lifespan.shutdown.complete"})
 
 
 async def bare(scope: Any, receive: Any, send: Any) -> None:
-    """The least an ASGI application can do: read the body, answer 200 with nothing."""
+    """The minimal ASGI application: read the body, answer 200 without a body."""
     if scope["type"] == "lifespan":
         for step in ("startup", "shutdown"):
             await receive()
@@ -53,13 +53,13 @@ async def bare(scope: Any, receive: Any, send: Any) -> None:
 
 
 def empty(request: Request, answered: Answered) -> None:
-    """The handler of the lane's empty answer."""
+    """The lane's handler: answer 200 without a body."""
     del request
     answered(Answer(200))
 
 
 def serve_lane(told: Connection) -> None:
-    """Serves the lane with ``empty`` behind it, on a free port that it tells."""
+    """Serve the lane with the handler ``empty`` on a free port, and send the port."""
 
     async def main() -> None:
         settings = HttpSettings()
@@ -85,7 +85,7 @@ def serve_lane(told: Connection) -> None:
 
 
 def serve_bare(told: Connection) -> None:
-    """Serves ``bare`` on hypercorn's trio worker as it comes, on a free port that it tells."""
+    """Serve ``bare`` on hypercorn's unmodified trio worker on a free port, and send the port."""
 
     async def main() -> None:
         config = Config()
@@ -104,7 +104,7 @@ def serve_bare(told: Connection) -> None:
 
 
 def measure(port: int, connections: int, requests: int, *more: str) -> dict[str, Any]:
-    """One run of the load generator."""
+    """Run the load generator once."""
     command = [sys.executable, str(LOAD), "--port", str(port), "--connections", str(connections)]
     command += ["--requests", str(requests), "--warm-up", str(max(100, requests // 10)), *more]
     result: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -112,7 +112,6 @@ def measure(port: int, connections: int, requests: int, *more: str) -> dict[str,
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="The lane's empty answer beside a bare ASGI application.")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--connections", default="1,16,64")
@@ -124,7 +123,7 @@ def main() -> None:
         ours, theirs = spawn.Pipe()
         process = spawn.Process(target=target, args=(theirs,), daemon=True)
         process.start()
-        theirs.close()  # so that a server that fails to start ends our wait
+        theirs.close()  # so that recv() fails if the server does not start
         processes.append(process)
         ports[name] = ours.recv()
     for connections in map(int, args.connections.split(",")):

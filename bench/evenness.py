@@ -1,7 +1,7 @@
-"""How evenly publishes are answered at a fixed rate: alone, and beside what else a daemon does.
+"""Publish latencies at a fixed rate: alone, and while the daemon does other work.
 
-The loop is open: requests are due at fixed times, and each wait counts from when its request was due. The same daemon
-under a closed loop would hide a second's pause in the few requests that were under way.
+The loop is open: requests are due at fixed times, and latency counts from the due time. A closed loop would hide a
+pause of a second in the few requests then in flight.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 SIZE = 100
 SHARES = (("1/4", 0.25), ("1/2", 0.5), ("3/4", 0.75))
-#: Topics over which batches are spread.
+#: Batches are spread over this many topics.
 TOPICS = 10
 PAGE = 10_000
 READERS = 2
-#: Readers have pages to ask for so much longer than the measured time.
+#: Readers are given requests for the measured time and this margin.
 MARGIN_S = 5.0
 LONG_TTL_S = 7 * 86_400
-#: An expired topic is looked for so often.
+#: Interval at which the daemon looks for expired topics.
 CLEANING_INTERVAL_S = 0.2
-#: After the measured time, for what has not been cleaned by then.
+#: How long to wait, after the measured time, for the cleaning to finish.
 CLEANING_TIMEOUT_S = 60.0
 SAYS = """Waits of durable publishes in an open loop: requests are due at a fixed rate, a quarter, a half and three
 quarters of the highest that a closed loop of as many connections reached just before, and a wait counts from when the
@@ -70,7 +70,7 @@ KINDS = (
 
 
 def measure_evenness(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """Both kinds of load, under each condition, at each share of the highest rate found for it."""
+    """Measure both kinds of load under each condition, at each share of the highest rate found for it."""
     section = Section("evenness", "Evenness", SAYS)
     for kind in KINDS:
         home = scratch / f"evenness-{kind.name}"
@@ -120,7 +120,7 @@ def _line(row: Row) -> str:
 
 
 class _Conditions:
-    """What goes on beside the measured load, in the same daemon or on the same machine."""
+    """Work that runs during the measured load, in the same daemon or on the same machine."""
 
     def __init__(self, profile: Profile, home: Path) -> None:
         self._profile = profile
@@ -129,10 +129,10 @@ class _Conditions:
         self._firsts: dict[str, list[bytes]] = {}
         if not CONDITIONS.keys() >= set(profile.beside):
             raise ValueError(f"there are the conditions {', '.join(CONDITIONS)}")
-        #: Messages a reader far behind reads, and of each topic that expires: a topic can expire once.
         if "readers" in profile.beside:
             self._seed("behind", profile.behind_messages)
             self._pages = bodies.NewPages("behind", self._firsts["behind"], PAGE)
+        # A topic can expire only once: each share has its own.
         for number in range(len(SHARES) if "cleaning" in profile.beside else 0):
             self._seed(f"old-{number}", profile.cleaned_beside)
         if "copy" in profile.beside:
@@ -143,7 +143,7 @@ class _Conditions:
         self._firsts[topic] = seed(self._home / "data", topic, messages, SIZE, first_ms, LONG_TTL_S)
 
     def beside(self, name: str, ours: Daemon) -> AbstractContextManager[dict[str, float]]:
-        """The condition of this name while the context lasts; what it has to say of itself is there at its end."""
+        """Run the named condition inside the context; its own figures are available when the context ends."""
         return CONDITIONS[name](self, ours)
 
     @contextmanager
@@ -159,7 +159,7 @@ class _Conditions:
         ours.ask("PUT", bodies.path(topic, "properties"), {"ttl": 1})
         yield noted
         removed = 0
-        with suppress(TimeoutError):  # the figure says how far it came
+        with suppress(TimeoutError):  # the figure shows how much was removed
             while removed < self._profile.cleaned_beside:
                 line = ours.wait_for("topic cleaned", CLEANING_TIMEOUT_S)
                 if line["topic"].endswith(topic):
@@ -168,7 +168,7 @@ class _Conditions:
 
     @contextmanager
     def readers(self, ours: Daemon) -> Iterator[dict[str, float]]:
-        """Readers that ask for one page after the other, none of which is in the cache, or was asked for before."""
+        """Readers that request page after page; no page is cached or requested twice."""
         noted: dict[str, float] = {}
         least = int((self._profile.even_s + MARGIN_S) * bodies.MOST_PAGES / READERS)
         asked = [self._pages.take("avro", least) for _ in range(READERS)]
@@ -185,7 +185,7 @@ class _Conditions:
 
     @contextmanager
     def copy(self, ours: Daemon) -> Iterator[dict[str, float]]:
-        """Copies of another store, one after the other: on the same disk and cores, not in the same process."""
+        """Repeated copies of another store: same disk and cores, different process."""
         noted: dict[str, float] = {}
         copies = _Copies(self._home / "other", self._home / f"copies-{self._rounds}")
         self._rounds += 1
@@ -198,7 +198,7 @@ class _Conditions:
         noted["beside it"] = copies.whole * self._profile.behind_messages / (time.monotonic() - begun_s)
 
 
-#: What can go on beside, by its name in a profile. A backup of the daemon itself will be one.
+#: Conditions by their names in a profile.
 CONDITIONS: dict[str, Callable[[_Conditions, Daemon], AbstractContextManager[dict[str, float]]]] = {
     "alone": _Conditions.alone,
     "cleaning": _Conditions.cleaning,
@@ -208,7 +208,7 @@ CONDITIONS: dict[str, Callable[[_Conditions, Daemon], AbstractContextManager[dic
 
 
 class _Copies(threading.Thread):
-    """``plainsong copy`` from one directory into new ones, again and again until it is stopped."""
+    """``plainsong copy`` from one directory into new ones, repeated until stopped."""
 
     def __init__(self, source: Path, targets: Path) -> None:
         super().__init__(daemon=True)
@@ -237,7 +237,7 @@ class _Copies(threading.Thread):
             return self._running
 
     def stop(self) -> None:
-        """End the copy under way; a copy that is killed can be continued, and its target is removed with the scratch."""
+        """Kill the running copy and remove its target."""
         with self._lock:
             self._stopped = True
             if self._running is not None:

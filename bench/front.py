@@ -1,4 +1,4 @@
-"""Front ends beside one process: durable single publishes, and what each process spends on one."""
+"""Front ends compared with one process: durable single publishes, and processor time per publish and process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MESSAGE_BYTES = 100
 
 
 def measure_front(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """One connection, and many; both daemons run all the time and are asked in turns."""
+    """Measure one connection, then many; both daemons run throughout and are measured in turns."""
     section = Section("front", "Front ends", SAYS)
     with daemon(scratch / "one") as one, daemon(scratch / "front", http_processes=FRONT_ENDS) as front:
         for each in (one, front):
@@ -42,7 +42,7 @@ def measure_front(profile: Profile, scratch: Path, say: Callable[[str], None]) -
 
 
 class _Side:
-    """One daemon under load: its rates, the time one publish takes, and what its processes spend on it."""
+    """One daemon under load: its rates, median latency, and processor time per publish of its processes."""
 
     def __init__(self, running: Daemon, connections: int, seconds: float) -> None:
         self._running = running
@@ -83,6 +83,6 @@ def _measure(profile: Profile, connections: int, one: Daemon, front: Daemon) -> 
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started, from whichever thread."""
+    """Return the child processes of a process, whichever of its threads started them."""
     started = [path.read_text(encoding="ascii") for path in Path(f"/proc/{pid}/task").glob("*/children")]
     return [int(each) for line in started for each in line.split()]

@@ -1,7 +1,7 @@
-"""Starting the load generator in a process of its own, with its answers checked.
+"""Run the load generator in its own process and check its responses.
 
-It is ``bench/loadgen``, in C, where there is a compiler: on few cores a generator in Python takes from the server what
-it is to measure. Without one it is ``bench/load.py``, which does the same for HTTP at two to three times the cost.
+It is ``bench/loadgen``, in C, if there is a compiler: on few cores a generator in Python takes processor time from the
+server under test. Otherwise it is ``bench/load.py``, which does the same for HTTP at two to three times the cost.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 LOAD = Path(__file__).with_name("load.py")
 SOURCES = Path(__file__).with_name("loadgen")
-#: Where the compiled generator is kept, which git ignores; named by its sources, so that it is never an old one.
+#: Folder of the compiled generator, ignored by git. The file name contains a hash of the sources, so it is never stale.
 BUILT = Path(__file__).parents[1] / ".cache" / "bench"
-#: More than any run reaches: the time ends it.
+#: Higher than any run reaches: the run ends by time.
 _REQUESTS = 1 << 30
 
 
 @cache
 def compiled() -> Path | None:
-    """The generator in C, compiled if need be; None where there is no compiler, or ``BENCH_PURE`` is set."""
+    """Return the generator in C, compiling it if necessary; None without a compiler, or if ``BENCH_PURE`` is set."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None or os.environ.get("BENCH_PURE"):
         return None
@@ -51,19 +51,19 @@ def compiled() -> Path | None:
 
 
 def generator() -> str:
-    """Which generator is used, for the report."""
+    """Return the generator's language, for the report."""
     return "C" if compiled() else "Python"
 
 
 class Load:
-    """A load generator at work; ``result`` once it has ended."""
+    """A running load generator; ``result`` is set once it has ended."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self.result: dict[str, Any] = {}
 
     def end(self) -> dict[str, Any]:
-        """Wait for its end, after telling it that it is enough if it has no time of its own."""
+        """Wait until it ends by itself; return its result. Raises RuntimeError if it failed or a status was not 200."""
         out, _ = self._process.communicate()
         if self._process.returncode:
             raise RuntimeError("the load generator failed")
@@ -73,7 +73,7 @@ class Load:
         return self.result
 
     def enough(self) -> dict[str, Any]:
-        """Let it end now."""
+        """Stop it now; return its result."""
         self._process.send_signal(signal.SIGTERM)
         return self.end()
 
@@ -82,7 +82,7 @@ class Load:
 def started(
     requests: Sequence[bytes], ports: Sequence[int], *options: str, hello: bytes = b"", pure: bool = False
 ) -> Iterator[Load]:
-    """A load generator with these requests and options; ``hello`` only where it is compiled; ``pure``: in Python."""
+    """Start a load generator. ``hello`` is sent by the compiled one only; ``pure``: use the one in Python."""
     program = None if pure else compiled()
     with TemporaryDirectory(prefix="requests-") as directory:
         command = [str(program)] if program else [sys.executable, str(LOAD)]
@@ -115,11 +115,11 @@ def load(
     pure: bool = False,
     authority: Path | None = None,
 ) -> Iterator[Load]:
-    """A load generator that sends ``request`` for so many seconds (0: until it is enough).
+    """Send ``request`` for ``seconds`` (0: until ``Load.enough``).
 
     Args:
-      pure: the one in Python, as it is for TLS in any case.
-      authority: the file of the authority of the server's certificate; None: no TLS.
+      pure: use the generator in Python, which TLS always does.
+      authority: CA file of the server's certificate; None: no TLS.
     """
     options = [*_options(connections, seconds), "--warm-up", str(warm_up)]
     if authority is not None:
@@ -132,7 +132,7 @@ def load(
 def loads(
     targets: Sequence[tuple[int, bytes]], connections: int, seconds: float = 0, warm_up: int = 0
 ) -> Iterator[Load]:
-    """As ``load``, for several ports and requests, dealt to the connections in turn."""
+    """Like ``load``, for several ports and requests, dealt to the connections in turn."""
     options = [*_options(connections, seconds), "--warm-up", str(warm_up)]
     with started([request for _, request in targets], [port for port, _ in targets], *options) as running:
         yield running
@@ -142,9 +142,9 @@ def loads(
 def loads_everywhere(
     port: int, connections: int, requests: Sequence[bytes], seconds: float = 0, *, rate: float = 0, number: int = 0
 ) -> Iterator[Load]:
-    """A load generator each of whose connections sends all requests in turn.
+    """Start a load generator in which each connection sends all requests in turn.
 
-    ``rate``: an open loop, as ``bench/load.py`` explains. ``number``: end after so many requests; 0: the time ends it.
+    ``rate``: an open loop, see ``bench/load.py``. ``number``: end after this many requests; 0: end by time.
     """
     options = [*_options(connections, seconds, number), "--everywhere"]
     if rate:
@@ -158,13 +158,13 @@ def _options(connections: int, seconds: float, number: int = 0) -> list[str]:
 
 
 def run_load(port: int, connections: int, request: bytes, seconds: float) -> dict[str, Any]:
-    """A whole run, with a short warm-up; see ``bench/load.py`` for what it returns."""
+    """Do a whole run after a short warm-up; ``bench/load.py`` documents the result."""
     with load(port, connections, request, seconds, warm_up=2 * connections) as running:
         return running.end()
 
 
 def run_loads(targets: Sequence[tuple[int, bytes]], connections: int, seconds: float) -> dict[str, Any]:
-    """As ``run_load``, for several ports and requests."""
+    """Like ``run_load``, for several ports and requests."""
     with loads(targets, connections, seconds, warm_up=2 * connections) as running:
         return running.end()
 
@@ -172,6 +172,6 @@ def run_loads(targets: Sequence[tuple[int, bytes]], connections: int, seconds: f
 def run_everywhere(
     port: int, connections: int, requests: Sequence[bytes], seconds: float = 0, *, rate: float = 0, number: int = 0
 ) -> dict[str, Any]:
-    """A whole run of ``loads_everywhere``."""
+    """Do a whole run of ``loads_everywhere``."""
     with loads_everywhere(port, connections, requests, seconds, rate=rate, number=number) as running:
         return running.end()

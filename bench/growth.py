@@ -1,4 +1,4 @@
-"""What grows with what is stored: rate, memory, disk, start and poll by time, over messages and over topics."""
+"""Rate, memory, disk usage, start-up time and polls by time as messages, or topics, accumulate."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 SIZE = 100
 PER_REQUEST = 1000
-#: Topics that messages are spread over, and connections that publish them.
+#: Messages are spread over TOPICS topics and published over CONNECTIONS connections.
 TOPICS = 50
 CONNECTIONS = 4
-#: Messages between two looks at how fast it goes: a stall shows in the waits of its piece.
+#: Progress is printed after each piece of this many messages, with its longest wait.
 PIECE = 1_000_000
-#: Polls by time, each of so many messages, whose median is shown.
+#: Polls by time per size, each for PAGE messages; their median is reported.
 POLLS = 40
 PAGE = 100
-#: A topic's message, so that it is no empty name.
+#: One message per topic, so that no topic is empty.
 _ONE = PublishRequest([b"one message"])
 SAYS = """One daemon that is filled, stopped and started again at each size. *Messages*: 100 B each, over 50 topics, in
 requests of 1000 on four connections; the rate and the waits are of the last million before that size (or of all there
@@ -43,7 +43,7 @@ on, each of a random topic, directly after that start."""
 
 
 def measure_growth(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """Both kinds of growth, each over a data directory of its own."""
+    """Measure both kinds of growth, each in its own data directory."""
     section = Section("growth", "Growth", SAYS)
 
     def found(row: Row) -> None:
@@ -81,7 +81,7 @@ def _grow(
 
 
 class _Messages:
-    """Fills the same topics with more and more messages."""
+    """Fills a fixed set of topics with more and more messages."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -147,7 +147,7 @@ class _Topics:
 
 
 def _polled(ours: Daemon, filling: _Messages | _Topics) -> dict[str, float]:
-    """Waits of polls from random times on, of random topics."""
+    """Poll random topics from random times; return the median and the longest wait."""
     dice = random.Random(7)
     connection = HTTPConnection("127.0.0.1", ours.port, timeout=60)
     last_ms = int(time.time() * 1000)

@@ -1,6 +1,6 @@
-"""The daemon on a small real HBase beside raw Thrift calls for the same messages: publishes, polls, one publish alone.
+"""The daemon on a small real HBase, compared with raw Thrift calls for the same messages: publishes, polls, singles.
 
-HBase, its gateway, daemon, generator and raw calls share the machine; a first round of each is not counted.
+HBase, its gateway, the daemon, the generator and the raw calls share the machine; the first round of each is discarded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SIZE = 100
 GROUP = 1000
-#: Topics: of groups, of single publishes, and the one that is read.
+#: Topics: of batches, of single publishes, and the one that is polled.
 GROUPS, SINGLES, READ = "groups", "singles", "read"
 SAYS = """Messages of 100 B a second. *groups*: requests of 1000, beside ``mutateRows`` of the same 1000 rows on as many
 connections; *store*: commits of 1000 rows without a daemon. *poll*: a page from far behind (the daemon was started after it
@@ -38,7 +38,7 @@ falls to, by call, commit, request, or topic that is opened; and what the write-
 
 
 def measure_hbase(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """All of it against one HBase; without Java a section without rows, and a line that says so."""
+    """Measure everything against one HBase; without Java, print a line and return no rows."""
     section = Section("hbase", "HBase", SAYS)
     if (lacking := why_not()) is not None:
         say(lacking)
@@ -67,13 +67,13 @@ def measure_hbase(profile: Profile, scratch: Path, say: Callable[[str], None]) -
 
 
 def settings_of(hbase: HBase) -> dict[str, Any]:
-    """What a daemon on it is told."""
+    """Return the settings of a daemon on this HBase."""
     host, port = hbase.address
     return {"storage_kind": "hbase", "storage_hbase.thrift": f"{host}:{port}"}
 
 
 def _fill_idle(ours: Daemon, topics: int) -> list[str]:
-    """Topics of one message each."""
+    """Create topics with one message each."""
     names = [f"idle-{number}" for number in range(topics)]
     with Wire(ours.port) as wire:
         for name in names:
@@ -89,11 +89,11 @@ class _Bench:
         self._raw = raw
 
     def groups(self, connections: int) -> Row:
-        """Requests of a thousand."""
+        """Requests of 1000 messages."""
         return self._written("groups", connections, partial(self._rate, connections))
 
     def store(self, connections: int) -> Row:
-        """Commits of a thousand, without a daemon."""
+        """Commits of 1000 rows, without a daemon."""
         seconds = self._profile.seconds
         return self._written("store", connections, lambda: self._raw.commit(GROUP, SIZE, connections, seconds))
 
@@ -109,7 +109,7 @@ class _Bench:
         return float(run_load(self._port, connections, request, self._profile.seconds)["requests_per_s"]) * GROUP
 
     def single(self) -> Row:
-        """One message a request, one connection."""
+        """One message per request, on one connection."""
         seconds = self._profile.seconds
         request = bodies.publish(SINGLES, 1, SIZE)
         sides = {
@@ -122,7 +122,7 @@ class _Bench:
         return Row({"what": "single", "connections": 1}, values)
 
     def fill(self) -> None:
-        """A page of messages for the daemon that comes next, and the same as raw rows."""
+        """Write a page of messages, for the daemon started next, and the same as raw rows."""
         page = self._profile.page_messages
         with Wire(self._port) as wire:
             for _ in range(page // GROUP):
@@ -130,7 +130,7 @@ class _Bench:
         self._raw.fill(READ, page, SIZE)
 
     def poll(self, encoding: str) -> Row:
-        """Whole pages, by one reader."""
+        """Whole pages, read by one reader."""
         page, seconds = self._profile.page_messages, self._profile.seconds
         request = bodies.poll(READ, encoding, bytes(ID_BYTES), page)
 
@@ -152,5 +152,5 @@ class _Bench:
 
 
 def _turns(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """As ``in_turns``, after a round that is not counted: a JVM that is cold is several times slower."""
+    """Like ``in_turns``, after a discarded round: a cold JVM is several times slower."""
     return {name: values[1:] for name, values in in_turns(sides, rounds + 1).items()}

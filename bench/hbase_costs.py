@@ -1,6 +1,6 @@
-"""What one call, commit, request, poll and open topic cost whom: the numbers that ``bench/scale.py`` reckons with.
+"""Cost of a call, commit, request, poll and topic opening, per process: the input of ``bench/scale.py``.
 
-Processor time is read from the system for each process before and after; the log's growth from its files.
+Processor time of each process is read before and after; growth of the write-ahead log is read from its files.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SIZE = 100
 
 
 def call_costs(profile: Profile, hbase: HBase, raw: RawCalls) -> list[Row]:
-    """Of Thrift calls and the store's commits, for region server and gateway."""
+    """Costs of Thrift calls and of the store's commits, for the region server and the gateway."""
     seconds = 2 * profile.seconds
 
     def cost(what: str, measured: Callable[[], float]) -> Row:
-        measured()  # a JVM that is cold costs several times as much
+        measured()  # a cold JVM costs several times as much
         before, log = _used(hbase), _log_bytes(hbase)
         measured()
         used = {name: (after - before[name]) / raw.made * 1e6 for name, after in _used(hbase).items()}
@@ -51,7 +51,7 @@ def call_costs(profile: Profile, hbase: HBase, raw: RawCalls) -> list[Row]:
 
 
 def daemon_costs(profile: Profile, ours: Daemon, groups: str, singles: str) -> list[Row]:
-    """Of publishes and polls, for the daemon; ``groups`` and ``singles`` are topics of its."""
+    """Costs of publishes and polls, for the daemon; ``groups`` and ``singles`` are topics of it."""
 
     def cost(what: str, connections: int, request: bytes) -> Row:
         run_load(ours.port, connections, request, profile.seconds)
@@ -73,7 +73,7 @@ def daemon_costs(profile: Profile, ours: Daemon, groups: str, singles: str) -> l
 
 
 def open_costs(ours: Daemon, topics: list[str]) -> Row:
-    """Of topics that nobody has asked for since the start: time, processor time and memory of each."""
+    """Cost per topic of the first request for it since the start: time, processor time, memory."""
     with Wire(ours.port) as wire:
         wire.send(bodies.poll(topics[0], "frames", bytes(ID_BYTES), 1))
         used, memory, begun_s = ours.cpu_s(), ours.resident_mb(), time.perf_counter()
@@ -92,7 +92,7 @@ def _row(what: str, connections: int, values: dict[str, float]) -> Row:
 
 
 def _last_page(ours: Daemon, topic: str) -> bytes:
-    """The first id of a new request of a thousand."""
+    """Publish 1000 messages in one request; return the first id."""
     messages = {"messages": [text.decode() for text in bodies.payloads(1000, SIZE)]}
     body = json.dumps(messages).encode()
     with Wire(ours.port) as wire:

@@ -1,7 +1,7 @@
-"""How long others wait beside clients that mean harm, or are merely unusual.
+"""Publish latencies of ordinary clients next to hostile or merely unusual ones.
 
-Each of them is a process of its own, ``python -m bench.hostile KIND PORT COUNT``, so that it takes nothing from the
-process that measures.
+The hostile clients run in their own process, ``python -m bench.hostile KIND PORT COUNT``, to keep them out of the
+measuring process.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 16
 SIZE = 100
-#: Of the highest rate, so that a wait is the daemon's and not the queue's.
+#: Fraction of the highest rate, low enough that a wait is the daemon's and not queueing.
 SHARE = 0.25
 MIB = 1 << 20
 LARGE = "large"
-#: Messages of the topic whose pages are asked for and not read.
+#: Messages in the topic whose pages are requested and never read.
 LARGE_MESSAGES = 64
 ROOT = Path(__file__).parents[1]
 SAYS = """Waits of single durable publishes of 100 B over 16 connections in an open loop, at a quarter of the rate of a closed
@@ -46,7 +46,7 @@ of 64 KiB that decompress to 64 MiB."""
 
 
 async def announced(port: int, sent: Callable[[], object]) -> None:
-    """Announces a large body, sends a byte of it, and waits for the refusal."""
+    """Announce a large body, send one byte of it, and wait for the refusal."""
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     async with stream:
         head = post(bodies.path(TOPIC, "publish"), b"", [bodies.AVRO_TYPE])
@@ -56,7 +56,7 @@ async def announced(port: int, sent: Callable[[], object]) -> None:
 
 
 async def unread(port: int, sent: Callable[[], object]) -> None:
-    """Asks for a large page, and reads none of it until the connection is cut."""
+    """Request large pages and read nothing until the connection is cut."""
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
         await stream.send_all(bodies.held_poll(LARGE, 0) * 3)
         sent()
@@ -79,7 +79,7 @@ def _again(body: bytes, *headers: str) -> Once:
 
 
 def kinds() -> dict[str, Once]:
-    """What each of them does on one connection, once."""
+    """Return the client kinds: a function that does its work once, on one connection."""
     packed = gzip.compress(b"", mtime=0)
     return {
         "announced": announced,
@@ -90,7 +90,7 @@ def kinds() -> dict[str, Once]:
     }
 
 
-#: How many connections of each.
+#: Connections per kind.
 COUNTS = {"announced": 1000, "unread": 100, "chunks": 4, "members": 4, "bombs": 4}
 
 
@@ -119,7 +119,7 @@ async def _torment(port: int, count: int, once: Once) -> None:
 
 @contextmanager
 def tormented(kind: str, port: int) -> Iterator[None]:
-    """While these clients are at it."""
+    """Run hostile clients of this kind in the block."""
     command = [sys.executable, "-m", "bench.hostile", kind, str(port), str(COUNTS[kind])]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
@@ -132,7 +132,7 @@ def tormented(kind: str, port: int) -> Iterator[None]:
 
 
 def measure_hostile(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """A row for each kind of client."""
+    """Measure a row for each kind of client."""
     section = Section("hostile", "Beside hostile clients", SAYS)
     with daemon(scratch / "hostile") as ours:
         ours.create(TOPIC)
@@ -172,7 +172,7 @@ def _measured(ours: Daemon, kind: str, rate: float, profile: Profile) -> Row:
 
 
 def main() -> None:
-    """The process of the clients."""
+    """Run the hostile clients' process."""
     kind, port, count = sys.argv[1:]
     trio.run(_torment, int(port), int(count), kinds()[kind])
 

@@ -3,18 +3,18 @@
     python bench/load.py --port 7420 --connections 16 --requests 20000 --request-file request.bin
     python bench/load.py --port 7420 --connections 16 --requests 20000 --path /v1/... --body-size 100 --header 'Content-Type: …'
 
-Several ``--port`` and ``--request-file``, as many of one as of the other, are dealt to the connections in turn; with
-``--everywhere`` each connection sends all requests in turn, to one port. It needs nothing but the standard library, runs
-as a process of its own, and prints one JSON object: ``requests``, ``seconds``, ``requests_per_s``, ``p50_ms``,
-``p90_ms``, ``p99_ms``, ``p999_ms``, ``max_ms``, ``received_bytes``, ``statuses`` (how often each), ``cpu_s`` (its own:
-near ``seconds`` means that it, and not the server, is the limit). It ends after ``--requests``, after ``--seconds``, or
-at SIGTERM, whichever comes first.
+Several ``--port`` and ``--request-file``, in equal numbers, are dealt to the connections in turn; with ``--everywhere``
+each connection sends all requests in turn, to one port. It needs only the standard library, runs as its own process,
+and prints one JSON object: ``requests``, ``seconds``, ``requests_per_s``, ``p50_ms``, ``p90_ms``, ``p99_ms``,
+``p999_ms``, ``max_ms``, ``received_bytes``, ``statuses`` (with their counts), ``cpu_s`` (its own: near ``seconds``
+means that the generator is the limit, not the server). It ends after ``--requests``, after ``--seconds``, or at
+SIGTERM, whichever comes first.
 
-``--rate`` makes the loop open: a request is due every ``1 / rate`` seconds, is sent by whichever connection is free, or
-by the first that becomes free, and its wait is counted from when it was due. A server that stops for a second is then
-seen by all that would have come in that second, and not by the few that were under way. The result says besides
-``unsent`` (had no answer ten seconds after the end; their waits so far count), ``late_p99_ms`` and ``late_max_ms``: by
-how much requests left too late although a connection was free, which is the generator's own share in each wait.
+``--rate`` makes the loop open: a request is due every ``1 / rate`` seconds, is sent by a free connection, or by the
+first to become free, and its latency counts from the due time. A pause of a second then shows in all requests due in
+that second, not only in the few in flight. The result also contains ``unsent`` (requests without a response ten seconds
+after the end; their waits so far are included), and ``late_p99_ms`` and ``late_max_ms``: how late requests left
+although a connection was free, which is the generator's own share of each latency.
 
 Where there is a C compiler, ``bench/generator.py`` starts ``bench/loadgen`` instead, which takes the same options.
 """
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 RECEIVE_BYTES = 1 << 20
-#: Of an answer's first line.
+#: Length of the response up to the end of the status code.
 _STATUS_END = 12
 
 
 class Answers:
-    """One connection: sends a request, and says when its answer is complete."""
+    """One connection: sends a request, and reports when its response is complete."""
 
     __slots__ = ("_need", "_parts", "_requests", "_size", "_tail", "sent_at", "sock")
 
@@ -56,19 +56,19 @@ class Answers:
         self._reset()
 
     def send(self, at_s: float) -> None:
-        """Send the next request; its wait counts from ``at_s``."""
+        """Send the next request; its latency counts from ``at_s``."""
         self.sent_at = at_s
         self.sock.sendall(next(self._requests))
 
     def _reset(self) -> None:
         self._parts: list[bytes] = []
         self._size = 0
-        #: Bytes of the whole answer, -1 when it is chunked, 0 while its head is incomplete.
+        #: Bytes of the whole response; -1 if it is chunked, 0 while its head is incomplete.
         self._need = 0
         self._tail = b""
 
     def take(self, data: bytes) -> tuple[int, int] | None:
-        """``(status, bytes)`` when ``data`` completes the answer, else None."""
+        """Return ``(status, bytes)`` if ``data`` completes the response, else None."""
         if not data:
             raise ConnectionError("the server closed the connection")
         self._parts.append(data)
@@ -100,7 +100,7 @@ class Answers:
 
 
 def received(sock: socket.socket) -> bytes:
-    """What has come; of TLS all records, since the poll knows nothing of those that were decrypted."""
+    """Read available bytes; with TLS, all decrypted records, which epoll does not see."""
     data = sock.recv(RECEIVE_BYTES)
     while isinstance(sock, ssl.SSLSocket) and sock.pending():
         data += sock.recv(RECEIVE_BYTES)
@@ -109,7 +109,7 @@ def received(sock: socket.socket) -> bytes:
 
 @dataclass(slots=True)
 class _Found:
-    """What a run has measured."""
+    """Measurements of one run."""
 
     latencies: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
@@ -130,11 +130,11 @@ def run(
     everywhere: bool = False,
     tls: ssl.SSLContext | None = None,
 ) -> dict[str, Any]:
-    """Sends ``requests`` requests over ``connections`` connections, after ``warm_up`` unmeasured ones.
+    """Send ``requests`` requests over ``connections`` connections, after ``warm_up`` unmeasured ones.
 
     ``targets``: port and request, dealt to the connections in turn, or (``everywhere``) all sent by each. ``seconds``:
-    send no more after so long; 0: as long as it takes. ``rate``: requests due in a second, however long answers take;
-    0: each connection sends the next when it has its answer. ``tls``: the context of the connections; None: plain.
+    send no more after this time; 0: no limit. ``rate``: requests due per second, however long responses take; 0: each
+    connection sends its next request when it has its response. ``tls``: the connections' context; None: plain TCP.
     """
     poll = select.epoll()
     by_fd: dict[int, Answers] = {}
@@ -188,7 +188,7 @@ _DRAIN_S = 10.0
 
 
 class _Told:
-    """Whether somebody has said that it is enough."""
+    """``enough`` is set at SIGTERM: send no more."""
 
     enough = False
 
@@ -234,7 +234,7 @@ def _drive_open(poll: select.epoll, by_fd: dict[int, Answers], rate: float, seco
         while idle and arrivals < total and (due := start + arrivals / rate) <= now and not _Told.enough:
             connection = idle.pop()
             busy.add(connection.sock.fileno())
-            # Due while a connection was free: what has passed since is the generator's own.
+            # It was due while a connection was free: the delay is the generator's own.
             if due >= free_since:
                 found.late.append(now - due)
             connection.send(due)
@@ -243,7 +243,7 @@ def _drive_open(poll: select.epoll, by_fd: dict[int, Answers], rate: float, seco
         if over and not busy:
             return found
         if now > start + seconds + _DRAIN_S:
-            # The server cannot keep up: who still waits has waited at least so long.
+            # The server cannot keep up: count the waits so far.
             waiting = [start + number / rate for number in range(arrivals, total)]
             waiting += [by_fd[fd].sent_at for fd in busy]
             found.latencies += [now - due for due in waiting]
@@ -266,13 +266,12 @@ def _drive_open(poll: select.epoll, by_fd: dict[int, Answers], rate: float, seco
 
 
 def post(path: str, body: bytes, headers: list[str]) -> bytes:
-    """The bytes of a POST."""
+    """Return the bytes of a POST."""
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", *headers, f"Content-Length: {len(body)}"]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Load over raw sockets; prints one JSON object.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True, action="append")

@@ -1,4 +1,4 @@
-"""What the daemon weighs: at the start, with many idle topics, with many parked polls, and after load."""
+"""The daemon's memory: at start, with many idle topics, with many parked polls, and after load."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOAD_S = 10.0
 
 
 def measure_memory(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """One daemon, weighed again and again; and for comparison a bare ASGI server."""
+    """Measure one daemon step by step, and a bare ASGI server for comparison."""
     section = Section("memory", "Memory", SAYS)
 
     def weighed(state: str, megabytes: float, **more: float) -> None:
@@ -56,7 +56,7 @@ def measure_memory(profile: Profile, scratch: Path, say: Callable[[str], None]) 
 
 
 def _parked(ours: Daemon, polls: int, seconds: float) -> tuple[float, float]:
-    """Memory with so many parked polls, and the share of a core they cost while they wait."""
+    """Return memory with parked polls, and the fraction of a core they use while parked."""
     command = [sys.executable, "-m", "bench.parked", "--port", str(ours.port), "--path", bodies.path(TOPIC)]
     command += ["--polls", str(polls), "--hold"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -1,11 +1,11 @@
-"""Long polls that wait, and how soon a publish wakes them; a process of its own, on raw sockets.
+"""Parked long polls, and how soon a publish wakes them; its own process, on raw sockets.
 
     python -m bench.parked --port 7420 --path /v1/namespaces/bench/topics/t --polls 1000 --wakes 10
     python -m bench.parked --port 7420 --path /v1/namespaces/bench/topics/t --polls 1000 --hold
 
-Prints one JSON object: ``p50_ms``, ``p99_ms`` and ``max_ms`` from the publish's answer to a poll's, over all polls
-and wakes, and ``all_ms``, the median time until the last poll was answered. With ``--hold`` it wakes nobody, prints
-``parked`` and keeps the polls waiting until its standard input ends.
+Prints one JSON object: ``p50_ms``, ``p99_ms`` and ``max_ms`` from the publish's response to a poll's, over all polls
+and wakes, and ``all_ms``, the median time until the last poll was answered. With ``--hold`` it publishes nothing more,
+prints ``parked`` and keeps the polls waiting until its standard input ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from statistics import median
 
 from bench.load import Answers, post
 
-#: The longest wait that http-api.md allows.
+#: The longest wait that docs/http-api.md allows.
 WAIT_MS = 60_000
 _JSON = "Content-Type: application/json"
 _PARKED = re.compile(rb"^plainsong_parked_polls ([0-9.e+]+)$", re.MULTILINE)
@@ -46,7 +46,7 @@ class Parked:
         return sock
 
     def publish(self) -> tuple[str, float]:
-        """Publish a message; its id, and when the answer was here."""
+        """Publish a message; return its id and the time at which the response was complete."""
         body = json.dumps({"messages": ["wake up"]}).encode()
         self._publisher.sendall(post(f"{self._path}/publish", body, [_JSON, "Prefer: return=representation"]))
         answer, whole = b"", Answers(self._publisher)
@@ -62,7 +62,7 @@ class Parked:
         return last_id, answered_s
 
     def park(self, last_id: str) -> None:
-        """Let every connection wait for what comes after ``last_id``; return when all of them do."""
+        """Poll on every connection for messages after ``last_id``; return when all polls are parked."""
         body = json.dumps({"startFrom": last_id, "inclusive": False, "waitMs": WAIT_MS}).encode()
         request = post(f"{self._path}/poll", body, [_JSON])
         for sock in self._pollers:
@@ -71,7 +71,7 @@ class Parked:
             time.sleep(0.005)
 
     def wake(self) -> tuple[str, list[float]]:
-        """Publish; the message's id, and after how many seconds each poll was answered."""
+        """Publish; return the message's id, and for each poll the seconds until its response."""
         last_id, published_s = self.publish()
         answered: list[float] = []
         while len(answered) < len(self._pollers):

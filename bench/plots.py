@@ -1,4 +1,4 @@
-"""The plots of the report, one a section; none where matplotlib is not installed."""
+"""The report's plots, one per section; none without matplotlib."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
     from bench.rounds import Row, Section
 
-#: Sides of the publish plot, from the slowest kind of answer to the fastest kind of write.
+#: Sides of the publish plot, from the slowest server to the fastest kind of write.
 _SIDES = ("bare", "plainsong", "lane", "raw request", "raw group")
 
 
 def draw(directory: Path, sections: Sequence[Section]) -> dict[str, str]:
-    """Draw what there is a plot for; file names by section."""
+    """Draw the sections that have a plot; return the file names by section."""
     if find_spec("matplotlib") is None:
         return {}
     import matplotlib as mpl
 
     mpl.use("svg")
-    # The same numbers give the same file.
+    # Reproducible: the same numbers give the same file.
     mpl.rcParams["svg.hashsalt"] = "plainsong"
     from matplotlib import pyplot
 
@@ -67,7 +67,7 @@ def _bars(axes: Any, rows: Sequence[Row], label: str, sides: Sequence[str]) -> N
 
 
 def _across(column: str, unit: str, name: Callable[[Row], str]) -> Callable[[Any, Sequence[Row]], Any]:
-    """A plot of one column, a horizontal bar a row."""
+    """Return a plot of one column, with a horizontal bar per row."""
 
     def plot(pyplot: Any, rows: Sequence[Row]) -> Any:
         figure, axes = pyplot.subplots(figsize=(7, 0.4 * len(rows) + 1))
@@ -149,7 +149,7 @@ def _peers_rates(pyplot: Any, rows: Sequence[Row]) -> Any:
 
 
 def _peers_open(pyplot: Any, rows: Sequence[Row]) -> Any:
-    """The rates that are the same for all, and those that are shares of what each can do."""
+    """Plot rates common to all peers on one side, shares of each peer's own highest rate on the other."""
     rates = list(dict.fromkeys(str(row.what["rate"]) for row in rows))
     halves = [each for each in ([r for r in rates if "highest" not in r], [r for r in rates if "highest" in r]) if each]
     figure, line = pyplot.subplots(1, len(halves), figsize=(5 * len(halves), 4), squeeze=False, sharey=True)

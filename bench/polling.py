@@ -1,4 +1,4 @@
-"""Polling pages from the cache and from far behind, beside a raw plyvel scan of the same rows."""
+"""Polling cached and cold pages, compared with a raw plyvel scan of the same rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SIZE = 100
 TTL_S = 7 * 86_400
 _SMALLS = "small"
-#: Messages of a request in the topic that small requests were published to.
+#: Messages per request in the topic of small requests.
 SMALL = 10
 SAYS = f"""Messages a second in pages of 10 000 messages of 100 B. *Cached*: the newest, from the scan cache. *Cold*: from far
 behind, read from LevelDB (whose files the system has in memory, for both sides), of messages that came in large requests
@@ -37,7 +37,7 @@ plyvel and the same read options, through the same messages, and does nothing wi
 
 
 def measure_polling(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """Cached and cold pages in every encoding."""
+    """Measure cached and cold pages in every encoding."""
     home = scratch / "poll"
     home.mkdir()
     page, rounds, seconds = profile.page_messages, profile.rounds, profile.seconds
@@ -74,7 +74,7 @@ def measure_polling(profile: Profile, scratch: Path, say: Callable[[str], None])
 
 
 def _fill_cache(port: int, page: int) -> bytes:
-    """Publish more than a page, so that it is in the cache; the id to read that page from."""
+    """Publish more than a page, so that a page is cached; return the id at which it begins."""
     connection = HTTPConnection("127.0.0.1", port)
     firsts = []
     for _ in range(page // 1000 + 2):
@@ -94,7 +94,7 @@ def _rate(port: int, connections: int, request: bytes, page: int, seconds: float
 
 
 def _cold_rate(port: int, connections: int, pages: bodies.NewPages, encoding: str, seconds: float) -> float:
-    """Messages/s of readers with pages of their own, one connection each."""
+    """Return messages per second of concurrent readers, one connection each, which read different pages."""
     asked = [pages.take(encoding, int(seconds * bodies.MOST_PAGES / connections)) for _ in range(connections)]
     with ExitStack() as running:
         loads = []

@@ -1,4 +1,4 @@
-"""Publishing with deduplication beside publishing without, atomic batches beside plain requests, and what it weighs."""
+"""Deduplicated and atomic publishes compared with plain ones; cost of replay, and memory per producer."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from bench.profiles import Profile
 
 CONNECTIONS = 16
-#: Requests a second that no daemon on two cores reaches, by messages in a request: so many are made ready.
+#: Requests to prepare per second, by messages per request: more than a daemon on two cores can answer.
 _AT_MOST = {1: 40_000, 10: 30_000, 100: 15_000, 1000: 2_500}
-#: Sequence ids of one run are so far from those of the next.
+#: Distance between the sequence ids of one run and those of the next.
 _APART = 1 << 24
-#: Requests that each producer is remembered with, at most.
+#: Results that the daemon keeps per producer.
 _RESULTS = 5
 SAYS = """Messages a second over 16 connections, each side beside plain requests of the same size in the same daemon and
 round, sent by the same generator. *Deduplicated*: each connection is a producer, every message has a sequence id, and
@@ -39,7 +39,7 @@ remembered."""
 
 
 def measure_producers(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """Rates in one daemon; replay and memory in one each."""
+    """Measure rates in one daemon, replay and memory in one each."""
     section = Section("producers", "Producers", SAYS)
     with daemon(scratch / "producers") as ours:
         for what, messages, manner in (
@@ -63,7 +63,7 @@ def measure_producers(profile: Profile, scratch: Path, say: Callable[[str], None
 
 
 def _beside_plain(ours: Daemon, profile: Profile, messages: int, manner: dict[str, Any]) -> dict[str, Spread]:
-    """The rate of requests of this manner, and its ratios."""
+    """Return the rate of such requests, and its ratios."""
     firsts = count(FIRST_ID, _APART)
 
     def rate(topic: str, **how: Any) -> float:
@@ -91,7 +91,7 @@ def _beside_plain(ours: Daemon, profile: Profile, messages: int, manner: dict[st
 def _run(
     ours: Daemon, topic: str, messages: int, seconds: float, first: int, *, producers: int = 0, atomic: bool = False
 ) -> dict[str, Any]:
-    """Requests over all connections, each a producer of its own or none, for so long."""
+    """Run requests over all connections, each a different producer or none, for ``seconds``."""
     if compiled() is None:
         requests = CONNECTIONS + int(_AT_MOST[messages] * seconds)
         return _send(
@@ -108,7 +108,7 @@ def _run(
     beginning = kind.beginning.replace(b"{topic}", topic.encode(), 1)
     options = ["--connections", str(CONNECTIONS), "--requests", str(1 << 30), "--seconds", str(seconds), "--number"]
     if producers:
-        # The first byte that is another one in the next request: the lowest bits of the first id.
+        # Offset of the first byte that differs in the next request: the low bits of the first id.
         pairs = zip(kind.end(first), kind.end(first + 1), strict=True)
         at = len(beginning) + next(at for at, (here, there) in enumerate(pairs) if here != there)
         options += ["--sequence", str(at), "--sequences", str(messages)]
@@ -126,7 +126,7 @@ def _send(ours: Daemon, topic: str, *, producers: int = 0, atomic: bool = False,
 
 
 def _replay(data_dir: Path, requests: int) -> tuple[float, float]:
-    """Seconds of replay and of the whole load, for a million requests of producers."""
+    """Return seconds of replay and of the whole load, per million requests of producers."""
     never = {
         "deduplication_snapshot_entries": 10_000_000,
         "deduplication_snapshot_interval_s": 86_400,
@@ -146,11 +146,11 @@ def _replay(data_dir: Path, requests: int) -> tuple[float, float]:
 
 
 def _memory(data_dir: Path, producers: int) -> float:
-    """MB that 10 000 producers take, each with all the results that are remembered."""
+    """Return MB per 10 000 producers, each with as many results as the daemon keeps."""
     with daemon(data_dir, cache_max_bytes=1 << 16) as ours:
         for topic in ("t", "other"):
             ours.create(topic)
-        # The same requests first from few, so that what is weighed is the names and not the load.
+        # Send the same load with few producers first, so that the difference is the producers' and not the load's.
         _send(ours, "other", producers=CONNECTIONS, requests=producers * _RESULTS)
         before = ours.resident_mb()
         _send(ours, "t", producers=producers, requests=producers * _RESULTS)

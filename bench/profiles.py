@@ -1,4 +1,4 @@
-"""How much to measure: all of it, or a little of each to see that it works."""
+"""Sizes and durations: a full run, and a quick one to see that everything works."""
 
 from __future__ import annotations
 
@@ -11,72 +11,72 @@ class Profile:
 
     name: str
     rounds: int
-    """Times each side is measured, in turns."""
+    """Measurements of each side."""
     seconds: float
-    """How long one side is measured at a time."""
+    """Duration of one measurement of one side."""
     messages: tuple[int, ...]
     """Messages per publish request."""
     connections: tuple[int, ...]
     message_bytes: tuple[int, ...]
     page_messages: int
-    """Messages one poll returns."""
+    """Messages per poll."""
     poll_connections: tuple[int, ...]
     behind_messages: int
-    """Messages between a reader who starts from far behind and those in the cache."""
+    """Messages between the start of a reader that is far behind and the cached ones."""
     parked: tuple[int, ...]
-    """Polls that wait at once."""
+    """Numbers of concurrently parked polls."""
     parked_s: float
-    """How long the processor time they cost is counted."""
+    """Duration of the measurement of parked polls' processor time."""
     wakes: int
-    """Times they are woken, per round."""
+    """Wake-ups per round."""
     expired_rows: int
     quiet_s: float
-    """How long the quiet before and after the cleaning is measured."""
+    """Duration of the measurement before, and after, the cleaning."""
     cleaning_connections: tuple[int, ...]
     topics: int
-    """Idle topics whose memory is weighed."""
+    """Idle topics for the memory measurement."""
     transactions: int
-    """Other transactions, open and invalid, that a committed poll has to know about."""
+    """Other transactions, open and invalid, that a committed poll has to take into account."""
     stored_messages: int
     """Messages of one stored transaction."""
     committed_s: float
-    """How long a committed reader's latencies are measured."""
+    """Duration of the measurement of a committed reader's latencies."""
     stamped_requests: int
     """Requests of producers that a load has to replay."""
     producers: int
-    """Producers whose memory is weighed."""
+    """Producers for the memory measurement."""
     spark_rows: int
-    """Rows of 100 B that Spark reads and writes at a time; of larger ones as many as take the same bytes."""
+    """Rows of 100 B per read or write by Spark; of larger rows, the number with the same total size."""
     partitions: tuple[int, ...]
-    """Of Spark's tables."""
+    """Numbers of partitions of Spark's tables."""
     hbase_connections: tuple[int, ...]
-    """Of publishers to a daemon on HBase."""
+    """Numbers of connections publishing to a daemon on HBase."""
     instances: tuple[int, ...]
-    """How many share the topics, in turn."""
+    """Numbers of instances sharing the topics, measured in turn."""
     cluster_topics: int
-    """Of each of them."""
+    """Topics per instance."""
     handed_topics: int
-    """That change hands at once."""
+    """Topics handed over at once."""
     micro_batches: int
-    """Of which the first four, in which code is compiled, do not count."""
+    """Batches per stream; the first four are discarded, as code is compiled in them."""
     beside: tuple[str, ...]
-    """What goes on beside publishes whose evenness is measured; names of ``bench.evenness.CONDITIONS``."""
+    """Conditions under which evenness is measured; names of ``bench.evenness.CONDITIONS``."""
     even_s: float
-    """How long each open loop lasts."""
+    """Duration of each open loop."""
     cleaned_beside: int
-    """Messages that expire at once beside it."""
+    """Messages that expire at once during the measurement."""
     grown_messages: tuple[int, ...]
-    """Sizes, in messages, at which a growing store is looked at."""
+    """Sizes, in messages, at which a growing store is measured."""
     grown_topics: tuple[int, ...]
-    """The same, in topics."""
+    """Sizes, in topics."""
     backed_up_messages: int
-    """In the store of which backups are made while others publish."""
+    """Messages in the store that is backed up during publishes."""
     backup_pairs: int
-    """Pairs of stretches, with a backup and without."""
+    """Pairs of measurements, with and without a backup."""
     backup_s: float
-    """How long each of them lasts."""
+    """Duration of each measurement."""
     jvm: str
-    """Options of HBase's and Spark's processes: none where they are measured."""
+    """JVM options of HBase and Spark: none in a full run."""
 
 
 FULL = Profile(
@@ -156,6 +156,6 @@ QUICK = Profile(
     backed_up_messages=50_000,
     backup_pairs=2,
     backup_s=0.5,
-    # What starts once and works for seconds starts sooner so.
+    # Faster start for processes that run for seconds.
     jvm="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 )

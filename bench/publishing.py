@@ -1,4 +1,4 @@
-"""Publishing, beside raw plyvel, a bare ASGI answer and the lane's own empty one."""
+"""Publishing, compared with raw plyvel, a bare ASGI response and the lane's empty one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ are connections (within `commit.max_bytes`)."""
 
 
 def measure_publishing(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """All of the matrix; a fresh daemon and a fresh raw store for each cell of it."""
+    """Measure every combination, each with a new daemon and a new raw store."""
     section = Section("publish", "Publishing", SAYS)
     with server(serve_bare) as bare, server(serve_lane) as lane:
         for size in profile.message_bytes:

@@ -1,6 +1,6 @@
-"""The baseline of all storage: the same rows through plyvel alone, in a process of its own.
+"""The baseline of storage: the same rows through plyvel alone, in its own process.
 
-One thread, rows made beforehand, nothing but LevelDB in the measured time.
+One thread, rows built beforehand; the measured time contains only LevelDB calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOPIC = "t"
 
 
 def open_raw(directory: Path) -> Any:
-    """A LevelDB with the options of a volume."""
+    """Open a LevelDB with the options of a volume."""
     shape = LevelDBOptions().volume_shape()
     return plyvel.DB(
         str(directory),
@@ -47,12 +47,12 @@ def open_raw(directory: Path) -> Any:
 
 
 def row_prefix() -> bytes:
-    """What the keys of the topic's rows start with, in the database."""
+    """Return the key prefix of the topic's rows in the database."""
     return bytes([Table.MESSAGE]) + generation_prefix(topic(TOPIC), 1)
 
 
 def seed_raw(directory: Path, messages: int, size: int, ids: Sequence[bytes]) -> None:
-    """Write a row for each message of a topic that ``bench.seed`` has written, which gave ``ids``."""
+    """Write a row for each message of a topic written by ``bench.seed``, which returned ``ids``."""
     prefix = row_prefix()
     db = open_raw(directory)
     for number, first in enumerate(ids):
@@ -64,17 +64,17 @@ def seed_raw(directory: Path, messages: int, size: int, ids: Sequence[bytes]) ->
 
 
 class RawStore:
-    """A plyvel database in its own process; each call measures there and returns the rate."""
+    """A plyvel database in its own process; each call measures in that process and returns the rate."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
     def write(self, messages: int, size: int, requests: int, seconds: float) -> float:
-        """Rows/s of synced batches, each of the rows of ``requests`` requests of ``messages`` rows."""
+        """Return rows/s of synced batches, each with the rows of ``requests`` requests of ``messages`` rows."""
         return self._call("write", messages, size, requests, seconds)
 
     def scan(self, start: bytes, stop: bytes, seconds: float) -> float:
-        """Rows/s of reading ``[start, stop)`` again and again, with the read options of the daemon's scans."""
+        """Return rows/s of repeated scans of ``[start, stop)``, with the read options of the daemon's scans."""
         return self._call("scan", start, stop, seconds)
 
     def _call(self, *call: object) -> float:
@@ -85,12 +85,12 @@ class RawStore:
 
 @contextmanager
 def raw_store(directory: Path) -> Iterator[RawStore]:
-    """A process with the LevelDB in ``directory`` open, ended at the end."""
+    """Run a process with the LevelDB in ``directory`` open; end it at the end."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_serve, args=(theirs, directory), daemon=True)
     process.start()
-    theirs.close()  # so that a process that fell is noticed
+    theirs.close()  # so that recv() fails if the process dies
     try:
         yield RawStore(ours)
     finally:
@@ -101,7 +101,7 @@ def raw_store(directory: Path) -> Iterator[RawStore]:
 def _serve(pipe: Connection, directory: Path) -> None:
     db = open_raw(directory)
     written = _Written(db)
-    with suppress(EOFError):  # the other end is closed when all has been measured
+    with suppress(EOFError):  # the other end closes after the last measurement
         while True:
             name, *arguments = pipe.recv()
             pipe.send(written.measure(*arguments) if name == "write" else _scan(db, *arguments))
@@ -109,7 +109,7 @@ def _serve(pipe: Connection, directory: Path) -> None:
 
 
 class _Written:
-    """Writes rows under keys that have never been used."""
+    """Writes rows under new keys."""
 
     def __init__(self, db: Any) -> None:
         self._db = db

@@ -1,4 +1,4 @@
-"""The report: tables in Markdown, everything in JSON, plots beside them."""
+"""The report: tables in Markdown, all values in JSON, and plots."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESULTS = "results.json"
 
 
 def write_report(directory: Path, results: dict[str, Any], sections: Sequence[Section]) -> list[Path]:
-    """Write the report into ``directory``, replacing an earlier one; the files."""
+    """Write the report into ``directory``, replacing an earlier one; return its files."""
     directory.mkdir(parents=True, exist_ok=True)
     plots = draw(directory, sections)
     files = {RESULTS: json.dumps(results, indent=1, ensure_ascii=False), REPORT: _markdown(results, sections, plots)}
@@ -36,7 +36,7 @@ def write_report(directory: Path, results: dict[str, Any], sections: Sequence[Se
 def results_of(
     profile: str, facts: dict[str, str], sections: Sequence[Section], verdicts: Sequence[Verdict]
 ) -> dict[str, Any]:
-    """All that a run has found, as ``results.json`` has it."""
+    """Return everything a run has measured, in the form of ``results.json``."""
     return {
         "profile": profile,
         "facts": facts,
@@ -46,7 +46,7 @@ def results_of(
 
 
 def machine() -> dict[str, str]:
-    """What one has to know of the machine to read the numbers."""
+    """Describe the machine, as far as the numbers depend on it."""
     return {
         "cores": str(os.cpu_count()),
         "python": platform.python_version(),
@@ -66,7 +66,7 @@ def conclude(
     *,
     as_json: bool,
 ) -> None:
-    """Judge a run, say what became of its targets, and write its report; as JSON on standard output if asked to."""
+    """Judge a run against its targets, print verdicts, and write the report; ``as_json``: also to standard output."""
     verdicts = judge(sections)
     say("")
     for verdict in verdicts:
@@ -79,7 +79,7 @@ def conclude(
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """A target and its result, for the terminal."""
+    """Format a verdict for the terminal."""
     word = "reached" if verdict.reached else "MISSED "
     return f"{word}  {verdict.target}: {_number(verdict.result)} ({verdict.direction} {_number(verdict.bound)}; {verdict.where})"
 

@@ -1,7 +1,7 @@
-"""Measuring in turns: every side and its baseline in the same seconds, since the machine is never quiet.
+"""Measuring in turns: each side and its baseline within the same seconds, because the machine is never quiet.
 
-Ratios are taken round by round, one side against the other's value of the same round, and only then reduced
-to a median: what slows the machine down for a second slows both.
+Ratios are computed round by round, from values of the same round, and only then reduced to a median: what slows the
+machine down for a second slows both sides.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of at least one value."""
+        """Return the spread of one or more values."""
         return cls(median(values), min(values), max(values))
 
     @classmethod
     def ratio(cls, values: Sequence[float], baseline: Sequence[float]) -> Spread:
-        """The spread of ``values[i] / baseline[i]``."""
+        """Return the spread of ``values[i] / baseline[i]``."""
         return cls.of([value / base for value, base in zip(values, baseline, strict=True)])
 
 
 @dataclass(slots=True)
 class Row:
-    """One line of a table: what was measured, and what came out."""
+    """One line of a table: labels and results."""
 
     what: dict[str, str | int]
     values: dict[str, Spread]
 
     def record(self) -> dict[str, Any]:
-        """As the JSON report has it."""
+        """Return its form in the JSON report."""
         return {"what": self.what, "values": {name: asdict(value) for name, value in self.values.items()}}
 
 
@@ -52,16 +52,16 @@ class Section:
     name: str
     title: str
     says: str
-    """What the numbers are, in a sentence or two."""
+    """Explanation of the numbers, in a sentence or two."""
     rows: list[Row] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
-        """As the JSON report has it."""
+        """Return its form in the JSON report."""
         return {"title": self.title, "says": self.says, "rows": [row.record() for row in self.rows]}
 
 
 def in_turns(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Each side's values, one a round: A B C, C B A, A B C …, so that a slow drift favours nobody."""
+    """Return each side's values, one a round, in the order A B C, C B A, A B C …, so that drift favours no side."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in list(sides) if number % 2 == 0 else reversed(list(sides)):

@@ -1,11 +1,12 @@
-"""A plan past one machine: what a million messages a second on a hundred thousand topics ask of how many machines.
+"""Capacity planning past one machine: machines needed for a million messages a second on a hundred thousand topics.
 
     python -m bench.scale [--topics 100000] [--messages 1e6] [--per-request 10,30,100] [--headroom 0.6] [--seed 1] …
 
-For each number of messages a request it looks for the smallest deployment whose busiest member is busy for no more than
-``--headroom``, says which resource ends first, what moves that wall, and how long topics are silent when an instance dies
-and when all start again. What it reckons with: ``bench/scale_model.py``, ``scale_storm.py``; the costs, measured on one
-machine, in ``bench/costs.json`` (``bench/scale_costs.py`` makes them of a run of the benchmark). It prints Markdown.
+For each number of messages a request it searches the smallest deployment in which no member is busier than
+``--headroom``. It reports the first bottleneck, what would move it, and how long topics are unavailable when an
+instance dies and when all restart. The model is in ``bench/scale_model.py`` and ``scale_storm.py``, the costs, measured
+on one machine, in ``bench/costs.json`` (``bench/scale_costs.py`` derives them from a run of the benchmark). Prints
+Markdown.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from bench.scale_storm import storm
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: Where a search for a deployment gives up.
+#: Limits of the search for a deployment.
 MAX_INSTANCES = 2000
 MAX_REGION_SERVERS = 500
 
 
 def plan(placement: Placement, costs: Costs, headroom: float, cores: int = 16) -> tuple[Fleet, Outcome]:
-    """The smallest deployment that is busy for no more than ``headroom`` anywhere but in one topic.
+    """Return the smallest deployment in which nothing is busier than ``headroom``.
 
-    Raises ValueError when there is none: one topic alone is too much for its owner, or one region for its server.
+    Raises ValueError if there is none: one topic alone is too much for its owner, or the limits are reached.
     """
     fleet = Fleet(instances=1, region_servers=1, cores=cores)
     while True:
@@ -52,14 +53,14 @@ _OF_REGION_SERVERS = ("a region server's cores", "a gateway's cores", "a region 
 
 
 def _needed(there: int, busy: float, headroom: float) -> int:
-    """How many to try next: most of the way at once, since who is busiest changes as they grow."""
+    """Return the next number to try: 95 % of the way at once, since the busiest member changes as the fleet grows."""
     if busy <= headroom:
         return there
     return max(there + 1, math.floor(there * busy / headroom * 0.95))
 
 
 def tables(load: Load, per_request: list[float], costs: Costs, headroom: float, seed: int) -> Iterator[str]:
-    """The report, line by line."""
+    """Yield the report, line by line."""
     yield from _table_head("deployment", [f"{each:g} a request" for each in per_request])
     plans = []
     placement = Placement(load, seed)
@@ -83,7 +84,7 @@ def tables(load: Load, per_request: list[float], costs: Costs, headroom: float, 
 
 
 def _levers(placement: Placement, fleet: Fleet, outcome: Outcome, costs: Costs) -> Iterator[str]:
-    """What becomes of the walls of one deployment when one thing is doubled or halved."""
+    """Yield a table of each resource's load after one parameter is doubled or changed."""
     load = placement.load
     names = list(outcome.walls)
     yield from _table_head(f"{load.messages_per_request:g} a request, then", names)
@@ -152,7 +153,6 @@ _ROWS: dict[str, Callable[[Placement, Fleet, Outcome, Costs], str]] = {
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.scale", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--topics", type=int, default=100_000)
     parser.add_argument("--messages", type=float, default=1e6, help="messages a second, over all topics")

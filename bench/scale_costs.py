@@ -1,4 +1,4 @@
-"""What things cost, as ``bench/scale.py`` reckons with: numbers from ``bench/costs.json``, each with the run it is from.
+"""Costs for ``bench/scale.py``: the numbers in ``bench/costs.json``, each with the run it was measured in.
 
 python -m bench --only hbase,cluster && python -m bench.scale_costs bench/report/results.json --run "two cores, today"
 """
@@ -16,26 +16,26 @@ FILE = Path(__file__).with_name("costs.json")
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Processor time on one core of the machine they were measured on; latencies without load."""
+    """Processor time on one core of the measuring machine; latencies without load."""
 
     request_us: float
     """Owner: a publish request, without its messages and its share of a commit."""
     message_us: float
     """Owner: a message of a publish, of 100 B."""
     commit_us: float
-    """Owner: a commit, however many requests share it."""
+    """Owner: a commit, regardless of how many requests share it."""
     poll_us: float
-    """Owner: a poll, without its messages and its share of a look."""
+    """Owner: a poll, without its messages and its share of a head check."""
     look_us: float
-    """Owner: a look at the head, before answers that nothing was written for."""
+    """Owner: checking the head before a response that follows no write."""
     delivered_us: float
     """Owner: a message of a poll, from the cache."""
     forward_us: float
     """Forwarder: a request sent on, and its answer."""
     forwarded_us: float
-    """Owner: what a request costs more, or (below 0) less, that came over a link."""
+    """Owner: additional cost of a forwarded request; negative if it costs less."""
     round_trip_ms: float
-    """A compare-and-set through the gateway, nobody else about."""
+    """A compare-and-set through the gateway without load."""
     region_write_us: float
     """Region server: a compare-and-set of 100 B."""
     region_read_us: float
@@ -47,11 +47,11 @@ class Costs:
     gateway_byte_ns: float
     """Gateway: a byte passed on."""
     log_write_bytes: float
-    """Write-ahead log: what a compare-and-set takes besides its cell."""
+    """Write-ahead log: bytes of a compare-and-set in addition to its cell."""
     row_bytes: float
-    """Cell: what a message takes besides its payload."""
+    """Cell: bytes of a message in addition to its payload."""
     open_ms: float
-    """Opening a topic, claim and load, nobody else about."""
+    """Opening a topic, claim and load, without load."""
     open_us: float
     """Owner: opening a topic."""
     topic_kib: float
@@ -61,7 +61,7 @@ class Costs:
 
     @classmethod
     def read(cls, file: Path = FILE) -> Costs:
-        """From a file like ``bench/costs.json``. Raises ValueError where one is missing, has no source, or is unknown."""
+        """Read a file like ``bench/costs.json``. Raises ValueError if a cost is missing, unknown or has no source."""
         found = json.loads(file.read_text(encoding="utf-8"))
         names = {field.name for field in fields(cls)}
         if found.keys() != names:
@@ -73,16 +73,16 @@ class Costs:
 
 
 def derive(results: dict[str, Any], run: str) -> dict[str, dict[str, float | str]]:
-    """The costs that a run of the benchmark has measured, from its ``results.json``.
+    """Derive the costs that a run of the benchmark has measured, from its ``results.json``.
 
     Args:
-      run: what to say of the run, as ``two cores, 2026-11-21``.
+      run: description of the run, such as ``two cores, 2026-11-21``.
     """
     calls = _Measured(results, "hbase", run)
     links = _Measured(results, "cluster", run)
     single, shared = calls.row("cost of a publish of 1", 1), calls.row("cost of a publish of 1", 64)
     group = calls.row("cost of a publish of 1000", 1)
-    # A publish alone pays a whole commit, one of 64 its share.
+    # A publish alone pays a whole commit, one of 64 concurrent ones a share.
     commit_us = (single["daemon µs"] - shared["daemon µs"]) / (1 - 1 / shared["requests a commit"])
     message_us = (group["daemon µs"] - single["daemon µs"]) / 999
     empty, together = calls.row("cost of an empty poll", 1), calls.row("cost of an empty poll", 64)
@@ -128,7 +128,7 @@ class _Measured:
         self.source = f"python -m bench --only {section}; {run}, profile {results['profile']}"
 
     def row(self, what: str, connections: int) -> dict[str, float]:
-        """The medians of a row. Raises ValueError when it was not measured."""
+        """Return the medians of a row. Raises ValueError if it was not measured."""
         for row in self._rows:
             if row["what"]["what"] == what and row["what"]["connections"] == connections:
                 return {name: float(value["median"]) for name, value in row["values"].items()}
@@ -136,7 +136,6 @@ class _Measured:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.scale_costs", description="Makes costs for bench.scale of a run of the benchmark."
     )

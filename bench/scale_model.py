@@ -1,16 +1,16 @@
-"""A deployment under load, reckoned topic by topic: who owns it, how often it commits, and what that asks of whom.
+"""A model of a deployment under load, topic by topic: owners, commit rates, and the resulting load of each resource.
 
-    rates       topic k of a shuffled list gets a share of 1 / k^skew of all messages (0: all alike)
+    rates       topic k of a shuffled list gets a share of 1 / k^skew of all messages (0: all equal)
     owners      by the daemon's own rendezvous hashing; regions by the store's own hash byte, cut evenly, dealt in turn
-    commits     requests come at random (rate r), those that come during a commit (T long) share the next:
-                1 / (T + exp(-r T) / r) a second; more where one would pass ``commit_max_bytes``
-    T           two round trips: rows put if absent, head compared and set; stretched as the busiest region server waits,
-                1 / (1 - how busy it is): so who is slow gets fewer and larger commits, and the two are found together
-    readers     wait for the next commit, take one turn (two round trips long) to come back; who comes back and finds
-                messages costs a look at the head, shared by all who come during one
-    forwarding  a share of requests comes to any instance, of which all but one in N send it on
+    commits     requests arrive at random (rate r); those arriving during a commit (of duration T) share the next:
+                1 / (T + exp(-r T) / r) a second; more if a commit would exceed ``commit_max_bytes``
+    T           two round trips: rows put if absent, head compared and set; stretched by queueing at the busiest region
+                server, 1 / (1 - utilization): slower commits are fewer and larger, so both are solved for together
+    readers     wait for the next commit, then take two round trips to poll again; a poll that finds messages costs a
+                head check, shared by all that arrive during one
+    forwarding  a share of requests arrives at any instance, and all but one in N of these are forwarded
 
-What is left out: transactions, cleaning and compactions (leave them their share: see ``headroom``), and the network.
+Not modelled: transactions, cleaning, compactions (``headroom`` leaves room for them), and the network.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OWNER, ONE_TOPIC = "an owner's core", "one topic's share of its owner"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What users do."""
+    """The users' load."""
 
     topics: int = 100_000
     messages_per_s: float = 1e6
@@ -46,17 +46,17 @@ class Load:
     skew: float = 0.5
     readers_per_topic: float = 1.0
     misdirected: float = 0.1
-    """Share of the requests that go to any instance, because the client does not know the owner."""
+    """Share of the requests that go to any instance because the client does not know the owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What the operator has."""
+    """The operator's deployment."""
 
     instances: int
     region_servers: int
     cores: int = 16
-    """Of a region server, and of the gateway beside it."""
+    """Cores of a region server, and of the gateway next to it."""
     regions: int = 256
     commit_max_bytes: int = 8 << 20
     replicas: int = 3
@@ -69,46 +69,46 @@ class Instance:
     topics: int = 0
     messages_per_s: float = 0.0
     busy: float = 0.0
-    """Of its one core."""
+    """Utilization of its one core."""
 
 
 @dataclass(slots=True)
 class RegionServer:
-    """One region server, with the gateway beside it."""
+    """One region server, with the gateway next to it."""
 
     messages_per_s: float = 0.0
     writes_per_s: float = 0.0
     reads_per_s: float = 0.0
     busy: float = 0.0
-    """Of its cores."""
+    """Utilization of its cores."""
     gateway_busy: float = 0.0
-    """Of as many cores."""
+    """Utilization of the gateway's cores, of the same number."""
     log_bytes_per_s: float = 0.0
     """Before replication."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What the load makes of the fleet."""
+    """The fleet's state under the load."""
 
     instances: list[Instance]
     region_servers: list[RegionServer]
     commits_per_s: float = 0.0
     requests_per_s: float = 0.0
     busiest_topic: float = 0.0
-    """Of its owner's core."""
+    """Largest share of its owner's core that one topic takes."""
     commit_ms: float = 0.0
     walls: dict[str, float] = field(default_factory=dict)
-    """How near to its end each resource is, its busiest member's: 1 is the end."""
+    """Utilization of each resource by its busiest member; 1 is the limit."""
 
     @property
     def first_wall(self) -> str:
-        """The resource that is nearest to its end."""
+        """Return the resource with the highest utilization."""
         return max(self.walls, key=lambda name: self.walls[name])
 
 
 class Placement:
-    """The topics of a load: how many messages each gets, and where it hashes to. The same seed gives the same."""
+    """The topics of a load: message rate and hash of each. Equal seeds give equal placements."""
 
     def __init__(self, load: Load, seed: int) -> None:
         self.load = load
@@ -118,12 +118,12 @@ class Placement:
         total = math.fsum(weights)
         self.rates = [load.messages_per_s * weight / total for weight in weights]
         self._hashes = [hashed(metadata_key(name))[0] for name in self.names]
-        #: Owners by number of instances; and the least numbers drawn by the most instances there have been.
+        #: Owners by number of instances, computed incrementally; the lowest score of each topic so far.
         self._owners: list[list[int]] = []
         self._least = [math.inf] * load.topics
 
     def owners(self, instances: int) -> list[int]:
-        """The owner of each topic, by number: as ``Assignment`` has them for as many members of one weight."""
+        """Return each topic's owner, by number, as ``Assignment`` does for this many members of equal weight."""
         while len(self._owners) < instances:
             number = len(self._owners)
             owners = list(self._owners[-1]) if number else [0] * len(self.names)
@@ -136,7 +136,7 @@ class Placement:
         return self._owners[instances - 1]
 
     def asked(self, load: Load) -> Placement:
-        """The same topics under another load; raises ValueError when it has others."""
+        """Return the same topics under another load. Raises ValueError if its topics or skew differ."""
         if (load.topics, load.skew) != (self.load.topics, self.load.skew):
             raise ValueError("other topics are another placement")
         other = copy(self)
@@ -145,22 +145,22 @@ class Placement:
         return other
 
     def region_servers(self, fleet: Fleet) -> list[int]:
-        """The region server of each topic, by number."""
+        """Return the number of each topic's region server."""
         return [hash_byte * fleet.regions // HASHES % fleet.region_servers for hash_byte in self._hashes]
 
 
 def member_of(number: int) -> Member:
-    """An instance, as the others see it."""
+    """Return an instance as a cluster member."""
     return Member(f"instance-{number:04d}", f"10.0.0.1:{number}")
 
 
 def reckon(placement: Placement, fleet: Fleet, costs: Costs) -> Outcome:
-    """The deployment at rest under this load."""
+    """Return the deployment's steady state under this load."""
     low, high = 0.0, 0.99
     outcome = _reckon(placement, fleet, costs, busy=0.0)
     if _busiest(server.busy for server in outcome.region_servers) == 0:
         return outcome
-    # The busier HBase is the longer commits take, and the more share one: a falling line meets a rising one once.
+    # The busier HBase is, the longer commits take and the more requests share one: the two curves cross once.
     for _ in range(10):
         middle = (low + high) / 2
         outcome = _reckon(placement, fleet, costs, busy=middle)
@@ -172,7 +172,7 @@ def reckon(placement: Placement, fleet: Fleet, costs: Costs) -> Outcome:
 
 
 def commits_per_s(requests_per_s: float, commit_s: float) -> float:
-    """How often a topic commits that takes ``commit_s`` for each and lets gather what comes meanwhile."""
+    """Return a topic's commit rate if a commit takes ``commit_s`` and requests arriving during it share the next."""
     return 1 / (commit_s + math.exp(-min(requests_per_s * commit_s, 700)) / requests_per_s)
 
 
@@ -209,7 +209,7 @@ def _reckon(placement: Placement, fleet: Fleet, costs: Costs, busy: float) -> Ou
         outcome.commits_per_s += commits
         outcome.requests_per_s += asked
         outcome.busiest_topic = max(outcome.busiest_topic, used_us / 1e6)
-    # Whoever does not know the owner asks anybody: that work is spread evenly.
+    # A client that does not know the owner asks any instance: forwarding is spread evenly.
     for instance in outcome.instances:
         instance.busy += outcome.requests_per_s * forwarded * costs.forward_us / 1e6 / fleet.instances
     for server in outcome.region_servers:
@@ -237,7 +237,7 @@ def _walls(outcome: Outcome) -> dict[str, float]:
     }
 
 
-#: What a region server's log takes: a disk's or a ten-gigabit link's share, with three replicas of it under way.
+#: Capacity of a region server's log: a share of a disk or a ten-gigabit link, with three replicas in flight.
 LOG_BYTES_PER_S = 200e6
 
 
@@ -246,7 +246,7 @@ def _busiest(values: Iterable[float]) -> float:
 
 
 def largest_topic(load: Load, costs: Costs, busy: float) -> float:
-    """Messages a second at which a topic alone makes its owner that busy, nobody else about."""
+    """Return the messages a second at which a single topic, without other load, makes its owner this busy."""
     low, high = 1.0, 1e9
     for _ in range(50):
         middle = math.sqrt(low * high)
@@ -259,5 +259,5 @@ def largest_topic(load: Load, costs: Costs, busy: float) -> float:
 
 
 def skew_of(values: Sequence[float]) -> float:
-    """How far the fullest is above the mean: 1 is even."""
+    """Return the ratio of the largest to the mean: 1 is even."""
     return max(values) / (math.fsum(values) / len(values))

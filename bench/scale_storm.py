@@ -1,10 +1,10 @@
-"""Hand-over storms: topics that lost their owner, opened one after the other by those who are left.
+"""Hand-over storms: topics that lost their owner are opened by the remaining instances.
 
-death     the owner is gone at 0; its session ends, and the others know, ``session_s`` later
-asks      whoever was refused meanwhile, or waits for messages, asks at once then; others when their next request comes
-opening   takes a slot of its new owner (``slots`` at a time), with every block of epochs a turn at their one counter
-          (a row of HBase, one increment after the other), the calls that claim and load, and processor time of the
-          owner's one core
+death     the owner is gone at 0; its session expires, and the others know, ``session_s`` later
+asks      clients that were refused until then, or wait for messages, ask at once; others at their next request
+opening   takes a slot of the new owner (``slots`` at a time), a turn at the counter of epochs for every block of
+          them (a row of HBase, one increment after the other), the calls that claim and load, and processor time
+          of the owner's one core
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """How long the topics were silent."""
+    """Unavailability of the topics, in seconds."""
 
     topics: int
     median_s: float
     p99_s: float
     last_s: float
     counter_s: float
-    """How long the counter of epochs was busy with them, all together."""
+    """Total time for which the counter of epochs was busy with them."""
 
 
 def storm(
@@ -48,10 +48,10 @@ def storm(
     busy: float = 0.5,
     seed: int = 1,
 ) -> Storm:
-    """The instances ``dead`` are gone; all of them: the whole deployment starts again at ``session_s``.
+    """Simulate the death of the instances ``dead``; if these are all, the deployment restarts at ``session_s``.
 
     Args:
-      busy: how busy the others' cores are with everything else.
+      busy: utilization of the other instances' cores by everything else.
     """
     dice = random.Random(seed)
     gone = set(dead)
@@ -64,7 +64,7 @@ def storm(
     epochs = dict.fromkeys(left, 0)
     step_s = costs.round_trip_ms / 1e3
     opened: list[float] = []
-    # Slots in the order in which they begin, so that nobody's turn at the counter waits for one that comes later.
+    # Process slots in order of their start, so that no turn at the counter waits for a later one.
     begins = [(queues[owner].popleft(), owner) for owner in left for _ in range(min(slots, len(queues[owner])))]
     heapq.heapify(begins)
     while begins:
@@ -89,14 +89,14 @@ def storm(
 def _asks(
     placement: Placement, instances: int, gone: set[int], left: list[int], session_s: float, dice: random.Random
 ) -> list[tuple[float, int]]:
-    """When each topic that has no owner is asked for, and who is to open it."""
+    """Return, for each topic without an owner, the time of its first request and the new owner."""
     asks = []
     load = placement.load
     for owner, messages in zip(placement.owners(instances), placement.rates, strict=True):
         if owner not in gone:
             continue
         rate = messages / load.messages_per_request
-        # Refused once in the time without an owner, or waiting: there at once.
+        # Refused at least once while there was no owner, or waiting: asks at once.
         waits = load.readers_per_topic > 0 or dice.random() < -math.expm1(-rate * session_s)
         asked_s = session_s + (0.0 if waits else dice.expovariate(rate))
         asks.append((asked_s, dice.choice(left)))

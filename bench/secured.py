@@ -1,6 +1,6 @@
-"""What names, quotas and TLS cost a small publish: each beside the same daemon without, asked in turns by the same client.
+"""Cost of names, quotas and TLS for a small publish, each compared with a daemon without, in turns by the same client.
 
-Alone, in some four minutes: ``nice -n -19 python -m bench secured``.
+To run it alone, in about four minutes: ``nice -n -19 python -m bench secured``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CERTIFICATE = (
 
 
 def measure_secured(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """Names and quotas, then TLS; the daemons run all the time and are asked in turns."""
+    """Measure names and quotas, then TLS; the daemons run throughout and are measured in turns."""
     section = Section("secured", "Names, quotas and TLS", SAYS)
     with ExitStack() as stack:
 
@@ -89,7 +89,7 @@ def measure_secured(profile: Profile, scratch: Path, say: Callable[[str], None])
 def _measure(
     section: Section, say: Callable[[str], None], plain: _Side, sides: Mapping[str, _Side], rounds: int
 ) -> None:
-    """A row for each side, all beside the same one without."""
+    """Add a row for each side, all compared with the same plain one."""
     rates = in_turns({"plain": plain.rate, **{what: side.rate for what, side in sides.items()}}, rounds)
     for what, side in sides.items():
         more = [secured - without for secured, without in zip(side.cpu_us, plain.cpu_us, strict=True)]
@@ -107,7 +107,7 @@ def _measure(
 
 
 def _around(total: float, rounds: Sequence[float]) -> Spread:
-    """What all rounds together came to, between the lowest and the highest of them."""
+    """Return the value over all rounds, with the lowest and the highest round."""
     return Spread(total, min(total, *rounds), max(total, *rounds))
 
 
@@ -116,7 +116,7 @@ def _ratios(values: Sequence[float], baseline: Sequence[float]) -> list[float]:
 
 
 class _Side:
-    """One daemon under load: its rates, and what it spends on a publish."""
+    """One daemon under load: its rates, and the processor time of a publish."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Side:
         authority: Path | None = None,
         pure: bool = False,
     ) -> None:
-        """``pure``: by the generator in Python, as with an ``authority``, which says that TLS is spoken."""
+        """``pure``: use the generator in Python, which ``authority``, the CA file for TLS, implies."""
         self._running = running
         self._seconds = 2 * profile.seconds
         headers = [AVRO_TYPE] if token is None else [AVRO_TYPE, f"Authorization: Bearer {token}"]
@@ -135,12 +135,12 @@ class _Side:
         self._request = post(path(TOPIC, "publish"), body, headers)
         self._pure, self._authority = pure, authority
         self._cpu_s, self._requests = 0.0, 0
-        #: Of each round; processor time is counted in hundredths of a second, so that rounds differ by some percent.
+        #: One value per round; processor time is counted in hundredths of a second, so rounds differ by some percent.
         self.cpu_us: list[float] = []
 
     @property
     def total_us(self) -> float:
-        """Processor time of a publish, of all rounds together."""
+        """Processor time of a publish, over all rounds."""
         return self._cpu_s / self._requests * 1e6
 
     def rate(self) -> float:
@@ -163,7 +163,7 @@ class _Side:
 
 
 def _files(folder: Path) -> tuple[str, dict[str, Path]]:
-    """A token, and the settings of its file and of a thousand grants, the last of which lets its name publish."""
+    """Return a token, and the settings for its file and for a thousand grants, the last of which allows publishing."""
     token = new_token(random.SystemRandom().choice)
     hashed = hash_of(token)
     tokens, grants = folder / "tokens.json", folder / "grants.toml"
@@ -178,7 +178,7 @@ def _files(folder: Path) -> tuple[str, dict[str, Path]]:
 
 
 def _with_quotas(grants: Path) -> Path:
-    """A file of the same grants, with quotas of every name that nobody comes up to."""
+    """Write the same grants with quotas that no name reaches; return the file."""
     limits = '\n[[quota]]\nto = ["*"]\npublish_requests_per_s = 1000000\npublish_bytes_per_s = "1 GiB"\n'
     limited = grants.with_name("limited.toml")
     write_guarded(limited, grants.read_bytes() + limits.encode())

@@ -1,4 +1,4 @@
-"""Filling a data directory while no daemon runs: topics with messages of any age, written as the daemon would."""
+"""Fill a data directory while no daemon runs: topics with messages of any age, written as the daemon would."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def seed(
     """Write a topic whose messages were published from ``first_ms`` on, ``BATCH_ROWS`` a millisecond.
 
     Args:
-      commit_messages: those of one commit, as if of one request; a divisor of ``BATCH_ROWS``.
+      commit_messages: messages of one commit, as if of one request; a divisor of ``BATCH_ROWS``.
     Returns:
       The id of the first message of each millisecond.
     """

@@ -1,11 +1,11 @@
-"""A load generator for producers: requests whose sequence ids grow, over kept connections, one at a time on each.
+"""A load generator for producers: requests with growing sequence ids, over kept connections, one at a time on each.
 
     python -m bench.sequenced --port 7420 --topic t --connections 16 --messages 1 --seconds 0.6 --first 20000000000
 
-Each connection has producers of its own, ``--producers`` of them in all (0: none, the same requests without one).
-What differs between two requests is built before the first is sent: sequence ids have bytes of one length. It runs
-as a process of its own, and prints one JSON object: ``requests``, ``seconds``, ``requests_per_s``, ``received_bytes``.
-It ends after ``--requests`` or ``--seconds``, whichever comes first.
+Each connection has its own producers, ``--producers`` of them in all (0: none, the same requests without one). The
+differing part of each request is built before the first is sent: encoded sequence ids have equal length. It runs as its
+own process, and prints one JSON object: ``requests``, ``seconds``, ``requests_per_s``, ``received_bytes``. It ends
+after ``--requests`` or ``--seconds``, whichever comes first.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from plainsong.protocol.requests import PublishRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: From here to 128 times as much a sequence id takes six bytes.
+#: From here up to 128 times this value an encoded sequence id takes six bytes.
 FIRST_ID = 1 << 34
 SIZE = 100
 
 
 @dataclass(slots=True)
 class Kind:
-    """The requests of one producer, or of nobody: all but the end is the same in each."""
+    """Requests of one producer, or without one: only the end differs between them."""
 
     name: str | None
     messages: int
     atomic: bool
     beginning: bytes = b""
     tail: int = 0
-    """Bytes at the end that sequence ids are among."""
+    """Length of the part, at the end, that contains the sequence ids."""
 
     def __post_init__(self) -> None:
         whole = self._encode(bodies.payloads(self.messages, SIZE), FIRST_ID)
@@ -56,12 +56,12 @@ class Kind:
         return AVRO_2.encode_publish(PublishRequest(messages, producer=self.name, sequence_ids=ids, atomic=self.atomic))
 
     def end(self, first: int) -> bytes:
-        """The end of the request whose first message has this sequence id."""
+        """Return the end of the request whose first message has this sequence id."""
         return self._encode([], first)[-self.tail :]
 
 
 class Connection:
-    """One kept connection, and what it sends."""
+    """One kept connection and its requests."""
 
     def __init__(self, port: int, topic: str, kinds: list[Kind], requests: int, first: int) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port))
@@ -79,7 +79,7 @@ class Connection:
         return iter(made)
 
     def send_next(self) -> bool:
-        """Whether there was another one."""
+        """Send the next request; return False if there is none."""
         request = next(self.requests, None)
         if request is None:
             return False
@@ -91,7 +91,7 @@ class Connection:
 
 
 def run(connections: list[Connection], seconds: float) -> dict[str, float]:
-    """Send until nothing is left or the time is over (0: there is no such time)."""
+    """Send until no requests remain or the time is over (0: no limit)."""
     poll = select.epoll()
     by_fd = {each.sock.fileno(): each for each in connections}
     for fd in by_fd:
@@ -117,7 +117,6 @@ def run(connections: list[Connection], seconds: float) -> dict[str, float]:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Publishes with growing sequence ids; prints one JSON object.")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--topic", default="t")

@@ -1,4 +1,4 @@
-"""The servers the daemon is compared with, each in a process of its own: the lane's empty answer, bare ASGI, waiting ASGI."""
+"""Servers for comparison, each in its own process: the lane with an empty handler, bare ASGI, waiting ASGI."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Server", "serve_bare", "serve_lane", "serve_waiting", "server"]
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that runs."""
+    """A running server."""
 
     port: int
     pid: int
@@ -31,12 +31,12 @@ class Server:
 
 @contextmanager
 def server(serve: Callable[[Connection], None]) -> Iterator[Server]:
-    """``serve`` in a process of its own; it tells its port through the pipe it is given. Ended at the end."""
+    """Run ``serve`` in its own process until the end; it sends its port through the pipe."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=serve, args=(theirs,), daemon=True)
     process.start()
-    theirs.close()  # so that a server that fell is noticed
+    theirs.close()  # so that recv() fails if the server dies
     assert process.pid is not None  # it has been started
     try:
         yield Server(ours.recv(), process.pid)
@@ -46,7 +46,7 @@ def server(serve: Callable[[Connection], None]) -> Iterator[Server]:
 
 
 class _Waiting:
-    """The least an ASGI application can do to let polls wait for a publish: one event, and no message."""
+    """The minimal ASGI application in which polls wait for a publish: one event, no messages."""
 
     def __init__(self) -> None:
         self._published = trio.Event()
@@ -75,7 +75,7 @@ class _Waiting:
 
 
 def serve_waiting(told: Connection) -> None:
-    """Serves an application of waiting polls on hypercorn's trio worker, on a free port that it tells."""
+    """Serve an application of waiting polls on hypercorn's trio worker, on a free port, and send the port."""
 
     async def main() -> None:
         config = Config()

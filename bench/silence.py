@@ -1,9 +1,9 @@
-"""How long topics are silent for their clients when their owner leaves or dies.
+"""Unavailability of topics to their clients when their owner leaves or dies.
 
-One client a topic, connected to the instance that stays. When its topic is let go it publishes, again and again until
-an answer comes from that instance itself (one that was forwarded names its owner): that long its topic was silent. It
-knows the moment by a poll that it holds at the owner who leaves, which is answered when the topic goes; so no client is
-waited for who asks seldom, and none makes work before. An owner who dies lets all go at once.
+There is one client per topic, connected to the remaining instance. When its topic is released, it publishes repeatedly
+until that instance answers itself (a forwarded response names the owner); the time until then is the topic's silence.
+The client detects the release by a poll parked at the leaving owner, which ends with the release. So no client notices
+late because it asks rarely, and none causes load before. A dying owner releases all topics at once.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 _RETRY_S = 0.02
 _FORWARDED = b"\r\nplainsong-owner:"
-#: Nobody is silent for longer in a run that makes sense.
+#: Longer than any silence in a valid run.
 PATIENCE_S = 120.0
-#: How long a poll is held, if nothing comes and its topic stays; no hand-over takes so long.
+#: How long a poll waits if its topic stays; longer than any hand-over.
 HELD_MS = 60_000
 
 
 class _Closed(RuntimeError):
-    """An answer will not come. Of the instance that stays it is the end of the run."""
+    """The instance closed the connection; if it is the remaining instance, the run fails."""
 
 
 def silences(
     port: int, topics: list[str], end_owner: Callable[[], None], *, leaving: Daemon | None = None
 ) -> list[float]:
-    """Seconds of silence of each topic, shortest first, when ``end_owner`` is called. Raises trio.TooSlowError.
+    """Call ``end_owner``; return each topic's silence in seconds, shortest first. Raises trio.TooSlowError.
 
     Args:
-      port: of the instance that stays.
-      leaving: the owner, if it is to let its topics go; None: it dies.
+      port: of the remaining instance.
+      leaving: the owner, if it releases its topics; None: it dies.
     """
     return sorted(trio.run(_silences, port, topics, end_owner, leaving))
 
@@ -56,7 +56,7 @@ async def _silences(port: int, topics: list[str], end_owner: Callable[[], None],
         if poll is None:
             await ended.wait()
         else:
-            with suppress(_Closed):  # it was gone before all its polls were answered
+            with suppress(_Closed):  # the owner ended before all its polls were answered
                 await _ask(poll, bodies.held_poll(topic, HELD_MS))
         begun_s = perf_counter()
         while True:
@@ -86,7 +86,7 @@ async def _all_held(leaving: Daemon, polls: int) -> None:
 
 
 async def _ask(stream: trio.SocketStream, request: bytes) -> bytes:
-    """The head of the answer; its body is short."""
+    """Send the request, read the short response, and return its head."""
     await stream.send_all(request)
     received = b""
     while b"\r\n\r\n" not in received:

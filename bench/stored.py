@@ -1,4 +1,4 @@
-"""A transaction of very many stored messages, beside as many plain ones."""
+"""A transaction with very many stored messages, compared with as many plain ones."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LAST_ID = re.compile(rb"plainsong-last-id: ([0-9a-f]{40})", re.IGNORECASE)
 
 
 def under(topic: str, verb: str, pointer: int | None, count: int, size: int = SIZE) -> bytes:
-    """A publish or store of ``count`` messages, under a pointer or (None) without."""
+    """Return a publish or store of ``count`` messages, with a write pointer or (None) without."""
     texts = bodies.payloads(count, size) if count else []
     body = AVRO.encode_publish(PublishRequest(texts, write_pointer=pointer))
     return post(bodies.path(topic, verb), body, [bodies.AVRO_TYPE])
 
 
 def poll(topic: str, limit: int, *, committed: bool, since: bytes | None = None) -> bytes:
-    """A poll from an id on (None: the oldest), answered in frames."""
+    """Return a poll from an id on (None: the oldest), with frames as the response."""
     request = PollRequest(since, limit=limit, isolation="committed" if committed else "uncommitted")
     headers = [f"Content-Type: {AVRO_2.content_type}", bodies.FRAMES]
     return post(bodies.path(topic, "poll"), AVRO_2.encode_poll(request), headers)
@@ -65,7 +65,7 @@ def _sent_s(wire: Wire, request: bytes, times: int) -> float:
 
 
 def _read_s(wire: Wire, topic: str, count: int, page: int) -> float:
-    """Seconds for reading the topic's first ``count`` messages page by page."""
+    """Return the seconds of reading the topic's first ``count`` messages page by page."""
     since: bytes | None = None
     begun = time.perf_counter()
     for _ in range(count // page):

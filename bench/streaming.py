@@ -1,4 +1,4 @@
-"""A loop of single publishes from one Python program: over a stream, by single requests, and a thousand to each."""
+"""Single publishes in a loop in one Python program: over a stream, as single requests, and 1000 per request."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ single publishes over one WebSocket, from a thread (with the event loop that car
 one HTTP request each, one after the other. *Thousands*: requests of 1000. The last columns are processor time for each
 message, in microseconds: what the daemon and what the client spend on it."""
 SIZE = 100
-#: Publishes between two looks at the time.
+#: Publishes between two checks of the time.
 BLOCK = 1000
 
 
 def measure_streaming(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """All sides in turns, against one daemon."""
+    """Measure all sides in turns, against one daemon."""
     section = Section("stream", "Streams", SAYS)
     with (
         daemon(scratch / "stream") as ours,
@@ -56,7 +56,7 @@ def measure_streaming(profile: Profile, scratch: Path, say: Callable[[str], None
 
 
 class _Sides:
-    """The ways to publish, each for a while and at least once, to a topic of its own each time."""
+    """The ways to publish, each for a while and at least once, to a new topic each time."""
 
     def __init__(self, ours: Daemon, client: Client, seconds: float) -> None:
         self._ours = ours
@@ -67,7 +67,7 @@ class _Sides:
         self.costs: dict[str, dict[str, list[float]]] = {}
 
     def rate(self, what: str, publish: Callable[[str, float], int]) -> float:
-        """Messages a second; notes what they cost."""
+        """Return messages a second; record the processor time per message."""
         self._topics += 1
         topic = self._client.create_topic(f"t{self._topics}").name
         ours_s, mine_s, begun_s = self._ours.cpu_s(), time.process_time(), time.perf_counter()

@@ -1,9 +1,9 @@
-"""The tree in figures: files, function bodies, comments, import depth and rings, and classes with several homes.
+"""Figures about the source tree: files, function bodies, comments, import depth and cycles, repeated class names.
 
     python -m bench.structure [--root DIR] [PACKAGE ...]
 
-Imports are read from the code, those under ``TYPE_CHECKING`` and inside functions too; nothing is run. The depth is the longest
-chain of modules that import one another, with the modules of a ring counted as one place.
+Imports are read from the source, including those under ``TYPE_CHECKING`` and inside functions; no module is imported.
+The depth is the longest chain of modules that import one another, with the modules of a cycle counted as one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PACKAGES = ("storage", "actors", "broker", "plainsong", "pyspark_plainsong")
 
 
 class Source(NamedTuple):
-    """One file."""
+    """A parsed file; ``module``: its dotted name."""
 
     module: str
     tree: ast.Module
@@ -29,7 +29,7 @@ class Source(NamedTuple):
 
 
 def sources(root: Path, packages: tuple[str, ...]) -> dict[str, Source]:
-    """Every module of the packages, by its dotted name."""
+    """Return every module of the packages, by its dotted name."""
     found = {}
     for package in packages:
         for path in sorted((root / package).rglob("*.py")):
@@ -41,7 +41,7 @@ def sources(root: Path, packages: tuple[str, ...]) -> dict[str, Source]:
 
 
 def imports_of(source: Source, known: dict[str, Source], *, type_only: bool) -> set[str]:
-    """The modules that a module names in its imports."""
+    """Return the modules that a module imports; ``type_only``: including those under ``TYPE_CHECKING``."""
     found = set()
     skipped = set()
     if not type_only:
@@ -61,7 +61,7 @@ def imports_of(source: Source, known: dict[str, Source], *, type_only: bool) -> 
 
 
 def rings(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The strongly connected components of a graph, callees before callers (Tarjan 1972)."""
+    """Return the strongly connected components of a graph, callees before callers (Tarjan 1972)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -88,7 +88,7 @@ def rings(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def depth(graph: dict[str, set[str]]) -> int:
-    """The modules on the longest chain of imports."""
+    """Return the number of modules on the longest chain of imports."""
     place = {}
     deepest: dict[int, int] = {}
     for number, ring in enumerate(rings(graph)):
@@ -100,7 +100,7 @@ def depth(graph: dict[str, set[str]]) -> int:
 
 
 def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """The lines of a function behind its head and docstring."""
+    """Return the lines of a function after its signature and docstring."""
     body = node.body
     if (
         isinstance(body[0], ast.Expr)
@@ -112,25 +112,25 @@ def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def docstring_lines(tree: ast.Module) -> int:
-    """The lines of all docstrings."""
+    """Return the number of lines in docstrings."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = (ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, kinds))
     return sum(text.count("\n") + 1 for text in found if text)
 
 
 def comment_lines(text: str) -> int:
-    """The lines with a comment."""
+    """Return the number of comments."""
     return sum(token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(text).readline))
 
 
 def spread(numbers: list[int]) -> str:
-    """The median, the ninth tenth and the largest."""
+    """Format the median, the 90th percentile and the maximum."""
     ordered = sorted(numbers)
     return f"{median_low(ordered)} / {ordered[len(ordered) * 9 // 10]} / {ordered[-1]}"
 
 
 def report(root: Path, packages: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The figures by their names."""
+    """Return the figures by name."""
     known = sources(root, packages)
     lengths = [source.text.count("\n") for source in known.values() if source.text.strip()]
     lines = sum(lengths)
@@ -166,7 +166,6 @@ def report(root: Path, packages: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.structure", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("packages", nargs="*", default=PACKAGES)

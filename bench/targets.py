@@ -1,4 +1,4 @@
-"""What is to be reached, each as a number read off the results."""
+"""Targets, each a bound for a number in the results."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A target beside what was measured."""
+    """A target and its measured value."""
 
     target: str
     bound: float
     direction: Literal[">=", "<=", "<"]
     result: float
-    """The median of the worst case the target speaks of."""
+    """The median of the target's worst case; of its best one if ``Target.best``."""
     where: str
-    """That case."""
+    """The labels of that case."""
 
     @property
     def reached(self) -> bool:
-        """Whether it was."""
+        """True if the result is within the bound."""
         if self.direction == ">=":
             return self.result >= self.bound
         return self.result <= self.bound if self.direction == "<=" else self.result < self.bound
 
     def record(self) -> dict[str, Any]:
-        """As the JSON report has it."""
+        """Return its form in the JSON report."""
         fields = {name: getattr(self, name) for name in ("target", "bound", "direction", "result", "where")}
         return fields | {"reached": self.reached}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which rows of which section a bound is for."""
+    """A bound for a column in some rows of a section."""
 
     says: str
     section: str
@@ -47,10 +47,10 @@ class Target:
     bound: float
     applies: Callable[[Mapping[str, Any]], bool]
     best: bool = False
-    """Whether one case that reaches it is enough: the target names a number, not a load."""
+    """True if one case has to reach it: the target names a number, not a load."""
 
     def judge(self, sections: Iterable[Section]) -> Verdict | None:
-        """The verdict, None when nothing was measured that it is about."""
+        """Return the verdict; None if no row applies."""
         rows = [row for section in sections if section.name == self.section for row in section.rows]
         cases = [(self._value(row), row) for row in rows if self.applies(row.what) and self.column in row.values]
         if not cases:
@@ -366,6 +366,6 @@ TARGETS = (
 
 
 def judge(sections: Iterable[Section]) -> list[Verdict]:
-    """Every target that these sections say something about."""
+    """Return the verdicts of all targets that these sections have measured."""
     measured = list(sections)
     return [verdict for target in TARGETS if (verdict := target.judge(measured)) is not None]

@@ -1,7 +1,7 @@
-"""The baseline of storage on HBase: the same rows through raw Thrift calls, in a process of its own.
+"""The baseline of storage on HBase: the same rows through raw Thrift calls, in a separate process.
 
-One trio loop, the store's own framed client (the fastest there is), nothing but calls in the measured time. The store
-itself is measured here too, without a daemon around it.
+One trio loop and the store's own framed client, the fastest available; the measured time contains only calls. The store
+itself is also measured here, without a daemon.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from multiprocessing.connection import Connection
 
-#: Of the tables that the raw calls use: like the store's, and beside them.
+#: Table prefix of the raw calls; their tables are like the store's.
 RAW_PREFIX = "raw_"
-#: Of the store that is measured without a daemon, and of the daemon's.
+#: Table prefixes of the store measured without a daemon, and of the daemon.
 STORE_PREFIX, DAEMON_PREFIX = "store_", "plainsong_"
 _PAGE_ROWS = 1000
 
 
 class RawCalls:
-    """Raw calls, and the store's, in a process of their own; each method measures there and returns what it found."""
+    """Raw calls, and the store's, in a separate process; each method measures there and returns its result."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        #: Calls, or commits of the store, that the last measurement made.
+        #: Calls, or commits of the store, of the last measurement.
         self.made = 0
 
     def write(self, messages: int, size: int, connections: int, seconds: float) -> float:
-        """Rows/s of ``mutateRows``, ``messages`` rows a call, one call at a time on each connection."""
+        """Return rows/s of ``mutateRows``, ``messages`` rows a call, one call at a time on each connection."""
         return self._call("write", messages, size, connections, seconds)
 
     def commit(self, messages: int, size: int, connections: int, seconds: float) -> float:
-        """Rows/s of the store's commits of as many rows, one topic for each connection."""
+        """Return rows/s of the store's commits of ``messages`` rows, one topic per connection."""
         return self._call("commit", messages, size, connections, seconds)
 
     def round_trips(self, size: int, seconds: float) -> float:
-        """Median milliseconds of what a commit of one message needs: a row put if absent, then a head compared and set."""
+        """Return median ms of the calls of a one-message commit: put a row if absent, compare and set a head."""
         return self._call("round_trips", size, seconds)
 
     def get(self, seconds: float) -> float:
-        """Gets/s of one cell, on one connection."""
+        """Return gets/s of one cell, on one connection."""
         return self._call("get", seconds)
 
     def fill(self, name: str, messages: int, size: int) -> None:
-        """Put a topic of so many messages, a row of HBase each."""
+        """Write a topic with this many messages, an HBase row each."""
         self._call("fill", name, messages, size)
 
     def scan(self, prefix: str, name: str, seconds: float) -> float:
-        """Times a second that a whole topic in the tables of ``prefix`` is fetched, its cells looked at by nobody."""
+        """Return scans/s of a whole topic in the tables of ``prefix``; its cells are discarded."""
         return self._call("scan", prefix, name, seconds)
 
     def _call(self, *call: object) -> float:
@@ -80,12 +80,12 @@ class RawCalls:
 
 @contextmanager
 def raw_calls(address: tuple[str, int]) -> Iterator[RawCalls]:
-    """A process that calls the gateway at ``address``, ended at the end."""
+    """Run a process that calls the gateway at ``address``; end it at the end."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_serve, args=(theirs, address), daemon=True)
     process.start()
-    theirs.close()  # so that a process that fell is noticed
+    theirs.close()  # so that recv() fails if the process dies
     try:
         yield RawCalls(ours)
     finally:
@@ -95,7 +95,7 @@ def raw_calls(address: tuple[str, int]) -> Iterator[RawCalls]:
 
 def _serve(pipe: Connection, address: tuple[str, int]) -> None:
     calls = _Calls(address)
-    with suppress(EOFError):  # the other end is closed when all has been measured
+    with suppress(EOFError):  # the other end closes after the last measurement
         while True:
             name, *arguments = pipe.recv()
             try:
@@ -107,7 +107,7 @@ def _serve(pipe: Connection, address: tuple[str, int]) -> None:
 
 
 class _Calls:
-    """Everything that is measured; a method is one measurement, in a loop of its own."""
+    """The measurements; each method is one and runs in a new event loop."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
@@ -232,7 +232,7 @@ class _Calls:
         return rate
 
     async def _rate(self, calls: list[Callable[[], Awaitable[None]]], seconds: float) -> float:
-        """Calls a second, each of ``calls`` again and again until the time is over; after one that is not counted."""
+        """Repeat ``calls`` concurrently until the time is over, after one uncounted call each; return calls/s."""
         done = 0
 
         async def repeat(call: Callable[[], Awaitable[None]], until: float) -> None:

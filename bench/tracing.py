@@ -1,12 +1,12 @@
-"""How much code one request runs through: files it enters, calls in them, and moves from file to file.
+"""Amount of code that one request executes: files entered, calls in them, and moves between files.
 
     python -m bench.tracing [--json]
 
-The daemon and its client run in this process, on a data directory of their own. A profiling hook counts, between the moment
-a request is sent and the moment its answer has been read, every function of ours that is entered on any thread but the
-requester's (for the daemon's side), or on the requester's alone (for the client's side). A *call* is an entry into a
-function, a coroutine that is resumed included; a *move* is an entry or a return that leads into another file of ours.
-Each figure is the median of several requests after a warm-up, so that whatever the daemon does besides drops out.
+The daemon and its client run in this process, on a temporary data directory. Between sending a request and reading its
+response, a profiling hook counts every entry into one of our functions, either on all threads but the requester's (the
+daemon's side), or only on the requester's (the client's side). A *call* is an entry into a function from one of ours,
+including the resumption of a coroutine; a *move* is a call from another file of ours. Each figure is the median of
+several requests after a warm-up, which removes the daemon's background work.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROUNDS = 15
 
 
 class Traced(NamedTuple):
-    """What one request ran through."""
+    """The code that one request executed."""
 
     files: int
     calls: int
@@ -49,7 +49,7 @@ class Traced(NamedTuple):
 
 
 class Tracer:
-    """Counts while it is armed; installed once for all threads, before the daemon starts."""
+    """Counts while armed; installed once for all threads, before the daemon starts."""
 
     def __init__(self) -> None:
         self._armed = False
@@ -60,7 +60,7 @@ class Tracer:
         self._moves = 0
 
     def install(self) -> None:
-        """Hook this thread and all that start after it."""
+        """Hook this thread and all threads started later."""
         threading.setprofile(self._hook)
         sys.setprofile(self._hook)
 
@@ -79,7 +79,7 @@ class Tracer:
             self._moves += caller != file
 
     def count(self, request: Callable[[], object], *, of_requester: bool) -> Traced:
-        """The median of several requests."""
+        """Return the median of several requests."""
         found = []
         for number in range(ROUNDS + 3):
             self._files, self._calls, self._moves = set(), 0, 0
@@ -93,7 +93,7 @@ class Tracer:
 
 
 def measure(tracer: Tracer, url: str) -> dict[str, Traced]:
-    """The requests, by what a user calls them."""
+    """Return the traces by a description of the request."""
     topic = "traced"
     connection = HTTPConnection(url.removeprefix("http://"))
     numbers = iter(range(1, 1_000_000))
@@ -149,7 +149,7 @@ def measure(tracer: Tracer, url: str) -> dict[str, Traced]:
 
 
 def run() -> dict[str, Traced]:
-    """Runs the daemon in this thread and the requests in another. Raises what the requests raise."""
+    """Run the daemon in this thread and the requests in another. Raises any exception of the requests."""
     tracer = Tracer()
     found: dict[str, Traced] = {}
     failed: list[BaseException] = []
@@ -180,7 +180,6 @@ def run() -> dict[str, Traced]:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.tracing", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="for programs")
     wanted = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Transactional publishing and reading, beside the same without transactions, in the same daemon."""
+"""Transactional publishing and reading, compared with the same without transactions, in the same daemon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SIZE = 100
 CONNECTIONS = 16
-#: Messages of one transaction in the topic that is polled.
+#: Messages per transaction in the polled topic.
 PER_TRANSACTION = 100
 INSIDE, READ = "inside", "read"
 SAYS = """Messages or requests a second, each side beside its plain counterpart in the same daemon and round. *Inside*: under
@@ -32,7 +32,7 @@ publish* is its time over that of a plain publish, those of *store* and *read* i
 
 
 def measure_transactions(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """Everything but latencies, in one daemon after the other."""
+    """Measure everything but latencies, in two daemons one after the other."""
     section = Section("transactions", "Transactions", SAYS)
 
     def found(what: str, unit: str, rates: list[float], ratios: Spread) -> None:
@@ -46,7 +46,7 @@ def measure_transactions(profile: Profile, scratch: Path, say: Callable[[str], N
             _publishing(ours.port, wire, profile, found)
             _cycle(wire, profile, found)
             _polling(ours.port, wire, profile, found)
-    # With a scan cache of next to nothing, so that both kinds of messages are read from the disk.
+    # With almost no scan cache, so that both kinds of messages are read from disk.
     with daemon(scratch / "stored", cache_max_bytes=1 << 16) as ours:
         for topic in (PLAIN, STORED):
             ours.create(topic)
@@ -90,7 +90,7 @@ def _cycle(wire: Wire, profile: Profile, found: Callable[..., None]) -> None:
 
 
 def _each_s(work: Callable[[], object], seconds: float) -> float:
-    """Seconds that ``work`` takes, on average."""
+    """Return the average duration of ``work`` in seconds."""
     times = 0
     begun = time.perf_counter()
     while (busy := time.perf_counter() - begun) < seconds:

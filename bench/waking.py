@@ -1,4 +1,4 @@
-"""How soon a publish wakes those who wait for it, beside a bare ASGI application that does nothing else."""
+"""Latency of waking parked polls by a publish, compared with a bare ASGI application that only sets an event."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MEASURES = {"p50 ms": "p50_ms", "p99 ms": "p99_ms", "last ms": "all_ms"}
 
 
 def measure_waking(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """Every number of parked polls, in turns with the waiting application."""
+    """Measure each number of parked polls, in turns with the waiting application."""
     section = Section("wake", "Waking long polls", SAYS)
     with daemon(scratch / "wake") as ours, server(serve_waiting) as bare:
         ours.create(TOPIC)
@@ -45,7 +45,7 @@ def measure_waking(profile: Profile, scratch: Path, say: Callable[[str], None]) 
 
 def _wake(port: int, polls: int, wakes: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.parked", "--port", str(port), "--path", bodies.path(TOPIC)]
-    # One poll at a time gives one value a wake, so it is woken more often.
+    # A single poll gives one value per wake-up, so do more of them.
     command += ["--polls", str(polls), "--wakes", str(wakes if polls > 1 else wakes * 20)]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     result: dict[str, Any] = json.loads(out)

@@ -1,4 +1,4 @@
-"""One kept connection on a raw socket, one request at a time: what a client costs at least."""
+"""One kept connection on a raw socket, one request at a time: the minimal client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JSON_TYPE = "Content-Type: application/json"
 
 
 class Wire:
-    """A connection to the daemon; ``with`` it."""
+    """A connection to the daemon; a context manager."""
 
     def __init__(self, port: int) -> None:
         self._sock = socket.create_connection(("127.0.0.1", port))
@@ -31,7 +31,7 @@ class Wire:
         self._sock.close()
 
     def send(self, request: bytes) -> tuple[bytes, bytes]:
-        """Head and body of the answer to a whole request; an answer that is not chunked. Raises unless it is 200."""
+        """Send a request; return head and body of its response, not chunked. Raises RuntimeError unless it is 200."""
         self._sock.sendall(request)
         received = b""
         taken = None
@@ -45,14 +45,14 @@ class Wire:
         return head, body
 
     def ask(self, path: str, body: object = None) -> Any:
-        """Post JSON, and read the answer's, None when it is empty."""
+        """Post JSON; return the response's JSON, None if it is empty."""
         content = b"" if body is None else json.dumps(body).encode()
         answer = self.send(post(path, content, [JSON_TYPE]))[1]
         return json.loads(answer) if answer else None
 
 
 def begin(wire: Wire, kind: str = "short", client: str = "bench") -> int:
-    """Begin a transaction; its id, which is its write pointer too."""
+    """Begin a transaction; return its id, which is also its write pointer."""
     return int(wire.ask("/v1/transactions", {"type": kind, "clientId": client})["id"])
 
 

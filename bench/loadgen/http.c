@@ -1,4 +1,4 @@
-/* HTTP/1.1 answers of known length or in chunks; with a page of Avro inside when messages are counted. */
+/* HTTP/1.1 responses with a length or in chunks; they contain a page in Avro if messages are counted. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@ static const char *avro_long(const char *p, const char *end, long *value) {
     refuse("the page ends before its end");
 }
 
-/* An array of records of an id (20 bytes, kept as the next position) and a payload. */
+/* An array of records: an id (20 bytes, saved as the next position) and a payload. */
 static void page(const char *p, const char *end, struct answer *answer) {
     for (;;) {
         long count, size;
@@ -45,7 +45,7 @@ static void page(const char *p, const char *end, struct answer *answer) {
     }
 }
 
-/* Chunks are joined in place: the body then stands at the start of what follows the head. */
+/* Chunks are joined in place: the body then directly follows the head. */
 static size_t joined(char *body, size_t size) {
     size_t from = 0, to = 0;
     while (from < size) {

@@ -1,4 +1,4 @@
-/* What the load generator and the protocols it speaks share. */
+/* Shared by the load generator and its protocols. */
 #ifndef LOADGEN_H
 #define LOADGEN_H
 
@@ -10,33 +10,33 @@ struct buffer {
     size_t used, size;
 };
 
-/* How far the answer at the start of a connection's buffer has been read. All zero when an answer begins, so that a
- * protocol can go on where it stopped: a page of a megabyte arrives in many pieces and is looked at once. */
+/* Progress in parsing the response at the start of a connection's buffer; all zero when a response begins. A protocol
+ * continues where it stopped: a page of a megabyte arrives in many pieces, and each byte is parsed once. */
 struct reading {
-    size_t at;          /* bytes understood */
-    long replies;       /* of those that one request brings */
-    long expected;      /* protocol's own: values still to come, bytes of a body */
+    size_t at;          /* bytes parsed */
+    long replies;       /* replies parsed, of those to one request */
+    long expected;      /* protocol's own: values still expected, bytes of a body */
     long values;        /* protocol's own */
     int state;          /* protocol's own */
 };
 
 struct answer {
-    int status;         /* 200, or what went wrong */
-    long messages;      /* delivered by it */
+    int status;         /* 200, or the error's */
+    long messages;      /* delivered by the response */
     char next[40];      /* the position after its last message, as the protocol writes it into a request */
 };
 
 struct protocol {
     const char *name;
-    /* Bytes of the complete answer at the start of `in`, 0 while it is not complete. */
+    /* Size of the complete response at the start of `in`; 0 while it is incomplete. */
     size_t (*take)(struct buffer *in, struct reading *reading, long replies, struct answer *answer);
-    /* Bytes of a position in a request that reads on; 0: the server remembers where the reader is. */
+    /* Size of the start position in a request for the next page; 0: the server keeps it. */
     size_t position_bytes;
 };
 
 extern const struct protocol http, redis, postgres, kafka, nats;
 
-/* Whether answers carry messages that are counted; publishes need not be looked into. */
+/* True if messages in responses are counted; responses to publishes are not parsed for them. */
 extern int counting;
 
 uint32_t be32(const char *p);

@@ -1,20 +1,20 @@
 /* A load generator on raw sockets: fixed requests over kept connections, one at a time on each; one thread, epoll.
  *
- * Options are those of bench/load.py, which does the same in Python where there is no compiler, and some more:
+ * Options are those of bench/load.py, its replacement in Python where there is no compiler, and some more:
  *
- *   --port P --request-file F   as many of one as of the other, dealt to the connections in turn
+ *   --port P --request-file F   in equal numbers, dealt to the connections in turn
  *   --everywhere                every connection sends all requests in turn (one port)
  *   --protocol NAME             http, redis, postgres, kafka or nats
- *   --hello-file F --hello-replies N   what a connection says first, and how many replies that brings
- *   --replies N                 replies that one request brings
- *   --number                    "@@@@" in requests and hello becomes the connection's number
- *   --rate R                    open loop: a request is due every 1/R seconds, whoever is free; waits count from then
- *   --walk AT [--again]         read on: write each page's end over the position at byte AT; --again: for ever
- *   --messages                  count the messages in answers
+ *   --hello-file F --hello-replies N   bytes that a connection sends first, and its replies
+ *   --replies N                 replies to one request
+ *   --number                    replace "@@@@" in requests and hello by the connection's number
+ *   --rate R                    open loop: a request is due every 1/R seconds; waits count from then
+ *   --walk AT [--again]         read page after page: write each page's end to byte AT of the request; --again: forever
+ *   --messages                  count the messages in responses
  *   --sequence AT --sequences N the N numbers from byte AT on, Avro longs of equal length, grow by N with each request
  *
- * It prints one JSON object (see bench/load.py), ends after --requests or --seconds or at SIGTERM, and gives up when
- * nothing has come for 60 seconds. */
+ * It prints one JSON object (see bench/load.py), ends after --requests or --seconds or at SIGTERM, and fails after 60
+ * seconds without a response. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -124,7 +124,7 @@ static struct buffer file(const char *path) {
     return b;
 }
 
-/* The buffer itself, or a copy of it where the connection writes something of its own into it. */
+/* The buffer itself, or a copy if the connection writes to it. */
 static struct buffer own(const struct buffer *from, int copied, int numbered, int number) {
     if (!copied && !numbered) return *from;
     struct buffer b = {.at = room(NULL, from->used + 1), .used = from->used, .size = from->used + 1};
@@ -156,7 +156,7 @@ static void push(struct connection *c) {
         c->sent += (size_t)n;
     }
     int whole = c->sent == c->sending->used;
-    if (whole && !waited) return; /* nothing to be told about but the answer, as before */
+    if (whole && !waited) return; /* registered for responses already */
     struct epoll_event e = {.events = EPOLLIN | (whole ? 0 : EPOLLOUT), .data.ptr = c};
     epoll_ctl(ep, EPOLL_CTL_MOD, c->fd, &e);
 }
@@ -171,7 +171,7 @@ static void begin(struct connection *c, const struct buffer *what, double due) {
 
 static long sequence = -1, sequences = 1;
 
-/* Adds to a row of Avro longs (zigzag, so that a number counts twice; seven bits a byte, the lowest first) as they stand. */
+/* Increments consecutive Avro longs in place (zigzag, so by twice the number; seven bits a byte, lowest first). */
 static void advance(struct buffer *request) {
     char *p = request->at + sequence, *end = request->at + request->used;
     for (long i = 0; i < sequences; i++) {
@@ -193,7 +193,7 @@ static void ask(struct connection *c, double due) {
     begin(c, next, due);
 }
 
-/* Reads what has come; 1 when that completes an answer, which is then taken off the buffer. */
+/* Reads available bytes; returns 1 if they complete a response, which is then removed from the buffer. */
 static int hear(struct connection *c, const struct protocol *p, long replies, struct answer *answer, long *received) {
     if (c->in.size - c->in.used < 1 << 16) c->in.at = room(c->in.at, c->in.size = c->in.size ? c->in.size * 2 : 1 << 18);
     ssize_t got = read(c->fd, c->in.at + c->in.used, c->in.size - c->in.used);
@@ -203,7 +203,7 @@ static int hear(struct connection *c, const struct protocol *p, long replies, st
     memset(answer, 0, sizeof *answer);
     size_t size = p->take(&c->in, &c->reading, replies, answer);
     if (!size) return 0;
-    *received += (long)size; /* of whole answers, so that it goes with their number */
+    *received += (long)size; /* of complete responses only, consistent with their number */
     if (answer->status != 200) {
         static int shown;
         if (!shown++) {
@@ -278,7 +278,7 @@ int main(int argc, char **argv) {
     ep = epoll_create1(0);
     int timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
     if (ep < 0 || timer < 0) fail("epoll");
-    /* Edge-triggered: setting it again is enough, nobody has to read it. */
+    /* Edge-triggered: setting it again is enough, it need not be read. */
     struct epoll_event tick = {.events = EPOLLIN | EPOLLET, .data.ptr = NULL};
     epoll_ctl(ep, EPOLL_CTL_ADD, timer, &tick);
     struct connection *all = calloc((size_t)connections, sizeof *all), **idle = calloc((size_t)connections, sizeof *idle);
@@ -291,7 +291,7 @@ int main(int argc, char **argv) {
         c->count = everywhere ? file_count : 1;
         c->requests = room(NULL, (size_t)c->count * sizeof *c->requests);
         for (int j = 0; j < c->count; j++) c->requests[j] = own(&bodies[everywhere ? j : i % file_count], walk >= 0 || sequence >= 0, numbered, i);
-        c->turn = i % c->count; /* so that connections do not all meet at one topic */
+        c->turn = i % c->count; /* so that connections do not all use the same topic */
         struct epoll_event e = {.events = EPOLLIN, .data.ptr = c};
         epoll_ctl(ep, EPOLL_CTL_ADD, c->fd, &e);
         if (!hello_file) continue;
@@ -323,12 +323,12 @@ int main(int argc, char **argv) {
         double t = now();
         int open_loop = rate > 0 && completed >= warm_up;
         if (open_loop) {
-            /* All that is due is sent, as far as there are free connections; the rest waits, and its wait counts. */
+            /* Send all due requests while there are free connections; the others wait, and their wait counts. */
             while (idle_count && !enough) {
                 double due = start + (double)arrivals / rate;
                 if (due >= until || due > t) break;
                 struct connection *c = idle[--idle_count];
-                /* Due while a connection was free: what passed since is the generator's own. */
+                /* It was due while a connection was free: the delay is the generator's own. */
                 if (due >= last_due) note(&late, t - due);
                 ask(c, due);
                 arrivals++;
@@ -338,7 +338,7 @@ int main(int argc, char **argv) {
             int over = enough || due >= until;
             if (over && !outstanding) break;
             if (t > until + DRAIN_S) {
-                /* It cannot keep up: who still waits has waited at least so long. */
+                /* The server cannot keep up: count the waits so far. */
                 for (; start + (double)arrivals / rate < until; arrivals++, unsent++) note(&took, t - (start + (double)arrivals / rate));
                 for (int i = 0; i < connections; i++)
                     if (all[i].busy) note(&took, t - all[i].due), unsent++;
@@ -362,14 +362,14 @@ int main(int argc, char **argv) {
         if (n <= 0) refuse("no answer in a minute");
         for (int i = 0; i < n; i++) {
             struct connection *c = events[i].data.ptr;
-            if (!c) continue; /* the timer: something is due */
+            if (!c) continue; /* the timer: a request is due */
             if (events[i].events & EPOLLOUT) push(c);
             if (!(events[i].events & ~(uint32_t)EPOLLOUT) || !hear(c, protocol, replies, &answer, &received)) continue;
             finish = now();
             c->busy = 0;
             outstanding--;
             if (++completed == warm_up) {
-                /* Measuring begins here; what is under way counts from now. */
+                /* Measuring begins here; requests in flight count from now. */
                 start = last_due = finish;
                 cpu = processor_time();
                 received = 0;

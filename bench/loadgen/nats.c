@@ -1,4 +1,4 @@
-/* NATS: a request's acknowledgements, or a page of a consumer's, arrive as messages of this connection's inbox. */
+/* NATS: acknowledgements of a request, or a consumer's page, arrive as messages in this connection's inbox. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static size_t take(struct buffer *in, struct reading *r, long replies, struct an
             const char *payload = begin + line;
             r->at += line + size + 2;
             if (with_headers && !strncmp(payload, "NATS/1.0 ", 9) && payload[9] == '4') {
-                /* The consumer has no more for now (or nobody serves the subject, of which 503 speaks). */
+                /* The consumer has no more messages now (or, with 503, the subject has no responder). */
                 r->replies = replies;
                 break;
             }
@@ -30,7 +30,7 @@ static size_t take(struct buffer *in, struct reading *r, long replies, struct an
             r->replies++;
         } else {
             if (*begin == '-') r->values = -1;
-            /* What answers the greeting's PING; other lines (INFO, +OK) answer nothing. */
+            /* The reply to the hello's PING; other lines (INFO, +OK) are no replies. */
             if (!strncmp(begin, "PONG", 4)) r->replies++;
             r->at += line;
         }

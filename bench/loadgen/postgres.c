@@ -1,5 +1,5 @@
-/* PostgreSQL's messages (protocol 3): a request is over when the server is ready for the next, as often as it says Sync
- * or Query. Rows have the id as their first column, in binary. */
+/* PostgreSQL's messages (protocol 3): a request ends with one ReadyForQuery for each Sync or Query in it. Rows have the
+ * id as their first column, in binary. */
 #include <string.h>
 
 #include "loadgen.h"

@@ -1,4 +1,4 @@
-/* Redis's replies (RESP 2), as many as a request has commands; pages are answers of XRANGE. */
+/* Redis's replies (RESP 2), one per command of a request; pages are replies to XRANGE. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,10 +6,10 @@
 
 #include "loadgen.h"
 
-/* Of a page: an array of entries, each flattened into five values: the pair, its id, the fields, a name, a payload. */
+/* A page is an array of entries, each flattened into five values: the pair, its id, the fields, a name, a payload. */
 enum { ID_OF_ENTRY = 1, VALUES_OF_ENTRY = 5 };
 
-/* `(time-sequence`, exclusive, of a fixed width so that it can be written over the one before. */
+/* `(time-sequence`, exclusive, with a fixed width so that it can replace the previous one. */
 static void after(const char *id, struct answer *answer) {
     unsigned long long ms = 0, sequence = 0;
     sscanf(id, "%llu-%llu", &ms, &sequence);
@@ -17,7 +17,7 @@ static void after(const char *id, struct answer *answer) {
 }
 
 static size_t take(struct buffer *in, struct reading *r, long replies, struct answer *answer) {
-    /* `state` is 1 while a reply is being read, `expected` how many values of it are still to come. */
+    /* `state` is 1 while a reply is being parsed, `expected` the number of its remaining values. */
     while (r->replies < replies) {
         char *begin = in->at + r->at;
         char *end = memmem(begin, in->used - r->at, "\r\n", 2);
@@ -44,7 +44,7 @@ static size_t take(struct buffer *in, struct reading *r, long replies, struct an
     answer->status = r->values < 0 ? 500 : 200;
     if (counting && answer->status == 200 && *in->at == '*') {
         answer->messages = atol(in->at + 1);
-        /* The last id: walk the values once more, from the first after the array's head. */
+        /* The last id: walk the values again, from the first after the array's head. */
         const char *p = (char *)memmem(in->at, in->used, "\r\n", 2) + 2, *id = NULL;
         for (long i = 0; i < answer->messages * VALUES_OF_ENTRY; i++) {
             const char *value = (char *)memmem(p, (size_t)(in->at + r->at - p), "\r\n", 2) + 2;

@@ -1,1 +1,1 @@
-"""The daemon beside other brokers and stores: the same loads at the same durability, in turns, on one machine."""
+"""The daemon compared with other brokers and stores: equal loads, equal durability, in turns, on one machine."""

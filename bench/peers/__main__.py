@@ -1,10 +1,10 @@
-"""``python -m bench.peers``: the daemon beside other brokers, in turns, with a table, plots and the conditions.
+"""``python -m bench.peers``: the daemon and other brokers, in turns, with a table, plots and the conditions.
 
     python -m bench.peers [--only plainsong,original,...] [--quick] [--json] [--report DIR] [--scratch DIR]
 
-The full run takes about half an hour and up to twenty gigabytes of disk; ``--rounds 1`` half of that time, ``--quick`` a
-minute, for seeing that it works. What a peer needs is fetched into ``.cache/peers`` first (as root also by apt); a peer that cannot be had is
-named in the report with its reason. Run it on a machine that does nothing else.
+The full run takes about half an hour and up to twenty gigabytes of disk, ``--rounds 1`` half of that time. ``--quick``
+takes a minute and only shows that everything works. Requirements of a peer are fetched into ``.cache/peers`` first (as
+root also by apt); the report lists unavailable peers with the reason. Run it on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ if TYPE_CHECKING:
     from bench.peers.peer import Peer
 
 PEERS: dict[str, type[Peer]] = {each.name: each for each in (Plainsong, Original, Kafka, Nats, Redis, Postgres)}
-#: Load average over a minute from which on a run says little.
+#: Above this load average (one minute) the results mean little.
 _QUIET = 0.3
-#: Of which the median and the 99th percentile are told.
+#: Number of syncs from which the median and the 99th percentile are computed.
 _SYNCS = 300
 _ROW_BYTES = 200
 
 
 def main() -> None:
-    """The command line."""
     args = _arguments()
     if compiled() is None:
         sys.exit("a C compiler is needed: the load generator speaks the peers' protocols in C only (bench/loadgen)")
@@ -58,7 +57,7 @@ def main() -> None:
     comparison = Comparison(profile, say)
     with TemporaryDirectory(prefix="peers-", dir=args.scratch) as directory, ExitStack() as ending:
         home = Path(directory).resolve()
-        home.chmod(0o711)  # one of them runs as another user
+        home.chmod(0o711)  # one of the peers runs as another user
         facts = machine() | _conditions(home)
         say(", ".join(f"{name} {value}" for name, value in facts.items()))
         if os.getloadavg()[0] > _QUIET:
@@ -98,7 +97,7 @@ def _names(text: str) -> Sequence[str]:
 
 
 def _conditions(home: Path) -> dict[str, str]:
-    """What else one has to know of the machine: its processor, its system, what a sync costs on this disk."""
+    """Describe processor and kernel, and measure a sync on this disk."""
     model = [line for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if "model name" in line]
     probe = home / "probe"
     took_ms = []

@@ -1,10 +1,10 @@
-"""``python -m bench.peers.both``: whatever else the daemon and the original service both do, one after the other.
+"""``python -m bench.peers.both``: operations that only the daemon and the original service share, one after the other.
 
     python -m bench.peers.both [--quick] [--rounds N] [--json] [--report DIR] [--scratch DIR]
 
-``bench.peers`` has the loads that every broker knows; here are those that only these two have: publishes and stores under a
-write pointer, polls of any size and of nothing, and requests about topics. Each runs alone: the original merges files for
-minutes behind such loads, and whoever shares the disk with it waits. A round takes nine minutes.
+``bench.peers`` has the loads that every broker supports. Here are those of these two alone: publishes and stores with a
+write pointer, polls of any size and empty ones, and requests about topics. Each peer runs alone: after such loads the
+original compacts for minutes, which would slow down any other user of the disk. A round takes nine minutes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ original's of the same round: above 1 Plainsong is faster. *Under a pointer* is 
 half of one that is published with its commit. Polls of a page ask for the same messages again and again; *nothing there*
 asks behind the topic's end. Topics are created and deleted by one client in Python, one after the other; the list has
 those that the loads before have created."""
-#: A topic's number of messages that the polls read.
+#: Messages in the polled topic.
 READ = 20_000
 #: Topics that one client creates, and then deletes.
 CREATED = 1000
@@ -53,7 +53,7 @@ CREATED = 1000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one load came to."""
+    """The result of one load."""
 
     requests_per_s: float
     p50_ms: float
@@ -61,17 +61,17 @@ class Found:
 
 
 class Loads:
-    """The loads of one peer at work."""
+    """The loads for one running peer."""
 
     def __init__(self, peer: Http, side: Side, profile: PeersProfile) -> None:
         self._peer = peer
         self._side = side
         self._profile = profile
-        #: The topic that is read.
+        #: The polled topic.
         self._reading = ""
 
     def all(self) -> dict[str, Callable[[], Found]]:
-        """Name of each load, and what puts it on the peer; in this order, behind ``prepare``."""
+        """Return the loads, in order, by name; call ``prepare`` first."""
         found: dict[str, Callable[[], Found]] = {}
         few, many = ((1, 16), (1, 4)) if self._profile.name == QUICK.name else ((1, 16, 50), (1, 4))
         for verb, shown in (("publish", "publish under a pointer"), ("store", "store")):
@@ -94,7 +94,7 @@ class Loads:
         return found
 
     def prepare(self) -> None:
-        """Bring the peer to speed, and publish what the polls read."""
+        """Warm up the peer, and publish the messages to poll."""
         side, seconds = self._side, str(self._profile.warm_up_s)
         (topic,) = side.topic()
         side.load([side.peer.publish(topic, payloads(1, SIZE))], 16, 1, "--seconds", seconds)
@@ -105,7 +105,7 @@ class Loads:
 
     def _put(self, request: bytes, connections: int) -> Found:
         seconds = self._profile.seconds
-        # Half of it first, which does not count: a virtual machine compiles what it has not done before.
+        # An uncounted run of half the time first: a JVM compiles code on first use.
         self._side.load([Asked(request)], connections, 1, "--seconds", str(seconds / 2))
         result = self._side.load([Asked(request)], connections, 1, "--seconds", str(seconds)).result
         return Found(result["requests_per_s"], result["p50_ms"], result["p99_ms"])
@@ -116,7 +116,7 @@ class Loads:
         return self._put(post(bodies.path(topic, verb), AVRO.encode_publish(request), [AVRO_TYPE]), connections)
 
     def _poll(self, limit: int, connections: int, *, behind: bool = False) -> Found:
-        # A time far ahead is behind the end of any topic.
+        # A time far in the future is after the end of any topic.
         asked = PollRequest(int(time.time() * 1000) + 10**8, limit=limit) if behind else PollRequest(limit=limit)
         return self._put(post(bodies.path(self._reading, "poll"), AVRO.encode_poll(asked), [AVRO_TYPE]), connections)
 
@@ -125,7 +125,7 @@ class Loads:
         return self._put(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), connections)
 
     def _each(self, method: str, name: str) -> Found:
-        """One request for each of many topics, by one client."""
+        """Send one request for each of many topics, from one client."""
         number = max(30, round(CREATED * self._profile.seconds / FULL.seconds))
         connection = HTTPConnection("127.0.0.1", self._side.running.port, timeout=60)
         took_s = []
@@ -143,7 +143,7 @@ class Loads:
 
 
 def measure(peers: Sequence[Http], profile: PeersProfile, home: Path, say: Callable[[str], None]) -> list[Section]:
-    """All loads of each peer, in each round one peer after the other, each over a new directory."""
+    """Run all loads on each peer, one peer after the other in each round, each in a new directory."""
     found: dict[str, dict[str, list[Found]]] = {}
     lacking: dict[str, str] = {}
     sides: dict[str, Side] = {}
@@ -190,7 +190,6 @@ def _some(messages: int) -> str:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.peers.both", description="Measures what the daemon and the original both do."
     )

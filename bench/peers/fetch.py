@@ -1,8 +1,8 @@
-"""How peers come here: jars by Maven, NATS by Go, the others from Debian's packages; below .cache, which git ignores.
+"""Installing peers: jars by Maven, NATS by Go, the others from Debian packages; under .cache, which git ignores.
 
-Versions are pinned where a build tool resolves them: in the ``pom.xml`` and ``go.mod`` beside this file. Maven checks
+Versions are pinned where a build tool resolves them: in the ``pom.xml`` and ``go.mod`` next to this file. Maven checks
 each jar against its checksum (``--strict-checksums``), Go each module against ``go.sum``, apt each package against the
-signed list. A Debian package has whatever version the release has; the report names it.
+signed list. A Debian package has the version of its release; the report names it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 from bench.peers.peer import Lacking, is_root
 
 HERE = Path(__file__).parent
-#: What has been fetched and built, kept between runs.
+#: Downloads and builds, kept between runs.
 KEPT = HERE.parents[1] / ".cache" / "peers"
-#: Jars for a JVM of this age.
+#: The Java version that the jars require.
 JAVA_AT_LEAST = 17
 
 
 def jars(name: str) -> str:
-    """The class path of the project in the folder ``name``, its own classes first."""
+    """Return the class path of the project in the folder ``name``, its own classes first. Raises Lacking."""
     _java()
     source, out = HERE / name, KEPT / name
     classpath = out / "classpath"
@@ -43,7 +43,7 @@ def jars(name: str) -> str:
 
 
 def java() -> str:
-    """The Java launcher. Raises Lacking."""
+    """Return the Java launcher. Raises Lacking."""
     return _java()
 
 
@@ -60,7 +60,7 @@ def _java() -> str:
 
 
 def go_program(name: str, package: str) -> Path:
-    """A program built from the module that the folder ``name`` pins."""
+    """Return a program built from the module pinned in the folder ``name``. Raises Lacking."""
     program = KEPT / name / package.split("/")[-2 if package.rpartition("/")[2].startswith("v") else -1]
     pins = [HERE / name / "go.mod", HERE / name / "go.sum"]
     if not program.exists() or any(pin.stat().st_mtime > program.stat().st_mtime for pin in pins):
@@ -74,10 +74,10 @@ def go_program(name: str, package: str) -> Path:
 
 
 def debian_program(name: str, package: str, *places: str) -> str:
-    """A program from one of Debian's packages, which is installed if need be and allowed."""
+    """Return a program from a Debian package, installing it if necessary and possible. Raises Lacking."""
     found = _found(name, places)
     if found is None and is_root() and shutil.which("apt-get"):
-        # RUNLEVEL=1: a package that brings a service must not start it. PostgreSQL makes a cluster unless told not to.
+        # RUNLEVEL=1 keeps a package from starting its service. PostgreSQL creates a cluster unless configured not to.
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
         common = Path("/etc/postgresql-common/createcluster.conf")
         if package == "postgresql" and not common.exists():

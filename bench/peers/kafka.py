@@ -1,4 +1,4 @@
-"""Kafka: a topic of one partition for each topic, one broker that is its own controller (KRaft)."""
+"""Kafka: a Kafka topic with one partition per topic; one broker that is its own controller (KRaft)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ log.flush.interval.messages=1
 """
 PRODUCE, FETCH, CREATE_TOPICS = 0, 1, 19
 _TIMEOUT_MS = 30_000
-#: As many messages of 100 B as a page of the others has; Kafka counts bytes.
+#: Kafka limits a page by bytes: size of a stored message of 100 B, so that pages have as many messages as the others'.
 _MESSAGE_BYTES = 110
 
 
 class Kafka(Peer):
-    """A batch is one record batch of as many records; requests are Kafka's own, with `acks=all`."""
+    """A batch is one record batch with all its messages; requests are in Kafka's protocol, with `acks=all`."""
 
     name = "kafka"
     protocol = "kafka"
@@ -64,7 +64,7 @@ class Kafka(Peer):
             yield running
 
     def create(self, running: Running, topics: Sequence[str]) -> None:
-        """In one request; a topic can be written to once its broker has heard of it."""
+        """Create the topics in one request; wait until each can be fetched from."""
         each = b"".join(_text(topic) + struct.pack("!ihii", 1, 1, 0, 0) for topic in topics)
         body = struct.pack("!i", len(topics)) + each + struct.pack("!ib", _TIMEOUT_MS, 0)
         answer = exchange_sized(running.port, _request(CREATE_TOPICS, 2, body))
@@ -106,7 +106,7 @@ def _request(key: int, version: int, body: bytes) -> bytes:
 
 
 def _error_of_fetch(answer: bytes) -> int:
-    """Of a Fetch 4 of one topic and partition."""
+    """Return the error code in the response to a Fetch 4 for one topic and partition."""
     at = 4 + 4 + 4 + 4
     (size,) = struct.unpack_from("!h", answer, at)
     error: int = struct.unpack_from("!h", answer, at + 2 + size + 4 + 4)[0]
@@ -114,7 +114,7 @@ def _error_of_fetch(answer: bytes) -> int:
 
 
 def record_batch(messages: Sequence[bytes], now_ms: int) -> bytes:
-    """One record batch (magic 2) without keys and headers, uncompressed."""
+    """Encode one record batch (magic 2) without keys and headers, uncompressed."""
     records = b""
     for offset, message in enumerate(messages):
         record = b"\0" + _varint(0) + _varint(offset) + _varint(-1) + _varint(len(message)) + message + _varint(0)
@@ -148,7 +148,7 @@ _CRC = _table()
 
 
 def crc32c(data: bytes) -> int:
-    """Castagnoli's checksum, which the standard library has not; requests are made once, so it may take its time."""
+    """Compute CRC-32C, which the standard library lacks; requests are built once, so speed does not matter."""
     value = 0xFFFFFFFF
     for byte in data:
         value = value >> 8 ^ _CRC[(value ^ byte) & 0xFF]

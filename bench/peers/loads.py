@@ -1,4 +1,4 @@
-"""The loads that every peer gets, in turns, and what is read off them."""
+"""The loads that every peer gets, in turns, and their results."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 SIZE = 100
 BATCH = 1000
 PAGE = 10_000
-#: Of a consumer that asks for little at a time.
+#: Pages of a consumer that asks for few messages at a time.
 SMALL_PAGE, SMALL_STEP = 10, 100
 SHARES = (("1/4", 0.25), ("1/2", 0.5), ("3/4", 0.75))
 #: Connections of the open loop.
 OPEN_CONNECTIONS = 32
-#: More than any run reaches: the time ends it.
+#: Higher than any run reaches: the run ends by time.
 _REQUESTS = 1 << 30
 
 
@@ -39,19 +39,19 @@ class PeersProfile:
     name: str
     rounds: int
     seconds: float
-    """Of each load, in each round."""
+    """Duration of each load, per round."""
     warm_up_s: float
-    """Of singles, and half of it of pages, before anything counts: virtual machines compile."""
+    """Warm-up with single messages, and for half of it with pages, because JVMs compile."""
     sustained_s: float
     topics: int
     singles: tuple[int, ...]
-    """Connections, of which each sends one message a request."""
+    """Numbers of connections, each sending one message a request."""
     batches: tuple[int, ...]
-    """The same with requests of 1000."""
+    """The same with requests of 1000 messages."""
     read_messages: int
-    """Of the topic that is read, as far as ten times ``seconds`` are enough to fill it."""
+    """Messages in the topic that is read; fewer if filling it takes longer than ten times ``seconds``."""
     open_rates: tuple[int, ...]
-    """Singles a second, the same for all."""
+    """Single messages a second, the same for all peers."""
     open_s: float
 
 
@@ -95,17 +95,17 @@ many connections. *Unsent* had no answer ten seconds after the end: that peer ca
 
 @dataclass(slots=True)
 class Measured:
-    """One load, one round, one peer."""
+    """Result of one load in one round on one peer."""
 
     messages_per_s: float
     result: dict[str, Any]
     server_us: float
-    """Processor time of the peer a message."""
+    """Processor time of the peer per message."""
 
 
 @dataclass(slots=True)
 class Side:
-    """A peer that runs, and what belongs to it alone."""
+    """A running peer and its state."""
 
     peer: Peer
     running: Running
@@ -113,14 +113,14 @@ class Side:
     topics: int = 0
 
     def topic(self, count: int = 1) -> list[str]:
-        """Topics that have never been used."""
+        """Create new topics; return their names."""
         names = [f"peer-{self.topics + number}" for number in range(count)]
         self.topics += count
         self.peer.create(self.running, names)
         return names
 
     def load(self, asked: Sequence[Asked], connections: int, per_request: int, *options: str) -> Measured:
-        """Run the generator; ``per_request`` 0: the messages in the answers count."""
+        """Run the generator; with ``per_request`` 0 the messages in the responses are counted."""
         peer, first = self.peer, asked[0]
         hello = peer.hello + first.prepared
         command = ["--protocol", peer.protocol, "--connections", str(connections), "--replies", str(first.replies)]
@@ -140,18 +140,18 @@ class Side:
 
 @dataclass(slots=True)
 class Comparison:
-    """All peers at work, and what has been found so far."""
+    """All running peers, and the results so far."""
 
     profile: PeersProfile
     say: Callable[[str], None]
     sides: list[Side] = field(default_factory=list)
     lacking: dict[str, str] = field(default_factory=dict)
-    """Peers, or loads of peers, that there are no figures for, and why."""
+    """Peers, and loads of peers, without results, with the reason."""
     reading: dict[str, str] = field(default_factory=dict)
-    """The topic of each peer that is read."""
+    """The topic that is read, by peer."""
 
     def start(self, peers: Sequence[Peer], home: Path, ending: ExitStack) -> None:
-        """Fetch and start all of them; those that cannot be had are named with their reason."""
+        """Fetch and start all peers; record the reason for those that are unavailable."""
         for peer in peers:
             try:
                 version = peer.fetch()
@@ -166,7 +166,7 @@ class Comparison:
             self.say(f"{peer.name}: {version}")
 
     def warm_up(self) -> None:
-        """A while of singles, batches and pages; and fill the topic that is read, which has to hold all that was acknowledged."""
+        """Warm up with singles, a batch fill and pages; drop a peer whose filled topic lacks acknowledged messages."""
         seconds = self.profile.warm_up_s
         messages = payloads(BATCH, SIZE)
         for side in list(self.sides):
@@ -193,7 +193,7 @@ class Comparison:
                 self.sides.remove(side)
 
     def idle_percent(self, seconds: float) -> float:
-        """What all of them together take of one core while nobody asks them anything."""
+        """Return the percentage of one core that all peers together use without requests."""
         before_s = [side.running.cpu_s() for side in self.sides]
         time.sleep(seconds)
         used_s = [side.running.cpu_s() - before for side, before in zip(self.sides, before_s, strict=True)]
@@ -215,7 +215,7 @@ class Comparison:
         return side.load(asked, connections, per_request, "--seconds", str(seconds))
 
     def loads(self) -> dict[str, tuple[int, Callable[[Side], Measured | None]]]:
-        """Name of each load, its rounds, and how it is put on a peer."""
+        """Return the loads by name: rounds, and the function that runs it on a peer."""
         profile, publish = self.profile, self._publish
         seconds = profile.seconds
 
@@ -238,7 +238,7 @@ class Comparison:
         }
 
     def measure(self, settle: Callable[[], None]) -> tuple[Section, Section]:
-        """All loads but the open ones: their rates, and their waits."""
+        """Run all closed-loop loads; return their rates, and their waits."""
         rates = Section("peers-rates", "Rates", RATES_SAY)
         waits = Section("peers-waits", "Waits and work", WAITS_SAY)
         for load, (rounds, put) in self.loads().items():
@@ -273,7 +273,7 @@ class Comparison:
         return self.sides if number % 2 == 0 else self.sides[::-1]
 
     def measure_open(self, settle: Callable[[], None]) -> Section:
-        """The open loops."""
+        """Run the open loops."""
         profile = self.profile
         section = Section("peers-open", "Waits at a fixed rate", OPEN_SAY)
         found: dict[tuple[str, str], list[Measured]] = {}
@@ -315,12 +315,12 @@ class Comparison:
         )
 
     def overview(self) -> Section:
-        """The peers, and those that are not there."""
+        """List the peers, and the unavailable ones with the reason."""
         return overview_of(self.sides, self.lacking)
 
 
 def overview_of(sides: Iterable[Side], lacking: Mapping[str, str]) -> Section:
-    """The peers that were measured, and why there are no figures for others."""
+    """List the measured peers, and the reason for each missing result."""
     section = Section("peers", "Peers", "All at their defaults but for what makes acknowledged messages synced ones.")
     for side in sides:
         what: dict[str, str | int] = {"peer": side.peer.name, "version": side.version, "synced": side.peer.synced}
@@ -331,17 +331,17 @@ def overview_of(sides: Iterable[Side], lacking: Mapping[str, str]) -> Section:
 
 
 def settled() -> None:
-    """Let what a peer has left to the system be written before the next one is measured."""
+    """Write the page cache to disk, so that one peer's unwritten data does not slow down the next measurement."""
     os.sync()
 
 
 def _one_line(text: str) -> str:
-    """For a cell of a table."""
+    """Format a text for a table cell."""
     return " ".join(text.replace("|", "/").split())[:400]
 
 
 def on_connections(count: int) -> str:
-    """So many connections, in the name of a load."""
+    """Return the number of connections as words for a load's name."""
     return "1 connection" if count == 1 else f"{count} connections"
 
 

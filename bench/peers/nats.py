@@ -20,10 +20,10 @@ listen: "127.0.0.1:{port}"
 ping_interval: "1h"
 jetstream {{ store_dir: "{data}", sync_interval: always }}
 """
-#: The generator puts the connection's number in the place of "@@@@".
+#: The generator replaces "@@@@" by the connection's number.
 _INBOX = b"in.@@@@"
 _HELLO = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'
-#: Messages of one atomic batch: its own limit.
+#: NATS's limit for an atomic batch.
 _LARGEST_BATCH = 1000
 
 
@@ -61,7 +61,7 @@ class Nats(Peer):
     def _call(self, running: Running, call: str, body: dict[str, Any]) -> None:
         text = json.dumps(body).encode()
         asked = b"SUB in.api 1\r\nPUB $JS.API.%s in.api %d\r\n%s\r\n" % (call.encode(), len(text), text)
-        # The answer is the first line of JSON that is not the server's greeting.
+        # The response is the first JSON with this type; the server's greeting has none.
         answer = exchange(running.port, _HELLO + asked, b'"type":"io.nats.jetstream.api')
         if b'"error"' in answer:
             raise RuntimeError(f"{call}: {answer[-300:]!r}")

@@ -1,4 +1,4 @@
-"""What the loads need to know of a peer: how it is had, started and spoken to."""
+"""The loads' interface to a peer: fetch it, start it, build its requests."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ STOP_TIMEOUT_S = 30.0
 
 
 class Lacking(Exception):
-    """This peer cannot be had here; the text says why."""
+    """The peer is not available here; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, byte for byte, and how many replies it brings."""
+    """A request as bytes, and its number of replies."""
 
     request: bytes
     replies: int = 1
     position_at: int | None = None
-    """Where a page's request says from where on; 0 when the server remembers it, None when it does not read on."""
+    """Offset of the start position in a page's request; 0 if the server keeps it, None if reading does not advance."""
     prepared: bytes = b""
-    """What a connection says, after the peer's hello, before it sends such requests; it brings one reply."""
+    """Bytes that a connection sends after the hello and before its first such request; they bring one reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A peer that runs."""
+    """A running peer."""
 
     port: int
     pid: int
     home: Path
 
     def cpu_s(self) -> float:
-        """Processor time used so far by all its processes, those that have ended included."""
+        """Return the processor time used so far by all its processes, including ended and reaped ones."""
         return sum(_cpu_s(pid) for pid in self.family())
 
     def family(self) -> list[int]:
-        """Its process and all that descend from it."""
+        """Return its process and all descendants."""
         found = [self.pid]
-        for parent in found:  # which grows meanwhile
+        for parent in found:  # which grows in the loop
             try:
                 for task in Path(f"/proc/{parent}/task").iterdir():
                     found += [int(child) for child in (task / "children").read_text(encoding="ascii").split()]
@@ -63,47 +63,47 @@ class Running:
 
 
 class Peer(ABC):
-    """One of those that are measured.
+    """A broker or store under measurement.
 
-    The load generator sends the bytes that a peer gives it, each a request that is answered once all of its messages
-    are synced, and knows of the peer's protocol only where an answer ends.
+    The load generator sends a peer's requests as bytes. A peer must answer a request only after all its messages are
+    synced. The generator parses only as much of the peer's protocol as it needs to find the end of a response.
     """
 
     name: str
     protocol: str
     hello: bytes = b""
-    """What a connection says first."""
+    """Bytes that a connection sends first."""
     hello_replies = 1
     synced: str
-    """What makes an acknowledged message a synced one."""
+    """The configuration that makes the peer sync before it acknowledges."""
 
     @abstractmethod
     def fetch(self) -> str:
-        """Make sure that it is there; its version. Raises Lacking."""
+        """Install the peer if necessary; return its version. Raises Lacking."""
 
     @abstractmethod
     def run(self, home: Path) -> AbstractContextManager[Running]:
-        """The peer at work over an empty directory, on a free port of the loopback device."""
+        """Run the peer on an empty directory, on a free port of the loopback interface."""
 
     @abstractmethod
     def create(self, running: Running, topics: Sequence[str]) -> None:
-        """Create topics; they can be written to when this returns."""
+        """Create topics; they accept messages when this returns."""
 
     @abstractmethod
     def publish(self, topic: str, messages: Sequence[bytes]) -> Asked:
-        """One request with these messages, answered when all of them are synced."""
+        """Return one request with these messages, answered when all of them are synced."""
 
     def page(self, running: Running, topic: str, limit: int) -> Asked | None:
-        """A request for the topic's first messages; None: the peer reads no page twice."""
+        """Return a request for the topic's first messages; None if the peer cannot read a page twice."""
         return self.walk(running, topic, limit)
 
     @abstractmethod
     def walk(self, running: Running, topic: str, limit: int) -> Asked:
-        """The first request of a reader that reads on page by page from the topic's start."""
+        """Return the first request of a reader that reads page by page from the topic's start."""
 
 
 def free_port() -> int:
-    """A port that nobody listens on at the moment."""
+    """Return a port that is unused at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -120,7 +120,7 @@ def process(
     user: str | None = None,
     cwd: Path | None = None,
 ) -> Iterator[Running]:
-    """A server with its output in ``home``, once it listens and has said ``ready``; stopped at the end."""
+    """Run a server with its output in ``home``; yield once it listens and has printed ``ready``. Raises Lacking."""
     log = home / "log"
     with log.open("wb") as output:
         started = subprocess.Popen(
@@ -156,7 +156,7 @@ def _wait_until_it_listens(started: subprocess.Popen[bytes], port: int, log: Pat
 
 
 def exchange(port: int, data: bytes, until: bytes, times: int = 1) -> bytes:
-    """What a server answers to ``data``, up to the time that it has said ``until`` so often."""
+    """Send ``data``; return the response up to the ``times``-th occurrence of ``until``."""
     with socket.create_connection(("127.0.0.1", port), timeout=START_TIMEOUT_S) as connection:
         connection.sendall(data)
         answer = b""
@@ -169,7 +169,7 @@ def exchange(port: int, data: bytes, until: bytes, times: int = 1) -> bytes:
 
 
 def exchange_sized(port: int, data: bytes) -> bytes:
-    """One answer that begins with its size in four bytes, these included."""
+    """Send ``data``; return one response including its prefix, the size in four bytes."""
     with socket.create_connection(("127.0.0.1", port), timeout=START_TIMEOUT_S) as connection:
         connection.sendall(data)
         with connection.makefile("rb") as answers:
@@ -181,10 +181,10 @@ def _cpu_s(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return 0.0  # it has ended meanwhile
+        return 0.0  # it has ended
     return sum(map(int, fields[11:15])) / TICKS_PER_S
 
 
 def is_root() -> bool:
-    """Whether Debian's packages can be installed, and PostgreSQL needs another user."""
+    """True if Debian packages can be installed; PostgreSQL then needs another user."""
     return os.geteuid() == 0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Http(Peer):
-    """The HTTP interface that both have: Avro, version 1."""
+    """The HTTP interface of both: Avro, version 1."""
 
     protocol = "http"
 
@@ -39,7 +39,7 @@ class Http(Peer):
         connection.close()
 
     def pointer(self, running: Running) -> int:
-        """The write pointer of a new transaction."""
+        """Begin a transaction; return its write pointer."""
         connection = HTTPConnection("127.0.0.1", running.port, timeout=60)
         connection.request("POST", "/v1/transactions", b'{"timeoutSeconds": 600}', {"Content-Type": "application/json"})
         with connection.getresponse() as answer:
@@ -55,7 +55,7 @@ class Http(Peer):
         return Asked(post(bodies.path(topic, "publish"), body, [bodies.AVRO_TYPE]))
 
     def walk(self, running: Running, topic: str, limit: int) -> Asked:
-        # From an id before all others on, so that every request of a walk has the same form.
+        # Start from the lowest id instead of none, so that all requests of a walk have the same form.
         start = bytes(ID_BYTES)
         body = AVRO.encode_poll(PollRequest(start, inclusive=False, limit=limit))
         request = post(bodies.path(topic, "poll"), body, [bodies.AVRO_TYPE])
@@ -78,7 +78,7 @@ class Plainsong(Http):
 
 
 class Original(Http):
-    """CDAP's messaging service as published, in its local mode on LevelDB; `bench/peers/original` starts it."""
+    """CDAP's messaging service as published, in local mode on LevelDB; `bench/peers/original` starts it."""
 
     name = "original"
     synced = "always: a synced write of its store for each request"
@@ -89,7 +89,7 @@ class Original(Http):
         return f"cdap-tms {version}"
 
     def pointer(self, running: Running) -> int:
-        """It takes any, and leaves transactions to its clients."""
+        """Return a new number: the service accepts any pointer and leaves transactions to its clients."""
         return time.time_ns()
 
     @contextmanager

@@ -21,7 +21,7 @@ _PLACES = "/usr/lib/postgresql/*/bin"
 _USER = "plainsong"
 _STATEMENT = b"it\0"
 _SYNC = b"S\0\0\0\4"
-#: Ready for the next, in no transaction.
+#: ReadyForQuery, not in a transaction.
 _READY = b"Z\0\0\0\5I"
 
 
@@ -45,7 +45,7 @@ class Postgres(Peer):
 
     @contextmanager
     def run(self, home: Path) -> Iterator[Running]:
-        # It refuses to run as root.
+        # PostgreSQL refuses to run as root.
         user = "postgres" if is_root() else None
         data = home / "data"
         if user is not None:
@@ -77,7 +77,7 @@ class Postgres(Peer):
         if len(messages) == 1:
             prepared = _parse(f'INSERT INTO "{topic}" (payload) VALUES ($1)')
             return Asked(_execute(messages[0]), prepared=prepared)
-        # The payloads are text without backslashes and so stand for themselves. The server reads on while it answers.
+        # The payloads are text without backslashes, so COPY needs no escaping. The server reads while it answers.
         copied = _message(b"d", b"".join(each + b"\n" for each in messages))
         copy = _message(b"Q", f'COPY "{topic}" (payload) FROM STDIN'.encode() + b"\0")
         return Asked(copy + copied + _message(b"c", b""))
@@ -94,12 +94,12 @@ def _message(kind: bytes, body: bytes) -> bytes:
 
 
 def _parse(text: str) -> bytes:
-    """Prepare a statement under a name."""
+    """Build a Parse message for the named statement."""
     return _message(b"P", _STATEMENT + text.encode() + b"\0" + b"\0\0") + _SYNC
 
 
 def _execute(parameter: bytes) -> bytes:
-    """Run it with one parameter; that and the results are in binary."""
+    """Build Bind and Execute with one parameter; parameter and results are in binary format."""
     value = struct.pack("!HI", 1, len(parameter)) + parameter
     bound = _message(b"B", b"\0" + _STATEMENT + b"\0\1\0\1" + value + b"\0\1\0\1")
     return bound + _message(b"E", b"\0\0\0\0\0") + _SYNC

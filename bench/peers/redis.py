@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Redis(Peer):
-    """A stream for each topic; a batch is a pipeline of as many commands, whose replies are all waited for."""
+    """A Redis stream per topic; a batch is a pipeline with a command per message, and waits for all replies."""
 
     name = "redis"
     protocol = "redis"
@@ -37,7 +37,7 @@ class Redis(Peer):
             yield running
 
     def create(self, running: Running, topics: Sequence[str]) -> None:
-        """The first entry makes a stream."""
+        """Do nothing: the first entry creates a stream."""
 
     def publish(self, topic: str, messages: Sequence[bytes]) -> Asked:
         return Asked(b"".join(_command(b"XADD", topic.encode(), b"*", b"p", each) for each in messages), len(messages))

@@ -1,4 +1,4 @@
-"""Actors put together as the daemon does it, on a store in memory that fails when told and a clock set by hand."""
+"""Actors assembled as in the daemon, on a store in memory that fails on request and a clock set by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ START_MS = 1_700_000_000_000
 
 
 class SetClock:
-    """A clock that stands until it is set."""
+    """A clock that only advances when it is set."""
 
     regressions = 0
 
@@ -41,7 +41,7 @@ class SetClock:
 
 
 class Watch(NoObserver):
-    """Counts what the actors tell."""
+    """Counts the actors' events."""
 
     def __init__(self):
         self.count = Counter()
@@ -65,7 +65,7 @@ class Watch(NoObserver):
 
 @dataclass
 class Harness:
-    """The actors and what is around them, to use and to look at."""
+    """The actors and their environment, to use and to inspect."""
 
     store: FaultyStore
     clock: SetClock
@@ -88,12 +88,12 @@ class Harness:
         return await self.ask(Create(TopicProperties(**properties)), name)
 
     async def publish(self, *payloads, name=NAME, **more):
-        """The receipt of one request with these messages."""
+        """Publish these messages in one request; return its receipt."""
         request = PublishRequest([each if isinstance(each, bytes) else each.encode() for each in payloads], **more)
         return await self.ask(Publish(request, sum(map(len, request.messages))), name)
 
     async def look(self, since=FIRST_BOUND, wait_s=None, name=NAME, end_before=None):
-        """The span of a poll that waits up to ``wait_s``."""
+        """Return the span of a poll that waits up to ``wait_s``."""
         deadline_s = None if wait_s is None else trio.current_time() + wait_s
         return await self.ask(Look(since, end_before, deadline_s), name)
 
@@ -103,11 +103,11 @@ class Harness:
         return await read_page(self.store, cache, span, limit=limit, max_bytes=max_bytes)
 
     async def read(self, since=FIRST_BOUND, name=NAME, cached=True):
-        """All payloads."""
+        """Return all payloads."""
         return [payload for _, payload in (await self.page(since, name=name, cached=cached)).messages()]
 
     async def end(self, name=NAME):
-        """The bound behind everything."""
+        """Return the bound after all messages."""
         return (await self.look(name=name)).until
 
     def rows(self, table=Table.MESSAGE):
@@ -133,7 +133,7 @@ async def actors(
     sweeping=False,
     **around,
 ):
-    """A harness; it is left as the daemon leaves: closed, drained, or cut off when the body raises."""
+    """Run a harness; it ends as the daemon does: closed, drained, or cut off if the body raises."""
     store = store or FaultyStore(MemoryStore())
     clock, watch = clock or SetClock(), Watch()
     space = SpaceGuard(store, 1)

@@ -1,11 +1,11 @@
-"""The end of one transaction over topics that change hands, small enough to try every order in which things can happen.
+"""A model of the end of a transaction over topics that change hands, small enough to explore every order of events.
 
-Owners of a topic come one after another at two instances, while those before go on as if nothing had happened; so do
-owners of the transaction service. Questions, grants and writes are under way for as long as they like, and whoever asks
-may ask whoever ever owned what is asked. What must never happen: that a row of the transaction becomes durable behind
-its end, which is a commit or, with other words for the same steps, an abort.
+Owners of a topic follow one another at two instances, while earlier ones continue as if nothing had happened; so do
+owners of the transaction service. Questions, grants and writes may be in flight for any time, and any owner may ask
+any past or present owner. No row of the transaction may become durable after its end, which is a commit or, with other
+names for the same steps, an abort.
 
-``Rules`` are the ingredients; each can be left out, to see what for it is there.
+``Rules`` are the ingredients; each can be left out, to show why it is needed.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ WRONG = "a row came behind the end"
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds the protocol together."""
+    """Ingredients of the protocol."""
 
     enlisted_durably: bool = True
-    """A topic is in the service's rows before it is told that it may write; the next owner finds it there."""
+    """A topic is durably enlisted in the service's rows before it may write, so that the next owner finds it there."""
     grants_checked: bool = True
-    """A grant that needed no row is given by who owns the service still."""
+    """A grant that needed no row is given only by the present owner of the service."""
     frozen: bool = True
-    """Nobody is enlisted while topics are asked to close."""
+    """No topic is enlisted while topics are asked to close."""
     terms: bool = True
-    """A grant counts for the owner who asked, not for a later one at the same instance."""
+    """A grant counts only for the owner that asked, not for a later one at the same instance."""
     voided: bool = True
-    """A grant that was asked for before the topic closed counts for nothing."""
+    """A grant requested before the topic closed does not count."""
     closed: bool = True
     """Topics are asked to close before the end is decided."""
     in_turn: bool = True
-    """A topic closes when what it writes is durable, or will never be."""
+    """A topic closes only when its writes are durable or can never be."""
     closings_checked: bool = True
-    """Whoever answers that the topic is closed owns it still."""
+    """An owner that answers that the topic is closed still owns it."""
     closed_anew: bool = True
-    """A closing that was given up does not count for the next attempt."""
+    """A closing that was abandoned does not count for the next attempt."""
     fenced: bool = True
-    """The store takes no row of an owner who was replaced."""
+    """The store rejects rows of an owner that was replaced."""
 
 
 class Term(NamedTuple):
@@ -54,7 +54,7 @@ class Term(NamedTuple):
     instance: int
     held: bool = False
     asking: int = 0
-    """The number of the question whose answer counts; 0: none."""
+    """Number of the question whose answer counts; 0: none."""
     writing: bool = False
 
 
@@ -68,7 +68,7 @@ class Owner(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A question of a topic's owner, or the grant that answers it."""
+    """A topic owner's question, or the grant that answers it."""
 
     topic: int
     epoch: int
@@ -77,15 +77,15 @@ class Message(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything there is."""
+    """The whole state."""
 
     terms: frozenset[Term]
     owners: frozenset[Owner]
     epochs: tuple[int, ...]
-    """Of each topic, in the store; ``epoch``: of the service."""
+    """Epoch of each topic in the store; ``epoch``: of the service."""
     epoch: int = 0
     rows: frozenset[int] = frozenset()
-    """Topics that are enlisted, in the store."""
+    """Topics enlisted in the store."""
     questions: frozenset[Message] = frozenset()
     grants: frozenset[Message] = frozenset()
     asked: int = 0
@@ -94,7 +94,7 @@ class State(NamedTuple):
 
 
 class Model:
-    """Every state that can come about."""
+    """Every reachable state."""
 
     def __init__(self, rules: Rules, *, topics: int = 1, claims: int = 3, owners: int = 2, questions: int = 2) -> None:
         self.rules = rules
@@ -104,7 +104,7 @@ class Model:
         self.questions = questions
 
     def explore(self) -> tuple[int, str | None]:
-        """How many states there are, and what is wrong with the first one found in which something is."""
+        """Return the number of states, and the violation in the first bad state, if any."""
         start = State(frozenset(), frozenset(), (0,) * self.topics)
         seen, queue = {start}, deque([start])
         while queue:
@@ -117,7 +117,7 @@ class Model:
         return len(seen), None
 
     def following(self, state: State) -> Iterator[State]:
-        """What may happen next."""
+        """Yield the possible next states."""
         if state.epoch < self.owners:
             yield self.begin_service(state)
         for topic in range(self.topics):
@@ -137,7 +137,7 @@ class Model:
         epochs = (*state.epochs[:topic], state.epochs[topic] + 1, *state.epochs[topic + 1 :])
         before = [each for each in state.terms if (each.topic, each.instance) == (topic, instance)]
         kept = not self.rules.terms and any(each.held for each in before)
-        # An instance has one owner of a topic at a time; its write may be under way still.
+        # An instance has one owner of a topic at a time, whose write may still be in flight.
         terms = state.terms - {each for each in before if not each.writing}
         stopped = {each for each in before if each.writing}
         terms = (terms - stopped) | {each._replace(held=False, asking=0) for each in stopped}
@@ -215,7 +215,7 @@ class Model:
         return state._replace(grants=state.grants | {question})
 
     def close(self, state: State, owner: Owner, term: Term) -> State:
-        """One owner of the topic is asked, whoever it is."""
+        """Ask one owner of the topic, present or past."""
         if term.writing and self.rules.in_turn:
             return state  # it answers later
         if self.rules.closings_checked and term.epoch != state.epochs[term.topic]:

@@ -1,4 +1,4 @@
-"""A daemon's actors with its transaction service and the janitor's pass, to be stopped, killed and started again."""
+"""A daemon's actors with its transaction service and the janitor's pass; it can be stopped, killed and restarted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cut(Exception):
 
 
 class OneClock(SetClock):
-    """The wall clock goes with trio's, and can be set besides."""
+    """A wall clock that advances with trio's, and can also be set."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class OneClock(SetClock):
 
 @dataclass
 class Daemon:
-    """What tests use of it."""
+    """The parts that tests use."""
 
     harness: Harness
     service: TransactionService
@@ -48,12 +48,12 @@ class Daemon:
     invalid_pass: InvalidPass
 
     async def clean(self):
-        """What the janitor does in a round; the report of the pass."""
+        """Clean as the janitor does in a round; return the pass's report."""
         await self.harness.janitor.clean_all()
         return await self.invalid_pass.run_once()
 
     async def read(self, name, view=None, limit=10**6):
-        """All payloads a reader of ``name`` gets page by page, and the pointer that holds it."""
+        """Return all payloads that a reader of ``name`` gets page by page, and the pointer that holds it."""
         payloads, since = [], FIRST_BOUND
         while True:
             span = await self.harness.ask(Look(since), name)
@@ -68,7 +68,7 @@ class Daemon:
 
 @asynccontextmanager
 async def daemon(disk, clock, *, lifetime_ms=LIFETIME_MS, timeout_ms=30_000, prune=True, janitor=STEPS):
-    """A daemon on ``disk``; it ends in order, or at once when the body raises ``Cut``."""
+    """Run a daemon on ``disk``; it closes in order, or at once if the body raises ``Cut``."""
     index = PointerIndex()
     await index.load(disk)
     around = []
@@ -97,5 +97,5 @@ async def daemon(disk, clock, *, lifetime_ms=LIFETIME_MS, timeout_ms=30_000, pru
 
 
 def first_pointer():
-    """The lowest pointer the clock of the tests can issue."""
+    """Return the lowest pointer that the tests' clock can issue."""
     return START_MS * POINTERS_PER_MS

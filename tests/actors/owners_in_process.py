@@ -1,4 +1,4 @@
-"""Several instances in one process, on memory that they share, with views of who owns what that a test sets."""
+"""Several instances in one process, on shared memory, with views of ownership that a test sets."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from storage.memory import SharedMemory, SharedMemoryStore
 
 
 class OwnStore(SharedMemoryStore):
-    """One instance's; a test that is over lets go of what it held."""
+    """One instance's store; ``release_all`` unblocks it at the end of a test."""
 
     def release_all(self):
         self.reachable.set()
 
 
 class View:
-    """``Ownership`` of one instance: whatever the test last said, which may contradict what others are told."""
+    """``Ownership`` of one instance as last set by the test; instances may have contradictory views."""
 
     def __init__(self, me, cluster):
         self._me = Instance(me, f"{me}:7420")
         self._cluster = cluster
         self._owners = {}
         self._told = []
-        #: Topics that the store said others have claimed, in order.
+        #: Topics that others have claimed according to the store, in order.
         self.lost = []
 
     @property
@@ -50,7 +50,7 @@ class View:
         self._told.append(told)
 
     def set(self, owner, name=None):
-        """Who owns a topic, or everything else, as this instance sees it from now on."""
+        """Set the owner of a topic, or of everything else, in this instance's view."""
         if name is None:
             self._owners.clear()
         self._owners[name] = owner
@@ -60,7 +60,7 @@ class View:
 
 @asynccontextmanager
 async def instances(*names, owner=None, **options):
-    """Harnesses by name, each with ``views[name]``; ``owner`` (by default the first) owns everything."""
+    """Run harnesses by name, each with ``views[name]``; ``owner`` (by default the first) owns everything."""
     shared = SharedMemory()
     harnesses = {}
     async with AsyncExitStack() as stack:
@@ -73,6 +73,6 @@ async def instances(*names, owner=None, **options):
 
 
 def say(harnesses, owner, name=None):
-    """All of them learn at once who owns a topic."""
+    """Report a topic's owner to all of them at once."""
     for harness in harnesses.values():
         harness.directory.environment.ownership.set(owner, name)

@@ -1,4 +1,4 @@
-"""What tests of write pointers ask the actors of ``actors_in_process``, and an authority that says what it is told."""
+"""Requests about write pointers to ``actors_in_process``, and an authority with fixed answers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.topic.asks import PublishUnder, RollBackPointer, StoreUnder
 from plainsong.protocol.transactions.transaction import POINTERS_PER_MS, NoAuthority
 
-#: Pointers issued when the clock of the tests starts.
+#: Pointers issued when the tests' clock starts.
 FIRST = START_MS * POINTERS_PER_MS
 
 
 class Said(NoAuthority):
-    """An authority: whatever it was not told is unknown to it."""
+    """An authority; pointers without a given standing are unknown to it."""
 
     def __init__(self):
         self.standings = {}
@@ -34,7 +34,7 @@ async def store(harness, pointer, *payloads, name=NAME, **more):
 
 
 async def publish(harness, pointer, *payloads, name=NAME, **more):
-    """Publish what is stored under a pointer, and these."""
+    """Publish a pointer's stored messages, and these."""
     return await harness.ask(PublishUnder(request(payloads, pointer, **more), sum(map(len, payloads))), name)
 
 
@@ -43,7 +43,7 @@ async def roll_back(harness, pointer, within=None, *, by_client=True, name=NAME)
 
 
 def pointer_rows(harness):
-    """Keys of all rows about write pointers."""
+    """Return the keys of all rows about write pointers."""
     rows = harness.store.inner.tables[Table.METADATA].rows
     return [key for key in rows if key.startswith(SYSTEM + POINTER)]
 

@@ -1,4 +1,4 @@
-"""Everything at once, on a store that fails all the time: the promises hold for whoever kept notes."""
+"""Everything at once, on a store that constantly fails: the promises hold for every client's records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plainsong.protocol.topic.asks import Look
 
 
 class Notes:
-    """What publishers were told, and what each reader got."""
+    """Answers to publishers, and each reader's messages."""
 
     def __init__(self):
         self.acknowledged = {}
@@ -39,7 +39,7 @@ async def publish_on(harness, notes, who, count, random):
 
 
 async def read_along(harness, notes, done, random):
-    """Follow the topic with long polls, some of them given up early, until nothing comes any more."""
+    """Follow the topic with long polls, some of them cancelled early, until there are no more messages."""
     got, since = [], FIRST_BOUND
     notes.read.append(got)
     while True:
@@ -77,7 +77,7 @@ async def clean_on(harness, done):
 
 
 async def use_others(harness, done, random):
-    """Make the directory let topics go and open them again."""
+    """Make the directory evict topics and reopen them."""
     while not done.is_set():
         try:
             await harness.look(name=TopicName("ns", f"absent{random.randint(0, 3)}"))

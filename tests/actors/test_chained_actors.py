@@ -1,4 +1,4 @@
-"""Chained topics under real actors: what the janitor keeps, and what a failed write and a fall leave."""
+"""Chained topics with real actors: rows kept by the janitor, and the state after failed writes and crashes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def store(request, tmp_path):
 
 
 def give(verifier, row, oldest_ms):
-    """Give a verifier a row of a part."""
+    """Pass a row of a part to a verifier."""
     if isinstance(row, StoredRow):
         verifier.stored(row)
     else:
@@ -58,7 +58,7 @@ def give(verifier, row, oldest_ms):
 
 
 async def verified(harness, known=None, limit=2, sizes=None):
-    """What a reader finds who asks for small parts; ``sizes`` becomes how many rows they have."""
+    """Verify the chain in small parts; ``sizes`` collects their numbers of rows."""
     sizes = [] if sizes is None else sizes
     view = await harness.ask(DescribeChain())
     verifier = Verifier(str(NAME), view.generation, known)
@@ -126,7 +126,7 @@ async def test_messages_with_their_own_ttl_that_the_janitor_removed_are_no_fault
 
 
 async def some_stored(harness):
-    """A publish under a write pointer of what two segments stored, and one of what was staged, of many messages."""
+    """Publish what two segments stored under a write pointer, and a staged batch with many messages."""
     for segment in ("a", "lost", "a"):
         request = PublishRequest([b"stored %d" % number for number in range(9)], write_pointer=POINTER, segment=segment)
         await harness.ask(StoreUnder(request, 1))
@@ -146,7 +146,7 @@ async def test_stored_messages_are_read_in_parts_of_a_bounded_size_and_verified(
         sizes = []
         found = await verified(harness, sizes=sizes)
         assert (found.faults, found.messages) == ([], 18 + 1 + 1 + 20)
-        # All payload rows are among them, also those of the segment that lost; and the three rows besides the publishes.
+        # All payload rows, also those of the losing segment, and four message rows.
         assert sum(sizes) == 27 + 20 + 2 + 2
         assert max(sizes) <= 9
         before = await head(harness)

@@ -1,6 +1,6 @@
-"""Every order in which owners, questions, grants, writes and ends can meet: no row comes behind the end.
+"""Every order in which owners, questions, grants, writes and ends can meet: no row becomes durable after the end.
 
-And that each ingredient is needed: without it, some order goes wrong, and is found.
+Each ingredient is needed: without it, exploration finds an order that violates the promise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Before a decision every topic is asked: many take as long as they take, and one that does not answer ends the attempt."""
+"""Every topic is asked before a decision: many may take their time, and one that does not answer ends the attempt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POINTER = 7
 
 
 class Topics:
-    """Topics that answer after so many seconds; they are asked, and looked up, as the service does it."""
+    """Topics that answer after a given time; they are asked, and looked up, as by the service."""
 
     def __init__(self, count, answer_s):
         self.names = [TopicName("ns", f"t{number:05}") for number in range(count)]
@@ -34,11 +34,11 @@ class Topics:
         self.last_answer_s = trio.current_time()
 
     async def close(self):
-        """Close their pointers; whether all of them did."""
+        """Close their pointers; return True if all of them did."""
         return not await close_pointers(self.ask, self.names, [POINTER], DEADLINE_S)
 
     async def roll_back(self):
-        """The same for a rollback."""
+        """Roll back their pointers; return True if all of them did."""
         return await roll_back(self, self.ask, [POINTER], DEADLINE_S) == {POINTER}
 
 
@@ -136,7 +136,7 @@ async def test_a_transaction_whose_commit_was_given_up_times_out_as_any_other(au
 
 
 def slow_to_close(cluster, answer_s, never=None):
-    """Topics take so long to close pointers; the answer gets the name of each that did."""
+    """Delay topics' closing of pointers; the returned list collects the names of those that have closed."""
     real, closed = cluster.ask, []
 
     async def ask(me, name, what):

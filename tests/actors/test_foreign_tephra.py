@@ -1,4 +1,4 @@
-"""A Tephra as the authority: what topics and readers are told of its state, and what happens when it misbehaves."""
+"""A Tephra as the authority: its state as seen by topics and readers, and its misbehaviour."""
 
 import struct
 from functools import partial
@@ -25,15 +25,15 @@ from plainsong.protocol.transactions.view import Verdict
 from storage.memory import MemoryStore
 from tests.patience import PATIENCE_S
 
-#: So seldom that what was learnt is fresh, however long a test takes.
+#: Long enough that the last state is fresh, however long a test takes.
 REFRESH_S = 60.0
-#: How long an answer is waited for: it comes through a real socket, and is not late because the machine stands still.
+#: Time limit of an answer: it comes through a real socket, and must not fail on a busy machine.
 CALL_S = PATIENCE_S
 STATE = ManagerState(4000, 300, 310, (50, 120), {100: Entry(5000, 99), 310: Entry(6000, 99)})
 
 
 class Tephra:
-    """A server that answers getSnapshot as it is told to; counts connections and calls."""
+    """A server with programmed answers to getSnapshot; counts connections and calls."""
 
     def __init__(self):
         self.behave = self.serve(encode_snapshot(STATE))

@@ -1,8 +1,8 @@
-"""Topics change hands in any way, while they are written and read: whatever views say, the store decides, exactly.
+"""Topics change hands in any way while they are written and read: the store decides exactly, whatever views claim.
 
-Instances publish and read at the same time, views of who owns the topic change and contradict each other, stores stall.
-In the end what was acknowledged is there once, in order; what was refused is not; no read was older than what had been
-acknowledged before it began.
+Instances publish and read concurrently, views of ownership change and contradict each other, stores stall. In the end
+acknowledged messages are there once, in order; refused ones are not; no read was older than what had been acknowledged
+before it began.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STEPS = st.lists(
 
 @dataclass
 class Course:
-    """What everybody was told, and what has to be true in the end."""
+    """Answers to all clients, and what has to be true in the end."""
 
     harnesses: dict
     numbers: count = field(default_factory=count)
@@ -71,7 +71,7 @@ class Course:
         self.reads.append((before, found))
 
     async def wait(self, name):
-        """A long poll behind what was acknowledged last; whatever it says must not be older than its begin."""
+        """Long poll after the last acknowledged message; its answer must not be older than its begin."""
         before = list(self.acknowledged)
         try:
             span = await self.harnesses[name].look(wait_s=5)
@@ -108,7 +108,7 @@ async def run(steps):
         for harness in harnesses.values():
             harness.directory.environment.ownership.set("a")
         with trio.move_on_after(60):
-            await read_or_be_told(harnesses["a"])  # it may be the one that learns only now that it was replaced
+            await read_or_be_told(harnesses["a"])  # this owner may only now detect that it was replaced
             return course, await harnesses["a"].read(cached=False)
         raise AssertionError("nobody serves the topic")
 
@@ -152,7 +152,7 @@ def test_whatever_views_say_acknowledged_messages_are_there_once_and_no_read_is_
     played(steps)
 
 
-#: Somebody else has claimed the topic behind the back of an owner that is then asked.
+#: Another owner has claimed the topic without the knowledge of one that is then asked.
 BEHIND_ITS_BACK = [
     *[("publish", "a", 1), ("settle",)],
     *[("view", "b", "b"), ("publish", "b", 1), ("settle",)],

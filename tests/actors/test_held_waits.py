@@ -1,4 +1,4 @@
-"""Waiting for what becomes of a write pointer: nothing is missed, nothing is waited for in vain, and it is bounded."""
+"""Waiting for the outcome of a write pointer: every decision wakes it, no wait is unnecessary, and it is bounded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_S
 
 
 async def started(nursery, pointers, pointer, since=None):
-    """The wait's end, once it waits."""
+    """Start a wait; once it waits, return the event of its end."""
     done = trio.Event()
 
     async def wait():

@@ -1,11 +1,11 @@
 """No schedule of crash, cleaning and pruning makes a message of an undecided or lost transaction visible, or loses one.
 
-Topic actors, the transaction service, the janitor and its pass, on a disk that tears commits at any row and loses its
-power at any call. Whatever happens, a reader of committed messages
+Topic actors, the transaction service, the janitor and its pass run on a disk that tears commits at any row and loses
+power at any call. A reader of committed messages always
 
-    sees nothing of a transaction whose commit nobody asked for, or was refused
-    sees everything that was acknowledged of one whose commit was acknowledged
-    sees, of one whose commit had no answer, all of that or nothing, in all topics alike
+    sees nothing of a transaction whose commit was never requested, or was refused
+    sees everything acknowledged in a transaction whose commit was acknowledged
+    sees all or nothing, in all topics alike, of one whose commit was not answered
     sees nothing twice
 """
 
@@ -35,23 +35,23 @@ SLOTS = 3
 
 @dataclass
 class Tx:
-    """What a client knows of a transaction of its."""
+    """A client's knowledge of one of its transactions."""
 
     number: int
     pointer: int
     pointers: list[int] = field(default_factory=list)
     acknowledged: set[tuple[TopicName, bytes]] = field(default_factory=set)
     doubtful: set[tuple[TopicName, bytes]] = field(default_factory=set)
-    """Of which nobody knows whether it was published."""
+    """Messages whose publish has an unknown outcome."""
     stored: dict[TopicName, list[bytes]] = field(default_factory=dict)
-    """By topic, what a publish of what was stored has to bring; gone once that was asked."""
+    """By topic, the stored messages that a publish has to deliver; removed once it was requested."""
     outcome: str = "open"
-    """``open``, ``committed``, ``maybe`` (a commit without answer), ``lost`` (never to be seen)."""
+    """``open``, ``committed``, ``maybe`` (a commit without answer), ``lost`` (never visible)."""
     sent: int = 0
 
 
 class Course:
-    """One example: slots with transactions, and all that ever were."""
+    """One example: slots with transactions, and all transactions so far."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -61,8 +61,8 @@ class Course:
         self.it = None
 
     async def act(self, what, slot, topic, count):
-        """Do one thing; failures are what a client of it would know."""
-        with suppress(PlainsongError):  # refused, or without an answer: noted where that makes a difference
+        """Do one action; failures are recorded as its client would see them."""
+        with suppress(PlainsongError):  # refused or unanswered: recorded where it matters
             await getattr(self, what)(self.slots[slot], slot, NAMES[topic], count)
 
     async def begin(self, tx, slot, name, count):
@@ -136,7 +136,7 @@ class Course:
         await self.it.service.truncate(self.it.service.invalids())
 
     async def truncate_safe(self, tx, slot, name, count):
-        """What an operator does who trusts the figures."""
+        """Truncate as an operator who trusts the figures."""
         bound = self.it.service.pruning().safe_bound
         if bound is not None:
             self.check_unreferenced(bound)
@@ -145,7 +145,7 @@ class Course:
         await self.it.clean()
 
     async def clock_jumps(self, tx, slot, name, count):
-        """By less or more than a transaction may live, forwards or back."""
+        """Jump by less or more than a transaction's lifetime, forwards or back."""
         self.clock.ms += (count - 1) * 3 * LIFETIME_MS // 4
 
     async def time_out(self, tx, slot, name, count):
@@ -161,13 +161,13 @@ class Course:
     # --- what has to be true ---
 
     def check_unreferenced(self, bound):
-        """No row carries a pointer that may be pruned: those on the list when the pass began."""
+        """No row carries a prunable pointer: one that was on the list when the pass began."""
         invalid = [pointer for pointer in self.it.service.invalids() if pointer <= bound]
         carried = {decode_row(value).pointer for value in self.disk.inner.tables[Table.MESSAGE].rows.values()}
         assert not carried.intersection(invalid)
 
     async def check(self):
-        """What committed readers see, in pages of three and in one."""
+        """Check the messages of committed readers, in pages of three and in one."""
         await self.wait_until_all_is_loaded()
         view = self.it.service.view()
         seen, held = {}, False
@@ -189,7 +189,7 @@ class Course:
         return held
 
     async def wait_until_all_is_loaded(self):
-        """What fell in the last step is loaded again."""
+        """Wait until everything that failed in the last step is loaded again."""
         for _ in range(50):
             try:
                 self.it.service.view()
@@ -201,7 +201,7 @@ class Course:
         raise AssertionError("something does not come back")
 
     async def check_to_the_end(self):
-        """Let everything be decided, cleaned and pruned; what was true stays true, and nothing holds anybody."""
+        """Let everything be decided, cleaned and pruned; results must stay the same, and no reader may be held."""
         await trio.sleep(31)
         for _ in range(2):
             await self.it.clean()
@@ -229,7 +229,7 @@ ACTIONS = st.tuples(
     st.integers(0, len(NAMES) - 1),
     st.integers(0, 3),
 )
-#: Which call of the store fails (of those from now on), and how many rows of it are there.
+#: The call of the store that fails (counted from now on), and how many of its rows are written.
 FAULTS = st.none() | st.tuples(
     st.sampled_from(["write", "write", "discard", "scan"]), st.integers(0, 3), st.integers(0, 6) | st.just(True)
 )
@@ -243,7 +243,7 @@ STEPS = st.tuples(
 
 
 def one_writer_a_slot(actions):
-    """What a client does at once: it may publish while it commits, but has one publish or store under way."""
+    """Drop concurrent actions of a client after its first publish, store or checkpoint; it may still commit."""
     writing = set()
     for action in actions:
         if action[0] in ("publish", "store", "checkpoint"):
@@ -289,7 +289,7 @@ def test_no_schedule_makes_a_message_visible_that_was_not_committed_or_loses_one
                 for action in one_writer_a_slot(actions):
                     nursery.start_soon(course.act, *action)
             course.disk.fail_no_more()
-            if looks:  # which loads every topic: not always
+            if looks:  # checking loads every topic, so not always
                 await course.check()
             if after == "cut":
                 raise Cut

@@ -1,4 +1,4 @@
-"""The pass over the invalid list: complete or not, what it rolls back, when pointers are pruned, what it says."""
+"""The pass over the invalid list: complete or not, its rollbacks, when pointers are pruned, its report."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def a_disk():
 
 
 def signs(disk):
-    """The pointers of all message rows."""
+    """Return the pointers of all message rows."""
     return [decode_row(value).pointer for value in disk.inner.tables[Table.MESSAGE].rows.values()]
 
 
 async def an_invalid_one(it, *names):
-    """An invalid transaction with a message in each of these topics."""
+    """Make an invalid transaction with a message in each of these topics."""
     pointer = (await it.service.begin()).transaction.write_pointer
     for name in names:
         await publish(it.harness, pointer, "m", name=name)
@@ -250,7 +250,7 @@ async def test_without_a_longest_life_nothing_is_pruned_by_itself_however_old_it
 
 
 class Elsewhere:
-    """A list kept by somebody who is away, or can't keep the pass."""
+    """A list kept by an authority that is unavailable, or cannot record the pass."""
 
     def __init__(self, fails):
         self.fails = fails

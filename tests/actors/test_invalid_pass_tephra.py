@@ -1,4 +1,4 @@
-"""The pass over the invalid list of a Tephra: its state says what is rolled back, and how far to prune there."""
+"""The pass over a Tephra's invalid list: its state determines the rollbacks, and how far it may be pruned."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIFETIME_MS = 90_000_000
     [
         (MemoryStore(), 0, 49),
         (MemoryStore(), LIFETIME_MS, 49),
-        (SharedMemory().store(), 0, None),  # somebody may still write under it
+        (SharedMemory().store(), 0, None),  # another instance may still write under it
         (SharedMemory().store(), LIFETIME_MS, 19),
     ],
 )

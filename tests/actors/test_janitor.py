@@ -1,4 +1,4 @@
-"""The janitor: what it removes nobody could see, and nobody sees that it works."""
+"""The janitor removes only what no reader could see, and its work is invisible to readers."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ async def test_readers_of_an_older_generation_go_although_there_never_was_a_mess
 
 
 async def test_a_topic_brought_back_while_it_is_planned_keeps_its_rows(nursery, autojump_clock):
-    """Undelete and the plan are both decided by the topic, so one of them comes first, for good."""
+    """The topic decides both undelete and the plan, so one of them comes first, definitively."""
     async with actors(janitor=STEPS) as harness:
         await harness.create()
         await harness.publish("a")
@@ -212,7 +212,7 @@ async def test_a_round_keeps_nothing_in_mind_of_topics_that_are_not_there_any_mo
         assert not harness.janitor._first_keys
 
 
-# --- beside the others ----------------------------------------------------------------------------
+# --- next to other work ---------------------------------------------------------------------------
 
 
 async def test_publishes_and_polls_go_on_while_it_cleans(nursery, autojump_clock):
@@ -276,7 +276,7 @@ async def test_a_crash_in_the_middle_changes_nothing_anybody_sees(nursery, autoj
         assert store.calls["discard"] == discards + 3
         store.crash(keep_discards=keep_discards)
     async with actors(store, janitor=STEPS) as harness:
-        harness.clock.ms = START_MS - 3_600_000  # the machine's clock went back, too
+        harness.clock.ms = START_MS - 3_600_000  # the machine's clock was set back, too
         assert await harness.read() == wanted
         harness.clock.ms = ms
         assert await harness.read() == wanted
@@ -346,7 +346,7 @@ async def test_idle_topics_with_nothing_to_remove_are_not_opened(autojump_clock)
 
 
 class Disk(MemoryStore):
-    """A store that says how much is free."""
+    """A store that reports a given free space."""
 
     free_bytes = 1_000
 
@@ -436,7 +436,7 @@ async def test_a_round_that_fails_still_makes_room(nursery, autojump_clock, monk
 
 
 class Passes:
-    """The pass over the invalid list, counted; it may fail."""
+    """Counts the passes over the invalid list; they may fail."""
 
     def __init__(self, fails=False):
         self.count, self.fails = 0, fails
@@ -452,7 +452,7 @@ ROUNDS = 5
 
 
 async def after_rounds(harness, passes):
-    """What has expired before them is gone by the end, or not; the harness' janitor is one with these passes."""
+    """Run rounds with these passes; return whether messages expired before them are gone at the end."""
     harness.janitor = janitor = Janitor(harness.store, harness.directory, harness.clock, harness.watch, STEPS, passes)
     await harness.create(ttl_s=10)
     await harness.publish("old")

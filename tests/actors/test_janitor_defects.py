@@ -1,4 +1,4 @@
-"""The defects of the original service's cleanup that concern payloads, each by name (its section 5.2)."""
+"""Defects of the original service's cleanup that concern payloads, each by name (its section 5.2)."""
 
 from __future__ import annotations
 

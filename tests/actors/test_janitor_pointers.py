@@ -1,4 +1,4 @@
-"""Cleaning what was stored: payload rows leave with their reference, orphans leave, and nothing else does."""
+"""Cleaning stored messages: payload rows are removed with their reference, orphans are removed, and nothing else."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ async def test_payload_rows_go_in_steps_of_bounded_rows_and_bytes(autojump_clock
         assert await harness.janitor.clean_all() == 135
         assert max(removed) <= 50
         assert sum(removed) == 135
-        # A step reads one list beyond its bytes at most, and a list is bounded too.
+        # A step may exceed its bytes by one list, and a list is bounded too.
         assert len(removed) >= 3 + 14 // (2 * STEP_BYTES >> 20)
 
 

@@ -1,4 +1,4 @@
-"""Pages of the store that are asked for again: read twice at most, never stale, never over their bound."""
+"""Pages of the store that are requested repeatedly: read twice at most, never stale, never over their bound."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHER = TopicName("ns", "other")
 
 
 async def cold(harness, count=40, name=NAME, **properties):
-    """A topic with messages of which none is in the cache."""
+    """Make a topic with messages, none of which is cached."""
     await harness.create(name, **properties)
     receipts = []
     for number in range(count):
@@ -41,7 +41,7 @@ def shown(page):
 
 
 async def scans_of(harness, **asked):
-    """How many scans a page takes; it is the page of the store in any case."""
+    """Return the number of scans for a page, which must equal the store's page."""
     stored = await harness.page(cached=False, **asked)
     before = harness.store.calls["scan"]
     assert shown(await harness.page(**asked)) == shown(stored)

@@ -1,4 +1,4 @@
-"""The mailbox: everybody is answered once, nobody waits for ever, and what is full says so."""
+"""The mailbox: every caller is answered once, no caller waits forever, and a full mailbox refuses."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_a_caller_who_leaves_is_forgotten_and_the_receiver_is_told(nursery
 
 
 async def test_whoever_receives_when_the_caller_leaves_is_told(nursery):
-    """The receiver may have come, or changed, since the caller asked."""
+    """The receiver may have started, or changed, since the caller asked."""
     mailbox = Mailbox(10, 100)
     left = []
     with trio.CancelScope() as scope:

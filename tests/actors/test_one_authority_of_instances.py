@@ -1,4 +1,4 @@
-"""Instances that start at the same time agree who decides transactions; namespaces are the same at all of them."""
+"""Instances that start at the same time agree on the transactions' authority; all have the same namespaces."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ async def test_who_comes_back_among_the_others_reads_namespaces_at_once(autojump
 
 
 class HeldStore(SharedMemoryStore):
-    """A store whose answers stay on their way for as long as a test holds them."""
+    """A store whose answers a test can delay."""
 
     def __init__(self, shared):
         super().__init__(shared)
         self._held = {}
 
     def hold(self, kind):
-        """Hold the next answer of a kind; returns what is set once it is on its way, and what lets it arrive."""
+        """Delay the next answer of a kind; return an event set once it is in flight, and one that lets it arrive."""
         self._held[kind] = trio.Event(), trio.Event()
         return self._held[kind]
 
@@ -145,7 +145,7 @@ class HeldStore(SharedMemoryStore):
 
 @asynccontextmanager
 async def arriving_late(store, kind, call):
-    """In the block the answer to this call, which the store has given before, is on its way; then it arrives."""
+    """In the block the store has answered this call, but the answer is in flight; it arrives at the end."""
     on_its_way, arrives = store.hold(kind)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(call)
@@ -220,7 +220,7 @@ async def test_what_another_instance_wrote_behind_a_write_is_known_whenever_that
 
     nursery.start_soon(write)
     await on_its_way.wait()
-    await set_namespace(other, "enabled")  # which then has this instance read the namespace again
+    await set_namespace(other, "enabled")  # makes this instance read the namespace again
     if read_first:
         await read_again()
         arrives.set()

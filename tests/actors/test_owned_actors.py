@@ -1,4 +1,4 @@
-"""Actors of several instances on one store: topics change hands, and nobody is told what is not true any more."""
+"""Actors of several instances on one store: topics change hands, and no client gets an outdated answer."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ async def test_a_topic_that_waits_to_be_opened_is_not_claimed_once_it_is_another
         await a.create()
         await a.publish("one")
         a.store.reachable = trio.Event()
-        say(harnesses, "b")  # the mark cannot be written yet: who comes back waits behind that
+        say(harnesses, "b")  # the mark cannot be written yet, and the next open waits for it
         say(harnesses, "a")
         answers = []
 

@@ -1,4 +1,4 @@
-"""Reading ahead: who walks through a topic finds the next page read, once, and it is the page of the store."""
+"""Reading ahead: a reader that walks through a topic finds the next page read, once, and it equals the store's."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from plainsong.protocol.transactions.view import AsOfView, Moment, View
 from storage.base import StoreError
 
 OTHER = TopicName("ns", "other")
-#: A page of ten such messages is long enough.
+#: Long enough for a page of ten such messages to be read ahead.
 LONG = "m" * 8_000
 LIMIT, BYTES = 10, 1 << 20
 
 
 class Reader:
-    """Asks for page after page, as a poll does."""
+    """Requests page after page, as polls do."""
 
     def __init__(self, harness, ahead, name=NAME, limit=LIMIT, max_bytes=BYTES):
         self.harness, self.ahead, self.name = harness, ahead, name
@@ -43,7 +43,7 @@ class Reader:
         return page
 
     async def scans(self):
-        """How many scans it takes until the page is there and the next one read ahead, if it is; it is the store's page."""
+        """Return the number of scans for the next page, which must be the store's, and for reading ahead."""
         span = await self.harness.look(self.since, name=self.name)
         stored = await read_page(self.harness.store, None, span, limit=self.limit, max_bytes=self.max_bytes)
         before = self.harness.store.calls["scan"]
@@ -53,7 +53,7 @@ class Reader:
 
 
 async def while_the_third_page_is_read_ahead(reader, nursery):
-    """Reads two pages; the third is in the midst of being read ahead then, until the scan is released."""
+    """Read two pages, while the third is being read ahead; it blocks until the scan is released."""
     store = reader.harness.store
     await reader.page()
     store.stall("scan")
@@ -65,7 +65,7 @@ async def while_the_third_page_is_read_ahead(reader, nursery):
 
 
 def pages_of(harness):
-    """Pages whose readers take their time."""
+    """Pages whose readers pause between requests."""
     return Pages(harness.store, harness.directory, clock=count(step=LEAST_PAUSE_S).__next__)
 
 
@@ -83,7 +83,7 @@ async def cold(harness, messages=80, name=NAME, text=LONG, **properties):
 
 @asynccontextmanager
 async def reading(cache_bytes=1 << 23):
-    """A harness, ``Pages`` that run, and a topic of 80 messages of which none is in the cache."""
+    """A harness, running ``Pages``, and a topic of 80 messages, none of which is cached."""
     async with actors(cache_bytes=cache_bytes) as harness, trio.open_nursery() as nursery:
         ahead = pages_of(harness)
         nursery.start_soon(ahead.run)
@@ -104,7 +104,7 @@ async def test_behind_the_second_page_of_a_walk_every_next_page_is_read_before_i
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
         assert [await reader.scans() for _ in range(4)] == [1, 2, 1, 1]
-        # The pages that are read ahead are the store's; what is asked for next is there.
+        # Pages read ahead equal the store's, and the next one requested is there.
         harness.store.stall("scan")
         assert (await reader.page()).count == LIMIT
 
@@ -112,7 +112,7 @@ async def test_behind_the_second_page_of_a_walk_every_next_page_is_read_before_i
 async def test_of_a_whole_walk_the_last_page_alone_is_read_twice_and_none_is_left():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
-        # The last one ends where the topic does, and might be another soon: it is not kept.
+        # The last page ends at the topic's end and may soon be different: it is not kept.
         assert sum([await reader.scans() for _ in range(8)]) == 9
         assert (len(kept(harness)), kept(harness).bytes) == (0, 0)
         assert harness.directory.cache(NAME).budget.bytes == 0
@@ -146,7 +146,7 @@ async def test_pages_that_were_read_before_are_kept_although_they_are_read_ahead
             reader = Reader(harness, ahead)
             return [await reader.scans() for _ in range(7)]
 
-        # The eighth page ends where the topic does, and is never kept.
+        # The eighth page ends at the topic's end, and is never kept.
         assert [sum(await walk()) for _ in range(4)] == [8, 8, 1, 1]
 
 
@@ -247,7 +247,7 @@ async def test_behind_messages_that_are_not_plain_nothing_is_read_ahead():
 
 async def test_a_reader_as_of_a_moment_has_nothing_read_ahead():
     async with reading() as (harness, ahead):
-        for _ in range(2):  # their pages are known
+        for _ in range(2):  # so that their pages are known
             reader = Reader(harness, ahead)
             for _ in range(4):
                 await reader.page()
@@ -310,7 +310,7 @@ async def test_what_is_read_ahead_is_no_more_than_may_be_kept():
         await reader.page()
         rows.clear()
         await wait_all_tasks_blocked()
-        assert sum(len(value) for _, value in rows) < 200_000 + 12 * 80_010  # a list of rows more
+        assert sum(len(value) for _, value in rows) < 200_000 + 12 * 80_010  # at most one more list of rows
         assert len(kept(harness, OTHER)) == 0
         assert (await reader.page()).count == LIMIT
 
@@ -350,7 +350,7 @@ async def test_behind_small_pages_of_a_walk_a_stretch_is_read_and_the_next_one_i
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead, limit=2)
         scans = [await reader.scans() for _ in range(40)]
-        # A stretch has 32 of these messages. Read are two pages, three stretches, the last page, and what is behind it.
+        # A chunk has 32 of these messages. Reads are two pages, three chunks, the last page, and the part after it.
         assert (scans[:3], sum(scans)) == ([1, 2, 0], 2 + 3 + 1 + 1)
 
 
@@ -426,7 +426,7 @@ async def test_where_two_stretches_overlap_no_message_comes_twice():
         for at in range(4, 40):
             reader = Reader(harness, ahead, limit=20)
             reader.since = ids[at]
-            await reader.scans()  # which looks whether it is the store's page
+            await reader.scans()  # compares with the store's page
 
 
 async def test_a_stretch_is_not_kept_if_its_topic_was_forgotten_meanwhile_nor_given_where_rows_were_set_aside():
@@ -510,7 +510,7 @@ async def test_a_page_that_cannot_be_read_ahead_is_read_when_it_is_asked_for():
         harness.store.fail_next("scan", after=1)
         await reader.page()
         await wait_all_tasks_blocked()
-        assert await reader.scans() == 2  # itself, and the next one again
+        assert await reader.scans() == 2  # its own page, and the next one again
 
 
 async def test_a_page_that_cannot_be_read_at_all_is_its_readers_error():

@@ -1,4 +1,4 @@
-"""Stored messages on pages: each defect of the original's read path, by name, and what readers are told of holds."""
+"""Stored messages on pages: each defect of the original's read path, by name, and the promises to readers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def payloads(page):
 
 
 def read_on(topic, since, limit, view=SEEN):
-    """All payloads, resumed exclusively page after page."""
+    """Return all payloads, resuming exclusively page after page."""
     got = []
     while True:
         page = topic.from_store(topic.span(since), limit, view=view)
@@ -46,20 +46,20 @@ def read_on(topic, since, limit, view=SEEN):
 
 @pytest.mark.parametrize("limit", range(1, 24))
 def test_paging_exclusively_through_stored_messages_loses_none(limit):
-    """4.4.1: the page's limit counted the row that was dropped, and the rest of the transaction was passed over."""
+    """4.4.1: the page's limit counted the dropped row, and the rest of the transaction was skipped."""
     topic = Topic([stored(0, 7, 20), plain(1), plain(2)])
     assert read_on(topic, FIRST_BOUND, limit) == [b"s%d" % index for index in range(20)] + [b"plain"] * 2
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 10])
 def test_stored_messages_after_a_plain_one_are_all_there_for_who_read_that(limit):
-    """4.4.2: the first stored message was dropped in place of the plain one read before."""
+    """4.4.2: the first stored message was dropped instead of the plain one read before."""
     topic = Topic([plain(0), stored(1, 7, 3)])
     assert read_on(topic, after(topic.messages[0].message_id), limit) == [b"s0", b"s1", b"s2"]
 
 
 def test_a_start_that_has_expired_takes_nothing_from_what_follows():
-    """4.4.3: neither the row itself nor its place among stored messages is carried over to what lives."""
+    """4.4.3: neither the row nor its position among stored messages is applied to live ones."""
     topic = Topic([stored(0, 7, 5), stored(1_000, 8, 5)])
     span = topic.span(after(topic.messages[3].message_id), oldest_ms=START_MS + 1)
     assert payloads(topic.from_store(span, view=SEEN)) == [b"s0", b"s1", b"s2", b"s3", b"s4"]
@@ -67,7 +67,7 @@ def test_a_start_that_has_expired_takes_nothing_from_what_follows():
 
 @pytest.mark.parametrize("view", [committed(), committed(invalid=[7])], ids=["rolled back", "invalid"])
 def test_a_start_inside_what_is_skipped_takes_nothing_from_what_follows(view):
-    """4.4.4: the place inside a transaction that is passed over was applied to the next one."""
+    """4.4.4: the position inside a skipped transaction was applied to the next one."""
     sign = -1 if view.verdict(7) == 0 else 1
     topic = Topic([stored(0, sign * 7, 5), stored(1, 8, 5)])
     for start in topic.messages[:5]:
@@ -86,7 +86,7 @@ def test_inclusive_and_exclusive_differ_by_exactly_the_one_message():
 
 
 def test_an_id_that_is_not_there_any_more_is_a_position_like_any_other():
-    """4.4: the first row was dropped whether or not it was the one started from."""
+    """4.4: the first row was dropped whether or not it was the starting position."""
     topic = Topic([plain(0), stored(2, 7, 3), plain(4)])
     for start in (pack_id(START_MS + 1, 9), pack_id(START_MS + 1, 0, 5, 5), pack_id(START_MS + 2, 0)):
         assert payloads(topic.from_store(topic.span(after(start)), view=SEEN)) == [b"s0", b"s1", b"s2", b"plain"]
@@ -96,7 +96,7 @@ def test_an_id_that_is_not_there_any_more_is_a_position_like_any_other():
 
 
 def test_stored_messages_live_as_long_as_their_publish_however_early_they_were_stored():
-    """4.1: payload rows expired by the time they were written."""
+    """4.1: payload rows expired by the time at which they were written."""
     topic = Topic([stored(1_000, 7, 4), plain(1_001)])
     assert all(each.message_id[10:18] < each.message_id[:8] for each in topic.messages[:4]), "written before"
     assert len(payloads(topic.from_store(topic.span(oldest_ms=START_MS + 1_000), view=SEEN))) == 5
@@ -110,7 +110,7 @@ def test_their_own_ttl_and_the_publishs_count_from_the_publish_and_the_shortest_
 
 
 def test_what_was_stored_and_never_published_is_seen_by_nobody():
-    """3.2: rows beside the published ones, before and after, belong to nobody's page."""
+    """3.2: rows next to the published ones, before and after, are on no page."""
     topic = Topic([plain(0), stored(1, 7, 3, orphans=3), plain(2)])
     for view in (None, SEEN):
         assert payloads(topic.from_store(topic.span(), view=view)) == [b"plain", b"s0", b"s1", b"s2", b"plain"]
@@ -147,7 +147,7 @@ def test_a_page_that_ends_inside_a_large_transaction_reads_no_more_than_it_needs
     read = dict.fromkeys(Table, 0)
     paging = Paging(topic.span(topic.messages[100].message_id), 10, 10**9, SEEN)
     for table, start, stop, feed, _ in paging.scans():
-        assert paging.wanted <= 12  # one more shows that there are more, and one stands before the start
+        assert paging.wanted <= 12  # one row after the limit detects more, and one may precede the start
         for row in topic.tables[table].walk(start, stop, reverse=False):
             read[table] += 1
             if not feed([row]):
@@ -232,7 +232,7 @@ def test_ones_own_messages_are_read_before_they_are_committed():
 
 
 def test_everything_is_delivered_to_who_reads_without_a_view():
-    """Open and rolled back messages too, in their place."""
+    """Open and rolled back messages are included, in their positions."""
     topic = Topic([plain(0), inline(1, 9), inline(2, -8), stored(3, -7, 2), stored(4, 6, 2)])
     page = topic.from_store(topic.span(), pointers=True)
     assert payloads(page) == [b"plain", b"inline", b"inline", b"s0", b"s1", b"s0", b"s1"]
@@ -303,7 +303,7 @@ def test_a_damaged_payload_row_ends_what_can_be_read_before_it(damage):
     [
         (b"", None),
         (b"", [0]),
-        (b"\x00", None),  # with winners listed it would have lost: it has no segment
+        (b"\x00", None),  # with a list of winners it would have lost: it has no segment
         (b"\xff", None),
         (b"\x04\x00", None),
         (b"\x04\x00", [0]),

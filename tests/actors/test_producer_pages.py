@@ -1,7 +1,7 @@
-"""Pages of topics that producers wrote: stamped, atomic and attributed requests beside plain and transactional ones.
+"""Pages of topics written by producers: stamped, atomic and attributed requests next to plain and transactional ones.
 
-Everything is published by the topic itself; what it is read as, from the store, from the cache and message by message,
-is the list of what was sent.
+Everything is published by the topic itself; reads from the store, from the cache and message by message must equal the
+list of sent messages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ requests = st.tuples(
 
 
 class Sending:
-    """Sends drawn requests and keeps the list."""
+    """Sends random requests and keeps the list."""
 
     def __init__(self, harness):
         self.harness = harness
@@ -63,7 +63,7 @@ class Sending:
         ]
 
     async def send(self, kind, count, shared, every):
-        """One request; with ``every`` all its messages have the attributes, else only the last."""
+        """Send one request; with ``every`` all its messages have the attributes, else only the last."""
         payloads = self._payloads(count)
         attributes = [dict(shared) if every or index == count - 1 else {} for index in range(count)]
         more = {"attributes": attributes if any(attributes) else None}
@@ -103,7 +103,7 @@ class Sending:
 
 
 async def check(harness, sending):
-    """Every start, inclusive and exclusive, and limits that cut anywhere: the list."""
+    """Read from every start, inclusive and exclusive, with limits that cut anywhere, and compare with the list."""
     messages = sending.messages
     whole = await harness.page(cached=False)
     ids = [each for each, _ in whole.messages()]
@@ -127,7 +127,7 @@ async def check(harness, sending):
 
 
 async def committed(harness, view, *, cached):
-    """What a reader with a view gets, page after page of three."""
+    """Return the messages of a reader with a view, in pages of three."""
 
     got, since = [], FIRST_BOUND
     while True:
@@ -163,7 +163,7 @@ def test_what_producers_published_is_read_as_it_was_sent_from_store_and_cache(dr
 
 @pytest.mark.parametrize("cached", [True, False])
 async def test_a_page_that_ends_inside_a_batch_is_resumed_inclusively_and_exclusively_with_exactly_the_rest(cached):
-    """54: whatever the limit, and a batch is either all below the watermark or not there."""
+    """54: with any limit, a batch is either completely below the watermark or absent."""
     async with actors() as harness:
         await harness.create()
         await harness.publish("before")
@@ -181,7 +181,7 @@ async def test_a_page_that_ends_inside_a_batch_is_resumed_inclusively_and_exclus
 
 
 async def test_a_batch_is_seen_by_a_poll_whole_or_not_at_all():
-    """42: the span of a look ends before a batch or behind it, never inside."""
+    """42: the span of a look ends before or after a batch, never inside."""
     async with actors() as harness:
         await harness.create()
         bounds = set()
@@ -196,7 +196,7 @@ async def test_a_batch_is_seen_by_a_poll_whole_or_not_at_all():
 
 
 async def test_batches_are_seen_by_transactional_readers_up_to_what_is_undecided():
-    """53: they have no pointer, and no transaction service takes part; an open transaction before them holds."""
+    """53: they have no pointer, and no transaction service is involved; an earlier open transaction holds readers."""
     async with actors() as harness:
         await harness.create()
         await harness.publish("a", "b", atomic=True)

@@ -1,4 +1,4 @@
-"""Producers whose topic changes hands: a retry is stored once, and no owner that was replaced says how far one came."""
+"""Producers whose topic changes hands: a retry is stored once, and a replaced owner reports no producer's progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plainsong.protocol.keys import PRODUCER, system_key
 from plainsong.protocol.topic.asks import GetProducer, OpenProducer, RemoveProducer
 from plainsong.protocol.topic.state import TopicLimits
 
-#: All that is known of producers is written with every commit.
+#: Write all state of producers with every commit.
 EAGER = TopicLimits(snapshot_entries=1)
 
 
@@ -25,14 +25,14 @@ def send(harness, *ids, producer="p", **more):
 
 
 def snapshots(harness):
-    """The rows that say how far each producer came."""
+    """Return the rows with each producer's progress."""
     start = system_key(PRODUCER, NAME, 1)
     rows = harness.store._shared.memory.tables[Table.METADATA].rows
     return {key: value for key, value in rows.items() if key.startswith(start)}
 
 
 async def replaced(call, *args):
-    """What an owner that was replaced says: that it is not the one, or that nobody knows."""
+    """Return a replaced owner's error: it is not the owner, or the outcome is unknown."""
     with pytest.raises((NoOwner, OutcomeUnknown)) as caught:
         await call(*args)
     return caught.value
@@ -68,7 +68,7 @@ async def test_how_far_a_producer_came_is_said_by_an_owner_that_is_the_one(ask):
         await send(harnesses["a"], 1)
         say({"b": harnesses["b"]}, "b")
         await send(harnesses["b"], 2)
-        # a was frozen, say: it has not heard of b, and its topic is still open.
+        # a was frozen, for instance: it does not know of b, and its topic is still open.
         assert harnesses["a"].core().state.producers is not None
         await replaced(harnesses["a"].ask, ask)
         say({"a": harnesses["a"]}, "b")
@@ -111,7 +111,7 @@ async def test_an_owner_that_lets_a_replaced_topic_go_leaves_what_the_next_one_w
         say({"b": harnesses["b"]}, "b")
         await send(harnesses["b"], 2)
         newer = snapshots(harnesses["b"])
-        say({"a": harnesses["a"]}, "b")  # it writes its mark and its snapshot as it leaves, which nobody takes
+        say({"a": harnesses["a"]}, "b")  # as it leaves it writes mark and snapshot, which the store rejects
         await wait_all_tasks_blocked()
         assert harnesses["a"].entry() is None
         assert snapshots(harnesses["b"]) == newer
@@ -137,7 +137,7 @@ async def test_a_producer_that_was_removed_is_gone_for_the_next_owner():
 
 
 async def test_what_is_cleaned_away_is_in_a_snapshot_before():
-    """The next owner has no message to read it from: a retry is a duplicate all the same."""
+    """The next owner cannot derive it from a message, but still detects a retry as a duplicate."""
     async with instances("a", "b", janitor=JanitorSettings()) as harnesses:
         await harnesses["a"].create(ttl_s=10)
         await send(harnesses["a"], 1)

@@ -1,4 +1,4 @@
-"""Actors and producers: one outcome for all who wait, a retry stored once, policies of namespaces, generations gone."""
+"""Actors and producers: one outcome for all waiting requests, retries stored once, namespace policies, generations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def send(harness, ids, producer="p", **more):
 
 
 async def outcomes(calls):
-    """What each call answered or raised, all made at once."""
+    """Return each call's answer or error; all are made at once."""
     found = [None] * len(calls)
 
     async def run(index, call):

@@ -1,4 +1,4 @@
-"""Readers that walk, jump and wait, over stretches and caches of all sizes: every page is the page of the store."""
+"""Readers that walk, jump and wait, with chunks and caches of all sizes: every page equals the store's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shown(page):
 
 
 class Walks:
-    """Four readers of a topic that is written, deleted, and driven out of the scan cache meanwhile."""
+    """Four readers of a topic that is concurrently written, deleted, and evicted from the scan cache."""
 
     def __init__(self, harness, pages, random):
         self.harness, self.pages, self.random = harness, pages, random

@@ -1,4 +1,4 @@
-"""Restoring to a time at which millisecond after millisecond was full: no request is cut in two."""
+"""Restoring to a time at which consecutive milliseconds were full: no request is cut in two."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_topic_goes_on_behind_the_time_of_its_restore_and_fences_whoever
 
 
 def a_cut(cut_ms, **lines):
-    """A manifest of topics by their last position, in milliseconds; None: they have none."""
+    """Make a manifest of topics with their last positions, in milliseconds; None for an empty topic."""
     topics = [
         {"namespace": "shop", "topic": name, "line": None if at is None else pack_position(at, 3).hex()}
         for name, at in lines.items()
@@ -82,10 +82,10 @@ def a_cut(cut_ms, **lines):
 @pytest.mark.parametrize(
     ("cuts", "by_ms"),
     [
-        ([a_cut(20, orders=18)], 48),  # it may have gone on as long as the clock has
-        ([a_cut(20, orders=500)], 530),  # ahead of the clock, and so as far ahead until now
+        ([a_cut(20, orders=18)], 48),  # it may have continued as far as the clock has
+        ([a_cut(20, orders=500)], 530),  # ahead of the clock, and so possibly as far ahead until now
         ([a_cut(20, orders=18), a_cut(30, orders=500)], 520),  # ahead only since a later backup
-        ([a_cut(20, orders=18), a_cut(51, orders=500)], 48),  # one of later than now says nothing
+        ([a_cut(20, orders=18), a_cut(51, orders=500)], 48),  # a backup later than now is ignored
         ([a_cut(20, orders=None)], None),
         ([a_cut(20, bills=500)], None),
     ],

@@ -1,4 +1,4 @@
-"""The scan cache: never stale, never over its budget, and the same pages as the store's."""
+"""The scan cache is never stale, never over its budget, and has the same pages as the store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def items(first, count, size=100):
 
 
 def named(number, count):
-    """Attributes of which no string is another's, and some take four bytes a character."""
+    """Return attributes with unique strings, some of which take four bytes a character."""
     return {f"name {number} {index}": f"text {number} {index} " + "\U0001f600" * (number % 2) for index in range(count)}
 
 
@@ -118,7 +118,7 @@ async def test_an_undeleted_topic_shows_what_it_had():
 
 
 async def test_a_life_between_two_publishes_of_one_commit_is_not_mixed_up(nursery):
-    """Publish, delete, create and publish gather while a commit is under way, and become one."""
+    """Publish, delete, create and publish wait during a commit, and are committed together."""
     async with actors() as harness:
         await harness.create()
         await harness.publish("zero")
@@ -171,7 +171,7 @@ async def test_what_has_expired_is_not_in_the_cache_either():
 
 
 async def test_a_topic_counted_empty_still_shows_what_lives():
-    """The cleaner's counts are its own; were they too high, what lives must not vanish behind the cache."""
+    """The cleaner counts independently; if its counts are too high, live messages must not vanish from the cache."""
     async with actors() as harness:
         await harness.create()
         await harness.publish("old", ttl_s=1)
@@ -282,7 +282,7 @@ requests = st.lists(
 
 @given(st.lists(requests, min_size=1, max_size=6), st.sampled_from([1, 10, 40]))
 def test_many_messages_at_once_are_cached_as_they_are_one_by_one(commits, many):
-    """Whole commits of many messages become chunks of their own; what a reader gets is the same."""
+    """Large commits become separate chunks; a reader gets the same messages."""
     one_by_one, at_once = TopicCache(CacheBudget(1 << 20)), TopicCache(CacheBudget(1 << 20))
     sequence = PositionSequence()
     since = FIRST_BOUND
@@ -313,7 +313,7 @@ def test_many_messages_at_once_are_cached_as_they_are_one_by_one(commits, many):
 
 
 def _told(cache):
-    """All that readers learn of a cache, item by item."""
+    """Return everything that readers get from a cache, item by item."""
     told = []
     for chunk in cache.chunks:
         pointers = {at: pointer for start, stop, pointer in chunk.runs for at in range(start, stop)}

@@ -1,4 +1,4 @@
-"""The scrub on a real LevelDB: what is damaged on the disk is found, with its place, and nothing else is."""
+"""The scrub on a real LevelDB finds damage on disk with its location, and nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIRST_MS = 1_700_000_000_000
 
 
 async def fill(store):
-    """Messages whose payloads do not compress, so that each block of a table has a few."""
+    """Write messages with incompressible payloads, so that each block of a table has a few."""
     random = Random(1)
     for name in (ORDERS, BILLS):
         claim = await store.claim(name)
@@ -67,11 +67,11 @@ async def test_a_whole_store_has_no_findings_and_every_row_is_read(tmp_path):
 
 
 async def two_tables(directory):
-    """The tables of a filled store that has two."""
+    """Fill a store that has two tables; return them."""
     async with await LevelDBStore.open(directory, TWO_TABLES) as store:
         await fill(store)
     async with await LevelDBStore.open(directory, TWO_TABLES):
-        pass  # what was in the log is in a table now
+        pass  # this moves the log into a table
     tables = sorted(directory.glob("volumes/*/*.ldb"))
     assert len(tables) == 2
     return tables
@@ -94,7 +94,7 @@ async def test_a_flipped_bit_on_the_disk_is_found_with_its_topic_ids_and_file_an
         assert "corrupt" in finding["why"].lower() or "checksum" in finding["why"].lower()
         # A block has fewer than a hundred of these rows, and all others were read.
         assert 2 * ROWS + 2 - 100 <= scrub.report.rows < 2 * ROWS + 2
-        # Nothing was moved: the next round says the same.
+        # Nothing was moved: the next round reports the same.
         before = scrub.report.shown()["findings"]
         await scrub.round()
         assert scrub.report.shown()["findings"] == before
@@ -110,10 +110,10 @@ async def test_a_table_file_that_is_missing_is_a_finding_and_the_round_goes_on_t
         assert scrub.report.last_complete_ms is not None
         findings = [each.shown() for each in scrub.report.findings]
         assert {each["topic"] for each in findings} == {"orders", "bills"}
-        # LevelDB names the file; where others are whose rows cannot be told apart, the folder is named.
+        # LevelDB names the file; where the files of rows cannot be determined, the folder is named.
         assert all(table.name in each["why"] for each in findings)
         assert {each["file"] for each in findings} == {str(table.parent.relative_to(tmp_path / "data"))}
-        # Put back, its rows are there again.
+        # Once it is put back, its rows are there again.
         aside.rename(table)
         await scrub.round()
         assert scrub.report.findings == []
@@ -252,7 +252,7 @@ async def test_a_damaged_block_of_topics_is_a_finding_and_the_messages_of_its_to
         damaged = [Put(Table.MESSAGE, generation_prefix(name, 1), key, [b"\xff?"]) for name in names]
         await store.write([*topics, *damaged], claim=await store.claim(names[0]))
     async with await LevelDBStore.open(tmp_path / "data", TWO_TABLES):
-        pass  # what was in the log is in a table now
+        pass  # this moves the log into a table
     table = max((tmp_path / "data").glob("metadata/*.ldb"), key=lambda each: each.stat().st_size)
     data = bytearray(table.read_bytes())
     data[len(data) // 2] ^= 1
@@ -265,7 +265,7 @@ async def test_a_damaged_block_of_topics_is_a_finding_and_the_messages_of_its_to
     first, last = bytes.fromhex(block["from"]), bytes.fromhex(block["to"])
     lost = [name for name in names if first <= metadata_key(name) <= last]
     assert 1 < len(lost) < len(names) // 2
-    # The row of each topic that does not parse was found once, also where the topic's name could not be read.
+    # Each topic's unparsable row was found once, even if the topic's name was unreadable.
     assert sorted(each["topic"] for each in findings if each["table"] == "message") == [each.topic for each in names]
     assert scrub.report.last_complete_ms is not None
 
@@ -287,7 +287,7 @@ WEEK_S = 7 * 86_400
 
 
 class Regions(MemoryStore):
-    """A store that may not give the messages of some topics, and that takes its time for the payloads of each."""
+    """A store that can withhold some topics' messages, and that delays each topic's payloads."""
 
     def __init__(self):
         super().__init__()
@@ -308,7 +308,7 @@ class Regions(MemoryStore):
 
 @pytest.fixture
 def writes_at_once(monkeypatch):
-    """Files are written without a thread: the clock would jump over its work, as if nobody had anything to do."""
+    """Write files without a thread: the jumping clock would skip the thread's work as if all tasks were idle."""
 
     async def run_sync(function, *args):
         await trio.lowlevel.checkpoint()
@@ -318,7 +318,7 @@ def writes_at_once(monkeypatch):
 
 
 async def regions():
-    """Each of ``NAMES`` with one message."""
+    """A store in which each of ``NAMES`` has one message."""
     store = Regions()
     for name in NAMES:
         await damage(store, name, whole=True)
@@ -326,7 +326,7 @@ async def regions():
 
 
 async def damage(store, name, *, whole=False):
-    """The topic's message cannot be parsed; or else can."""
+    """Make the topic's message unparsable, or with ``whole`` valid."""
     row = plain_head(1) + b"m" if whole else b"\xff?"
     metadata = put_one(Table.METADATA, metadata_key(name), Metadata(1, TopicProperties(), 1, 1).encode())
     message = Put(Table.MESSAGE, generation_prefix(name, 1), [pack_position(FIRST_MS, 0)], [row])
@@ -334,14 +334,14 @@ async def damage(store, name, *, whole=False):
 
 
 def weekly(store, file=None):
-    """A scrub whose clock is that of the loop."""
+    """A scrub with the event loop's clock."""
     directory = SimpleNamespace(environment=SimpleNamespace(ownership=Alone()))
     clock = SimpleNamespace(now_ms=lambda: int(trio.current_time() * 1000))
     return Scrub(store, directory, clock, WEEK_S, 1 << 40, file)
 
 
 async def run_for(scrub, seconds):
-    """A daemon that is killed after so long."""
+    """Run like a daemon that is killed after this time."""
     with trio.move_on_after(seconds):
         await scrub.run()
 
@@ -424,7 +424,7 @@ async def test_a_daemon_that_is_restarted_more_often_than_a_round_lasts_reads_ev
     await damage(store, NAMES[8])
     store.away.add(NAMES[4])
     for _ in range(6):
-        await run_for(weekly(store, kept), 3.5 * 3600)  # the first hour is left to the start
+        await run_for(weekly(store, kept), 3.5 * 3600)  # the first hour is reserved for the start
     again = weekly(store, kept)
     assert again.report.last_complete_ms is None
     assert set(again.report.unread) == {NAMES[4]}
@@ -473,7 +473,7 @@ async def test_a_round_that_is_asked_for_begins_with_the_first_topic(autojump_cl
 
 
 class Partly(Regions):
-    """Gives the messages of some topics, and not their payloads."""
+    """Withholds some topics' payloads, but not their messages."""
 
     def __init__(self):
         super().__init__()

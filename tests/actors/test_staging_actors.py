@@ -38,7 +38,7 @@ async def batch(harness, sequence_id, *segments, producer="p", **more):
 
 # --- a store that fails ------------------------------------------------------------------------------
 
-#: The course of a small job: two tasks, one attempt that lost, two batches.
+#: A small job: two tasks, one losing attempt, two batches.
 STORES = [("0.a", ("one", "two"), [0, 1]), ("1.a", ("lost",), [0]), ("1.b", ("three",), [0]), ("0.a", ("four",), [2])]
 EXPECTED = [b"one", b"two", b"three", b"four", b"five"]
 
@@ -154,7 +154,7 @@ async def test_a_row_about_what_is_staged_that_cannot_be_read_holds_nobody_up(ca
     assert "pointer row unreadable" in caplog.text
 
 
-# --- nobody else hears of it ----------------------------------------------------------------------------
+# --- invisible to all others ----------------------------------------------------------------------------
 
 
 async def test_staged_pointers_are_in_no_list_of_transactions_and_bind_nobody_to_an_authority():

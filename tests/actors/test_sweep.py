@@ -1,4 +1,4 @@
-"""Removing rows: in steps, with what cannot be read left where it is."""
+"""Removing rows in steps; unreadable ones are left in place."""
 
 from __future__ import annotations
 

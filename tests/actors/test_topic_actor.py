@@ -1,4 +1,4 @@
-"""The topic actor: commits that gather, polls that wait, and what everybody learns when a write fails."""
+"""The topic actor: commits that gather, polls that wait, and the answers when a write fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from storage.base import NothingWritten
 
 
 class Answers(list):
-    """What the callers of this nursery were told, in order of the telling."""
+    """The answers to this nursery's callers, in order."""
 
     def __init__(self, nursery):
         self._nursery = nursery
@@ -92,7 +92,7 @@ async def test_nothing_is_answered_or_readable_before_it_is_durable(answers):
         await harness.store.stalled("write")
         await wait_all_tasks_blocked()
         readable, early = harness.core().state.until, [answer for answer in answers if not isinstance(answer, Span)]
-        harness.store.release("write")  # also where it is wrong: nothing ends while the store stalls
+        harness.store.release("write")  # even if it fails: nothing can end while the store stalls
         await wait_all_tasks_blocked()
         assert readable == before
         assert not early

@@ -1,4 +1,4 @@
-"""The directory: one owner a topic, opened once, let go when idle, and never silent while the store is away."""
+"""The directory: one owner per topic, opened once, evicted when idle, and an answer to every call during an outage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def names(count):
 
 
 class OwnerStore(FaultyStore):
-    """Sees to it that nobody claims a topic while another owner's write to it is under way."""
+    """Checks that no owner claims a topic while another owner's write to it is in progress."""
 
     def __init__(self):
         super().__init__(MemoryStore())
@@ -148,7 +148,7 @@ async def test_a_topic_that_is_leaving_has_ended_before_its_successor_begins(nur
         claims = store.claims[NAME]
         store.stall("write")
         answers = []
-        with pytest.raises(TopicNotFound):  # lets the first go, whose last write stalls
+        with pytest.raises(TopicNotFound):  # evicts the first, whose last write stalls
             await harness.read(name=TopicName("ns", "other"))
         await store.stalled("write")
         for _ in range(10):
@@ -329,7 +329,7 @@ async def test_a_topic_whose_last_write_failed_is_opened_again_by_its_next_user(
         await harness.create()
         await harness.publish("a")
         harness.store.fail_next("write")
-        with pytest.raises(TopicNotFound):  # lets the first go
+        with pytest.raises(TopicNotFound):  # evicts the first
             await harness.read(name=TopicName("ns", "other"))
         await harness.publish("b")
         assert await harness.read() == await harness.read(cached=False) == [b"a", b"b"]

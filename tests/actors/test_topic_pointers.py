@@ -1,4 +1,4 @@
-"""The topic actor and write pointers: durable before answered, known again after a fall, in step with cache and index."""
+"""The topic actor and write pointers: durable before answered, reloaded after a crash, in step with cache and index."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ P, Q = 1_700_000_000_000_000_000, 1_700_000_000_000_000_001
 
 
 class Standings(NoAuthority, dict):
-    """An authority that says what it is told."""
+    """An authority with the given answers."""
 
     def standing(self, pointer):
         return self.get(pointer, "unknown")
 
 
 class Under:
-    """Asks about pointers, in one harness."""
+    """Requests about pointers, in one harness."""
 
     def __init__(self, harness):
         self.harness = harness
@@ -47,7 +47,7 @@ class Under:
         return await self.harness.ask(ListPointers())
 
     def signs(self):
-        """The pointers of the message rows, as they are stored."""
+        """Return the pointers of the message rows as they are stored."""
         rows = sorted(self.harness.store.inner.tables[Table.MESSAGE].rows.items())
         return [decode_row(value).pointer for _, value in rows]
 
@@ -225,7 +225,7 @@ async def test_what_was_decided_while_a_topic_was_closed_is_settled_by_its_load(
         with pytest.raises(errors.TransactionNotInProgress):
             await Under(harness).publish(P, b"3")
         await harness.publish("next")
-        assert Under(harness).pointer_rows() == [Q]  # what was stored under it has to be removed first
+        assert Under(harness).pointer_rows() == [Q]  # messages stored under it have to be removed first
 
 
 async def test_a_deleted_topic_keeps_its_pointers_for_undelete(store):

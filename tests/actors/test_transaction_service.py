@@ -1,4 +1,4 @@
-"""The transaction service at work: durable before it answers, loaded again when it falls, aborts that roll back first."""
+"""The transaction service: durable before it answers, reloaded after a crash, aborts that roll back first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from storage.memory import MemoryStore
 
 
 async def caught(call, *args):
-    """The error of a call, or what it returned."""
+    """Return a call's result or its error."""
     try:
         return await call(*args)
     except PlainsongError as error:
@@ -38,7 +38,7 @@ async def caught(call, *args):
 
 @pytest.fixture
 def results(nursery):
-    """Start a call; its outcome is in the list it gives once it has one."""
+    """Return a function that starts a call and returns a list, which gets the outcome once there is one."""
 
     def start(call, *args):
         found = []
@@ -253,7 +253,7 @@ async def test_a_commit_or_abort_wakes_who_waits_for_it(results):
         assert woken[1]
 
 
-# --- commits and what is being written ---------------------------------------------------------------
+# --- commits and writes in progress ------------------------------------------------------------------
 
 
 async def test_a_commit_waits_for_what_is_being_written_and_lets_nothing_more_in(results):

@@ -1,4 +1,4 @@
-"""Transactional pages: whatever the topic is made of, wherever they are cut, they are the list."""
+"""Transactional pages always equal the list, regardless of the topic's rows and of where pages are cut."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from plainsong.protocol.transactions.view import Moment, View
 NOW_MS = START_MS + 5_000
 
 payloads = st.one_of(st.binary(max_size=4), st.sampled_from([b"x" * 63, b"y" * 64, b"z" * 200]))
-#: Of one's own: gone, in its last millisecond, living; mostly none.
+#: A message's own time to live: expired, in its last millisecond, alive; mostly none.
 ttls_s = st.sampled_from([None] * 6 + [1, 5, 60])
 pointers = st.integers(1, 9)
 segments = st.sampled_from([None, 0, 1, 2, 300])
@@ -35,7 +35,7 @@ segments = st.sampled_from([None, 0, 1, 2, 300])
 attributes = st.sampled_from([None] * 5 + [{}, {"routingKey": "k"}, {"traceparent": "ü" * 300}]) | st.dictionaries(
     st.text(max_size=3), st.text(max_size=3), max_size=3
 )
-#: What rows say of their request: a stamp, a batch, both, an index within one.
+#: Rows' data about their request: a stamp, a batch, both, an index within one.
 requests = st.sampled_from(
     [{}] * 4
     + [{"d": ["p", 3, 1, 7]}, {"d": ["producer-" * 20, 0, 3, [1, 5, 900]]}, {"b": 3}, {"b": 2, "d": ["p", 1, 2, 0]}]
@@ -48,7 +48,7 @@ besides = st.fixed_dictionaries({"attributes": attributes, "extras": requests})
 
 @st.composite
 def topics(draw):
-    """Entries of all kinds; each stored transaction has a pointer of its own, since it is published once."""
+    """Entries of all kinds; each stored transaction has its own pointer, since it is published once."""
     entries, ms, sequence, own = [], START_MS, 0, 20
     for kind in draw(st.lists(st.sampled_from(["plain", "plain", "inline", "inline", "stored"]), max_size=10)):
         step = draw(st.sampled_from([0, 0, 1, 1_000]))
@@ -117,7 +117,7 @@ def test_a_page_from_anywhere_is_what_the_list_says(data, topic, view, limit, ma
 
 @given(st.data(), topics(), views, limits, byte_limits, st.integers(1, 4))
 def test_pages_one_after_the_other_are_one_big_page(data, topic, view, limit, max_bytes, chunk):
-    """Nothing lost, repeated or reordered, and no page without progress."""
+    """Nothing is lost, repeated or reordered, and every page makes progress."""
     since, until = data.draw(bounds(topic)), data.draw(st.just(LAST_BOUND) | bounds(topic))
     whole = topic.from_store(topic.span(since, until, NOW_MS), view=view)
     got, at = [], since

@@ -1,4 +1,4 @@
-"""What real actors write under pointers, as readers with views get it: from the cache, from the store, page by page."""
+"""Real actors' messages under pointers as readers with views get them: from the cache, from the store, page by page."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ views = st.builds(
 
 
 class Listed:
-    """The topic as a list: payload and pointer of each published message, and what is stored by pointer."""
+    """The topic as a list: payload and pointer of each published message, and stored messages by pointer."""
 
     def __init__(self):
         self.messages = []
         self.stored = {}
-        #: By pointer: the segments that the publish of what was stored listed, None when it listed none.
+        #: By pointer: segments listed by the publish of stored messages; None if it listed none.
         self.published = {}
         self.rolled_back = set()
         self.number = 0
@@ -110,7 +110,7 @@ async def act(harness, listed, what, pointer, count, more):
 
 
 async def pages(harness, view, limit, cached):
-    """All ids and payloads, page after page, and how the last one ends."""
+    """Return all ids and payloads, page after page, and how the last page ends."""
     since, got = FIRST_BOUND, []
     while True:
         span = await harness.look(since)
@@ -159,7 +159,7 @@ async def check(harness, listed, view, limit):
 @pytest.mark.parametrize("rows", range(6))
 @pytest.mark.parametrize("scan", [0, 1, 2])
 async def test_a_page_that_fails_among_stored_messages_leaves_nothing_behind_for_the_next(scan, rows):
-    """The original's 3.4.6, where reading: what a failed request had begun turned up at the head of the next."""
+    """The original's 3.4.6 in reading: the remains of a failed request appeared at the start of the next page."""
     async with actors(cache_bytes=0) as harness:
         await harness.create()
         for pointer in (BASE + 1, BASE + 2):

@@ -1,8 +1,8 @@
-"""Real topics and the transaction service, everybody racing, on a store that fails: readers see all or nothing.
+"""Real topics and the transaction service under concurrent load, on a failing store: readers see all or nothing.
 
-Clients begin, checkpoint, publish into several topics, and commit or abort while some of that is still under way;
-or they leave, and the time-out comes. Readers of committed messages follow each topic. Whoever was told something
-kept notes, and at the end all of them must agree.
+Clients begin, checkpoint, publish to several topics, and commit or abort while some of these requests are in progress;
+or they leave, and the time-out applies. Readers of committed messages follow each topic. Clients and readers record
+their answers, and at the end all records must agree.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMES = [TopicName("ns", each) for each in "abc"]
 
 
 class GoingClock(SetClock):
-    """The wall clock goes with the event loop's."""
+    """A wall clock that advances with the event loop's."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ class GoingClock(SetClock):
 
 
 class SlowStore(FaultyStore):
-    """Writes take a while, so that things come in between."""
+    """Delays writes, so that other work runs during them."""
 
     def __init__(self, random):
         super().__init__(MemoryStore())
@@ -55,7 +55,7 @@ class SlowStore(FaultyStore):
 
 @dataclass
 class Tx:
-    """What one client was told."""
+    """One client's record of a transaction."""
 
     id: int
     pointer: int
@@ -65,18 +65,18 @@ class Tx:
 
 
 class House:
-    """The daemon's actors, and everybody's notes."""
+    """The daemon's actors, and all records."""
 
     def __init__(self, harness, service, index, random):
         self.harness, self.service, self.index, self.random = harness, service, index, random
         self.transactions = []
         self.read = defaultdict(list)
         self.done = trio.Event()
-        #: What one view showed of all topics, and which of them were shown to the end.
+        #: Messages of all topics shown by one view, and which topics were read to their end.
         self.snapshots = []
 
     async def sure(self, call, *args):
-        """The answer, after as many attempts as that takes; None once it is refused for good."""
+        """Return the answer, after any number of attempts; None if it is definitively refused."""
         while True:
             try:
                 return await call(*args)
@@ -130,7 +130,7 @@ class House:
     # --- readers ----------------------------------------------------------------------------------
 
     async def reader(self, name):
-        """As a poll of committed messages: the span first, then the view; held, it waits for the pointer."""
+        """Read like a poll of committed messages: the span first, then the view; when held, wait for the pointer."""
         since = FIRST_BOUND
         while True:
             ended = self.done.is_set()
@@ -159,7 +159,7 @@ class House:
         )
 
     async def snapshot(self):
-        """All topics with one view, taken first: what was written before a commit is there to be found."""
+        """Read all topics with one view, taken first: everything written before a commit must be found."""
         while not self.done.is_set():
             await trio.sleep(self.random.random() / 4)
             try:
@@ -210,14 +210,14 @@ async def test_readers_of_committed_messages_see_all_or_nothing_whatever_races(s
             async with trio.open_nursery() as clients:
                 for who in range(6):
                     clients.start_soon(house.client, who, 12)
-            await trio.sleep(5)  # what nobody decided times out
+            await trio.sleep(5)  # undecided transactions time out
             house.done.set()
         await agree(house)
         service.close()
 
 
 async def agree(house):
-    """Every promise about transactional readers, after the fact."""
+    """Check every promise about transactional readers against the records."""
     shown = {(name, each.decode()) for name, messages in house.read.items() for _, each in messages}
     for tx in house.transactions:
         tx.fate = (await house.sure(house.service.look, tx.id)).state

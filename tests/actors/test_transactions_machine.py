@@ -1,7 +1,7 @@
-"""Transactions over instances whose views contradict each other, at random: all of a transaction is seen, or nothing.
+"""Random transactions over instances with contradictory views: readers see all of a transaction, or nothing.
 
-What was acknowledged before a commit is seen by every reader after it, at every instance, in all topics in the same
-moment; what was aborted, is open or came too late is seen by nobody.
+Messages acknowledged before a commit are seen by every later reader, at every instance, in all topics at the same
+moment; aborted, open or late ones are never seen.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Course:
         self.acknowledged = defaultdict(set)
         self.sent = 0
         self.fate = {}
-        #: What was first seen of a transaction, which never changes.
+        #: The first observed outcome of a transaction, which never changes.
         self.seen = {}
 
     async def take(self, step):
@@ -50,7 +50,7 @@ class Course:
         await getattr(self, what)(*more)
 
     async def service(self, who):
-        """The service as an instance believes to find it."""
+        """Return the service of the owner in an instance's view."""
         owner = self.cluster.views[who].owner(SERVICE_NAME).name
         return self.cluster[owner].transactions.home
 
@@ -133,7 +133,7 @@ class Course:
             self.judge(found, certain)
 
     def judge(self, found, certain):
-        """``certain``: what was so before the reader came. Behind an undecided message a reader sees nothing."""
+        """``certain``: decided before the read began. After an undecided message a reader sees nothing."""
         seen = defaultdict(set)
         for name, (payloads, _) in zip(TOPICS, found, strict=True):
             for payload in payloads:
@@ -163,7 +163,7 @@ async def run(steps):
                     await course.take(step)
                 for who in INSTANCES:
                     await course.hold(who, lasts=False)
-            # Once all are of one mind, every end can be told, and every instance shows the same.
+            # Once all views agree, every transaction can be ended, and every instance shows the same.
             for name, owner in zip((*TOPICS, SERVICE_NAME), "bca", strict=True):
                 cluster.say(owner, name)
             await trio.sleep(20)
@@ -176,12 +176,12 @@ async def run(steps):
 
 
 async def read_at_last(instance):
-    """As a client reads: an owner that learns only now that it was replaced says so once, and is asked again."""
+    """Read like a client: an owner that only now detects its replacement fails once, and is asked again."""
     for _ in range(5):
         try:
             return await instance.read_committed(*TOPICS)
         except NoOwner:
-            await trio.sleep(20)  # longer than a topic is left to whoever took it
+            await trio.sleep(20)  # longer than a topic is left to its new owner
     return await instance.read_committed(*TOPICS)
 
 

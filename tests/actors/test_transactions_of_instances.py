@@ -1,4 +1,4 @@
-"""Transactions over topics of several instances: nothing under a pointer is written behind its end, whoever moves."""
+"""Transactions over topics of several instances: nothing under a pointer is written after its end, whichever owner changes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_an_enlistment_whose_answer_was_lost_is_asked_for_again_and_leaves
         monkeypatch.setattr(service, "enlist", lost)
         await cluster["b"].publish_under(pointer, "one", name=OTHER)
         for owner in "ab":
-            cluster.say(owner, OTHER)  # another turn of the topic: it holds nothing
+            cluster.say(owner, OTHER)  # another term of the topic: it holds no pointers
         lose[0] = "always"
         monkeypatch.setattr(actors.replica, "PATIENCE_S", 0.1)
         with pytest.raises(TransactionsUnavailable, match="no answer") as refused:
@@ -227,7 +227,7 @@ async def test_an_owner_of_the_service_that_was_replaced_answers_nothing():
         pointer, other = await cluster.begin(), await cluster.begin()
         await cluster["b"].publish_under(pointer, "one", name=OTHER)
         deposed = cluster.home()
-        # Only b learns that the service is its own; a goes on as if nothing had happened.
+        # Only b detects that it owns the service; a continues as if nothing had happened.
         cluster.say("b", SERVICE_NAME, to=["b"])
         await settle()
         await cluster["b"].transactions.home.commit(pointer)
@@ -283,7 +283,7 @@ async def test_nor_does_a_committed_read_wait_for_an_owner_that_is_frozen_once_t
 
 
 async def freeze_at_a_question_of_b(cluster):
-    """The answer to the question that waits there never comes; later ones of other owners do."""
+    """Drop the answer to the question waiting there; later answers to other owners arrive."""
     cluster.lines.held["b"] = trio.Event()
     await cluster.home().commit(await cluster.begin())
     await settle()

@@ -1,4 +1,4 @@
-"""Turns without the actor's task: mail is decided on the spot, and a commit answers when the store says what became of it."""
+"""Turns without the actor's task: mail is decided at once, and a commit answers when the store reports its outcome."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tests.patience import PATIENCE_S
 
 
 class BackgroundStore(MemoryStore):
-    """Keeps the commits that were begun until the test says what becomes of them."""
+    """Keeps begun commits until the test decides their outcomes."""
 
     def __init__(self):
         super().__init__()
         self.begun = []
-        #: What there is to do beside each commit that was ever begun.
+        #: Callbacks of all commits so far, to run while they sync.
         self.besides = []
         self._claims = []
-        #: Whether commits are kept; before, they are written at once.
+        #: True if commits are kept; until then, they are written at once.
         self.keeps = False
 
     async def claim(self, name):
@@ -44,28 +44,28 @@ class BackgroundStore(MemoryStore):
         self.besides.append(while_syncing)
 
     def release_all(self):
-        """Nothing is held back here that ``finish`` does not finish."""
+        """Do nothing: ``finish`` completes everything that is kept."""
 
     async def finish(self):
-        """The oldest commit is durable."""
+        """Make the oldest commit durable."""
         commit, settled = self.begun.pop(0)
         await self.write(commit, claim=self._claims[-1])
         settled(None)
 
     def fail(self, error):
-        """The oldest commit has failed."""
+        """Let the oldest commit fail."""
         self.begun.pop(0)[1](error)
 
 
 def soon(turns):
-    """As a server is woken."""
+    """Return a function that schedules due turns as a server is woken."""
     token = trio.lowlevel.current_trio_token()
     return lambda: token.run_sync_soon(turns.run_due)
 
 
 @asynccontextmanager
 async def background():
-    """Actors whose turns are run by the test, and a function that brings a publish."""
+    """Run actors whose turns the test runs; yield also a function that delivers a publish."""
     store = BackgroundStore()
     async with actors(store=store) as around:
         await around.create()
@@ -230,7 +230,7 @@ async def test_a_deadline_that_such_a_turn_brings_nearer_is_kept(autojump_clock)
         assert isinstance(answers[0], Receipt)
         core = around.directory.entry(NAME).actor.core
         assert core.next_deadline_s() is not None
-        # The snapshot of the producers is written by the task, although nothing else is asked.
+        # The task writes the producers' snapshot without any further request.
         with trio.fail_after(1000):
             while core.next_deadline_s() is not None:
                 await trio.sleep(1)
@@ -242,7 +242,7 @@ async def test_a_deadline_that_such_a_turn_brings_nearer_is_kept(autojump_clock)
 
 
 class InlineStore(BackgroundStore):
-    """Writes what a turn has begun at its end, unless the test says that a thread would."""
+    """Writes a turn's commits at its end, unless the test leaves them to a thread."""
 
     writes_inline = True
     is_idle = True
@@ -252,7 +252,7 @@ class InlineStore(BackgroundStore):
         self.keeps = True
         self.gathers = False
         self.groups = []
-        #: Called while the disk works on a group, behind what the actors do then; it may raise what becomes of it.
+        #: Called while the disk works on a group, after the actors' callbacks; it may raise the group's error.
         self.while_the_disk_works = None
 
     def gather_writes(self):
@@ -281,7 +281,7 @@ class InlineStore(BackgroundStore):
 
 @asynccontextmanager
 async def inline(topics=1, **more):
-    """As ``background``, with a store that writes inline, and turns that know it."""
+    """Like ``background``, with a store that writes inline, and turns attached to it."""
     store = InlineStore()
     turns = Turns(store)
     names = [NAME, *(NAME._replace(topic=f"other-{number}") for number in range(1, topics))]
@@ -475,7 +475,7 @@ async def test_when_the_disk_fails_then_nothing_of_the_commit_is_read_and_the_to
         bring(b"lost")
         turns.run_due()
         assert isinstance(answers[1], OutcomeUnknown)
-        assert around.directory.peek(NAME) is None  # until it is loaded again, there is nothing to read
+        assert around.directory.peek(NAME) is None  # nothing can be read until it is loaded again
         store.while_the_disk_works = None
         turns.attach(lambda: None, soon(turns))
         assert await payloads(around) == [b"kept"]

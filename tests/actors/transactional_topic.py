@@ -1,4 +1,4 @@
-"""A topic with all kinds of rows, put down as the store and the cache have it, and the list it is read as."""
+"""A topic with all kinds of rows, in the formats of store and cache, and the list of messages that it represents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START_MS = 1_700_000_000_000
 
 @dataclass
 class Payload:
-    """One message that is stored; ``segment`` is an index."""
+    """One stored message; ``segment`` is an index."""
 
     payload: bytes
     ttl_s: int | None = None
@@ -34,7 +34,7 @@ class Payload:
 
 @dataclass
 class Entry:
-    """One message row: plain, under a pointer, or (with ``stored``) a reference to payload rows."""
+    """One message row: plain, with a pointer, or (with ``stored``) a reference to payload rows."""
 
     ms: int
     sequence: int
@@ -47,7 +47,7 @@ class Entry:
     """Rows stored under the pointer after the publish."""
     attributes: dict | None = None
     extras: dict = field(default_factory=dict)
-    """What says of the row with which request it came."""
+    """The row's data about its request."""
 
     @property
     def position(self):
@@ -121,9 +121,9 @@ class Topic:
         return paging.page()
 
     def cache(self, commit=5, turned=True):
-        """The scan cache as the topic's actor would have filled it: behind the last reference, ``commit`` rows a time.
+        """Fill the scan cache as the topic's actor would: after the last reference, ``commit`` rows a time.
 
-        What was rolled back was cached before it was, and turned later.
+        Rows that were rolled back are cached first and turned later.
         """
         cache = TopicCache(CacheBudget(1 << 30))
         last = max((index for index, each in enumerate(self.entries) if each.stored is not None), default=-1)
@@ -143,12 +143,12 @@ class Topic:
         return cache
 
     def from_cache(self, cache, span, limit=10**6, max_bytes=10**9, view=None, *, pointers=False):
-        """The page, or None where the cache has not all of it."""
+        """Return the page, or None if the cache does not have all of it."""
         paging = Paging(span, limit, max_bytes, view, with_pointers=pointers)
         return paging.page() if feed_cached(cache, span, paging) else None
 
     def from_list(self, span, limit=10**6, max_bytes=10**9, view=None):
-        """``(messages, end, held by, held at, hidden)``: what the specification says, message by message."""
+        """Return ``(messages, end, held by, held at, hidden)`` as specified, message by message."""
         out, size = [], 0
         living = [
             each
@@ -187,7 +187,7 @@ def walk_through(tables, walk, chunk=3):
 
 
 def check_page(topic, page, span, limit, max_bytes, view):
-    """Whether a page is what the list says."""
+    """Assert that a page equals the list."""
     wanted, end, held_by, held_at, hidden = topic.from_list(span, limit, max_bytes, view)
     got = list(page.messages())
     assert got == [(each.message_id, each.payload) for each in wanted]
@@ -208,7 +208,7 @@ def check_page(topic, page, span, limit, max_bytes, view):
 
 
 def same_page(one, other):
-    """Whether two pages are the same to whoever gets them."""
+    """Assert that two pages are the same for their readers."""
     assert list(one.messages()) == list(other.messages())
     assert one.attributes == other.attributes
     assert (one.count, one.payload_bytes, one.last_id, one.end, one.held, dict(one.pointers)) == (
@@ -239,12 +239,12 @@ def stored(ms, pointer, count, *, sequence=0, ttl_s=None, segments=None, winners
 
 
 def committed(*pointers, read=1_000, open_=(), invalid=()):
-    """A view that sees everything up to ``read`` but these; ``pointers`` are its own."""
+    """Return a view that sees everything up to ``read`` except these; ``pointers`` are its own."""
     return View(read, frozenset(open_), frozenset(invalid), frozenset(pointers))
 
 
 def ids_around(topic):
-    """Every position worth starting from: each message, just after it, each row, and inside rows."""
+    """Yield all relevant starting positions: each message, just after it, each row, and inside rows."""
     for each in topic.messages:
         yield each.message_id
         yield after(each.message_id)

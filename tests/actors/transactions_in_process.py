@@ -1,4 +1,4 @@
-"""The transaction service as the daemon runs it, on a store that fails when told, with topics that can be held."""
+"""The transaction service as in the daemon, on a store that fails on request, with topics that can be blocked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOPIC, OTHER = TopicName("ns", "t"), TopicName("ns", "u")
 
 
 class Topics:
-    """Topics as the service sees them: each holds pointers; a write or a rollback may be held, or fail."""
+    """Topics as the service sees them: each holds pointers; a write or a rollback may be blocked, or fail."""
 
     def __init__(self, index):
         self.index = index
@@ -47,13 +47,13 @@ class Topics:
         return None
 
     def put(self, pointer, name=TOPIC):
-        """A row that is there."""
+        """Add a row of a pointer."""
         self.index.begin(name, (pointer,))
         self.index.end((pointer,))
         self.rows.setdefault(name, set()).add(pointer)
 
     async def publish(self, service, pointer, written, name=TOPIC):
-        """As a topic's actor does it: ask the authority, then write until ``written`` is set."""
+        """Publish as a topic's actor does: ask the authority, then write until ``written`` is set."""
         if service.standing(pointer) not in ("in_progress", "unknown"):
             raise TransactionNotInProgress("refused")
         self.index.begin(name, (pointer,))
@@ -65,7 +65,7 @@ class Topics:
 
 
 class Counts(NoTransactionObserver):
-    """What the service tells."""
+    """Records the service's events."""
 
     def __init__(self):
         self.decisions = []
@@ -87,7 +87,7 @@ class Counts(NoTransactionObserver):
 
 
 class Harness:
-    """The service and what is around it."""
+    """The service and its environment."""
 
     def __init__(self, store, clock, **settings):
         self.store, self.clock = store, clock
@@ -114,7 +114,7 @@ class Harness:
 
 @asynccontextmanager
 async def serving(store=None, clock=None, rows=(), **settings):
-    """A harness with the service loaded; left as the daemon leaves. ``rows``: pointers that have rows before that."""
+    """Run a harness with the service loaded; it ends as the daemon does. ``rows``: pointers that have rows before."""
     harness = Harness(store or FaultyStore(MemoryStore()), clock or SetClock(), **settings)
     for pointer in rows:
         harness.topics.put(pointer)
@@ -127,5 +127,5 @@ async def serving(store=None, clock=None, rows=(), **settings):
 
 
 async def settle():
-    """Let everybody go on until nobody can."""
+    """Wait until all tasks are blocked."""
     await trio.testing.wait_all_tasks_blocked()

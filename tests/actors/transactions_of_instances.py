@@ -1,4 +1,4 @@
-"""Several instances with topics and transactions, on memory that they share, whose calls to each other a test can hold."""
+"""Several instances with topics and transactions, on shared memory, with calls between them that a test can block."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ OTHER = TopicName("ns", "u")
 
 
 class Lines:
-    """The ways between instances: a test may cut one, or hold the answers that come over it."""
+    """Links between instances: a test may cut one, or hold up the answers on it."""
 
     def __init__(self):
         self.cut = set()
-        #: By the instance that asked: answers arrive once this is set.
+        #: By the asking instance: answers arrive once the event is set.
         self.held = {}
 
     def refuse(self, asking, asked):
@@ -44,7 +44,7 @@ class Lines:
 
 
 class Peer:
-    """Implements ``actors.replica.Peer`` for one instance: the service of whoever it believes to own it."""
+    """Implements ``actors.replica.Peer`` for one instance: the service of the owner in its view."""
 
     def __init__(self, cluster, me):
         self.cluster, self.me = cluster, me
@@ -100,12 +100,12 @@ class OneInstance:
         return await self.ask_under(pointer, RollBackPointer(pointer), name)
 
     async def committed(self, *names):
-        """Payloads that a committed reader sees, with one view for all topics; each topic's owner says where it ends."""
+        """Return a committed reader's payloads, with one view for all topics; each topic's owner reports its end."""
         found = [payloads for payloads, _ in await self.read_committed(*names or (NAME,))]
         return found if names else found[0]
 
     async def read_committed(self, *names):
-        """The same, each with whether something undecided stands behind it."""
+        """Do the same; return each topic's payloads and whether an undecided message follows."""
         await self.transactions.fresh()
         view = self.transactions.view()
         found = []
@@ -118,7 +118,7 @@ class OneInstance:
 
 @dataclass
 class Cluster:
-    """All of them."""
+    """All instances."""
 
     lines: Lines = field(default_factory=Lines)
     instances: dict = field(default_factory=dict)
@@ -132,7 +132,7 @@ class Cluster:
         return next(each.transactions.home for each in self.instances.values() if each.transactions.home)
 
     async def ask(self, me, name, ask):
-        """What ``me`` asks of a topic, at whom it believes to own it."""
+        """Send a topic's request from ``me`` to the owner in its view."""
         await trio.lowlevel.checkpoint()
         owner = self.views[me].owner(name).name
         if owner != me:
@@ -141,7 +141,7 @@ class Cluster:
         return await self.instances[owner].harness.directory.ask(name, ask)
 
     def say(self, owner, name=None, to=None):
-        """These instances, or all, learn who owns a topic."""
+        """Report a topic's owner to these instances, or to all."""
         for each in to or self.views:
             self.views[each].set(owner, name)
 
@@ -151,7 +151,7 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster_of(*names, owner=None, topics=(NAME, OTHER), **settings):
-    """A cluster; ``owner`` (by default the first) owns everything, and the topics are there."""
+    """Run a cluster; ``owner`` (by default the first) owns everything, and the topics exist."""
     shared, clock = SharedMemory(), SetClock()
     cluster = Cluster()
     async with AsyncExitStack() as stack:

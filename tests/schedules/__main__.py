@@ -14,12 +14,12 @@ from tests.schedules.exploring import STEPS, many, one, shrunk
 from tests.schedules.old_logs import OLD_LOGS
 from tests.schedules.store_world import WHOLE
 
-#: What may be explored.
+#: The worlds that can be explored, with their options.
 WORLDS: dict[str, dict[str, Any]] = {"tables": {}, "store": WHOLE, "old logs": OLD_LOGS}
 
 
 def main() -> int:
-    """Run schedules; the exit status is 1 if one failed."""
+    """Run schedules; return exit status 1 if one failed."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.schedules", description="Explore orders of the store's threads."
     )

@@ -1,6 +1,6 @@
-"""Trio's event loop as one thread of a schedule: it sleeps by the schedule's clock, and its worker threads are the schedule's.
+"""Runs Trio's event loop as one thread of a schedule, with the schedule's clock and with its threads as workers.
 
-The loop is the real one. It waits in the kernel for a descriptor, or for a deadline: that wait is one of the schedule.
+The loop is the real one. Its wait in the kernel, for a descriptor or a deadline, is a wait of the schedule.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import trio._core._run as internals
 
 from tests.schedules import scheduler as sched
 
-#: Trio sleeps for so long when it has no deadline: that is no deadline of the schedule.
+#: Trio sleeps this long if it has no deadline; the schedule then treats the wait as unlimited.
 _FOR_EVER_S = 86_400.0
 
 
@@ -26,7 +26,7 @@ class _Clock(trio.abc.Clock):
     """The schedule's time."""
 
     def start_clock(self) -> None:
-        """It runs already."""
+        """Do nothing: the schedule's clock is already running."""
 
     def current_time(self) -> float:
         return sched.monotonic()
@@ -46,7 +46,7 @@ class _Epoll:
         return getattr(self._real, name)
 
     def poll(self, timeout: float = -1, maxevents: int = -1) -> list[tuple[int, int]]:
-        """As epoll's; what an event was found for, by a look between two switches, is not lost."""
+        """Wait like epoll's; events found by a check between two switches are kept and returned."""
 
         def is_ready() -> bool:
             self._found = self._found or self._real.poll(0, maxevents)
@@ -84,19 +84,19 @@ async def _in_thread(call: Callable[..., Any], *arguments: Any, limiter: Any = N
 
 @contextmanager
 def patched_loop(random: Random) -> Iterator[None]:
-    """Event loops of this context are threads of the schedule; tasks that can run do so in an order of ``random``."""
+    """Run event loops in this context as threads of the schedule; ``random`` chooses the order of runnable tasks."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(select, "epoll", _Epoll))
         stack.enter_context(mock.patch.object(trio.to_thread, "run_sync", _in_thread))
         stack.enter_context(mock.patch.object(trio.from_thread, "check_cancelled", return_value=None))
-        # As hypothesis has it.
+        # As hypothesis does.
         stack.enter_context(mock.patch.object(internals, "_ALLOW_DETERMINISTIC_SCHEDULING", True))
         stack.enter_context(mock.patch.object(internals, "_r", random))
         yield
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """``trio.run``, in the thread of the schedule that calls it; of several exceptions it raises the first."""
+    """Call ``trio.run`` in the current thread of the schedule; of an exception group, raise the first exception."""
     try:
         trio.run(main, clock=_Clock())
     except BaseExceptionGroup as group:

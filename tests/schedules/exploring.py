@@ -1,4 +1,4 @@
-"""Explores schedules: ``python -m tests.schedules`` runs many, shrinks the first that fails, and says how to repeat it."""
+"""Explores schedules: ``python -m tests.schedules`` runs many, and shrinks the first that fails."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from typing import Any
 
 from tests.schedules.world import World, explore
 
-#: What each writer does in a schedule.
+#: Operations of each writer in a schedule.
 STEPS = 12
 
 
 @dataclass
 class Found:
-    """What exploring came to."""
+    """The result of exploring."""
 
     schedules: int = 0
     points: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     seed: int | None = None
-    """Of the first schedule that failed; None if none did."""
+    """Seed of the first schedule that failed; None if none did."""
     steps: int = 0
     error: BaseException | None = None
 
 
 def home() -> Path:
-    """A folder in memory if there is one: a schedule syncs some hundred times, and its subject is the order, not the disk."""
-    memory = Path("/dev/shm")  # not shared: a folder of its own is made in it
+    """Make a folder, in memory if possible: a schedule syncs hundreds of times, and tests the order, not the disk."""
+    memory = Path("/dev/shm")  # mkdtemp makes a private folder in it
     return Path(tempfile.mkdtemp(prefix="schedule-", dir=memory if memory.is_dir() else None))
 
 
 def one(seed: int, *, steps: int = STEPS, **how: Any) -> World:
-    """One schedule. Raises what went wrong."""
+    """Run one schedule. Raises what went wrong."""
     folder = home()
     try:
         return explore(folder / "store", seed, steps=steps, **how)
@@ -46,14 +46,14 @@ def one(seed: int, *, steps: int = STEPS, **how: Any) -> World:
 
 
 def many(seeds: Iterable[int], *, seconds: float = float("inf"), steps: int = STEPS, **how: Any) -> Found:
-    """Schedules, until one fails or the time is over."""
+    """Run schedules until one fails or the time is over."""
     found, until_s = Found(steps=steps), time.monotonic() + seconds
     for seed in seeds:
         if time.monotonic() > until_s:
             break
         try:
             world = one(seed, steps=steps, **how)
-        except BaseException as error:  # whatever a mistake leads to
+        except BaseException as error:  # a mistake may raise anything
             if isinstance(error, KeyboardInterrupt):
                 raise
             found.seed, found.error = seed, error
@@ -65,7 +65,7 @@ def many(seeds: Iterable[int], *, seconds: float = float("inf"), steps: int = ST
 
 
 def shrunk(found: Found, *, tries: int = 40, say: Callable[[str], object] = lambda _: None, **how: Any) -> Found:
-    """A shorter schedule that fails: fewer steps of each writer, by some seed near the one that was found."""
+    """Search for a shorter failing schedule: fewer steps for each writer, and seeds near the one that was found."""
     assert found.seed is not None
     best = found
     for steps in range(1, found.steps):

@@ -1,4 +1,4 @@
-"""Mistakes of the kind that schedules are explored for, each planted into the store as it is: exploring has to find them."""
+"""Mistakes that exploring schedules has to find, each planted into the present store."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from storage.leveldb.view import PinnedView
 from storage.leveldb.volume_set import Sets, VolumeSet
 
 Mistake = Callable[[], Any]
-#: By their names, for each of the worlds that has to find them.
+#: Mistakes by name, one dictionary for each world that has to find them.
 MISTAKES: dict[str, Mistake] = {}
 STORE_MISTAKES: dict[str, Mistake] = {}
 LOG_MISTAKES: dict[str, Mistake] = {}
 
 
 def mistake(planted: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
-    """Name a mistake by its function."""
+    """Register a mistake under its function's name."""
     MISTAKES[planted.__name__] = contextmanager(planted)
     return planted
 
 
 def store_mistake(planted: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
-    """The same of one between the event loop and the threads."""
+    """Register a mistake between the event loop and the threads."""
     STORE_MISTAKES[planted.__name__] = contextmanager(planted)
     return planted
 
 
 def log_mistake(planted: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
-    """The same of one with old logs."""
+    """Register a mistake with old logs."""
     LOG_MISTAKES[planted.__name__] = contextmanager(planted)
     return planted
 
 
 @mistake
 def a_pin_that_is_released_early() -> Iterator[None]:
-    """A reader lets go of its set before it reads."""
+    """A reader unpins its set before it reads."""
     real = Sets.pin
 
     def pin(self: Sets) -> VolumeSet:
@@ -63,7 +63,7 @@ def a_pin_that_is_released_early() -> Iterator[None]:
 
 @mistake
 def a_spare_that_is_used_twice() -> Iterator[None]:
-    """The next volume is not taken out of its place."""
+    """The spare volume stays available after it has become the newest one."""
     real = Committer._seal
 
     def seal(self: Committer) -> StoreError | None:
@@ -77,7 +77,7 @@ def a_spare_that_is_used_twice() -> Iterator[None]:
 
 @mistake
 def a_list_that_is_written_from_an_old_set() -> Iterator[None]:
-    """A volume that was struck off, or replaced, takes the list from when tidying began."""
+    """Striking off or replacing a volume writes the list that was current when tidying began."""
     real = Keeper.replace
 
     def replace(self: Keeper, sources: Any, target: Any) -> Any:
@@ -92,7 +92,7 @@ def a_list_that_is_written_from_an_old_set() -> Iterator[None]:
 
 @mistake
 def a_set_that_is_replaced_from_an_old_one() -> Iterator[None]:
-    """The keeper makes the new set by itself, from the one that it has read before."""
+    """The keeper replaces the set itself, based on one that it has read earlier."""
 
     def replaced(self: Keeper, sources: Any, target: Any) -> Any:
         current = self._sets.current
@@ -110,7 +110,7 @@ def a_set_that_is_replaced_from_an_old_one() -> Iterator[None]:
 
 @mistake
 def a_view_that_outlives_its_volume() -> Iterator[None]:
-    """A view does not pin the set that it began with."""
+    """A view does not pin the set that it begins with."""
     real = Committer._pinned
 
     def pinned(self: Committer, max_s: float) -> PinnedView:
@@ -133,14 +133,14 @@ def _unpin_without_pin(self: Keeper, view: PinnedView) -> Any:
 
 @mistake
 def a_view_without_what_changes() -> Iterator[None]:
-    """A sealed volume changes, and the view that has it does not keep it as it was."""
+    """A sealed volume changes, and views do not preserve its earlier state."""
     with mock.patch.object(Keeper, "before_change", return_value=None):
         yield
 
 
 @mistake
 def a_close_during_a_rewrite() -> Iterator[None]:
-    """Long work is not ended before the databases are closed: it is thrown away where it stands."""
+    """Long work is not ended before the databases are closed: it is dropped wherever it is."""
 
     def close(self: Keeper) -> None:
         self.leaving = True
@@ -151,13 +151,13 @@ def a_close_during_a_rewrite() -> Iterator[None]:
 
 @mistake
 def a_change_of_what_is_being_replaced() -> Iterator[None]:
-    """While the commit replaces volumes, the keeper goes on to change the old ones."""
+    """The keeper continues to change the old volumes while the commit thread replaces them."""
     real = Keeper._replaced_in_set
 
     def replaced(self: Keeper, sources: Any, target: Any) -> Any:
         operation = Replace(sources, target)
         following = None
-        yield 0.5  # between the list and the set others may change the sources
+        yield 0.5  # between writing the list and replacing the set others may change the sources
         found = real(self, sources, target)
         del operation, following
         return (yield from found)
@@ -168,14 +168,14 @@ def a_change_of_what_is_being_replaced() -> Iterator[None]:
 
 @mistake
 def a_rewrite_that_misses_changes() -> Iterator[None]:
-    """Rows that change while their volume is copied are not changed again in the copy."""
+    """Rows that change while their volume is copied are not changed in the copy."""
     with mock.patch.object(Keeper, "_note_changed", return_value=None):
         yield
 
 
 @mistake
 def a_checkpoint_that_forgets() -> Iterator[None]:
-    """What is applied to the metadata while it is checkpointed is forgotten."""
+    """Changes applied to the metadata during a checkpoint are forgotten."""
     real = Metadata.checkpoint
 
     def checkpoint(self: Metadata) -> None:
@@ -188,7 +188,7 @@ def a_checkpoint_that_forgets() -> Iterator[None]:
 
 @mistake
 def a_database_that_is_closed_while_it_is_leased() -> Iterator[None]:
-    """Leases do not count."""
+    """Leases are not counted."""
 
     def release(self: OpenDatabases, volume: Any) -> None:
         del self, volume
@@ -225,7 +225,7 @@ def a_rollback_that_is_acknowledged_before_it_is_done() -> Iterator[None]:
 
 @store_mistake
 def a_commit_that_is_reported_before_it_is_written() -> Iterator[None]:
-    """The commit thread has the loop complete a group, and then writes it."""
+    """The commit thread reports a group to the loop before writing it."""
 
     def run(self: GroupCommit) -> None:
         first = self._waiting.get()
@@ -242,7 +242,7 @@ def a_commit_that_is_reported_before_it_is_written() -> Iterator[None]:
 
 @store_mistake
 def a_wake_up_that_is_lost() -> Iterator[None]:
-    """Before the loop sleeps it does not look for what was reported while it was awake."""
+    """The loop does not check for reports that arrived while it was awake before it sleeps."""
 
     def before_io_wait(self: GroupCommit, timeout: float) -> None:
         self.is_asleep = timeout > 0
@@ -253,7 +253,7 @@ def a_wake_up_that_is_lost() -> Iterator[None]:
 
 @store_mistake
 def a_work_of_the_keeper_that_the_commit_thread_completes() -> Iterator[None]:
-    """The commit thread reports every work of a group, also those that the keeper has now."""
+    """The commit thread reports every work of a group, including those handed to the keeper."""
     real = GroupCommit._report
 
     def report(self: GroupCommit, group: Any, error: Any, count: int) -> None:
@@ -274,14 +274,14 @@ def a_work_of_the_keeper_that_the_commit_thread_completes() -> Iterator[None]:
 
 @store_mistake
 def a_loop_that_writes_while_the_thread_does() -> Iterator[None]:
-    """The loop does not look whether the thread has a commit."""
+    """The loop does not check whether the thread is committing."""
     with mock.patch.object(GroupCommit, "writes_inline", True):
         yield
 
 
 @store_mistake
 def a_view_that_reads_the_store_as_it_is() -> Iterator[None]:
-    """A backup reads the present rows."""
+    """A backup reads the present rows instead of its view's."""
     real = LevelDBTables.scan
 
     def scan(self: LevelDBTables, *arguments: Any, **options: Any) -> None:
@@ -296,7 +296,7 @@ def a_view_that_reads_the_store_as_it_is() -> Iterator[None]:
 
 @log_mistake
 def a_log_that_is_shortened_while_it_has_a_name() -> Iterator[None]:
-    """The thread does not look for the name."""
+    """The thread does not check whether the log still has a name."""
     real = old_logs.shrunk
 
     class Nameless:
@@ -312,6 +312,6 @@ def a_log_that_is_shortened_while_it_has_a_name() -> Iterator[None]:
 
 @log_mistake
 def a_descriptor_that_is_forgotten() -> Iterator[None]:
-    """A log that is given away while as many are held as may be is not closed."""
+    """A log taken while the maximum is held is not closed."""
     with mock.patch.object(old_logs, "close_quietly", return_value=None):
         yield

@@ -1,6 +1,6 @@
-"""Old logs under a schedule: the commit gives descriptors away, LevelDB removes files, and a thread shortens what has no name.
+"""Old logs under a schedule: commits hand over descriptors, LevelDB removes files, a thread shortens unlinked logs.
 
-LevelDB's part is played by a thread of the schedule: its own thread removes a log at a moment that no seed repeats.
+A thread of the schedule acts for LevelDB, whose own thread removes logs at moments that a seed cannot repeat.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tests.schedules import scheduler as sched
 from tests.schedules.scheduler import Scheduler
 from tests.schedules.world import World, Wrong, patched
 
-#: Three steps, and a part of one.
+#: Three steps and a partial one.
 _BYTES = 3 * STEP_BYTES + 100
 _LOGS = 6
 
 
 class OldLogsWorld(World):
-    """Some logs, of which each is given away, read while it has a name, and removed."""
+    """A few logs, each handed over, read while it has a name, and removed."""
 
     def __init__(self, directory: Path, chosen: Scheduler, *, steps: int, faults: float = 0.0) -> None:
         super().__init__(directory, chosen, steps=steps, faults=0.0)
@@ -31,7 +31,7 @@ class OldLogsWorld(World):
         self._descriptors: set[int] = set()
 
     def run(self) -> None:
-        """Everything is given away and removed; at the end no descriptor is open."""
+        """Hand over and remove all logs; at the end no descriptor may be open."""
         self.old_logs = OldLogs(nap=sched.nap, meanwhile=sched.point)
         self.directory.mkdir(exist_ok=True)
         for number in range(_LOGS):
@@ -68,11 +68,11 @@ class OldLogsWorld(World):
             self._used("given")
 
     def _open_again(self) -> None:
-        """What opens the database again reads every log that has a name."""
+        """Read every log that has a name, as reopening the database does."""
         for number in range(_LOGS):
             sched.point()
             path = self._path(number)
-            # A look at the size by the name is one call: a file that has none any more is not found.
+            # stat() by name is one call: a file that has lost its name is not found.
             if path.exists() and os.stat(path).st_size != _BYTES:
                 raise Wrong("a log that has a name was shortened")
             self._used("read")
@@ -80,17 +80,17 @@ class OldLogsWorld(World):
     def _remove(self) -> None:
         for number in self.random.sample(range(_LOGS), _LOGS):
             sched.nap(self.random.random() / 10)
-            os.unlink(self._path(number))  # the call that is a point
+            os.unlink(self._path(number))  # unlink is a point
 
 
 @contextmanager
 def patched_logs(world: World) -> Iterator[None]:
-    """``old_logs`` under a schedule."""
+    """Run ``old_logs`` under a schedule."""
     with patched(world):
         yield
 
 
-#: How a schedule of old logs is explored.
+#: Options for exploring schedules of old logs.
 OLD_LOGS: dict[str, Any] = {
     "make": OldLogsWorld,
     "patches": patched_logs,

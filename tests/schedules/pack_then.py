@@ -1,7 +1,7 @@
-"""Makes ``then.zip``: the store as it was in version 0.1, whose races the schedules have to find.
+"""Makes ``then.zip``: the store of version 0.1, whose races the schedules have to find.
 
-Run it in a clone with the whole history: ``python -m tests.schedules.pack_then``. The code is that of then; only the names of
-its package, its locks, queues and threads are those of the schedules.
+Run it in a clone with the whole history: ``python -m tests.schedules.pack_then``. The code is unchanged except for the
+names of its package, locks, queues and threads, which are replaced by those of the schedules.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 #: The last commit before the set of volumes had one writer.
 COMMIT = "c2d06a2b"
 PACKAGE = "storage_then"
-#: Modules whose threads belong to no schedule: they only free the space of logs.
+#: Modules whose threads stay outside the schedule: they only free the space of logs.
 _UNSCHEDULED = ("shrinking.py", "background.py")
 _SEAM = (
     ("import threading\n", "from tests.schedules import scheduler as threading\n"),
@@ -39,7 +39,7 @@ def main() -> None:
             if name not in _UNSCHEDULED:
                 for old, new in _SEAM:
                     source = source.replace(old, new)
-            # A date of its own would make another file of the same code.
+            # A fixed date: the same code gives the same file.
             archive.writestr(zipfile.ZipInfo(f"{PACKAGE}/{name}"), source, zipfile.ZIP_DEFLATED)
 
 

@@ -1,7 +1,7 @@
-"""The rows of docs/design.md's table "Who writes what", and which threads of a schedule took part in each.
+"""The rows of docs/design.md's table "Who writes what", and the threads of a schedule that took part in each.
 
-The names are the table's. What is listed for each are the methods that its parties call: a row takes part if more than one
-of its threads has called one of them.
+The names are the table's. Each lists the methods that its parties call: a row takes part if more than one thread has
+called one of its methods.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.schedules import scheduler as sched
 
 DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
 
-#: By the row's first words: the methods of its writers and readers.
+#: Methods of a row's writers and readers, by the row's first words.
 PARTS: dict[str, tuple[tuple[type, str], ...]] = {
     "set of volumes": ((Sets, "put"), (Sets, "pin"), (Sets, "unpin")),
     "newest volume": ((Committer, "_write_batch"), (OpenDatabases, "lease")),
@@ -47,7 +47,7 @@ AT_STARTS = {"indexes of sealed volumes"}
 
 
 def rows_of_design() -> list[str]:
-    """The structures of the table whose code is in ``storage``: those before the log lines of the daemon."""
+    """Return the table's structures whose code is in ``storage``: those above the daemon's log lines."""
     table = DESIGN.read_text("utf-8").partition("| structure | who writes |")[2].partition("\n\n")[0]
     names = [line.split("|")[1].strip() for line in table.splitlines()[2:] if line.startswith("|")]
     return [
@@ -58,7 +58,7 @@ def rows_of_design() -> list[str]:
 
 @contextmanager
 def noted() -> Iterator[dict[str, set[str]]]:
-    """Note which threads take part in what, by the row's name."""
+    """Record the threads that take part in each row, by the row's name."""
     found: dict[str, set[str]] = defaultdict(set)
     calls: dict[tuple[type, str], list[str]] = defaultdict(list)
     for name, methods in PARTS.items():

@@ -1,9 +1,9 @@
 """Runs the threads of a program one at a time, in an order that a seed chooses.
 
-A controlled thread runs until it reaches a **point**: an operation on a lock, queue or thread of this module, a call into
-LevelDB or the file system, or, if asked for, any line of the modules under test. There the scheduler picks the thread that
-runs next. Waits are predicates, and time is virtual: it advances when every thread waits for it. So a schedule is
-repeated by its seed, and a deadlock is found at once.
+A controlled thread runs until it reaches a **point**: an operation on a lock, queue or thread of this module, a call
+into LevelDB or the file system, or optionally any line of the modules under test. There the scheduler picks the next
+thread. Waits are predicates, and time is virtual: it advances when all threads wait. So a seed repeats a schedule,
+and a deadlock is detected at once.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 
 from tests.patience import PATIENCE_S
 
-#: How likely time passes, up to the next deadline, when a thread is chosen.
+#: Probability, at each choice of a thread, that time advances to the next deadline.
 _PASSING = 0.03
-#: Threads that never end: a schedule is over when all others have.
+#: Threads that never end: a schedule is over when all others have ended.
 SERVICES = ("old logs",)
-#: A schedule that has not ended by then never ends: most take one or two thousand.
+#: A schedule with more points than this never ends: most have one or two thousand.
 MAX_POINTS = 100_000
 
 
 class Deadlock(AssertionError):
-    """Every thread waits for something that no thread will do."""
+    """Every thread waits for a condition that no thread will make true."""
 
 
 class Abandoned(BaseException):
@@ -37,7 +37,7 @@ class Abandoned(BaseException):
 
 
 class _Controlled:
-    """A thread, what it waits for, and until when."""
+    """A thread, the condition it waits for, and its deadline."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -56,9 +56,9 @@ class Scheduler:
         """Choose by ``seed``.
 
         Args:
-          switch: how likely another thread runs after a point.
-          lines: parts of the names of files whose lines are points as well.
-          line_switch: how likely another thread runs after such a line.
+          switch: probability that another thread runs after a point.
+          lines: endings of the names of files whose lines are also points.
+          line_switch: probability that another thread runs after such a line.
         """
         self.random = Random(seed)
         self.now_s = 1000.0
@@ -68,13 +68,13 @@ class Scheduler:
         self._current: _Controlled | None = None
         self._local = threading.local()
         self.error: BaseException | None = None
-        #: True while the thread that runs must be the only one.
+        #: True while no other thread may run.
         self.is_frozen = False
         self._is_over = False
         self._done = threading.Event()
 
     def run(self, main: Callable[[], None]) -> None:
-        """Run ``main`` and all threads that it starts to their ends. Raises what any of them raised first."""
+        """Run ``main`` and all threads it starts to their ends. Raises the first exception of any of them."""
         first = self.start("main", main)
         self._current = first
         first.go.release()
@@ -87,7 +87,7 @@ class Scheduler:
             raise self.error
 
     def start(self, name: str, target: Callable[[], None]) -> _Controlled:
-        """Start a thread that runs when it is chosen."""
+        """Start a thread; it runs when it is chosen."""
         controlled = _Controlled(name)
         self._threads.append(controlled)
 
@@ -114,16 +114,16 @@ class Scheduler:
 
     @property
     def is_inside(self) -> bool:
-        """True if the thread that asks is one of the schedule, and may be switched now."""
+        """True if the calling thread is one of the schedule and may be switched now."""
         return getattr(self._local, "thread", None) is not None and not (self.is_frozen or self._is_over)
 
     def name_of_thread(self) -> str | None:
-        """The name of the thread that asks, if it is one of the schedule."""
+        """Return the name of the calling thread if it is one of the schedule, else None."""
         thread = getattr(self._local, "thread", None)
         return None if thread is None else thread.name
 
     def point(self) -> None:
-        """Let another thread run, perhaps."""
+        """Let another thread run, or not, as the seed decides."""
         self.points += 1
         if self.points > MAX_POINTS:
             raise Deadlock(f"no end after {MAX_POINTS} points")
@@ -131,7 +131,7 @@ class Scheduler:
             self._yield()
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait for a condition that another thread makes true; False if the time was over before."""
+        """Wait for a condition that another thread makes true; return False on a time-out."""
         me = getattr(self._local, "thread", None)
         if me is None:
             assert ready(), "a thread outside the schedule would wait"
@@ -157,7 +157,7 @@ class Scheduler:
             raise Abandoned
 
     def _leave(self) -> None:
-        """A thread has ended: another one runs, or the schedule is over."""
+        """A thread has ended: run another one, or end the schedule."""
         if self._is_over or all(thread.ended or thread.name in SERVICES for thread in self._threads):
             self._done.set()
             return
@@ -175,7 +175,7 @@ class Scheduler:
         runnable = [each for each in waiting if each.ready is None or each.ready() or self._is_late(each)]
         sleeping = [each for each in waiting if each.deadline_s is not None and each not in runnable]
         if sleeping and self.random.random() < _PASSING:
-            # Time passes: whichever sleeps least goes on.
+            # Time passes: the thread with the earliest deadline runs.
             first = min(sleeping, key=lambda each: each.deadline_s or 0.0)
             self.now_s = max(self.now_s, first.deadline_s or 0.0)
             return first
@@ -207,25 +207,25 @@ _current: Scheduler | None = None
 
 
 def scheduler() -> Scheduler:
-    """The schedule that is running."""
+    """Return the running schedule."""
     assert _current is not None, "outside a schedule"
     return _current
 
 
 def point() -> None:
-    """A point of the schedule that is running; nothing after its end, when a generator that was left is closed."""
+    """Pass a point of the running schedule; do nothing after its end, when an abandoned generator is closed."""
     if _current is not None and _current.is_inside:
         _current.point()
 
 
 def name_of_thread() -> str | None:
-    """The name of the thread of the schedule that asks; None outside."""
+    """Return the name of the calling thread in its schedule; None outside."""
     return _current.name_of_thread() if _current is not None else None
 
 
 @contextmanager
 def running(chosen: Scheduler) -> Iterator[Scheduler]:
-    """Let ``chosen`` be the schedule of this module's locks, queues and threads."""
+    """Use ``chosen`` as the schedule of this module's locks, queues and threads."""
     global _current  # noqa: PLW0603  # one schedule at a time
     before, _current = _current, chosen
     try:
@@ -348,7 +348,7 @@ class Thread:
 
 
 def monotonic() -> float:
-    """``time.monotonic``; a moment passes with each call, so that no loop waits for a time that never comes."""
+    """``time.monotonic``; each call advances the time a little, so that no loop polls forever for a deadline."""
     scheduler().now_s += 1e-6
     return scheduler().now_s
 

@@ -5,12 +5,12 @@ Threads of a schedule:
     main          Trio's event loop with the tasks below, and the group commit's part of it
     commit        the group commit's thread
     keeper        the store's own
-    workers       of reads, scans, backups and compactions, as many as ask
-    killer        copies the directory at any moment, as ``kill -9`` leaves it, and looks what the copy has
+    workers       of reads, scans, backups and compactions, as many as are needed
+    killer        copies the directory at any moment, as ``kill -9`` leaves it, and checks the copy's rows
 
-Tasks: writers of one topic each, by each way to begin a commit; readers; one that tidies and begins files; one that backs up
-from a view; a scrub of everything; one that merges and checkpoints. After a failure a writer claims its topic, which opens
-the store again under everything else that is under way; some lives end instead.
+Tasks: a writer per topic, using every way to begin a commit; readers; one that tidies and begins files; one that backs
+up from a view; a scrub of everything; one that merges and checkpoints. After a failure a writer claims its topic, which
+reopens the store under all other work; some lives end instead.
 """
 
 from __future__ import annotations
@@ -45,43 +45,43 @@ from tests.schedules.world import LINES, MESSAGE, METADATA, PREFIXES, Topic, Wor
 NAMES = [TopicName("ns", name) for name in ("a", "b")]
 OPTIONS = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=500, max_open_volumes=2, compression="none")
 STORE_LINES = (*LINES, "storage/leveldb/group_commit.py", "storage/leveldb/store.py", "storage/backup/cut.py")
-#: A row that a commit begun while the disk works leaves; it is of no topic.
+#: A row written by commits begun while the disk works on another; it belongs to no topic.
 _BESIDE = b"\x00nbeside:"
 _ALL = b"\xff" * 64
-#: What the event loop writes at once: half of a volume of ``OPTIONS``.
+#: Limit for commits on the event loop: half of a volume of ``OPTIONS``.
 _INLINE_BYTES = 250
-#: Longer than a schedule: time passes as fast as nothing else happens.
+#: Longer than a schedule: time passes quickly while nothing else happens.
 _VIEW_S = 1e9
-#: How often a task asks for the store again after a failure before the disk is made well.
+#: Attempts of a task to reopen the store after a failure before the disk is healed.
 _TRIES = 4
 
 
 class StoreTopic(Topic):
-    """A topic whose head is a row that a backup and a scrub know."""
+    """A topic whose head is a row in the format that backups and scrubs read."""
 
     def _head(self) -> Put:
         return head_of(PREFIXES.index(self._prefix), self._next)
 
 
 def head_of(at: int, following: int) -> Put:
-    """The row that says up to where a topic is written."""
+    """Return the row that stores the end of a topic."""
     return put_one(METADATA, system_key(HIGH_WATER, NAMES[at], 1), HighWater(0, following, 0).encode())
 
 
 class StoreWorld(World):
-    """The same topics and the same model, over ``LevelDBStore``."""
+    """The same topics and the same model, on ``LevelDBStore``."""
 
     store: LevelDBStore
     kinds = ("replace", "remove", "roll back", "drop", "drop")
     pause_s = 0.01
-    #: Pauses between two calls of a task that repeats one.
+    #: Longest pause between two calls of a task that repeats one.
     rest_s = 0.05
 
     def run(self) -> None:
-        """One life after the other, until the writers have done what they were to do."""
+        """Run lives until the writers have completed their steps."""
         self.left = [self.steps] * len(PREFIXES)
         self.beside = 0
-        # The event loop writes commits only while the newest volume has room for them.
+        # The event loop commits itself only while the newest volume has room.
         self.options = replace(OPTIONS, volume_bytes=self.random.choice([500, 2000]))
         while any(self.left):
             event_loop.run(self._life)
@@ -136,12 +136,12 @@ class StoreWorld(World):
         if error is None:
             return
         if self.random.random() < 0.3:
-            self.failed = True  # the next life finds it
+            self.failed = True  # the next life resolves it
             return
         await self._settle(PREFIXES[at])
 
     async def _performed(self, at: int, operations: list[Any]) -> PlainsongError | None:
-        """Write it in one of the ways there are; the error, if there was one."""
+        """Write it in one of the possible ways; return the error, if any."""
         claim = await self._claimed(NAMES[at])
         first = operations[0]
         try:
@@ -204,7 +204,7 @@ class StoreWorld(World):
             raise Wrong(f"the store has commit {found!r} of {self.beside}")
 
     async def _claimed(self, name: TopicName) -> Any:
-        """A claim, which opens a store again that failed; after some tries the disk is made well."""
+        """Return a claim, which reopens a failed store; after ``_TRIES`` attempts the disk is healed."""
         for attempt in range(_TRIES + 1):
             if attempt == _TRIES:
                 self._may_fail = False
@@ -215,7 +215,7 @@ class StoreWorld(World):
         raise Wrong("the store cannot be opened again on a disk that is well")
 
     async def _settle(self, prefix: bytes) -> None:
-        """Once a topic is claimed, and has no commit under way, what was unknown is what is there."""
+        """Replace unknown outcomes by the present rows: the topic is claimed and has no commit in progress."""
         for _ in range(_TRIES + 1):
             await self._claimed(NAMES[PREFIXES.index(prefix)])
             try:
@@ -235,7 +235,7 @@ class StoreWorld(World):
     # --- everything else ------------------------------------------------------------------------
 
     def _allow(self, error: StoreError, what: str) -> None:
-        """A call may fail where the disk fails, and nowhere else."""
+        """Accept a failed call if the disk has failed; otherwise raise Wrong."""
         if not self.faults or not self.counts.get("faults"):
             raise Wrong(f"{what} failed: {error.detail}") from error
         self._used("refused")
@@ -270,7 +270,7 @@ class StoreWorld(World):
             await trio.sleep(self.random.random() * self.pause_s)
 
     async def _backup(self) -> None:
-        """A backup, as the daemon serves one: every object of every topic, from one view."""
+        """Make backups as the daemon serves them: every object of every topic, from one view."""
         while not self._is_over:
             seen = self.model.reading()
             try:
@@ -280,7 +280,7 @@ class StoreWorld(World):
                 self._allow(error, "a view")
                 await self._claimed(NAMES[0])
                 continue
-            self._given_up(seen)  # what comes later is not in it
+            self._given_up(seen)  # later changes are not in the view
             try:
                 rows, heads = await self._backed_up(Cut(view, Pace(rest=0.0)))
             except StoreError as error:
@@ -312,12 +312,12 @@ class StoreWorld(World):
         return rows, dict(heads)
 
     async def _scrub(self) -> None:
-        """The daemon's scrub: every row can be read."""
+        """Run the daemon's scrub: every row must be readable."""
         ownership = SimpleNamespace(is_mine=lambda _: True)
         directory = SimpleNamespace(environment=SimpleNamespace(ownership=ownership))
         clock = SimpleNamespace(now_ms=lambda: int(sched.scheduler().now_s * 1000))
         scrub = Scrub(self.store, cast("Any", directory), cast("Any", clock), 0, 0)
-        # A pause is a multiple of the time that a step takes, which is as long as nothing else happens.
+        # Pauses are multiples of a step's duration, which in virtual time may be long.
         scrub._pace = Pace(rest=0.0)
         while not self._is_over:
             scrub.start_now()
@@ -337,7 +337,7 @@ class StoreWorld(World):
             await trio.sleep(self.random.random() * self.rest_s)
 
     async def _merges(self) -> None:
-        """LevelDB merges what was removed; the metadata is checkpointed."""
+        """Have LevelDB merge removed rows, and checkpoint the metadata."""
         while not self._is_over:
             prefix = self.random.choice(PREFIXES)
             try:
@@ -365,7 +365,7 @@ class StoreWorld(World):
 async def rows_in(
     reads: Reads, start: bytes, stop: bytes, *, table: Table = MESSAGE, reverse: bool = False
 ) -> list[Row]:
-    """The rows of a range."""
+    """Return the rows of a range."""
     found: list[Row] = []
 
     def feed(rows: Sequence[Row]) -> bool:
@@ -378,7 +378,7 @@ async def rows_in(
 
 @contextmanager
 def patched_store(world: World) -> Iterator[None]:
-    """The store and its event loop under a schedule."""
+    """Run the store and its event loop under a schedule."""
     clock = SimpleNamespace(monotonic=sched.monotonic, perf_counter=sched.monotonic)
     with ExitStack() as stack:
         stack.enter_context(patched(world))
@@ -391,5 +391,5 @@ def patched_store(world: World) -> Iterator[None]:
         yield
 
 
-#: How a schedule of the whole store is explored.
+#: Options for exploring schedules of the whole store.
 WHOLE: dict[str, Any] = {"make": StoreWorld, "patches": patched_store, "files": STORE_LINES}

@@ -1,7 +1,7 @@
-"""The store's threads in many orders: none loses, invents or changes a row that was acknowledged.
+"""The store's threads in many orders: no schedule loses, invents or changes an acknowledged row.
 
-The seeds are the same each time; ``make torture`` takes new ones for an hour. The second half plants mistakes, and the code
-of version 0.1, and looks whether exploring finds them.
+The seeds are the same each time; ``make torture`` uses new ones for an hour. The second half plants mistakes, and the
+code of version 0.1, and checks that exploring finds them.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from tests.schedules.store_world import WHOLE
 
 HOUR_S = 3600.0
 
-#: What is explored, and how many schedules of it a run of all tests has: half a minute of a quiet core together. Budgets
-#: are counts, so that a busy machine takes longer and comes to the same.
+#: Worlds, and the number of schedules in a normal test run: half a minute of an idle core in total. Budgets are counts,
+#: so that a busy machine takes longer but runs the same schedules.
 WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     "tables": (120, {}),
     "store": (40, WHOLE),
     "old logs": (40, OLD_LOGS),
 }
-#: What has to happen in them, so that a schedule that does nothing is noticed.
+#: Events that must occur, so that schedules without any work are detected.
 HAPPENS = {
     "tables": ("acknowledged", "scans", "views", "kills", "gone", "faults", "failed"),
     "store": ("acknowledged", "in the thread", "inline", "scans", "backups", "scrubs", "merges", "kills"),
     "old logs": ("given", "read", "closed"),
 }
-#: Schedules in which each planted mistake has to be found; most are in the first dozen, the slowest took 65.
+#: Schedules within which each planted mistake has to be found; most need a dozen, the slowest took 65.
 BUDGET = 200
 PLANTED = [
     *((name, each, {}) for name, each in MISTAKES.items()),
     *((name, each, WHOLE) for name, each in STORE_MISTAKES.items()),
     *((name, each, OLD_LOGS) for name, each in LOG_MISTAKES.items()),
 ]
-#: What a schedule that fails leaves of its event loop.
+#: A failing schedule abandons its event loop.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:Trio guest run")
 
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """Faults are part of it: what the store logs of them is not."""
+    """Silence the store's log about the planned faults."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
 def good(world: str, found: Found) -> None:
-    """Fail with how the schedule that failed is repeated."""
+    """Raise AssertionError with the command that repeats the failed schedule, if any."""
     if found.error is not None:
         command = f"python -m tests.schedules --world '{world}' --seed {found.seed} --steps {found.steps}"
         raise AssertionError(command) from found.error
@@ -84,11 +84,11 @@ def test_a_schedule_is_repeated_by_its_seed(world):
     assert (first.scheduler.points, first.counts) == (again.scheduler.points, again.counts)
 
 
-#: Seeds that found something, by world, with their steps.
+#: Seeds that have found defects, by world, with their steps.
 FOUND = [
-    # A list of logs that cannot be read while the store is opened again was an error that is none of the store's.
+    # An unreadable list of logs, while the store was reopened, raised an error that was not a StoreError.
     ("store", 30008, 12),
-    # The removal of an older version failed: it shows again for as long as the newer one is being removed.
+    # The removal of an older version failed: it reappears while the newer one is being removed.
     ("store", 20007, 12),
 ]
 
@@ -116,7 +116,7 @@ def test_exploring_finds_a_mistake_that_was_planted(name, planted, how):
     assert found.error is not None, f"{name}: not found in {BUDGET} schedules"
 
 
-#: Of the store of version 0.1: what the races that destroyed it look like from outside.
+#: For the store of version 0.1: symptoms of the races that destroyed it.
 RACES = {
     "a seal next to a drop makes the next volume twice": ("DroppingWorld", "the next volume cannot be made"),
     "a rollback after a seal is not done": ("ThenWorld", "and may be"),

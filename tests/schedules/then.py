@@ -1,4 +1,4 @@
-"""A schedule over the store of version 0.1: the real code of then (``then.zip``), whose races must be found."""
+"""A schedule on the store of version 0.1: its real code (``then.zip``), whose races must be found."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ LINES = tuple(f"storage_then/{name}.py" for name in ("volumes", "tables", "tidyi
 
 
 class ThenWorld(World):
-    """The same threads over the store of then; its views and the looks after a kill are left out."""
+    """The same threads on the old store; views and checks after a kill are left out."""
 
     MarkDead = tables.MarkDead
 
     def create(self) -> None:
-        """An empty store."""
+        """Create an empty store."""
         tables.LevelDBTables.create(self.directory, TINY)
 
     def open(self, directory: Path, **_: object) -> Any:
@@ -38,27 +38,27 @@ class ThenWorld(World):
         return tables.LevelDBTables(directory, TINY)
 
     def newest(self) -> Any:
-        """The volume that is written."""
+        """Return the volume being written."""
         return self.tables.volumes.newest
 
     def seal(self, volume: Any) -> Any:
-        """The operation that begins another volume."""
+        """Return the operation that begins another volume."""
         return tables.Seal(volume)
 
     def close(self) -> None:
-        """Close it as the store of then did."""
+        """Close the store as version 0.1 did."""
         self.tables.leaving = True
         self.tables.close()
 
     def write(self, works: list[Any]) -> None:
-        """One group, with the rest of long rollbacks."""
+        """Write one group, with the rest of long rollbacks."""
         group = [group_commit.PendingWrite(work.operations) for work in works]
         group_commit.write_group(self.tables, group)
         for work, done in zip(works, group, strict=True):
             work.rest = done.rest
 
     def tidy_once(self) -> int | StoreError:
-        """A step, as the store's tidying thread did it."""
+        """Tidy once, as the tidying thread of version 0.1 did."""
         removed = 0
         while True:
             try:
@@ -73,16 +73,16 @@ class ThenWorld(World):
 
     @property
     def has_failed(self) -> StoreError | None:
-        """Why nothing is written any more."""
+        """The reason why writes are refused; None if they are not."""
         return self.tables.upkeep.failed
 
     def extra_threads(self) -> list[sched.Thread]:
-        """None: the views of then have a lock of their own."""
+        """Return none: views of version 0.1 have their own lock."""
         return []
 
 
 class DroppingWorld(ThenWorld):
-    """Writers drop more than they change, so that volumes are struck off the list all the time."""
+    """Writers drop more than they change, so that volumes are constantly struck off the list."""
 
     kinds = ("drop", "drop", "remove")
     pause_s = 1.0
@@ -90,7 +90,7 @@ class DroppingWorld(ThenWorld):
 
 @contextmanager
 def patched_then(world: ThenWorld) -> Iterator[None]:
-    """The store of then under a schedule: what it calls in LevelDB and the file system are points."""
+    """Run the old store under a schedule: its calls into LevelDB and the file system are points."""
 
     def reaching(call: Any) -> Any:
         def reached(*arguments: Any, **options: Any) -> Any:
@@ -113,7 +113,7 @@ def patched_then(world: ThenWorld) -> Iterator[None]:
         for module in (group_commit, metadata, tables, tidying, view, volumes):
             if hasattr(module, "time"):
                 stack.enter_context(mock.patch.object(module, "time", clock))
-        # Its endless rewriting of volumes with single rows would hide everything else.
+        # Constant rewriting of volumes with single rows would hide everything else.
         stack.enter_context(mock.patch.object(tidying, "REWRITE_BELOW", 0.0))
         stack.enter_context(mock.patch.object(packs, "MIN_ROWS", world.random.choice([2, 32])))
         yield

@@ -1,16 +1,16 @@
-"""A store on tiny volumes, several threads that use it at once, and a model that says what each of them may see.
+"""A store on tiny volumes, several threads that use it at once, and a model of what each of them may see.
 
 Threads of a schedule:
 
-    commit      takes works from a queue, some at a time, and writes them as the commit thread does
-    keeper      the store's own
-    writers     one for each topic: publish, replace, remove, roll back, drop; each waits for its own work
-    readers     scans and single rows, compared with what the model allows between their begin and their end
-    tidier      tidies, again and again, and begins other volumes
-    viewer      opens views, reads each twice, and closes it
-    killer      copies the directory at any moment, as ``kill -9`` leaves it, and looks what the copy has
+        commit      takes works from a queue, some at a time, and writes them as the commit thread does
+        keeper      the store's own
+        writers     one for each topic: publish, replace, remove, roll back, drop; each waits for its own work
+        readers     scan, and compare the rows with what the model allowed at some time during the scan
+        tidier      tidies repeatedly, and begins new volumes
+        viewer      opens views, reads each twice, and closes it
+        killer      copies the directory at any moment, as ``kill -9`` leaves it, and checks the copy's rows
 
-At the end the store is closed while tidying may be under way, opened again, and has to have what was acknowledged.
+    At the end the store is closed, possibly while tidying, and reopened; it must have everything that was acknowledged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MESSAGE, METADATA = Table.MESSAGE, Table.METADATA
 TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=500, max_open_volumes=2, compression="none")
 PREFIXES = [generation_prefix(TopicName("ns", name), 1) for name in ("a", "b")]
 POINTER = 7
-#: Looks at what a kill leaves, in a schedule: each opens the store once more.
+#: Checks after a simulated kill, per schedule: each opens the store once more.
 MAX_KILLS = 4
 #: Every file of the store whose lines may be points.
 LINES = tuple(
@@ -70,31 +70,31 @@ LINES = tuple(
 
 
 class Wrong(AssertionError):
-    """A thread saw what it must not see."""
+    """A thread saw a state that the store must never show."""
 
 
 @dataclass
 class Seen:
-    """What a reader may find: for each key the values that were allowed at some time since it began."""
+    """Values a reader may find: for each key, those allowed at some time since it began."""
 
     allowed: dict[bytes, set[bytes | None]]
 
 
 @dataclass
 class Model:
-    """What each row may be: one value, or several while the outcome of a work is unknown."""
+    """Possible values of each row: one, or several while the outcome of a work is unknown."""
 
     allowed: dict[bytes, set[bytes | None]] = field(default_factory=dict)
     readers: list[Seen] = field(default_factory=list)
     hidden: dict[bytes, set[bytes | None]] = field(default_factory=dict)
-    """Older versions of rows, whose removal failed: newer ones hide them, and they may show while these are removed."""
+    """Older versions of rows whose removal failed: hidden by newer ones, they may reappear while these are removed."""
 
     def begin(self, changes: dict[bytes, bytes | None], *, replaces: bool) -> None:
-        """A work with these changes is on its way.
+        """Begin a work with these changes.
 
         Args:
-          replaces: it removes rows and puts others with their keys. Only rows that no reader can see are removed: a scan
-            that is under way may miss both.
+          replaces: the work removes rows and puts others with their keys. This happens only to rows that no reader can
+            see: a concurrent scan may miss both.
         """
         for key, value in changes.items():
             removed = {None, *self.hidden.get(key, ())} if replaces else set()
@@ -106,7 +106,7 @@ class Model:
             self._set(key, {value})
 
     def removed(self, changes: dict[bytes, bytes | None], before: dict[bytes, set[bytes | None]] | None) -> None:
-        """A work that removes rows has ended: it was acknowledged, or its outcome is unknown and these were allowed before."""
+        """A work that removes rows has ended. ``before``: the values allowed before, if its outcome is unknown."""
         for key in changes:
             if before is None:
                 self.hidden.pop(key, None)
@@ -114,7 +114,7 @@ class Model:
                 self.hidden.setdefault(key, set()).update(before[key])
 
     def refused(self, changes: dict[bytes, bytes | None], before: dict[bytes, set[bytes | None]]) -> None:
-        """The work certainly did not happen."""
+        """The work definitely did not happen."""
         for key in changes:
             self._set(key, before[key])
 
@@ -124,13 +124,13 @@ class Model:
             reader.allowed.setdefault(key, {None}).update(values)
 
     def reading(self) -> Seen:
-        """A read begins."""
+        """Begin a read."""
         seen = Seen({key: set(values) for key, values in self.allowed.items()})
         self.readers.append(seen)
         return seen
 
     def check(self, seen: Seen, rows: list[tuple[bytes, bytes]], start: bytes, stop: bytes, what: str) -> None:
-        """The read has ended: compare what it found."""
+        """End the read: compare the rows it found."""
         self.readers[:] = [each for each in self.readers if each is not seen]
         found = dict(rows)
         if [key for key, _ in rows] != sorted(found):
@@ -157,7 +157,7 @@ class World:
         self.writing = len(PREFIXES)
         self.lives = 0
         self.kills = 0
-        #: How often each thing happened, so that a schedule that does nothing is noticed.
+        #: How often each event occurred, so that schedules without any work are detected.
         self.counts: dict[str, int] = {}
         self._may_fail = False
 
@@ -165,34 +165,34 @@ class World:
 
     MarkDead: Any = MarkDead
     kinds = ("replace", "remove", "roll back", "drop")
-    """What writers do besides publishing."""
+    """The writers' operations in addition to publishing."""
     pause_s = 0.1
-    """How long the tidier pauses, at most."""
+    """The tidier's longest pause."""
 
     def create(self) -> None:
-        """An empty store."""
+        """Create an empty store."""
         LevelDBTables.create(self.directory, TINY)
 
     def newest(self) -> Any:
-        """The volume that is written."""
+        """Return the volume being written."""
         return self.tables.sets.current.newest
 
     def seal(self, volume: Any) -> Any:
-        """The operation that begins another volume."""
+        """Return the operation that begins another volume."""
         return Seal(volume)
 
     def close(self) -> None:
-        """Close it as the store does: nothing is committed any more, then the keeper ends, which may wait for an answer."""
+        """Close it as the store does: refuse commits first, then end the keeper, which may wait for an answer."""
         self.tables.keeper.leave()
         self.submit([])
         self.tables.close()
 
     def write(self, works: list[Any]) -> None:
-        """One group of the thread that commits."""
+        """Write one group of the commit thread."""
         self.tables.write(works)
 
     def tidy_once(self) -> int | StoreError:
-        """One step of tidying."""
+        """Tidy once."""
         done = sched.Queue()
         self.tables.tidy(done.put)
         found: int | StoreError = done.get()
@@ -200,11 +200,11 @@ class World:
 
     @property
     def has_failed(self) -> StoreError | None:
-        """Why nothing is written any more."""
+        """The reason why writes are refused; None if they are not."""
         return self.tables.keeper.failed
 
     def extra_threads(self) -> list[sched.Thread]:
-        """Threads of this store alone."""
+        """Return the threads that only this store has."""
         return [sched.Thread(target=self._view, name="viewer"), sched.Thread(target=self._kill, name="killer")]
 
     def open(self, directory: Path, **options: object) -> LevelDBTables:
@@ -212,7 +212,7 @@ class World:
         return LevelDBTables(directory, TINY, **options)
 
     def run(self) -> None:
-        """The first thread: it starts the others, and looks at what is left at the end."""
+        """Run as the first thread: start the others, and check the remaining rows at the end."""
         self.create()
         while True:
             self._live()
@@ -223,7 +223,7 @@ class World:
         tables.close()
 
     def _live(self) -> None:
-        """From an opening to a closing: at the end, or after a failure."""
+        """Run from an opening to a closing, which follows the last step or a failure."""
         self.lives += 1
         self.tables = self.open(self.directory, hand_in=self.queue.put)
         self._resolve()
@@ -249,7 +249,7 @@ class World:
         self._may_fail = False
 
     def _resolve(self) -> None:
-        """After an opening, what was unknown is what is there."""
+        """After an opening, replace unknown outcomes by the present rows."""
         found = dict(rows_of(self.tables))
         for key, values in self.model.allowed.items():
             if found.get(key) not in values:
@@ -265,7 +265,7 @@ class World:
     # --- the commit ---------------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        """The thread that commits: groups of what waits."""
+        """Run the commit thread: write groups of waiting works."""
         while True:
             group = [self.queue.get()]
             while group[-1] is not None and not self.queue.empty() and self.random.random() < 0.8:
@@ -300,7 +300,7 @@ class World:
         work.on_completed(work)
 
     def submit(self, operations: list[Any]) -> StoreError | StoreConflict | None:
-        """Have a work written, and wait for it."""
+        """Submit a work and wait for it; return its error, if any."""
         done = sched.Queue()
         self.queue.put(PendingWrite(operations, on_completed=done.put))
         return done.get().error
@@ -335,7 +335,7 @@ class World:
         before: dict[bytes, set[bytes | None]],
         error: object,
     ) -> None:
-        """Note what a work came to."""
+        """Record the outcome of a work."""
         if error is None:
             self.model.succeeded(changes)
         elif isinstance(error, NothingWritten):
@@ -357,7 +357,7 @@ class World:
             self._used("scans")
 
     def _forgive(self, error: StoreError, what: str) -> None:
-        """A read may fail where the disk fails, and nowhere else."""
+        """Accept a failed read if the disk may fail; otherwise raise Wrong."""
         if not self.faults:
             raise Wrong(f"{what} failed: {error.detail}") from error
         self.failed = True
@@ -384,7 +384,7 @@ class World:
             if isinstance(opened, StoreError):
                 self._forgive(opened, "a view")
                 return
-            # What comes later is not in it.
+            # Later changes are not in the view.
             self.model.readers[:] = [each for each in self.model.readers if each is not seen]
             try:
                 first = rows_of(self.tables, view=opened)
@@ -403,7 +403,7 @@ class World:
             sched.nap(self.random.random())
 
     def _check_heads(self, rows: dict[bytes, bytes], heads: dict[bytes, bytes]) -> None:
-        """A commit is there with all its rows: the metadata says up to where each topic is written."""
+        """Check that commits are complete: the metadata stores the end of each topic, and no row is after it."""
         for prefix in PREFIXES:
             head = int(heads.get(prefix, b"0"))
             beyond = [key for key in rows if key.startswith(prefix) and key >= prefix + pack_position(head, 0)]
@@ -418,7 +418,7 @@ class World:
             copy = self.directory.with_name(f"killed{self.kills}")
             self.kills += 1
             seen = self.model.reading()
-            with outside():  # nothing else runs while this thread does
+            with outside():  # no other thread runs in this block
                 is_copied = copied(self.directory, copy)
             if not is_copied:
                 self.model.readers[:] = [each for each in self.model.readers if each is not seen]
@@ -435,7 +435,7 @@ class World:
     # --- faults ---------------------------------------------------------------------------------------
 
     def fails(self) -> bool:
-        """A call into LevelDB or the file system: another thread may run, and the call may fail."""
+        """Pass a point before a call into LevelDB or the file system; return True if the call has to fail."""
         sched.point()
         if self._may_fail and self.faults and self.random.random() < self.faults:
             self._used("faults")
@@ -444,7 +444,7 @@ class World:
 
 
 class Topic:
-    """What one writer does to its topic: nothing is written to a range that was dropped."""
+    """Operations of one writer on its topic; it never writes to a dropped range."""
 
     def __init__(self, world: World, prefix: bytes) -> None:
         self._world, self._prefix = world, prefix
@@ -453,7 +453,7 @@ class Topic:
         self._dropped = b""
 
     def next(self) -> tuple[list[Any], dict[bytes, bytes | None]]:
-        """Operations, and what they change."""
+        """Return operations, and their changes."""
         alive = [key for key, values in self._world.model.allowed.items() if self._is_alive(key, values)]
         kind = self._world.random.choice(["publish"] * 4 + list(self._world.kinds if alive else ()))
         return getattr(self, f"_{kind.replace(' ', '_')}")(alive)
@@ -488,7 +488,7 @@ class Topic:
         return [RollBack(self._prefix, stop_after(self._prefix), POINTER), self._head()], changes
 
     def _drop(self, alive: list[bytes]) -> tuple[list[Any], dict[bytes, bytes | None]]:
-        # All but the newest rows: they are written no more.
+        # Keep the newest rows: nothing may be written to a dropped range.
         alive = sorted(alive)
         at = alive[len(alive) * self._world.random.randint(1, 3) // 4 - 1] if len(alive) > 1 else alive[0]
         stop = at + b"\x00"
@@ -502,12 +502,12 @@ class Topic:
 def rows_of(
     tables: LevelDBTables, start: bytes = b"", stop: bytes = b"\xff" * 64, *, reverse: bool = False, view: Any = None
 ) -> list[tuple[bytes, bytes]]:
-    """The rows of the message table."""
+    """Return rows of the message table."""
     return _scan(tables, MESSAGE, start, stop, reverse=reverse, view=view)
 
 
 def metadata_of(tables: LevelDBTables, view: Any = None) -> list[tuple[bytes, bytes]]:
-    """The rows of the metadata."""
+    """Return the rows of the metadata."""
     return _scan(tables, METADATA, b"", b"\xff" * 64, reverse=False, view=view)
 
 
@@ -534,7 +534,7 @@ def copied(source: Path, copy: Path) -> bool:
 
 @contextmanager
 def outside() -> Iterator[None]:
-    """The store without a schedule, for a look at a copy."""
+    """Use the store without a schedule in the block, to check a copy."""
     originals = {"Lock": _LOCK, "Condition": _CONDITION, "Queue": _QUEUE, "Thread": _THREAD}
     with mock.patch.multiple(seam, **originals), mock.patch.object(_Reached, "world", None):
         chosen = sched.scheduler()
@@ -553,13 +553,13 @@ _CLOCKED = (keeper, commit, tidying, view, tables_module)
 
 
 class _Reached:
-    """The world whose calls into LevelDB and the file system are points."""
+    """The world in which calls into LevelDB and the file system are points."""
 
     world: World | None = None
 
 
 def _reaching(call: Callable[..., Any], *, is_file: bool) -> Callable[..., Any]:
-    """A call that is a point before and after, and may fail."""
+    """Wrap a call so that it is a point before and after, and may fail."""
 
     def reached(*arguments: Any, **options: Any) -> Any:
         world = _Reached.world
@@ -580,7 +580,7 @@ _real_exit = database._GuardedBatch.__exit__
 
 
 def _exit_of_batch(batch: Any, kind: Any, error: Any, tb: Any) -> None:
-    """The end of a batch: of one that fails it is unknown whether it was written."""
+    """End a batch; if it fails, it is random whether it was written."""
     world = _Reached.world
     if world is not None and error is None and world.fails():
         if world.random.random() < 0.5:
@@ -591,12 +591,12 @@ def _exit_of_batch(batch: Any, kind: Any, error: Any, tb: Any) -> None:
         world.scheduler.point()
 
 
-#: Those of the file system. LevelDB's own are not among them: of these ``tests/torture`` has each fail.
+#: Calls of the store into the file system. LevelDB's own calls are left to ``tests/torture``, which makes each fail.
 _FILE_CALLS = (
     *("open", "fsync", "fdatasync", "replace", "rename", "unlink", "rmdir", "mkdir", "ftruncate", "listdir", "scandir"),
     *("pread", "pwrite"),
 )
-#: Calls that are points, and may fail; those of the file system with an OSError.
+#: Calls that are points and may fail; those of the file system fail with an OSError.
 _CALLS: tuple[tuple[Any, str, bool], ...] = (
     (database.Readable, "get", False),
     (database.Readable, "first_from", False),
@@ -616,7 +616,7 @@ _CALLS: tuple[tuple[Any, str, bool], ...] = (
 
 @contextmanager
 def patched(world: World) -> Iterator[None]:
-    """The store under a schedule."""
+    """Run the store under a schedule."""
     clock = SimpleNamespace(monotonic=sched.monotonic, perf_counter=sched.monotonic)
     with ExitStack() as stack:
         stack.enter_context(
@@ -629,7 +629,7 @@ def patched(world: World) -> Iterator[None]:
         for owner, name, is_file in _CALLS:
             stack.enter_context(mock.patch.object(owner, name, _reaching(getattr(owner, name), is_file=is_file)))
         stack.enter_context(mock.patch.object(database._GuardedBatch, "__exit__", _exit_of_batch))
-        # No schedule decides when LevelDB removes a log.
+        # The moment at which LevelDB removes a log cannot be scheduled.
         stack.enter_context(mock.patch.object(newest_log, "old_logs", SimpleNamespace(take=old_logs.close_quietly)))
         stack.enter_context(mock.patch.object(packs, "MIN_ROWS", world.random.choice([2, 32])))
         stack.enter_context(mock.patch.object(_Reached, "world", world))
@@ -645,7 +645,7 @@ def explore(
     patches: Callable[[Any], AbstractContextManager[None]] = patched,
     files: tuple[str, ...] = LINES,
 ) -> World:
-    """One schedule. Raises what went wrong."""
+    """Run one schedule. Raises what went wrong."""
     random = Random(seed)
     fine = random.random() < 0.5
     chosen = Scheduler(

@@ -1,4 +1,4 @@
-"""Histories of simulated daemons under simulated faults, each from a seed, each judged by the checker.
+"""Histories of simulated daemons under simulated faults, each determined by a seed and judged by the checker.
 
 make simulate ARGS="--count 1000"            a thousand of them; exit status 1 when one is bad
 make simulate ARGS="--seed 4711"             one of them, with its story
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Simulate what the command line says."""
+    """Simulate according to the command line."""
     arguments = _arguments()
     if arguments.mistakes:
         print(
@@ -43,7 +43,7 @@ def main() -> int:
         plant(mistake)
     if not arguments.logs:
         logging.disable(logging.CRITICAL)
-    from tests.simulation.world import plan_of, shrunk, simulate  # behind what was planted
+    from tests.simulation.world import plan_of, shrunk, simulate  # imported after planting
 
     if arguments.inline or (mistake is not None and mistake.inline):
         from tests.simulation.disk import OwnDiskStore
@@ -60,8 +60,8 @@ def main() -> int:
 def _many(arguments: argparse.Namespace) -> int:
     from tests.simulation.world import plan_of, simulate
 
-    # What is loaded by now stays; what a history leaves behind is let go in fewer, larger parts: an eighth faster
-    # than collecting as usual, for 20 MB.
+    # Freeze all loaded modules, and collect the garbage of histories in fewer, larger parts: an eighth faster than the
+    # default thresholds, for 20 MB.
     gc.freeze()
     gc.set_threshold(200_000, 5, 1_000)
     begun_s, used_s, bad, done = time.monotonic(), time.process_time(), list[int](), 0
@@ -95,7 +95,7 @@ def _many(arguments: argparse.Namespace) -> int:
 
 
 def noted(report: Report) -> bytes:
-    """Everything in a history, as bytes that are equal when it is."""
+    """Encode everything in a history as bytes, equal for equal histories."""
     history = report.history
     parts = (report.story, report.surprises, report.anomalies, history.polls, history.openings, history.logs)
     writes = [(each.topic, each.payloads, each.began_s, each.ended_s, each.receipts) for each in history.writes]
@@ -106,7 +106,7 @@ def noted(report: Report) -> bytes:
 
 
 def told(report: Report) -> str:
-    """A history as a story."""
+    """Format a history as a story."""
     lines = [f"seed {report.plan.seed}: {'good' if report.is_good else 'BAD'}", f"  {report.plan}", *report.story]
     lines += [f"  {kind}: {text}" for kind, text in report.anomalies[:20]]
     lines += [f"  unexplained: {text}" for text in report.surprises[:10]]
@@ -152,7 +152,7 @@ def _arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # One seed is one history only where sets of texts have one order.
+        # A seed determines a history only if sets of strings have a fixed order.
         os.execve(
             sys.executable,
             [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],

@@ -1,8 +1,8 @@
-"""A topic whose messages live for a second or two: who writes to it and reads it, and what must never be seen of it.
+"""A topic whose messages live for a second or two: its writers and readers, and the anomalies that must never occur.
 
-The judge knows the promise and no code: a message is shown while the topic's time is not later than its publish time and
-its time to live together, and the topic's time is never behind what any reader was shown, nor behind every wall clock,
-nor ahead of all that any wall clock has ever said. What was gone for a second is gone for ever.
+The judge knows the promise and not the code: a message is shown until the topic's time is later than its publish time
+plus its time to live. The topic's time is never behind the time of any reader's page, nor behind every wall clock, nor
+ahead of everything that any wall clock has shown. A message that was gone for a second never reappears.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimulatedStage
 
 TOPIC = "brief"
-#: What the topic's time to live may be, at first and later; a message's own, which is not longer.
+#: Times to live of the topic, at first and later; a message's own, which is not longer.
 TTLS_S, OWN_S = (1, 2, 4), 1
-#: A reader may have seen a message gone by a time that is so far ahead of what the next owner finds.
+#: A reader may have seen a message expire by a time this far ahead of the one that the next owner loads.
 LAG_MS = 1_000
 
 Kind = Literal[
-    "undead",  # shown after its time
-    "gone early",  # not shown within its time
-    "came back",  # shown after somebody was not shown it any more
-    "brief disorder",  # a page out of order, a payload or an id twice, or what nobody sent
-    "brief and refused",  # shown, and its publish had not happened
+    "undead",  # shown after its expiry
+    "gone early",  # not shown before its expiry
+    "came back",  # shown after a reader no longer saw it
+    "brief disorder",  # a page out of order, a duplicate payload or id, or a message never sent
+    "brief and refused",  # shown although its publish was refused
 ]
 
 
 class Anomaly(NamedTuple):
-    """One thing that must never be."""
+    """One violation."""
 
     kind: Kind
     text: str
@@ -55,35 +55,35 @@ class Sent:
 
     payload: bytes
     own_s: int | None
-    """Its own time to live."""
+    """The message's own time to live."""
     refused: bool = False
     told_s: float = inf
-    """When it was acknowledged."""
+    """Time of the acknowledgement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A page, and between which times the topic's time was while it was read."""
+    """A page, and bounds of the topic's time while it was read."""
 
     poll: Poll
     least_ms: int
     most_ms: int
     ttl_s: tuple[int, int]
-    """The shortest time to live that the topic may have had so far, and the longest that it may have had just then."""
+    """The shortest time to live that the topic may have had until then, and the longest it may have had then."""
 
 
 @dataclass(slots=True)
 class Notes:
-    """Everything that was noted about the topic."""
+    """Everything recorded about the topic."""
 
     sent: dict[bytes, Sent] = field(default_factory=dict)
     looks: list[Look] = field(default_factory=list)
     floors: list[tuple[float, int]] = field(default_factory=list)
-    """When a change of the time to live was acknowledged, and what had been published before had expired by then."""
+    """Acknowledgements of a new time to live, and the publish time up to which messages had expired by then."""
 
 
 def judged(notes: Notes) -> list[Anomaly]:
-    """All that is wrong."""
+    """Return all violations."""
     ids = dict[bytes, bytes]()
     for look in notes.looks:
         ids.update((payload, message_id) for message_id, payload in look.poll.messages)
@@ -156,7 +156,7 @@ def _of_returns(notes: Notes, ids: dict[bytes, bytes]) -> Iterator[Anomaly]:
 
 
 def _of_floors(notes: Notes) -> Iterator[Anomaly]:
-    """What had expired when the time to live was changed stays so, also under a longer one."""
+    """Messages that had expired when the time to live was changed stay expired, even if it became longer."""
     for look in notes.looks:
         floor_ms = max((floor_ms for at_s, floor_ms in notes.floors if at_s < look.poll.began_s), default=0)
         for message_id, payload in look.poll.messages:
@@ -166,7 +166,7 @@ def _of_floors(notes: Notes) -> Iterator[Anomaly]:
 
 
 def _covers(poll: Poll, place: bytes) -> bool:
-    """Whether it passed that id."""
+    """True if the page includes that position."""
     return poll.since <= place and (poll.end == "end" or place <= poll.last)
 
 
@@ -178,16 +178,16 @@ def _published_ms(message_id: bytes) -> int:
 
 
 class Watcher:
-    """Publishes to the topic and reads it, one request after the other."""
+    """Publishes to the topic and reads it, one request at a time."""
 
     def __init__(self, stage: SimulatedStage, voice: Voice) -> None:
         self.stage, self.voice, self.notes = stage, voice, stage.brief
         first_s = voice.rng.choice(TTLS_S)
         self._first_s, self._shortest_s, self._acknowledged_s = first_s, first_s, first_s
-        #: Asked for, and not answered: they may hold from some time on.
+        #: Requested without an answer: they may apply from some time on.
         self._doubted_s: set[int] = set()
         self._count = 0
-        #: How likely a request is a publish: a topic to which hardly anybody publishes learns the time by its readers.
+        #: Probability that a request is a publish. A topic with few publishes advances its time by its readers.
         self._publishes = voice.rng.choice((0.45, 0.15))
 
     async def make(self) -> None:
@@ -201,7 +201,7 @@ class Watcher:
         return max(self._doubted_s | {self._acknowledged_s})
 
     async def act(self) -> None:
-        """One request of some kind. Raises NotSent, Doubt, Refused."""
+        """Send one request of some kind. Raises NotSent, Doubt, Refused."""
         chance = self.voice.rng.random()
         if chance < self._publishes:
             await self.publish()
@@ -230,7 +230,7 @@ class Watcher:
         return sent
 
     async def look(self, at: Instance | None = None) -> None:
-        """Read what is there, from the beginning. Raises NotSent, Doubt, Refused."""
+        """Read all messages from the beginning. Raises NotSent, Doubt, Refused."""
         world, position = self.stage.world, None
         committed = self.voice.rng.random() < 0.3
         limit = self.voice.rng.choice((2, None, None))
@@ -247,7 +247,7 @@ class Watcher:
         """Change the topic's time to live. Raises NotSent, Doubt, Refused."""
         world, before_s = self.stage.world, self._longest_s
         least_ms, _ = world.between(world.watch())
-        self._shortest_s = min(self._shortest_s, ttl_s)  # perhaps only for a moment, and what expired stays so
+        self._shortest_s = min(self._shortest_s, ttl_s)  # possibly for a moment only, but expired messages stay expired
         try:
             await self.voice.tell("PUT", topic_path(TOPIC, "/properties"), {"ttl": ttl_s})
         except Doubt:
@@ -258,7 +258,7 @@ class Watcher:
 
 
 async def watch(stage: SimulatedStage, seed: int, pause_s: float) -> None:
-    """Until all is over; then publish once more, and look at it at every instance until it has gone."""
+    """Run until the end; then publish once more, and read at every instance until the message has expired."""
     async with stage.voice(seed) as voice:
         watcher = Watcher(stage, voice)
         await watcher.make()
@@ -279,7 +279,7 @@ async def watch(stage: SimulatedStage, seed: int, pause_s: float) -> None:
 
 
 async def _led_astray(watcher: Watcher) -> None:
-    """All clocks are ahead until all instances start again: what was seen to expire meanwhile has expired."""
+    """Set all clocks ahead until all instances restart: messages seen to expire in this time stay expired."""
     stage, by_s = watcher.stage, watcher.voice.rng.choice((3, 7))
     stage.world.jump_all(by_s)
     for instance in stage.cluster.instances:

@@ -1,4 +1,4 @@
-"""Simulated time: what the event loop sleeps by, and the wall clocks of instances, which follow it as well as they do."""
+"""Simulated time, used by the event loop, and the instances' wall clocks, which follow it imperfectly."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import trio
 
 from tests.simulation.scheduling import is_alone
 
-#: 2023-11-14.
+#: The wall clocks' first time: 2023-11-14.
 START_MS = 1_700_000_000_000
 
 
 class SimulatedTime(trio.abc.Clock):
-    """Time that stands still while there is something to do, and goes on to the next deadline when there is not.
+    """Time that stands still while a task can run, and jumps to the next deadline when none can.
 
-    As ``trio.testing.MockClock``, which makes two rounds of the event loop for what this does in one. What is only
-    simulated (ways, disks, clients at rest) waits by ``sleep`` and ``at``, which cost a quarter of a deadline of Trio.
+    Like ``trio.testing.MockClock``, which takes two rounds of the event loop for one of these. Everything that is only
+    simulated (network, disks, idle clients) waits by ``sleep`` and ``at``, at a quarter of the cost of a Trio deadline.
     """
 
     def __init__(self) -> None:
@@ -28,13 +28,13 @@ class SimulatedTime(trio.abc.Clock):
         self._due: list[tuple[float, int, Callable[[], object]]] = []
 
     def start_clock(self) -> None:
-        """It needs no start."""
+        """Do nothing: it needs no start."""
 
     def current_time(self) -> float:
         return self._now_s
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Trio asks for it when no task can go on."""
+        """Called by Trio when no task can run."""
         if self._due and self._due[0][0] <= deadline:
             self._now_s, _, call = heappop(self._due)
             call()
@@ -42,18 +42,18 @@ class SimulatedTime(trio.abc.Clock):
         if deadline < inf:
             self._now_s = max(self._now_s, deadline)
             return 0.0
-        # Trio itself is woken by a socket when it ends, which is there at once. A history has a deadline all along.
+        # At its end Trio is woken by a socket, which happens at once. Until then a history always has a deadline.
         self._in_vain += 1
         if self._in_vain > 10:
             raise RuntimeError("everybody waits, and for nothing that will come")
         return 0.1
 
     def at(self, due_s: float, call: Callable[[], object]) -> None:
-        """Call it then, on the event loop, or as soon as nothing else can be done."""
+        """Call it at that time on the event loop, or as soon as no task can run."""
         heappush(self._due, (max(due_s, self._now_s), next(self._numbers), call))
 
     async def sleep(self, seconds: float) -> None:
-        """As ``trio.sleep``."""
+        """Sleep like ``trio.sleep``."""
         due_s = max(self._now_s + seconds, self._now_s)
         if not (self._due and self._due[0][0] <= due_s) and is_alone(due_s):
             self._now_s = due_s
@@ -74,14 +74,14 @@ class SimulatedTime(trio.abc.Clock):
 
 
 def time_now() -> SimulatedTime:
-    """The time of the history that runs."""
+    """Return the clock of the running history."""
     clock = trio.lowlevel.current_clock()
     assert isinstance(clock, SimulatedTime)
     return clock
 
 
 class SimulatedClock:
-    """A wall clock that follows the simulated time, ahead or behind, faster or slower."""
+    """A wall clock that follows the simulated time with an offset and a rate."""
 
     def __init__(self) -> None:
         self.regressions = 0
@@ -97,7 +97,7 @@ class SimulatedClock:
         return now_ms
 
     def peek_ms(self) -> int:
-        """What it says, without having been asked."""
+        """Return its time without the effects of a reading."""
         return int(self._exact_ms())
 
     def _exact_ms(self) -> float:

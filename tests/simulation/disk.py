@@ -1,7 +1,7 @@
-"""Simulated disks: what has reached them survives a process, or also a power cut; how calls end is drawn by chance.
+"""Simulated disks: committed rows survive the end of a process, or also a power cut; outcomes of calls are random.
 
-A ``Disk`` outlives the instances that use it. Each life of an instance has a handle of its own, which is dead once that
-life has ended: what the life had under way is then over, with or without its effect.
+A ``Disk`` outlives the instances that use it. Each life of an instance has its own handle, which is dead after the end
+of that life: calls in progress then end with or without effect.
 """
 
 from __future__ import annotations
@@ -25,65 +25,65 @@ from tests.simulation.clocks import time_now
 
 @dataclass(slots=True)
 class Weather:
-    """How a disk, or the way to it, behaves just now."""
+    """Current behaviour of a disk, or of the connection to it."""
 
     write_s: float = 0.001
-    """The mean time of a commit."""
+    """Mean duration of a commit."""
     read_s: float = 0.0
-    """The mean time of a read; 0: reads never wait."""
+    """Mean duration of a read; 0: reads never wait."""
     fails: float = 0.0
-    """How likely a write fails, with or without effect."""
+    """Probability that a write fails, with or without effect."""
     reads_fail: float = 0.0
     passable: trio.Event | None = None
-    """Set while the disk cannot be reached: nothing returns before this event."""
+    """Set while the disk is unreachable: no call returns before this event."""
 
     def block(self) -> None:
-        """The disk cannot be reached from now on."""
+        """Make the disk unreachable."""
         if self.passable is None:
             self.passable = trio.Event()
 
     def unblock(self) -> None:
-        """It can, what waits included."""
+        """Make it reachable again; waiting calls continue."""
         if self.passable is not None:
             self.passable.set()
         self.passable = None
 
     def clear(self) -> None:
-        """Nothing is wrong with it."""
+        """Restore normal behaviour."""
         self.write_s, self.read_s, self.fails, self.reads_fail = 0.001, 0.0, 0.0, 0.0
         self.unblock()
 
 
 class Disk:
-    """The tables, as they would be found after a crash at this moment, and who has claimed what."""
+    """The tables as they would be after a crash at this moment, and the claims."""
 
     def __init__(self, *, shared: bool) -> None:
         self.memory = MemoryStore()
         self.shared = shared
         self.epochs: dict[TopicName, int] = {}
-        #: Rows that were removed without waiting for the disk, since the last commit that did wait.
+        #: Rows removed without a sync since the last synced commit.
         self.unsynced: list[tuple[Table, bytes, bytes]] = []
 
     def open(self, rng: Random, weather: Weather) -> DiskStore:
-        """A handle for one life of an instance."""
+        """Return a handle for one life of an instance."""
         return SharedDiskStore(self, rng, weather) if self.shared else OwnDiskStore(self, rng, weather)
 
     def lose_unsynced(self, keep: int) -> None:
-        """A power cut: all but the first ``keep`` rows that were removed without waiting are there again."""
+        """Cut the power: restore all unsynced removals but the first ``keep``."""
         for table, key, value in reversed(self.unsynced[keep:]):
             self.memory.apply([put_one(table, key, value)])
         self.unsynced.clear()
 
     def tear(self, commit: Sequence[Operation], rng: Random) -> None:
-        """Apply a beginning of a commit, as a failure leaves it: its puts are whole or absent, removals and rollbacks
-        behind them may be there in part."""
+        """Apply a prefix of a commit, as a failure may: its puts are complete or absent, the removals and rollbacks
+        after them may be partial."""
         steps = list(_steps(self.memory, commit))
         for step in steps[: rng.randrange(len(steps) + 1)]:
             self.memory.apply(step)
 
 
 def _steps(memory: MemoryStore, commit: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
-    """What of a commit takes place in one moment: neighbouring puts, and each single row that is turned or removed."""
+    """Yield the atomic steps of a commit: neighbouring puts together, and each rolled back or removed row."""
     puts: list[Operation] = []
     for operation in commit:
         if isinstance(operation, Put):
@@ -101,7 +101,7 @@ def _steps(memory: MemoryStore, commit: Sequence[Operation]) -> Iterator[Sequenc
 
 
 class DiskStore(MemoryStore):
-    """What both kinds of handles share: reads, and an end that takes back nothing and lets nothing more happen."""
+    """Shared by both kinds of handles: reads, and an end after which nothing changes."""
 
     def __init__(self, disk: Disk, rng: Random, weather: Weather) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class DiskStore(MemoryStore):
         self.dead = False
 
     def kill(self) -> None:
-        """The life has ended; calls that are still made fail, and change nothing."""
+        """End this life; later calls fail and change nothing."""
         self.dead = True
         self.weather.unblock()
 
@@ -144,7 +144,7 @@ class DiskStore(MemoryStore):
             raise StoreError("a simulated read failed")
 
     async def _reach(self, mean_s: float) -> None:
-        """The time that a call takes. Raises StoreError: this life has ended."""
+        """Wait for the duration of a call. Raises StoreError if this life has ended."""
         if mean_s:
             await time_now().sleep(self.rng.expovariate(1 / mean_s))
         if self.weather.passable is not None:
@@ -153,15 +153,15 @@ class DiskStore(MemoryStore):
             raise StoreError("this process has ended")
 
 
-#: A commit, what it expects, and who is told what became of it.
+#: A commit, its expectations, and the callback for its outcome.
 Queued = tuple[Sequence[Operation], Sequence[Expect], Callable[[PlainsongError | None], object]]
 
 
 class OwnDiskStore(DiskStore):
-    """As LevelDB: one writer, commits one after the other, each whole or absent; broken after a failure."""
+    """Like LevelDB: one writer, commits one after the other, each complete or absent; broken after a failure."""
 
     traits = replace(MemoryStore.traits, kind="leveldb", whole_commits=True, in_order=True)
-    #: Whether commits that nothing else is beside are written by the event loop, at once: ``--inline``.
+    #: True if the event loop writes a commit itself while no other is in progress: ``--inline``.
     inline: ClassVar[bool] = False
 
     def __init__(self, disk: Disk, rng: Random, weather: Weather) -> None:
@@ -175,7 +175,7 @@ class OwnDiskStore(DiskStore):
         self._news = trio.Event()
 
     async def run(self) -> None:
-        """Write what is queued, group by group, until this is cancelled."""
+        """Write queued commits, group by group, until cancelled."""
         while True:
             while not self._queue:
                 self._news = trio.Event()
@@ -188,7 +188,7 @@ class OwnDiskStore(DiskStore):
                 settled(error)
 
     def kill(self) -> None:
-        """See ``DiskStore.kill``; who waits for the end of a commit is told of one, so that its task can end too."""
+        """Do as ``DiskStore.kill``, and complete all waiting commits with an error, so that their tasks can end."""
         super().kill()
         waiting, self._queue, self._under_way = self._under_way + self._queue, [], []
         for _, _, settled in waiting:
@@ -197,7 +197,7 @@ class OwnDiskStore(DiskStore):
     async def _write_group(self, group: Sequence[Queued]) -> list[PlainsongError | None]:
         if self._broken:
             return [NothingWritten("a write failed before, and the store was not opened again")] * len(group)
-        # Whatever happens to the process meanwhile happens before the group is on the disk, or after it.
+        # Whatever happens to the process now happens before or after the group is on the disk.
         await self._reach(self.weather.write_s / 2)
         failed = self._fail_or_apply(group)
         if not self._broken:
@@ -313,12 +313,12 @@ def _not_to_be_cancelled(_: object) -> trio.lowlevel.Abort:
 
 
 class SharedDiskStore(DiskStore):
-    """As HBase: several writers, and a claim deposes the one before."""
+    """Like HBase: several writers, and a claim deposes the previous owner."""
 
     traits = replace(MemoryStore.traits, kind="hbase", shared=True, whole_commits=True)
 
     async def run(self) -> None:
-        """There is nothing to be done beside the calls."""
+        """Do nothing: all work is done by the calls."""
         await trio.sleep_forever()
 
     async def claim(self, name: TopicName) -> Claim:
@@ -344,7 +344,7 @@ class SharedDiskStore(DiskStore):
             await self._reach(self.weather.write_s / 2)
 
     async def pin(self, max_s: float) -> MemoryView:
-        """Of no one moment, as HBase's."""
+        """Return a view of no single moment, like HBase's."""
         await self._read()
         return ChangingView(self, trio.current_time() + max_s)
 
@@ -358,7 +358,7 @@ class SharedDiskStore(DiskStore):
 
 
 class ChangingView(MemoryView):
-    """A view that sees later commits too."""
+    """A view that also shows later commits."""
 
     exact = False
 
@@ -367,5 +367,5 @@ class ChangingView(MemoryView):
         self._ends_at = ends_at
 
     async def aclose(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: it holds no resources."""
         await trio.lowlevel.checkpoint()

@@ -1,7 +1,7 @@
-"""A topic that is deleted, brought back and made anew: who does so, and what may be seen of it.
+"""A topic that is deleted, undeleted and created again: its client, and what may be seen of it.
 
-One client sends one request after the other. What was refused has not happened; what was not answered may happen at
-any time from then on, or never. After each answer the *worlds* are left that could have given it; none: it is wrong.
+One client sends one request at a time. A refused request has not happened; one without an answer may happen at any
+later time, or never. After each answer only the *worlds* remain in which it is possible; if none remains, it is wrong.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimulatedStage
 
 TOPIC = "garden"
-#: How long a deleted topic can be brought back, in the configuration of the instances.
+#: How long a deleted topic can be undeleted, as configured in the instances.
 GRACE_S = 1
-#: What is mostly done with it.
+#: Requests, weighted by their frequency.
 OF_A_LIVING_ONE = (
     *("publish", "publish", "publish", "read", "read", "read"),
     *("delete", "delete", "undelete", "create", "store"),
 )
 OF_NONE = ("publish", "read", "delete", "undelete", "undelete", "undelete", "create", "create")
-#: More worlds than this are not followed.
+#: Stop judging above this number of worlds.
 MOST_WORLDS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One state that the topic may be in."""
+    """One possible state of the topic."""
 
     alive: bool = False
     made: bool = False
-    """Whether there ever was one."""
+    """True if it has ever existed."""
     buried: bool = False
-    """Whether what was deleted cannot come back."""
+    """True if the deleted topic cannot be undeleted."""
     contents: tuple[bytes, ...] = ()
     pending: frozenset[tuple[str, tuple[bytes, ...]]] = frozenset()
     """Requests without an answer, which may still happen."""
 
 
 def published(world: World, payloads: tuple[bytes, ...]) -> World | None:
-    """What a request makes of a world; None: it is refused there."""
+    """Return the world after a request; None if it would be refused."""
     return replace(world, contents=world.contents + payloads) if world.alive else None
 
 
@@ -78,15 +78,15 @@ VERBS: dict[str, Callable[[World, tuple[bytes, ...]], World | None]] = {
 
 @dataclass(slots=True)
 class Model:
-    """All worlds that agree with what was answered so far."""
+    """All worlds that agree with the answers so far."""
 
     worlds: set[World] = field(default_factory=lambda: {World()})
     wrong: list[str] = field(default_factory=list)
     lost: bool = False
-    """Too many worlds, or none: nothing more is judged."""
+    """There are too many worlds, or none: judging has ended."""
 
     def begins(self) -> None:
-        """Time goes by: what has no answer may happen."""
+        """Let time pass: requests without an answer may happen."""
         found = list(self.worlds)
         while found and len(self.worlds) <= MOST_WORLDS:
             world = found.pop()
@@ -100,27 +100,27 @@ class Model:
         self.lost = self.lost or len(self.worlds) > MOST_WORLDS
 
     def happened(self, verb: str, payloads: tuple[bytes, ...] = ()) -> None:
-        """It was acknowledged."""
+        """A request was acknowledged."""
         self._now((VERBS[verb](world, payloads) for world in self.worlds), f"{verb} is acknowledged")
 
     def unknown(self, verb: str, payloads: tuple[bytes, ...] = ()) -> None:
-        """It was not answered."""
+        """A request was not answered."""
         self.worlds = {replace(world, pending=world.pending | {(verb, payloads)}) for world in self.worlds}
         self.begins()
 
     def said(self, fits: Callable[[World], bool], what: str) -> None:
-        """An answer that only some worlds give."""
+        """Keep the worlds in which an answer is possible."""
         self._now((world if fits(world) else None for world in self.worlds), what)
 
     def buried(self) -> None:
-        """It was said that what was deleted cannot come back."""
+        """An answer said that the deleted topic cannot be undeleted."""
         self._now(
             (replace(world, buried=True) if world.made and not world.alive else None for world in self.worlds),
             "it cannot be brought back",
         )
 
     def may_come_back(self) -> None:
-        """By some wall clock it is within its grace: a clock that was set back since may have refused it."""
+        """Some wall clock is within the grace period: a clock set back since may have caused the refusal."""
         self.worlds = {replace(world, buried=False) for world in self.worlds}
 
     def _now(self, worlds: Iterable[World | None], what: str) -> None:
@@ -133,18 +133,18 @@ class Model:
 
 
 class Gardener:
-    """One client, which makes one request after the other and follows what they may have led to."""
+    """One client, which sends one request at a time and follows its possible effects."""
 
     def __init__(self, stage: SimulatedStage, voice: Voice) -> None:
         self.stage, self.voice = stage, voice
         self.model = stage.garden
         self._count = 0
         self._deleted_ms = (0, 0)
-        #: The earliest time at which a deletion that was not answered may have happened.
+        #: Earliest time at which an unanswered deletion may have happened.
         self._doubted_ms = inf
 
     async def act(self) -> None:
-        """One request of some kind."""
+        """Send one request of some kind."""
         model = self.model
         payloads: tuple[bytes, ...] = ()
         model.begins()
@@ -195,7 +195,7 @@ class Gardener:
         self.model.happened(verb, payloads)
 
     def _may_be_within_grace(self, since: tuple[int, int]) -> bool:
-        """Whether by some wall clock since then what was deleted may still be brought back."""
+        """True if by some wall clock since then the deleted topic may still be undeleted."""
         return self._doubted_ms < inf or self.stage.world.between(since)[0] <= self._deleted_ms[1] + GRACE_S * 1000
 
     def _refused(self, code: str) -> None:
@@ -214,13 +214,13 @@ class Gardener:
             model.buried()
 
     async def _store(self) -> None:
-        """Messages under a pointer that is left alone: no reader ever sees them. Raises NotSent, Doubt, Refused."""
+        """Store messages and never publish them: no reader may see them. Raises NotSent, Doubt, Refused."""
         begun = await self.voice.tell("POST", TX, {"timeoutSeconds": 30, "clientId": "gardener"})
         body = JSON.encode_publish(PublishRequest((b"seed",), begun["writePointer"]))
         await self.voice.ask("POST", topic_path(TOPIC, "/store"), body, RECEIPT)
 
     async def read(self, at: Instance | None = None) -> None:
-        """All of it, in one page. Raises NotSent, Doubt, Refused."""
+        """Read all messages in one page. Raises NotSent, Doubt, Refused."""
         poll = await read_page(
             self.voice, TOPIC, None, committed=self.voice.rng.random() < 0.3, limit=None, at=at, noted=False
         )
@@ -237,7 +237,7 @@ class Gardener:
 
 
 async def tend(stage: SimulatedStage, seed: int, pause_s: float) -> None:
-    """Until all is over; then it is read at every instance."""
+    """Run until the end; then read at every instance."""
     async with stage.voice(seed) as voice:
         gardener = Gardener(stage, voice)
         while not stage.over:

@@ -1,4 +1,4 @@
-"""Simulated instances: the daemon as it is assembled for use, on a simulated disk, network, clock and membership."""
+"""Simulated instances: the daemon as assembled in production, on a simulated disk, network, clock and membership."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class View:
-    """``Ownership`` of one life of an instance: what it was last told, which may be late, or wrong."""
+    """``Ownership`` in one life of an instance: the latest reported members, which may be late or wrong."""
 
     def __init__(self, name: str, there: list[str], reread: Callable[[], object]) -> None:
         self._reread = reread
@@ -47,7 +47,7 @@ class View:
         self._there = list(there)
         self._owners: dict[TopicName, str] = {}
         self._found: dict[TopicName, Instance] = {}
-        """Owners that were asked for since it was last told."""
+        """Owners looked up since the last report."""
         self._listeners: list[Callable[[], None]] = []
         self._lost: set[TopicName] = set()
 
@@ -82,7 +82,7 @@ class View:
         self._listeners.append(listener)
 
     def tell(self, there: list[str], lies: Mapping[TopicName, str]) -> None:
-        """This is what it sees from now on."""
+        """Set the members it sees from now on."""
         self._there, self._owners = list(there), dict(lies)
         self._found.clear()
         self._lost.clear()
@@ -96,25 +96,25 @@ def address_of(name: str) -> str:
 
 @cache
 def _pattern_of(path: str) -> re.Pattern[str]:
-    """What matches the paths of a route."""
+    """Compile the pattern of a route's paths."""
     return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path) + "$")
 
 
 class Life:
-    """One process: from its start until it is killed, or fails."""
+    """One process: from its start until it is killed or fails."""
 
     def __init__(self, store: DiskStore, view: View) -> None:
         self.store, self.view = store, view
         self.scope = trio.CancelScope()
         self.daemon: Daemon | None = None
-        #: By method and how many parts the path has: path and what answers there.
+        #: Routes by method and number of path segments: pattern and endpoint.
         self.routes: dict[tuple[str, int], list[tuple[re.Pattern[str], Endpoint]]] = {}
         self._found: dict[tuple[str, str], tuple[Endpoint, dict[str, str]]] = {}
-        #: Requests of clients that are being answered; a dict, since cancelling them has to have one order.
+        #: Client requests in progress; a dict, because they must be cancelled in a fixed order.
         self._serving: dict[trio.CancelScope, None] = {}
 
     def route(self, method: str, path: str) -> tuple[Endpoint, dict[str, str]]:
-        """Who answers, and the places of the path."""
+        """Return the endpoint and the path's parameters."""
         found = self._found.get((method, path))
         if found is None:
             found = self._found[method, path] = self._look_for(method, path)
@@ -128,7 +128,7 @@ class Life:
         raise AssertionError(f"there is no route {method} {path}")
 
     async def serve(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """What it returns; None: the process ended meanwhile."""
+        """Run ``work``; return its result, or None if the process ended first."""
         scope, found = trio.CancelScope(), None
         self._serving[scope] = None
         try:
@@ -139,13 +139,13 @@ class Life:
         return None if scope.cancel_called else found
 
     def end(self) -> None:
-        """Connections of clients break."""
+        """Break the clients' connections."""
         for scope in list(self._serving):
             scope.cancel()
 
 
 class SimulatedInstance:
-    """One daemon, with its disk and its clock, which outlive its processes."""
+    """One daemon with its disk and clock, which outlive its processes."""
 
     def __init__(self, name: str, disk: Disk, network: Network, config: Config, rng: Random) -> None:
         self.name = name
@@ -153,7 +153,7 @@ class SimulatedInstance:
         self.clock = SimulatedClock()
         self.weather = Weather()
         self.life: Life | None = None
-        #: Its membership service is to look again, and tells it some time later.
+        #: Makes its membership service look again and report some time later.
         self.reread: Callable[[], object] = int
         self.alone = not disk.shared
 
@@ -162,7 +162,7 @@ class SimulatedInstance:
         return "up" if self.life is not None and self.life.daemon is not None else "down"
 
     async def run(self, there: list[str], task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        """One life, until it is killed."""
+        """Run one life, until it is killed."""
         life = self.life = Life(self.disk.open(self.rng, self.weather), View(self.name, there, self.reread))
         try:
             with life.scope:
@@ -191,7 +191,7 @@ class SimulatedInstance:
                     )
                     break
                 except PlainsongError:
-                    await trio.sleep(0.5)  # as a supervisor starts it again
+                    await trio.sleep(0.5)  # like a supervisor that restarts it
             if daemon.cluster is not None:
                 daemon.cluster.links.dial = self._dial
                 self.network.listening[self.name] = partial(self._accept, nursery, daemon)
@@ -225,7 +225,7 @@ class SimulatedInstance:
             end.cut()
 
     def kill(self, *, power: bool = False) -> None:
-        """The process ends in this moment; with a power cut the disk loses what was not synced."""
+        """End the process now; with a power cut the disk loses unsynced changes."""
         life = self.life
         if life is not None:
             life.store.kill()
@@ -238,13 +238,13 @@ class SimulatedInstance:
 
 
 class SimulatedTalk:
-    """A client's connection to an instance: as ``tests.daemon.talk.Talk``, without sockets."""
+    """A client's connection to an instance: ``tests.daemon.talk.Talk`` without sockets."""
 
     def __init__(self, instance: SimulatedInstance) -> None:
         self._instance = instance
 
     async def ask(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """Raises ConnectionLost."""
+        """Send a request; return its response. Raises ConnectionLost."""
         instance, network = self._instance, self._instance.network
         await network.pass_on("client", instance.name)
         life = instance.life
@@ -278,6 +278,6 @@ async def _answered(endpoint: Endpoint, request: Request) -> Answer:
 
 
 def configured(**values: Any) -> Config:
-    """Settings of a simulated instance."""
+    """Return the settings of a simulated instance."""
     given = {"storage.kind": "memory", "storage.min_free_bytes": 0, "shutdown.drain_s": 1.0}
     return config_of({**given, **{name.replace("__", ".", 1): value for name, value in values.items()}})

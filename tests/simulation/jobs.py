@@ -1,7 +1,7 @@
-"""Jobs whose tasks stage messages, some of them twice, and of which one publish makes the winning attempts one batch.
+"""Jobs whose tasks stage messages, some of them twice; one publish makes the winning attempts one batch.
 
-A batch goes into the history as one write with one sequence id, which the checker of clusters judges: all of it is
-there, once, and nothing of an attempt that lost.
+The history records a batch as one write with one sequence id, which the clusters' checker judges: all of it must be
+there once, and nothing of a losing attempt.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tests.daemon.talk import topic_path
 if TYPE_CHECKING:
     from tests.simulation.world import SimulatedStage
 
-#: How often a store is sent before its attempt is given up.
+#: How often a store is sent before its attempt is abandoned.
 _TRIES = 4
-#: What refuses a batch whose segments were cleaned: a clock that jumps by an hour does that. Nothing was published.
+#: Refusals of a batch whose segments were cleaned, as when a clock jumps by an hour. Nothing was published.
 _CLEANED = ("invalid_parameter", "already_published")
 
 
 class Job:
-    """The batches of one producer, one after the other, in one topic."""
+    """Consecutive batches of one producer in one topic."""
 
     def __init__(self, producer: Producer, pause_s: float) -> None:
         self.producer, self.pause_s = producer, pause_s
@@ -37,7 +37,7 @@ class Job:
         self._attempts = count(1)
 
     async def run_batch(self, number: int) -> None:
-        """Stage and publish until a batch is there; it ends early when all is over before it was published."""
+        """Stage and publish until the batch is stored; return early if the history ends before it was published."""
         sequence_id, self.producer.next_sequence = self.producer.next_sequence, self.producer.next_sequence + 1
         while not self.stage.over:
             won: dict[str, tuple[bytes, ...]] = {}
@@ -46,10 +46,10 @@ class Job:
                 won[segment] = payloads
             if await self._publish(sequence_id, won):
                 return
-        # Nothing was sent under it: the next session goes on from what it is told.
+        # Nothing was sent with this sequence id: the next session continues from the daemon's answer.
 
     async def _run_task(self, name: str) -> tuple[str, tuple[bytes, ...]]:
-        """Attempts under segments of their own, until all messages of one are stored and it wins."""
+        """Run attempts with new segments until all messages of one are stored and it wins."""
         while True:
             segment = f"{name}.{next(self._attempts)}"
             payloads = payloads_of(segment, self.voice)
@@ -58,7 +58,7 @@ class Job:
             await self.stage.rest(self.pause_s)
 
     async def _store(self, segment: str, payloads: tuple[bytes, ...]) -> bool:
-        """In one request or two, each sent again until it is answered, and now and then once more."""
+        """Store in one request or two, each repeated until answered, and sometimes once more."""
         cut = self.voice.rng.randrange(len(payloads)) if self.voice.rng.random() < 0.5 else 0
         for low, high in ((0, cut), (cut, len(payloads))):
             request = PublishRequest(
@@ -93,7 +93,7 @@ class Job:
         return answered
 
     async def _publish(self, sequence_id: int, won: dict[str, tuple[bytes, ...]]) -> bool:
-        """Returns whether the batch is there; False: it is not, and never will be, since its segments are gone."""
+        """Publish; return True if the batch is stored, False if it never will be because its segments are gone."""
         producer, payloads = self.producer, tuple(payload for each in won.values() for payload in each)
         write = Write(
             producer.topic, payloads, trio.current_time(), producer=producer.name, sequences=(sequence_id,), epoch=None
@@ -133,7 +133,7 @@ class Job:
 
 
 async def run(stage: SimulatedStage, name: str, seed: int, pause_s: float) -> None:
-    """Batch after batch until all is over; what was sent to be published is published."""
+    """Run batches until the end; a batch that was sent to be published is completed."""
     async with stage.stager(seed) as voice:
         producer = Producer(voice, name, voice.rng.choice(stage.topics))
         await producer.reopen(pause_s)

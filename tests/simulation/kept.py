@@ -1,9 +1,9 @@
-"""A backup that is taken in the middle of a history, and what is restored of it.
+"""A backup taken in the middle of a history, and its restoration.
 
-It is read as ``plainsong backup create`` reads it, and restored as ``plainsong backup restore`` does, without files in
-between. A daemon is started on the new store, everything is read, and the checker of clients' histories judges it by
-what clients knew: what was acknowledged before the backup was begun is there, what was sent after its end is not, a
-request or a transaction is there whole or not at all, and ids are what they were.
+It is read like ``plainsong backup create`` and restored like ``plainsong backup restore``, without files. A daemon
+starts on the new store, everything is read, and the checker of clients' histories judges it by the clients' knowledge:
+what was acknowledged before the backup began is there, what was sent after its end is not, a request or transaction is
+there completely or not at all, and ids are unchanged.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from tests.cluster.voices import Voice
     from tests.simulation.world import World
 
-#: So often a topic's pages are listed anew when its rows change faster than they are read.
+#: How often a topic's pages are listed again if its rows change faster than they are read.
 LISTINGS = 50
-#: The instance that serves what is restored.
+#: The instance that serves the restored store.
 RESTORED = "restored"
 
 
 @dataclass(slots=True)
 class Backup:
-    """A backup that was completed, and between which times it was read."""
+    """A completed backup, and the times of its begin and end."""
 
     began_s: float
     ended_s: float
@@ -56,16 +56,16 @@ class Backup:
     objects: dict[str, bytes] = field(default_factory=dict)
 
     def rows(self, name: str) -> list[Row]:
-        """As ``BackupFolder.rows``."""
+        """Like ``BackupFolder.rows``."""
         return decode_rows(self.objects[name])
 
     def manifests(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-        """As ``BackupFolder.manifests``: it is the only one."""
+        """Like ``BackupFolder.manifests``; there is only one."""
         return {"the backup": self.manifest}, {}
 
 
 class _Strolling(Pace):
-    """Rests of simulated time between two steps, so that much happens while a backup is read."""
+    """Pauses in simulated time between two steps, so that much happens while a backup is read."""
 
     def __init__(self, rng: Random) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _Strolling(Pace):
 
 
 async def take(world: World, rng: Random) -> None:
-    """Try to take a backup of some instance's store, at some moment."""
+    """Try to take a backup of some instance's store at some moment."""
     await time_now().sleep(rng.random() * world.plan.length_s)
     for _ in range(3):
         life = rng.choice(world.instances).life
@@ -90,15 +90,15 @@ async def take(world: World, rng: Random) -> None:
 
 
 async def _read(store: Store, now_ms: Callable[[], int], rng: Random) -> Backup:
-    """Raises StoreError: the process has ended."""
+    """Read a backup. Raises StoreError if the process has ended."""
     began_s, cut_ms = trio.current_time(), now_ms()
     view = await store.pin(60.0)
     cut = Cut(view, _Strolling(rng))
     await cut.look()
     backup = Backup(began_s, began_s, {"id": "simulated", "cutMs": cut_ms})
     topics = await cut.topics()
-    # As the command has it: first the service and what belongs to no topic. Where the view is not of one moment, a
-    # topic may then have rows of transactions that the service had not begun.
+    # In the command's order: the service and the metadata without topic first. If the view is of no single moment, a
+    # topic may contain rows of transactions that began after the service was read.
     service, _ = await _pages(cut, backup, lambda _: cut.service())
     metadata, _ = await _pages(cut, backup, lambda _: cut.metadata())
     found = []
@@ -114,7 +114,7 @@ async def _read(store: Store, now_ms: Callable[[], int], rng: Random) -> Backup:
 async def _pages(
     cut: Cut, backup: Backup, page_from: Callable[[str | None], Awaitable[Page]]
 ) -> tuple[list[dict[str, object]], str | None]:
-    """All objects of a topic, and its line."""
+    """Read all objects of a topic; return them and its line."""
     found: list[dict[str, object]] = []
     after: str | None = None
     while True:
@@ -126,7 +126,7 @@ async def _pages(
 
 
 async def _fetched(cut: Cut, backup: Backup, list_page: Callable[[], Awaitable[Page]]) -> Page:
-    """A page of which every object was read; listed again where rows have changed in between."""
+    """Return a page after reading all its objects; list it again if rows have changed in between."""
     for _ in range(LISTINGS):
         page = await list_page()
         try:
@@ -137,13 +137,13 @@ async def _fetched(cut: Cut, backup: Backup, list_page: Callable[[], Awaitable[P
     raise StoreError("its rows change faster than they are read")
 
 
-# --- what is restored ------------------------------------------------------------------------------
+# --- restoring -------------------------------------------------------------------------------------
 
 
 async def judged(world: World, backup: Backup, seed: int) -> list[tuple[str, str]]:
-    """Restore it, start a daemon on that, read everything: all that is wrong."""
+    """Restore it, start a daemon on the result, read everything, and return all violations."""
     latest_ms, disk = world.latest_ms() + 1, Disk(shared=False)
-    # Its keys are those of a folder, of which it uses no more than the rows of objects.
+    # It takes a backup folder, but uses only the rows of objects.
     source = await RestoredStore.open(backup, backup.manifest, RestoreRequest(), latest_ms)  # type: ignore[arg-type]
     await RestoreRun(source, disk.memory, CopyRequest("backup")).run(lambda: latest_ms)
     instance = SimulatedInstance(RESTORED, disk, world.network, world.config, Random(seed))
@@ -166,8 +166,8 @@ async def judged(world: World, backup: Backup, seed: int) -> list[tuple[str, str
 
 
 def _let_go_of_stored(history: History) -> None:
-    """What was stored before it was published, in transactions that were not committed by then, is not restored: no
-    committed reader would be shown it, and plain ones were shown it while it lasted."""
+    """Drop what is not restored: stores before their publish, of transactions that were not committed by then. No
+    committed reader would see them; plain readers saw them while they lasted."""
     for write in history.writes:
         if write.transaction is not None and write.transaction.state != "committed":
             write.ended_s, write.unanswered = inf, max(1, write.unanswered)

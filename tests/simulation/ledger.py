@@ -1,8 +1,8 @@
-"""A chained topic: who publishes to it, also what was stored first, and keeps its heads, and a verifier that judges it
-when all is well again.
+"""A chained topic: a client that publishes to it, also stored messages, and keeps its heads, and a verifier that judges
+it when all faults are over.
 
-The verifier is the client's (`plainsong/chains.py`). Beside what it finds, every head that a client was ever shown must
-be an entry of the chain in the end, and what was acknowledged must be among what was verified.
+The verifier is the client's (`plainsong/chains.py`). In addition, every head that a client ever saw must be an entry of
+the final chain, and acknowledged messages must be among the verified ones.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ PAUSE_S = 0.1
 
 @dataclass(slots=True)
 class Notes:
-    """What the client was told, and what is wrong."""
+    """The client's heads and acknowledgements, and violations."""
 
     heads: list[ChainHead] = field(default_factory=list)
     acknowledged: int = 0
-    """Messages."""
+    """Number of messages."""
     wrong: list[str] = field(default_factory=list)
 
 
 def judged(notes: Notes) -> list[Anomaly]:
-    """All that is wrong."""
+    """Return all violations."""
     return [Anomaly("chain", each) for each in notes.wrong]
 
 
 class Keeper:
-    """Publishes to the topic and keeps its heads, one request after the other."""
+    """Publishes to the topic and keeps its heads, one request at a time."""
 
     def __init__(self, stage: SimulatedStage, voice: Voice) -> None:
         self.stage, self.voice, self.notes = stage, voice, stage.ledger
@@ -58,7 +58,7 @@ class Keeper:
         await at_last(self.stage, partial(self.voice.tell, "PUT", path, {"chain": "sha256"}))
 
     async def act(self) -> None:
-        """One request of some kind. Raises NotSent, Doubt, Refused."""
+        """Send one request of some kind. Raises NotSent, Doubt, Refused."""
         chance = self.voice.rng.random()
         if chance < 0.5:
             await self.publish()
@@ -70,7 +70,7 @@ class Keeper:
             self.notes.heads.append(ChainHead.of(await self.voice.tell("GET", topic_path(TOPIC, "/chain"))))
 
     async def publish(self, pointer: int | None = None) -> None:
-        """Some messages, of which a few live for a second. Raises NotSent, Doubt, Refused."""
+        """Publish some messages, a few of which live for a second. Raises NotSent, Doubt, Refused."""
         rng = self.voice.rng
         messages = [self._message() for _ in range(rng.choice((1, 1, 3)))]
         ttl_s = rng.choice((None, None, 1))
@@ -106,7 +106,7 @@ class Keeper:
         return b"ledger.%d" % self._count
 
     async def verify(self, at: Instance) -> None:
-        """Verify all of it, as a client does. Raises NotSent, Doubt, Refused."""
+        """Verify the whole chain as a client does. Raises NotSent, Doubt, Refused."""
         notes = self.notes
         head = ChainHead.of(await self.voice.tell("GET", topic_path(TOPIC, "/chain"), at=at))
         verifying = Verifying(head, notes.heads[-1] if notes.heads else None)
@@ -125,7 +125,7 @@ class Keeper:
 
 
 async def keep(stage: SimulatedStage, seed: int) -> None:
-    """Until all is over."""
+    """Run until the end."""
     async with stage.voice(Random(f"ledger {seed}").randrange(1 << 30)) as voice:
         keeper = Keeper(stage, voice)
         await keeper.make()
@@ -136,7 +136,7 @@ async def keep(stage: SimulatedStage, seed: int) -> None:
 
 
 async def verify(stage: SimulatedStage, seed: int) -> None:
-    """When all is well: publish once more, and verify it at every instance."""
+    """When all faults are over, publish once more, and verify at every instance."""
     async with stage.voice(Random(f"ledger's end {seed}").randrange(1 << 30)) as voice:
         keeper = Keeper(stage, voice)
         keeper._count = 1_000_000

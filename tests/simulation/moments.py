@@ -1,8 +1,8 @@
-"""Readers as of a moment: what they are shown, and what must never be seen of it.
+"""Readers as of a moment: their pages, and the violations that must never occur.
 
-The judge knows the promise and no code. As of a moment one is shown the messages without a pointer that have a publish
-time up to it, and those of the transactions whose ``decidedMs`` is not later and that were committed: in the topic's
-order, and the same whenever, wherever and however often one asks.
+The judge knows the promise and not the code. A read as of a moment shows messages without a pointer whose publish time
+is not later, and those of committed transactions whose ``decidedMs`` is not later, in the topic's order. It shows the
+same at any time, at any instance, however often it is repeated.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 Kind = Literal[
     "shown early",  # as of a moment before its time
-    "not shown",  # as of a moment that is not before its time
+    "not shown",  # as of a moment at or after its time
     "never committed",  # shown, although it was not committed in the end
-    "moment changed",  # two readers as of one moment were shown different things
+    "moment changed",  # two readers as of one moment saw different messages
     "moment split",  # a part of a transaction was shown
-    "moment disorder",  # a page out of order; a commit that came later was shown without one that had been answered
+    "moment disorder",  # a page out of order; a commit shown without one that had been answered before it began
 ]
 
 
 class Anomaly(NamedTuple):
-    """One thing that must never be."""
+    """One violation."""
 
     kind: Kind
     text: str
@@ -50,32 +50,32 @@ class Anomaly(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was shown of one topic as of one moment, from its beginning."""
+    """The messages of one topic as of one moment, from its beginning."""
 
     at_ms: int
     topic: str
     instance: str
     messages: tuple[tuple[bytes, bytes], ...]
     is_whole: bool
-    """Whether it was read to its end."""
+    """True if it was read to its end."""
 
     @property
     def name(self) -> str:
-        """For texts."""
+        """The name for texts."""
         return f"a reader of {self.topic} at {self.instance} as of {self.at_ms}"
 
 
 @dataclass(slots=True)
 class Notes:
-    """Everything that was noted."""
+    """Everything recorded."""
 
     looks: list[Look] = field(default_factory=list)
     decided_ms: dict[int, int] = field(default_factory=dict)
-    """By transaction, as the service says it in the end."""
+    """By transaction, as finally reported by the service."""
 
 
 def judged(notes: Notes, history: History) -> list[Anomaly]:
-    """All that is wrong."""
+    """Return all violations."""
     owners = {pointer: each for each in history.transactions for pointer in each.pointers}
     found = list[Anomaly]()
     for look in notes.looks:
@@ -114,7 +114,7 @@ def _of_look(look: Look, notes: Notes, history: History, owners: Mapping[int, Tr
 
 
 def _of_moment(looks: list[Look], history: History) -> Iterator[Anomaly]:
-    """Of all that was shown as of one moment; without the times that the service says."""
+    """Judge all reads as of one moment, without the service's times."""
     by_topic: dict[str, Look] = {}
     for look in looks:
         other = by_topic.setdefault(look.topic, look)
@@ -164,7 +164,7 @@ class Traveller:
                 await self.look(topic, at_ms)
 
     async def _moment(self) -> int:
-        """One that was read before, the time of a commit or of a message, or what a clock says; or just before it."""
+        """Return a moment read before, the time of a commit or message, or a clock's time; or one just before it."""
         chance = self.rng.random()
         history, notes = self.stage.history, self.stage.moments
         committed = [each for each in history.transactions if each.committed_s < inf]
@@ -181,7 +181,7 @@ class Traveller:
         return max(0, at_ms - self.rng.choice((0, 0, 1)))
 
     async def look(self, topic: str, at_ms: int, at: Instance | None = None) -> None:
-        """Read a topic, from the beginning. Raises NotSent, Doubt, Refused; what came before that is noted."""
+        """Read a topic from its beginning. Raises NotSent, Doubt, Refused; pages read before that are recorded."""
         position = None
         messages: list[tuple[bytes, bytes]] = []
         is_whole, where = False, ""
@@ -189,7 +189,7 @@ class Traveller:
             while not is_whole:
                 instance = at or self.voice.somebody()
                 where = instance.name
-                # Drawn for each page: a topic read two by two to its end costs more than all the rest of a history.
+                # Drawn for each page: reading a whole topic in pages of two would cost more than the rest of a history.
                 request = PollRequest(position, position is None, self.rng.choice((2, 5, None)))
                 path = topic_path(topic, f"/poll?as_of_ms={at_ms}")
                 answer = await self.voice.ask("POST", path, JSON.encode_poll(request), FRAMES, at=instance)
@@ -204,7 +204,7 @@ class Traveller:
 
 
 async def travel(stage: SimulatedStage, seed: int, pause_s: float) -> None:
-    """Until all is over."""
+    """Run until the end."""
     async with stage.traveller(seed) as voice:
         traveller = Traveller(stage, voice)
         while not stage.over:
@@ -214,14 +214,14 @@ async def travel(stage: SimulatedStage, seed: int, pause_s: float) -> None:
 
 
 async def return_to(stage: SimulatedStage, seed: int) -> None:
-    """When all is well: read again as of some of the moments, at every instance, and ask when what was decided."""
+    """When all faults are over, read again as of some moments at every instance, and ask for decision times."""
     async with stage.voice(seed) as voice:
         traveller = Traveller(stage, voice)
         for transaction in stage.history.transactions:
             told = await at_last(stage, partial(voice.tell, "GET", f"{TX}/{transaction.id}"))
             if told["decidedMs"] is not None:
                 stage.moments.decided_ms[transaction.id] = int(told["decidedMs"])
-        # Whoever was answered once is answered for ever: also by an owner whose clock has not come so far.
+        # A moment that was answered once is answered forever, even by an owner whose clock is behind it.
         known = sorted({(each.topic, each.at_ms) for each in stage.moments.looks})
         for topic, at_ms in Random(seed).sample(known, min(len(known), 12)):
             for instance in stage.cluster.instances:

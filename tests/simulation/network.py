@@ -1,4 +1,4 @@
-"""A simulated network: bytes arrive late, each direction of a connection in order; ways can be cut and held up."""
+"""A simulated network: bytes arrive late, in order per direction of a connection; links can be cut and held up."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ from tests.simulation.clocks import time_now
 
 
 class Network:
-    """All ways between all places; a place is the name of an instance, or ``client``."""
+    """All links between all places; a place is the name of an instance, or ``client``."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
         self.mean_s = 0.0005
         self.listening: dict[str, Callable[[End], None]] = {}
-        #: Directed ways on which nothing gets through just now.
+        #: Directed links that are blocked now.
         self.held: set[tuple[str, str]] = set()
         self.ends: dict[End, None] = {}
         self.changed = trio.Event()
 
     def delay_s(self) -> float:
-        """How long something is under way."""
+        """Return a random transmission delay."""
         return self.rng.expovariate(1 / self.mean_s)
 
     def passes(self, sender: str, receiver: str) -> bool:
         return (sender, receiver) not in self.held
 
     def hold(self, sender: str, receiver: str) -> None:
-        """From now on nothing gets through that way."""
+        """Block a link in one direction."""
         self.held.add((sender, receiver))
 
     def heal(self) -> None:
-        """Everything gets through again, what was held up included."""
+        """Unblock all links; delayed bytes arrive."""
         self.held.clear()
         self.tell()
 
     def tell(self) -> None:
-        """Who waits for a way looks again."""
+        """Wake everything that waits for a link."""
         self.changed.set()
         self.changed = trio.Event()
         for end in self.ends:
             end._tell()
 
     def break_all(self, place: str) -> None:
-        """Connections of a place break."""
+        """Break a place's connections."""
         for end in list(self.ends):
             if place in (end.here, end.there):
                 end.cut()
 
     async def pass_on(self, sender: str, receiver: str) -> None:
-        """Wait for as long as something takes from one place to the other."""
+        """Wait for a transmission from one place to the other."""
         await time_now().sleep(self.delay_s())
         while not self.passes(sender, receiver):
             await self.changed.wait()
 
     async def connect(self, here: str, there: str) -> End:
-        """A connection. Raises OSError: nobody listens."""
+        """Connect. Raises OSError if there is no listener."""
         await self.pass_on(here, there)
         await self.pass_on(there, here)
         accept = self.listening.get(there)
@@ -85,7 +85,7 @@ class End(trio.abc.Stream):
         self._news = trio.Event()
 
     def cut(self) -> None:
-        """The connection breaks, at both ends."""
+        """Break the connection at both ends."""
         for end in (self, self.other):
             end._broken = True
             end._tell()

@@ -1,7 +1,7 @@
-"""Mistakes that somebody could make, each a small change of the code, to see whether the simulation finds them.
+"""Plausible mistakes, each a small change of the code, to check that the simulation finds them.
 
-``plant`` changes a module's source while it is imported; nothing on disk changes. A mistake whose place has gone is an
-error, so that the list follows the code.
+``plant`` changes a module's source while it is imported; files are unchanged. A mistake whose place no longer exists is
+an error, so the list follows the code.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Mistake:
 
     name: str
     promise: str
-    """What it breaks."""
+    """The promise that it breaks."""
     module: str
     right: str
-    """The code as it is; it stands once in the module."""
+    """The correct code; it occurs once in the module."""
     wrong: str
     inline: bool = False
-    """It is one only where the event loop writes commits itself."""
+    """True if it is a mistake only where the event loop writes commits itself."""
 
 
 ACTOR, TOPIC = "actors.actor", "actors.topic"
@@ -40,7 +40,7 @@ STAGING = "plainsong.protocol.topic.staging"
 UPKEEP = "plainsong.protocol.topic.upkeep"
 CHAIN_RULES = "plainsong.protocol.topic.chain_rules"
 
-#: What stands between the beginning of a commit and what the cache learns of it.
+#: The code between the beginning of a commit and the update of the cache.
 _BETWEEN = """\
         if step.pointers:
             self._environment.pointers.begin(self.name, step.pointers)
@@ -105,7 +105,7 @@ MISTAKES = (
         "            self.compare(expect)",
     ),
     Mistake(
-        # And with it the cache, and who waits: in a step of the core, nothing looks at the watermark before its end.
+        # Together with the cache and the wake-up of readers: within a step of the core, nothing reads the watermark.
         "the watermark moves before the commit",
         "what is read stays",
         TOPIC,
@@ -467,7 +467,7 @@ MISTAKES = (
 
 
 def named(name: str) -> Mistake:
-    """The mistake of that name. Raises KeyError."""
+    """Return the mistake with that name. Raises KeyError."""
     return {each.name: each for each in MISTAKES}[name]
 
 
@@ -496,14 +496,14 @@ class _Planting(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def with_mistake(source: str, mistake: Mistake) -> str:
-    """The source with the mistake in it. Raises LookupError: its place has gone, or is not the only one."""
+    """Return the source with the mistake. Raises LookupError unless its place occurs exactly once."""
     if source.count(mistake.right) != 1:
         raise LookupError(f"{mistake.name!r}: its place stands {source.count(mistake.right)} times in {mistake.module}")
     return source.replace(mistake.right, mistake.wrong)
 
 
 def plant(mistake: Mistake) -> None:
-    """Modules imported from now on have the mistake. Raises RuntimeError: its module has been imported already."""
+    """Plant the mistake in later imports. Raises RuntimeError if its module has been imported already."""
     if mistake.module in sys.modules:
         raise RuntimeError(f"{mistake.module} has been imported already")
     sys.meta_path.insert(0, _Planting(mistake))

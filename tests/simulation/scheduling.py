@@ -1,10 +1,10 @@
-"""Trio's event loop in simulated histories: one order of tasks for a seed, and nothing done that nobody needs there.
+"""Trio's event loop in simulated histories: the seed determines the order of tasks, and unneeded work is skipped.
 
-A history makes some 1,800 rounds of the event loop, most of them for one task. Three things that each round does
-beside its tasks are left out here: asking the kernel about sockets, of which there are none, looking for instruments,
-and shuffling a single task. Four in ten of the rounds could only take the task that runs once more, and are left out as
-a whole: ``is_alone`` says when. Some 1,300 times, a cancel scope notes its deadline or forgets it, each time by a
-generator in a context manager; that is an object here. No history becomes another for any of this.
+A history takes some 1,800 rounds of the event loop, most of them for one task. Three things that each round does
+besides running tasks are skipped: asking the kernel about sockets, of which there are none, looking for instruments,
+and shuffling a single task. Four in ten rounds could only run the current task again, and are skipped entirely:
+``is_alone`` detects them. A cancel scope registers or removes its deadline some 1,300 times, with a context manager
+made by a generator; here it is an object. None of this changes a history.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import trio._core._run as internals
 
 
 class Orders(Random):
-    """Orders of the tasks that can go on in one round."""
+    """Orders of the runnable tasks in a round."""
 
-    #: Those of the round under way that have not had their turn yet: the event loop takes them from this list.
+    #: Tasks of the current round that have not run yet: the event loop takes them from this list.
     batch: Sequence[Any] = ()
 
     def shuffle(self, x: MutableSequence[Any]) -> None:
-        """As ``Random.shuffle``, which draws nothing for one."""
+        """Shuffle like ``Random.shuffle``, which draws nothing for a single item."""
         self.batch = x
         if len(x) > 1:
             super().shuffle(x)
 
 
 class DeadlineChange:
-    """As ``CancelScope._might_change_registered_deadline``, for runs that are no guests."""
+    """Replaces ``CancelScope._might_change_registered_deadline``, for runs that are not guests."""
 
     __slots__ = ("_scope",)
 
@@ -41,7 +41,7 @@ class DeadlineChange:
         self._scope = scope
 
     def __enter__(self) -> None:
-        """What is registered is compared at the end."""
+        """Do nothing: the registered deadline is compared at the end."""
 
     def __exit__(self, *_: object) -> None:
         scope = self._scope
@@ -61,8 +61,8 @@ def _changes(scope: trio.CancelScope) -> DeadlineChange:
 
 
 def is_alone(until_s: float) -> bool:
-    """Whether the calling task, which is not cancelled, is the only one that can go on, and no deadline comes up to
-    that time: rounds of the event loop would take it again, and nothing else."""
+    """True if the calling task, which is not cancelled, is the only runnable one, and no deadline expires up to that
+    time: rounds of the event loop would only run it again."""
     context = internals.GLOBAL_RUN_CONTEXT
     return (
         not internals._r.batch  # type: ignore[attr-defined]  # these are Orders
@@ -76,23 +76,23 @@ _checkpoint = trio.lowlevel.checkpoint
 
 
 async def _checkpoint_among_others() -> None:
-    """As ``trio.lowlevel.checkpoint``."""
+    """Do as ``trio.lowlevel.checkpoint``."""
     if not is_alone(trio.current_time()):
         await _checkpoint()
 
 
 @contextmanager
 def scheduled_by(seed: int) -> Iterator[None]:
-    """Runs of Trio in this context take their tasks in an order that the seed gives."""
+    """Run Trio in this context with the order of tasks determined by the seed."""
     manager, ask_kernel = internals.TheIOManager, internals.TheIOManager.get_events
     before = internals._ALLOW_DETERMINISTIC_SCHEDULING, internals._r
     change = trio.CancelScope._might_change_registered_deadline
 
     def get_events(self: Any, timeout_s: float) -> Any:
-        """No socket is waited for but the one by which a signal wakes the loop when it sleeps."""
+        """Ask only when the loop sleeps: the only socket is the one by which a signal wakes it."""
         return ask_kernel(self, timeout_s) if timeout_s else []
 
-    internals._ALLOW_DETERMINISTIC_SCHEDULING, internals._r = True, Orders(seed)  # as hypothesis has it
+    internals._ALLOW_DETERMINISTIC_SCHEDULING, internals._r = True, Orders(seed)  # as hypothesis does
     manager.get_events = get_events  # type: ignore[method-assign]
     trio.CancelScope._might_change_registered_deadline = _changes  # type: ignore[method-assign,assignment]
     trio.lowlevel.checkpoint = _checkpoint_among_others
@@ -106,5 +106,5 @@ def scheduled_by(seed: int) -> Iterator[None]:
 
 
 def without_instruments() -> None:
-    """The run that calls this looks for none any more: Trio asks for them several times a round, in Python."""
+    """Disable instruments in the calling run: Trio looks for them several times a round, in Python."""
     internals.GLOBAL_RUN_CONTEXT.runner.instruments = {}  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""What the simulation makes of each planted mistake: a table, which stands in docs/reliability.md."""
+"""The simulation's result for each planted mistake: a table in docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tests.documents import generated, write_generated
 from tests.simulation import brief, moments
 from tests.simulation.planted import MISTAKES, Mistake
 
-#: How long a mistake is looked for.
+#: Maximum number of histories per mistake.
 MOST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of one mistake."""
+    """The result for one mistake."""
 
     mistake: Mistake
     histories: int
     cpu_s: float
     seed: int | None
-    """The first bad history; None: it was not found."""
+    """The first bad history; None if it was not found."""
     words: tuple[str, ...]
-    """What was wrong with that, as its judges call it."""
+    """The violations in that history, in the judges' terms."""
 
     def row(self) -> str:
         if self.seed is None:
@@ -44,7 +44,7 @@ class Finding:
 
 
 def judge_of(word: str) -> str:
-    """Who calls it so."""
+    """Return the judge that uses this term."""
     if word in get_args(records.Kind):
         return "clients' histories"
     if word in get_args(brief.Kind):
@@ -55,7 +55,7 @@ def judge_of(word: str) -> str:
 
 
 def look_for(mistake: Mistake, most: int = MOST) -> Finding:
-    """Plant it in a process of its own, and simulate until it is found."""
+    """Plant it in a separate process, and simulate until it is found."""
     command = [sys.executable, "-m", "tests.simulation", "--json", "--planted", mistake.name, "--count", str(most)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -71,7 +71,7 @@ def look_for(mistake: Mistake, most: int = MOST) -> Finding:
 
 
 def table(findings: Iterable[Finding], most: int = MOST) -> str:
-    """In Markdown."""
+    """Format the table in Markdown."""
     findings = list(findings)
     found = [each for each in findings if each.seed is not None]
     histories = sorted(each.histories for each in found)
@@ -87,12 +87,12 @@ def table(findings: Iterable[Finding], most: int = MOST) -> str:
 
 
 def write(text: str) -> None:
-    """Into the document, in the place of the last one."""
+    """Replace the table in the document."""
     write_generated("planted", text)
 
 
 def names_in_document() -> list[str]:
-    """The mistakes that the table of the document has."""
+    """Return the mistakes in the document's table."""
     between = generated("planted")
     return [line.split(" | ")[0].removeprefix("| ") for line in between.splitlines() if line.startswith("| ")][1:]
 

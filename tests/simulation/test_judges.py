@@ -1,4 +1,4 @@
-"""What judges expiry, the lives of topics and readers as of a moment says nothing of histories that are right, and names what is wrong."""
+"""The judges of expiry, lives of topics and reads as of a moment accept correct histories, and name each violation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def message_id(at_s: float) -> bytes:
 
 
 def look(at_s: float, *published_s: float, ahead_s: float = 0.0) -> Look:
-    """A page of messages that are named by the time of their publish; ``ahead_s``: of some clock."""
+    """Return a page of messages named by their publish times; ``ahead_s``: of some clock."""
     messages = tuple((message_id(each), b"%d" % int(each * 10)) for each in published_s)
     poll = Poll("reader", "a", "brief", False, at_s, at_s, messages, FIRST_BOUND, None)
     now_ms = BEGAN_MS + int(at_s * 1000)
@@ -78,7 +78,7 @@ def a_garden(*happened: str) -> Model:
 
 
 def shown(model: Model, *contents: bytes) -> bool:
-    """Whether the worlds that are left have one with these messages."""
+    """True if a remaining world has these messages."""
     model.said(lambda world: world.alive and world.contents == contents, "shown")
     return not model.wrong
 
@@ -114,8 +114,8 @@ def test_answers_that_no_order_of_events_explains_are_wrong():
 
 
 def a_history() -> History:
-    """Plain messages at 1 s and 4 s, and three transactions over two topics: two committed one after the other, and
-    one aborted."""
+    """A history: plain messages at 1 s and 4 s, and three transactions over two topics: two committed one after the
+    other, and one aborted."""
     history = History()
     early, late = Transaction(1, asked_s=3.0, committed_s=3.1, state="committed"), Transaction(2, state="committed")
     late.asked_s, late.committed_s = 5.0, 5.1
@@ -134,7 +134,7 @@ def a_history() -> History:
 
 
 def seen(at_s: float, topic: str, *places: int, whole: bool = True) -> moments.Look:
-    """These messages of the log."""
+    """Return a read of these messages of the log."""
     rows = [a_history().logs[topic][place] for place in places]
     shown = tuple((row_id, payload) for row_id, payload, _ in rows)
     return moments.Look(BEGAN_MS + int(at_s * 1000), topic, "a", shown, whole)

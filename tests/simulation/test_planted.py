@@ -1,4 +1,4 @@
-"""Mistakes planted in the code are found by the simulation, and each still has its place in the code."""
+"""The simulation finds planted mistakes, and each still has its place in the code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.simulation.planted import MISTAKES, named, with_mistake
 from tests.simulation.table import names_in_document
 
-#: Some that are found soon, and more than twice as many histories as that takes.
+#: Some that are found quickly, with more than twice the histories that this takes.
 SOON = {
     "a failed commit is acknowledged": 20,
     "answered while the disk works": 20,

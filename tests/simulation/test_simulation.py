@@ -1,4 +1,4 @@
-"""Simulated histories are good, and one seed is one history."""
+"""Simulated histories are good, and a seed determines a history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation import clocks, scheduling
 from tests.simulation.__main__ import noted
 from tests.simulation.world import AMONG_SEVERAL, CLIENTS, EVERYWHERE, KNOBS, plan_of, simulate
 
-#: Histories of the ordinary run, a quarter of a minute of one core; ``make torture`` and ``make simulate`` go on from there.
+#: Histories of an ordinary run, a quarter of a minute on one core; ``make torture`` and ``make simulate`` continue.
 COUNT = 200
 
 

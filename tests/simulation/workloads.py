@@ -1,7 +1,7 @@
-"""Clients beside the usual ones: rivals for one producer's name, producers that regroup what they send again,
-transactions that meet each other and end in every way, and readers that wait.
+"""More clients: rivals for one producer name, producers that regroup what they send again, transactions that meet
+each other and end in every way, and readers that wait.
 
-What they note goes into the history, which the checker of clusters judges; only who wakes, and when, is judged here.
+Their records go into the history, which the clusters' checker judges; only wake-ups of readers are judged here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 async def rival(stage: SimulatedStage, name: str, who: str, topic: str, seed: int, pause_s: float) -> None:
-    """One of several clients that produce under one name: each takes the session from the others now and then."""
+    """Run one of several clients with one producer name: each takes the session from the others now and then."""
     async with stage.voice(seed) as voice:
         producer, is_open = Producer(voice, name, topic), False
         for number in count(1):
@@ -49,7 +49,7 @@ async def rival(stage: SimulatedStage, name: str, who: str, topic: str, seed: in
 
 
 async def _sent_in_session(producer: Producer, payloads: tuple[bytes, ...], pause_s: float) -> bool:
-    """Send it a few times, in this session alone. Returns whether the session may go on: nothing is in doubt."""
+    """Send it a few times in this session only. Return True if the session may continue: nothing is in doubt."""
     voice, first = producer.voice, producer.next_sequence
     write = Write(
         producer.topic,
@@ -73,7 +73,7 @@ async def _sent_in_session(producer: Producer, payloads: tuple[bytes, ...], paus
             )
         except Refused as refused:
             if refused.code == "producer_fenced":
-                return voice.rng.random() < 0.3  # it may go on all the same, as a program would that sees no answers
+                return voice.rng.random() < 0.3  # it may continue anyway, like a program that ignores answers
         except (NotSent, Doubt):
             pass
         else:
@@ -83,7 +83,7 @@ async def _sent_in_session(producer: Producer, payloads: tuple[bytes, ...], paus
 
 
 async def regrouping_producer(stage: SimulatedStage, name: str, seed: int, pause_s: float) -> None:
-    """Sends what was not acknowledged again together with what is new, and now and then what was acknowledged last."""
+    """Send unacknowledged messages again together with new ones, and sometimes the last acknowledged ones."""
     async with stage.voice(seed) as voice:
         producer = Producer(voice, name, voice.rng.choice(stage.topics))
         await producer.reopen(pause_s)
@@ -110,7 +110,7 @@ async def regrouping_producer(stage: SimulatedStage, name: str, seed: int, pause
 def _of_window(producer: Producer, payload: bytes) -> Write:
     sequence = producer.next_sequence
     producer.next_sequence += 1
-    # Of which session it is there, nobody knows: it may be sent again in a later one.
+    # Its session is unknown: it may be sent again in a later one.
     write = Write(
         producer.topic, (payload,), trio.current_time(), producer=producer.name, epoch=None, sequences=(sequence,)
     )
@@ -119,7 +119,7 @@ def _of_window(producer: Producer, payload: bytes) -> Write:
 
 
 async def _send_together(producer: Producer, window: list[Write]) -> None:
-    """All of them in one request that is not atomic. Raises NotSent, Doubt, Refused."""
+    """Send all of them in one request that is not atomic. Raises NotSent, Doubt, Refused."""
     request = PublishRequest(
         tuple(write.payloads[0] for write in window),
         producer=producer.name,
@@ -141,13 +141,13 @@ async def _send_together(producer: Producer, window: list[Write]) -> None:
 
 # --- transactions ----------------------------------------------------------------------------------
 
-#: How a transaction ends: decided, left to its time-out, or by two clients of which one commits and one aborts; and
-#: what is sent under its pointer while it is committed, or once it is decided.
+#: Ends of a transaction: decided, left to its time-out, or decided by two clients of which one commits and one aborts;
+#: and requests under its pointer during the commit, or after the decision.
 ENDINGS = ("commit", "commit", "abort", "leave", "both", "both", "hasty", "late")
 
 
 async def entangled_writer(stage: SimulatedStage, name: str, seed: int, pause_s: float) -> None:
-    """Transactions of several requests, until all is over."""
+    """Run transactions of several requests until the end."""
     async with stage.voice(seed) as voice:
         for number in count(1):
             if stage.over:
@@ -166,7 +166,7 @@ class _Entangled:
         self._topics: list[str] = []
 
     async def run(self) -> None:
-        """From its begin to its end. Raises NotSent, Doubt, Refused."""
+        """Run it from begin to end. Raises NotSent, Doubt, Refused."""
         rng, began_s = self.voice.rng, trio.current_time()
         asked = {"timeoutSeconds": rng.choice((1, 1, 2, 30)), "clientId": self.name}
         begun = await self.voice.tell("POST", TX, asked)
@@ -185,7 +185,7 @@ class _Entangled:
         await self._end(ending)
 
     async def _checkpoint(self) -> None:
-        """What follows is written under a further pointer."""
+        """Continue under a further pointer."""
         told = await self.voice.tell("POST", f"{TX}/{self.transaction.id}/checkpoint")
         self.pointer = told["writePointer"]
         self.transaction.pointers.add(self.pointer)
@@ -207,7 +207,7 @@ class _Entangled:
             await self._decide(ending)
 
     async def _publish_elsewhere(self) -> None:
-        """In a topic that it has not written to, if there is one."""
+        """Publish to a topic that it has not written to, if there is one."""
         others = [topic for topic in self.stage.topics if topic not in self._topics]
         with suppress(NotSent, Doubt, Refused):
             await self._pause()
@@ -221,12 +221,12 @@ class _Entangled:
         await publish(self.voice, write, self.pointer)
 
     async def _read(self, topic: str) -> None:
-        """What has been committed by now."""
+        """Read what has been committed by now."""
         with suppress(NotSent, Doubt, Refused):
             await read_page(self.voice, topic, None, committed=True)
 
     async def _decide(self, verb: str) -> None:
-        """Ask for it a few times."""
+        """Ask for the decision a few times."""
         await self._pause()
         for _ in range(3):
             try:
@@ -237,12 +237,12 @@ class _Entangled:
                 return
 
     async def _pause(self) -> None:
-        """So short that others come in between at times."""
+        """Pause so briefly that other requests sometimes come in between."""
         await time_now().sleep(self.voice.rng.choice((0.0, 0.0, 0.002, 0.01, 0.05)))
 
 
 async def hasty_writer(stage: SimulatedStage, name: str, seed: int, pause_s: float) -> None:
-    """Transactions that are committed while their only request is under way; whoever is told of it reads at once."""
+    """Commit transactions while their only request is in progress; a client that gets an answer reads at once."""
     async with stage.voice(seed) as voice:
         for number in count(1):
             if stage.over:
@@ -253,7 +253,7 @@ async def hasty_writer(stage: SimulatedStage, name: str, seed: int, pause_s: flo
 
 
 async def _hurry(voice: Voice, name: str) -> None:
-    """One of them. Raises NotSent, Doubt, Refused: it did not begin."""
+    """Run one of them. Raises NotSent, Doubt, Refused if it did not begin."""
     stage, began_s, topic = voice.stage, trio.current_time(), voice.rng.choice(voice.stage.topics)
     begun = await voice.tell("POST", TX, {"timeoutSeconds": 30, "clientId": name})
     transaction = Transaction(begun["id"], began_s, trio.current_time(), {begun["writePointer"]})
@@ -266,7 +266,7 @@ async def _hurry(voice: Voice, name: str) -> None:
             await time_now().sleep(voice.rng.choice((0.001, 0.002, 0.004)))
             await decide(voice, transaction, "commit")
             for _ in range(2):
-                # What begins in the very moment of an answer counts as having begun before it.
+                # A read that begins at the very moment of an answer counts as begun before it.
                 await time_now().sleep(0.0002)
                 await read_page(voice, topic, None, committed=True)
 
@@ -278,12 +278,12 @@ async def _hurry(voice: Voice, name: str) -> None:
 
 # --- readers that wait -----------------------------------------------------------------------------
 
-#: How long readers wait at most, and how soon after the news they have to be told when nothing is wrong.
+#: The longest wait of readers, and the time within which they must be woken if nothing is wrong.
 WAIT_S, TOLD_S = 10.0, 3.0
 
 
 async def wake(stage: SimulatedStage, seed: int) -> None:
-    """When all is well: at each instance readers wait at the end of a topic, and are told of what comes."""
+    """When all faults are over, let readers wait at the end of a topic at each instance, and check that they wake."""
     async with stage.voice(seed) as voice:
         topic = voice.rng.choice(stage.topics)
         for instance in stage.cluster.instances:
@@ -319,14 +319,14 @@ async def _wake_one(stage: SimulatedStage, voice: Voice, topic: str, at: Instanc
 
 
 async def _publish_one(voice: Voice, topic: str) -> None:
-    """A message that was never sent before. Raises NotSent, Doubt, Refused."""
+    """Publish a new message. Raises NotSent, Doubt, Refused."""
     write = Write(topic, (b"wake.%d" % len(voice.stage.history.writes),), trio.current_time())
     voice.stage.history.writes.append(write)
     await publish(voice, write)
 
 
 async def _end_of(voice: Voice, topic: str, at: Instance, committed: bool) -> bytes | None:
-    """Where all that is there has been read; None: nothing is, or an open transaction holds readers."""
+    """Return the position after all messages; None if there are none, or an open transaction holds readers."""
     position = None
     while True:
         page = await read_page(voice, topic, position, committed=committed, at=at, noted=False)

@@ -1,4 +1,4 @@
-"""One simulated history: instances, clients and faults from a seed, and what the checker says of it."""
+"""One simulated history: instances, clients and faults from a seed, and the checker's result."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ from tests.simulation.network import Network
 from tests.simulation.scheduling import scheduled_by, without_instruments
 
 T = TypeVar("T")
-#: How long everything may take until it is right again once nothing is wrong.
+#: Time limit for recovery once nothing is wrong.
 QUIET_S = 100.0
-#: How many positions a millisecond has in a crowded history, and what gives them.
+#: Positions per millisecond in a crowded history, and the function that allocates them.
 FEW, TAKE = 4, PositionSequence.take
-#: Processor time of one history, some hundred times of what it needs.
+#: Limit of a history's processor time, some hundred times what it needs.
 STUCK_S = 30.0
 
 
 @dataclass(slots=True)
 class Plan:
-    """What a history is made of; everything else is drawn from the seed."""
+    """Parameters of a history; everything else is drawn from the seed."""
 
     seed: int
     instances: int = 1
     topics: int = 3
     length_s: float = 1.0
     every_s: float = 0.25
-    """The mean time from the beginning of one fault to that of the next."""
+    """Mean time from the start of one fault to that of the next."""
     clients: tuple[str, ...] = ()
-    """Who is at work, each by the name of its workload."""
+    """Names of the clients' workloads."""
     knobs: tuple[tuple[str, float], ...] = ()
-    """Settings of the instances that are not the usual ones."""
+    """Settings of the instances that differ from the usual ones."""
     crowded: bool = False
-    """Whether each millisecond of a topic has few positions left, as if many messages had been published in it."""
+    """True if each millisecond of a topic has few positions left, as after many publishes in it."""
     faults: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Report:
-    """What came of it."""
+    """The result of a history."""
 
     plan: Plan
     history: History
@@ -66,7 +66,7 @@ class Report:
     surprises: list[str]
     story: list[str]
     looks: list[moments.Look] = field(default_factory=list)
-    """What was shown as of moments."""
+    """Reads as of moments."""
 
     @property
     def is_good(self) -> bool:
@@ -74,37 +74,37 @@ class Report:
 
 
 class SimulatedVoice(Voice):
-    """A client whose connections are simulated."""
+    """A client with simulated connections."""
 
-    #: A clock that jumps ends transactions before their time.
+    #: A clock that jumps ends transactions early.
     expected = EXPECTED | {"transaction_expired", "topic_not_found", "topic_exists", "partly_cleaned"}
 
     async def _talk(self, instance: Any) -> Any:
         return SimulatedTalk(instance)
 
     def _drop(self, name: str) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class TravellingVoice(SimulatedVoice):
-    """One that asks for moments which are still to come by some clock."""
+    """A client that asks for moments that are in the future by some clock."""
 
     expected = SimulatedVoice.expected | {"invalid_parameter"}
 
 
 class StagingVoice(SimulatedVoice):
-    """One whose staged messages are cleaned when a clock jumps far enough."""
+    """A client whose staged messages are cleaned when a clock jumps far enough."""
 
     expected = SimulatedVoice.expected | {"invalid_parameter", "already_published"}
 
 
 class SimulatedStage(Stage):
-    """What the clients of a simulated history share."""
+    """State shared by the clients of a simulated history."""
 
     sizes = (1, 1, 1, 2, 3, 12)
     limits = (2, 7, None)
     timeouts_s = (1, 2, 30)
-    #: So often clients rest as long as they are told to; from then on a history gets longer, and hardly any larger.
+    #: Number of normal rests; after these clients rest longer, because a longer history is hardly any more useful.
     LIVELY = 80
     _rests = 0
 
@@ -121,21 +121,21 @@ class SimulatedStage(Stage):
         self.ledger = ledger.Notes()
         self.moments = moments.Notes()
         self.asleep: list[str] = []
-        """Readers that waited, and were not told of news."""
+        """Readers that waited and were not woken."""
 
     def traveller(self, seed: int) -> Voice:
-        """A client that reads as of moments."""
+        """Return a client that reads as of moments."""
         return TravellingVoice(self, seed)
 
     def stager(self, seed: int) -> Voice:
-        """A client that stages messages."""
+        """Return a client that stages messages."""
         return StagingVoice(self, seed)
 
     def voice(self, seed: int) -> Voice:
         return SimulatedVoice(self, seed)
 
     def beside(self, instances: Sequence[SimulatedInstance], history: History, seed: int) -> SimulatedStage:
-        """A stage of other instances, whose clients go on with a history."""
+        """Return a stage of other instances whose clients continue a history."""
         stage = SimulatedStage(self.world, self.topics, seed)
         stage.cluster = SimpleNamespace(instances=instances)  # type: ignore[assignment]
         stage.history = history
@@ -143,7 +143,7 @@ class SimulatedStage(Stage):
 
 
 class World:
-    """The instances, and what goes wrong with them."""
+    """The instances and their faults."""
 
     def __init__(self, plan: Plan, nursery: trio.Nursery, story: list[str]) -> None:
         self.plan, self.nursery = plan, nursery
@@ -159,9 +159,9 @@ class World:
             each.reread = partial(self._tell_soon, each)
         self.story = story
         self.backup: kept.Backup | None = None
-        """One that was taken meanwhile."""
+        """A backup taken during the history."""
         self.restored: list[tuple[str, str]] = []
-        """What is wrong with what was restored of it."""
+        """Violations in the restored backup."""
         self._most_ms, self._lows_ms = START_MS, list[int]()
         self.stage = SimulatedStage(
             self, [f"topic-{number}" for number in range(plan.topics)], self.rng.randrange(1 << 30)
@@ -179,22 +179,22 @@ class World:
         await time_now().sleep(seconds)
 
     def _read_clocks(self) -> int:
-        """The wall clock that is furthest behind; the most that any has ever said is noted."""
+        """Return the time of the slowest wall clock, and record the highest time of any clock so far."""
         now_ms = [each.clock.peek_ms() for each in self.instances]
         self._most_ms = max(self._most_ms, *now_ms)
         return min(now_ms)
 
     def latest_ms(self) -> int:
-        """No wall clock was ever ahead of it."""
+        """Return a time that no wall clock has ever passed."""
         self._read_clocks()
         return self._most_ms
 
     def watch(self) -> tuple[int, int]:
-        """From now on; ``between`` takes it."""
+        """Start an observation for ``between``."""
         return self._read_clocks(), len(self._lows_ms)
 
     def between(self, since: tuple[int, int]) -> tuple[int, int]:
-        """No wall clock was behind the first since then, and none was ever ahead of the second."""
+        """Return two times: no wall clock was below the first since then, and none was ever above the second."""
         least_ms, jumps = since
         return min([least_ms, self._read_clocks(), *self._lows_ms[jumps:]]), self._most_ms
 
@@ -238,13 +238,13 @@ class World:
             work = partial(reader, committed=committed, waits=waits, pause_s=self.rng.choice((0.1, 0.5)))
             readers.start_soon(work, self.stage, self.rng.randrange(1 << 30))
         if "moments" in self.plan.clients:
-            # Seeds of its own: histories without it are what they were.
+            # Separate seeds: histories without it are unchanged.
             readers.start_soon(moments.travel, self.stage, self.plan.seed, 0.1)
         if "ledger" in self.plan.clients:
             writers.start_soon(ledger.keep, self.stage, self.plan.seed)
 
     def _work_of(self, client: str, number: int) -> list[Callable[[int, float], Awaitable[None]]]:
-        """What each client of a workload does, given a seed and how long it rests between two requests."""
+        """Return the work of a workload's clients; each takes a seed and the pause between two requests."""
         stage = self.stage
         if client in NAMED:
             return [partial(NAMED[client], stage, f"{client[:2]}{number}")]
@@ -256,11 +256,11 @@ class World:
         return []
 
     def _pauses_s(self) -> Sequence[float]:
-        """Such that a history has about as many requests, however long it is."""
+        """Return pauses with which a history has about as many requests, regardless of its length."""
         return (0.05, 0.2, 0.5) if self.plan.length_s < 2 else (0.2, 0.5)
 
     async def _disturb(self) -> None:
-        """One fault after the other begins while others last; it is over when the last one is."""
+        """Begin faults one after the other while others last; return when the last one is over."""
         async with trio.open_nursery() as lasting:
             with trio.move_on_after(self.plan.length_s):
                 while True:
@@ -305,7 +305,7 @@ class World:
             life.view.tell(self.there, lies)
 
     async def _lie(self) -> None:
-        """Each instance believes for a while what is not so."""
+        """Report wrong owners to an instance for a while."""
         lies = {TopicName("ring", topic): self.rng.choice(self.instances).name for topic in self.stage.topics}
         deceived = self.rng.choice(self.instances)
         self.tell(f"{deceived.name} is told wrong owners")
@@ -326,7 +326,7 @@ class World:
         self._lows_ms.append(self._read_clocks())
 
     async def _astray(self) -> None:
-        """A clock is wrong until its instance starts again, as when it is set right at the start of a machine."""
+        """Set a clock wrong until its instance restarts, as when it is corrected at a machine's start."""
         instance, by_s = self.rng.choice(self.instances), self.rng.choice((2, 5, 60, -2, -5))
         self._jump_by(instance, by_s)
         await time_now().sleep(self._while_s(3.0))
@@ -334,12 +334,12 @@ class World:
         self._jump_by(instance, -by_s)
 
     def jump_all(self, by_s: float) -> None:
-        """All wall clocks, in this moment."""
+        """Let all wall clocks jump now."""
         for each in self.instances:
             self._jump_by(each, by_s)
 
     def end_all(self) -> None:
-        """All processes end in this moment, and start again."""
+        """End all processes now, and start them again."""
         for each in self.instances:
             self._end_of(each, power=False)
 
@@ -365,7 +365,7 @@ class World:
         instance.weather.write_s = 0.001
 
     async def _freeze(self) -> None:
-        """Nothing comes from a process, and nothing reaches it."""
+        """Freeze a process: nothing leaves it and nothing reaches it."""
         instance = self.rng.choice(self.instances)
         self.tell(f"{instance.name} stands still")
         others = ["client", *(each.name for each in self.instances if each is not instance)]
@@ -379,7 +379,7 @@ class World:
         self.tell(f"{instance.name} goes on")
 
     async def _part(self) -> None:
-        """A way between two places is cut, in one direction or both."""
+        """Cut a link between two places, in one direction or both."""
         places = ["client", *(each.name for each in self.instances)]
         one, other = self.rng.sample(places, 2)
         both = self.rng.random() < 0.5
@@ -400,7 +400,7 @@ class World:
         return self.rng.choice((0.05, 0.2, 0.2, 0.2, 1.0, 1.0, 1.0, longest_s))
 
     async def _heal(self) -> None:
-        """Nothing is wrong any more."""
+        """End all faults."""
         self.network.heal()
         for each in self.instances:
             each.weather.clear()
@@ -426,8 +426,8 @@ NAMED: dict[str, Callable[..., Awaitable[None]]] = {
 }
 EVERYWHERE = ["kill", "kill", "power", "jump", "drift", "astray", "failing", "failing", "slow", "part"]
 AMONG_SEVERAL = [*EVERYWHERE, "lie", "lie", "freeze", "break", "part"]
-#: Each workload, and how likely it is in a history; twice: by two clients, of which each is that likely. What is left
-#: out leaves room for what is not: a mistake that needs many of one kind is found by those that have little else.
+#: Workloads with their probability in a history; twice: two clients, each with that probability. Leaving out others
+#: makes room: a mistake that needs many requests of one kind is found by histories with little else.
 CLIENTS = (
     ("plain", 0.4),
     ("producer", 0.3),
@@ -442,7 +442,7 @@ CLIENTS = (
     ("wake", 0.2),
     ("backup", 0.15),
 )
-#: Settings, and what they may be beside the usual ones: those by which rare paths are taken often.
+#: Settings and their unusual values, which make rare paths frequent.
 KNOBS: tuple[tuple[str, float, tuple[float, ...]], ...] = (
     ("retention__interval_s", 0.7, (0.1, 0.5)),
     ("cache__max_bytes", 0.3, (0, 4096)),
@@ -452,7 +452,7 @@ KNOBS: tuple[tuple[str, float, tuple[float, ...]], ...] = (
 
 
 def plan_of(seed: int) -> Plan:
-    """The plan that a seed stands for: of everything that can be in a history, some (swarm testing)."""
+    """Return the plan of a seed: a random selection of everything a history may contain (swarm testing)."""
     rng = Random(seed)
     instances = rng.choice((1, 1, 1, 1, 2, 3))
     kinds = AMONG_SEVERAL if instances > 1 else EVERYWHERE
@@ -469,28 +469,29 @@ def plan_of(seed: int) -> Plan:
         every_s=max(rng.choice((0.1, 0.3)), length_s / 8),
         faults=faults,
     )
-    # Drawn last, so that the seeds without it stand for the plans that they stood for before.
+    # Drawn last, so that seeds without it keep their plans.
     for later in ("moments", "ledger"):
         if rng.random() < 0.25:
             plan = replace(plan, clients=(*plan.clients, later))
     if rng.random() < 0.2:
         plan = replace(plan, clients=(*plan.clients, "jobs"))
     if instances > 1 and rng.random() < 0.2:
-        # A slow disk of the service has a transaction's requests decided together, which is what haste is about.
+        # A slow disk of the service makes it decide a transaction's requests together, which is what these clients
+        # provoke.
         plan = replace(plan, clients=(*plan.clients, "hasty", "hasty"), faults=[*plan.faults, "slow", "slow"])
-    # Without those whose judge has the times of messages from wall clocks: a full millisecond goes into the next one.
+    # Not with "brief", whose judge derives message times from wall clocks: a full millisecond spills into the next one.
     return replace(plan, crowded=rng.random() < 0.15 and "brief" not in plan.clients)
 
 
 def _take_few(positions: PositionSequence, now_ms: int, count: int) -> list[Run]:
-    """As ``PositionSequence.take``, in a topic in which each millisecond begins almost full."""
+    """Do as ``PositionSequence.take``, in a topic in which each millisecond begins almost full."""
     if now_ms > positions.last_ts_ms:
         positions.advance_past(now_ms, SEQUENCES_PER_MS - 1 - FEW)
     return TAKE(positions, now_ms, count)
 
 
 def simulate(plan: Plan) -> Report:
-    """One history, the same for a plan on every machine (with one hash seed of Python)."""
+    """Run one history; a plan gives the same history on every machine (with one hash seed of Python)."""
     before = trio.to_thread.run_sync
     if plan.crowded:
         PositionSequence.take = _take_few  # type: ignore[method-assign]
@@ -510,7 +511,7 @@ def simulate(plan: Plan) -> Report:
 
 
 async def _run_here(work: Callable[..., T], *arguments: object, **_: object) -> T:
-    """Threads would go on in time that is not simulated."""
+    """Run work in the event loop: threads would run in real time."""
     await trio.lowlevel.checkpoint()
     return work(*arguments)
 
@@ -546,7 +547,7 @@ async def _simulate(plan: Plan, story: list[str]) -> Report:
 
 
 def shrunk(plan: Plan, tries: int = 60) -> Report:
-    """The shortest bad history that is found by leaving things out of a bad one."""
+    """Return the shortest bad history found by leaving parts out of a bad one."""
     best = simulate(plan)
     if best.is_good:
         return best

@@ -1,4 +1,4 @@
-"""The contract's assertions explain themselves like those of any test file."""
+"""Rewrites the contracts' assertions, as pytest does for test files."""
 
 import pytest
 

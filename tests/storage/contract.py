@@ -1,8 +1,8 @@
-"""The page every store is held to: each promise of ``storage/base.py`` as a test.
+"""The contract of every store: each promise of ``storage/base.py`` as a test.
 
-A store's test file subclasses ``StoreContract`` and says how to open the store and how to break it. Only
-what the weakest store can honour is asked here: rows are atomic one by one, and after a failed write
-nobody knows. What a stronger store promises besides stands in its own test file.
+A store's test file subclasses ``StoreContract`` and defines how to open the store and how to break it. The contract
+asks only what the weakest store can honour: rows are atomic individually, and after a failed write its outcome is
+unknown. Stronger promises of a store are tested in its own test file.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MESSAGE, METADATA, PAYLOAD = Table.MESSAGE, Table.METADATA, Table.PAYLOAD
 
 
 def numbered(count: int, prefix: bytes = b"k", value: bytes = b"v") -> Put:
-    """Rows ``prefix`` + a number of four bytes."""
+    """Rows with keys of ``prefix`` and a four-byte number."""
     return Put(MESSAGE, prefix, [i.to_bytes(4, "big") for i in range(count)], [value] * count)
 
 
 async def everything(store: Store, table: Table = MESSAGE, *, reverse: bool = False) -> list[Row]:
-    """All rows of a table."""
+    """Return all rows of a table."""
     rows: list[Row] = []
 
     def feed(chunk: list[Row]) -> bool:
@@ -52,17 +52,17 @@ async def everything(store: Store, table: Table = MESSAGE, *, reverse: bool = Fa
 
 
 async def lists(store: Store, **options: object) -> list[list[Row]]:
-    """The lists in which a scan of the message table comes."""
+    """Return the lists in which a scan of the message table feeds its rows."""
     fed: list[list[Row]] = []
     await store.scan(MESSAGE, b"", LAST, lambda chunk: fed.append(chunk) or True, **options)
     return fed
 
 
 class StoreContract:
-    """Subclasses give the fixture ``store`` and ``break_next_write``."""
+    """Subclasses define the fixture ``store`` and ``break_next_write``."""
 
     def break_next_write(self, store: Store) -> None:
-        """Let the next write fail, with nothing known about it."""
+        """Let the next write fail with unknown outcome."""
         raise NotImplementedError
 
     # --- rows and their order ---

@@ -1,4 +1,4 @@
-"""Small real file systems to fill up or to make read-only, where mounting is permitted."""
+"""Small real file systems that can be filled or made read-only, where mounting is permitted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = TopicName("ns", "topic")
 
 @contextmanager
 def small_disk(mount_point: Path, size_mib: int):
-    """A tmpfs of ``size_mib`` at ``mount_point``; the test is skipped, saying so, where that is not permitted."""
+    """Mount a tmpfs of ``size_mib`` at ``mount_point``; skip the test with a message where that is not permitted."""
     mount_point.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(mount_point)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -38,7 +38,7 @@ def make_read_only(mount_point: Path) -> None:
 
 
 def fill(directory: Path) -> Path:
-    """Write a file until the disk is full, to the last byte, or enlarge it so far; removing it frees the space."""
+    """Write, or extend, a file until the disk is full to the last byte; removing it frees the space."""
     ballast = directory / "ballast"
     with ballast.open("ab", buffering=0) as file:
         for size in (1 << 16, 1 << 12, 1):
@@ -51,22 +51,22 @@ def fill(directory: Path) -> Path:
 
 
 def snapshot(directory: Path) -> dict[str, bytes]:
-    """Every file below a directory and its bytes."""
+    """Return every file below a directory with its bytes."""
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def newest_log(database: Path) -> Path:
-    """The log that a database writes, or wrote last."""
+    """Return the log that a database writes, or wrote last."""
     return max(database.glob("*.log"), key=lambda log: int(log.stem))
 
 
 def written(log: Path) -> int:
-    """How much was written to a log: it is longer, and what is behind its last commit reads as zeros."""
+    """Return the length of a log's commits: the file is longer, and reads as zeros after its last commit."""
     return len(log.read_bytes().rstrip(b"\0"))
 
 
 def partly_stored(before: bytes, after: bytes, lost: Callable[[int], bool]) -> bytes:
-    """What a power cut leaves of a log during a commit: the sectors that are lost are as they were before it."""
+    """Return a log as after a power cut during a commit: lost sectors have their previous content."""
     data = bytearray(after)
     for sector in range(len(after) // SECTOR_BYTES + 1):
         first, end = sector * SECTOR_BYTES, min((sector + 1) * SECTOR_BYTES, len(after))
@@ -76,7 +76,7 @@ def partly_stored(before: bytes, after: bytes, lost: Callable[[int], bool]) -> b
 
 
 async def write_commits(store: Store, count: int, *, rows: int = 10, value: bytes = bytes(100), first: int = 0) -> None:
-    """Commits ``first`` to ``first + count``: each puts ``rows`` rows whose key starts with the commit's number."""
+    """Write commits ``first`` to ``first + count``: each puts ``rows`` rows with keys that start with its number."""
     claim = await store.claim(NAME)
     suffixes = [i.to_bytes(4, "big") for i in range(rows)]
     for number in range(first, first + count):
@@ -84,7 +84,7 @@ async def write_commits(store: Store, count: int, *, rows: int = 10, value: byte
 
 
 def copied_at_once(source: Path, copy: Path) -> Path:
-    """A copy of a directory in which nothing changed meanwhile: LevelDB merges tables when it likes."""
+    """Copy a directory at a moment without changes; LevelDB merges tables at any time."""
     while True:
         before = _files(source)
         try:

@@ -1,4 +1,4 @@
-"""A store that several instances share, whose every answer takes a while."""
+"""A store shared by several instances, with slow answers."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from plainsong.protocol.records import Metadata
 from plainsong.protocol.rows import plain_head
 from storage.memory import SharedMemory, SharedMemoryStore
 
-#: How long a read waits for its answer.
+#: Duration of a read.
 ANSWER_S = 2.7
 
 
 @dataclass
 class LiveView:
-    """A view that sees what is committed later, too."""
+    """A view that also shows later commits."""
 
     get: object
     scan: object
     exact = False
 
     def renew(self, max_s):
-        """See ``StoreView.renew``: it has no end."""
+        """See ``StoreView.renew``: the view never expires."""
 
     async def aclose(self):
-        """See ``StoreView.aclose``: nothing is held."""
+        """See ``StoreView.aclose``: there is nothing to release."""
         await trio.lowlevel.checkpoint()
 
 
 class FarStore(SharedMemoryStore):
-    """Notes how long its readers have waited."""
+    """Records how long its readers have waited."""
 
     def __init__(self) -> None:
         super().__init__(SharedMemory())
@@ -57,13 +57,13 @@ class FarStore(SharedMemoryStore):
         await super().scan(*args, **more)
 
     async def pin(self, max_s):
-        """See ``Store.pin``: as HBase, it has no moment that is one for all rows."""
+        """See ``Store.pin``: like HBase's, the view is of no single moment."""
         await trio.lowlevel.checkpoint()
         return LiveView(self.get, self.scan)
 
 
 async def fill(store, topics):
-    """Topics with a message each."""
+    """Create topics with a message each."""
     names = [TopicName("shop", f"topic-{number:05d}") for number in range(topics)]
     metadata = Metadata(1, TopicProperties(), 1, 1).encode()
     commit = [put_one(Table.METADATA, metadata_key(name), metadata) for name in names]

@@ -1,4 +1,4 @@
-"""LevelDB's log in Python: its writer, and its reader as it is when told to be strict.
+"""LevelDB's log in Python: a writer, and a reader that behaves like LevelDB's with strict checks.
 
 The reader follows ``db/log_reader.cc`` of LevelDB 1.22 line by line, so that thousands of images can be read without
 opening a database for each. ``test_torn_end.py`` compares it with LevelDB itself.
@@ -10,7 +10,7 @@ from storage.leveldb.engine.log_format import BLOCK_BYTES, FIRST, FULL, HEADER, 
 
 
 class Refused(Exception):
-    """LevelDB would not open a database with this log."""
+    """LevelDB would refuse to open a database with this log."""
 
 
 def _table() -> list[int]:
@@ -26,7 +26,7 @@ _TABLE = _table()
 
 
 def masked_crc(data: bytes) -> int:
-    """The checksum of a record's kind and bytes, as it stands in the header."""
+    """Return the checksum of a record's kind and bytes as stored in its header."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -35,7 +35,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def append(log: bytearray, record: bytes) -> None:
-    """Write a record behind those that are there."""
+    """Append a record to a log."""
     rest, begins = record, True
     while True:
         left = BLOCK_BYTES - len(log) % BLOCK_BYTES
@@ -51,10 +51,10 @@ def append(log: bytearray, record: bytes) -> None:
 
 
 def read(log: bytes, known: int = 0) -> list[bytes]:
-    """All whole records. Raises Refused where LevelDB reports corruption.
+    """Return all complete records. Raises Refused where LevelDB reports corruption.
 
     Args:
-      known: up to here the log is known to be good: checksums are not looked at.
+      known: up to here the log is known to be good: checksums are not verified.
     """
     records: list[bytes] = []
     parts: list[bytes] | None = None

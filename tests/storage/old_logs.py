@@ -1,4 +1,4 @@
-"""What there is to see of logs that LevelDB has removed and that are held open until their space is free."""
+"""Observing logs that LevelDB has removed and that are held open until their space is freed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def until(holds: Callable[[], object]) -> None:
-    """Return once this holds, which another thread sees to."""
+    """Return once this holds; another thread makes it true."""
     ends_s = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < ends_s
@@ -23,7 +23,7 @@ def until(holds: Callable[[], object]) -> None:
 
 
 def held_open(directory: Path) -> list[str]:
-    """Files of this process that have been removed from a directory and are open."""
+    """Return the removed files of a directory that this process holds open."""
     found = []
     for each in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
@@ -32,5 +32,5 @@ def held_open(directory: Path) -> list[str]:
 
 
 def removed_logs_freed(directory: Path) -> None:
-    """Return once no file that was removed from a directory is held open any more."""
+    """Return once no removed file of a directory is held open."""
     until(lambda: not held_open(directory))

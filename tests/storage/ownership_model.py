@@ -1,14 +1,13 @@
-"""The protocol of the HBase store, small enough to try every order in which things can happen.
+"""A model of the HBase store's protocol, small enough to explore every order of events.
 
-One topic, and one client with three requests in order, sent again to whatever owner when there is no answer: either
-three publishes, or two stores under a write pointer and the publish of both. Owners come one after another, while those
-before go on as if nothing had happened, or die at any step. Every put is under way for as long as it likes: it may land
-late, after its owner's death, or never. An owner's clock may be ahead of another's, so that both use one row key. A
-reader polls any owner, deposed ones too. The client asks for no more than an owner remembers (deduplication): what it
-has been told is done must be there, once and in order, and what was read must stay as it was read. Epochs lie about in
-blocks: a claim may be given any that nobody has had.
+There are one topic, and one client with three consecutive requests, repeated to any owner if there is no answer: either
+three publishes, or two stores under a write pointer and the publish of both. Owners follow one another, while earlier
+ones continue as if nothing had happened, or die at any step. A put may take any time: it may land late, after its
+owner's death, or never. Owners' clocks may differ, so that two use one row key. A reader polls any owner, including
+deposed ones. The client stays within an owner's deduplication window. Acknowledged requests must be there, once and in
+order, and what was read must not change. Epochs are allocated in blocks: a claim may get any unused one.
 
-``Rules`` are the ingredients; each can be left out, to see what for it is there.
+``Rules`` are the ingredients; each can be left out, to show why it is needed.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Model:
-    """Every state that can come about."""
+    """Every reachable state."""
 
     def __init__(self, rules: Rules, *, stores: bool, owners: int, requests: int = 3, said: bool = False) -> None:
-        """``said``: there is metadata, for all that the first owner is told, or nobody says whether."""
+        """``said``: metadata exists as far as the first owner knows; else its existence is unknown."""
         self.said = said
         self.rules = rules
         self.stores = stores
@@ -34,10 +33,10 @@ class Model:
         self.requests = requests
 
     def explore(self, *, deep: bool = False) -> tuple[int, str | None]:
-        """How many states there are, and what is wrong with the first one found in which something is.
+        """Return the number of states, and the violation in the first bad state, if any.
 
         Args:
-          deep: follow one order of events to its end before the next; else the shortest ones come first.
+          deep: explore depth-first; else breadth-first, which finds the shortest violation.
         """
         start = State(said=self.said)
         seen = {start}
@@ -55,7 +54,7 @@ class Model:
         return len(seen), None
 
     def without_vain(self, state: State) -> State:
-        """Without puts that nobody waits for and that cannot succeed any more: what was there never comes back."""
+        """Drop puts that no owner waits for and that can no longer succeed: removed content never reappears."""
         awaited = {flight for owner in state.owners for flight in owner.waits}
         rows = {(table, key) for table, key, _ in state.rows}
         vain = {
@@ -71,7 +70,7 @@ class Model:
     # --- what must hold ---
 
     def log(self, state: State, head: Head, until: int = 1 << 30) -> list[tuple[int, int]]:
-        """Position and number of the messages that a reader with this head sees."""
+        """Return position and number of the messages that a reader with this head sees."""
         found: list[tuple[int, int]] = []
         for table, key, row in sorted(state.rows):
             if table != MESSAGES or key > until or (self.rules.filtered and not head.counts(row.stamp)):
@@ -133,7 +132,7 @@ class Model:
 
     @staticmethod
     def without(state: State, at: int) -> State:
-        """The owner dies; what it has under way does not."""
+        """Let the owner die; its puts in flight remain."""
         asked = 0 if state.asked == state.owners[at].number else state.asked
         return state._replace(owners=state.owners[:at] + state.owners[at + 1 :], asked=asked)
 
@@ -142,7 +141,7 @@ class Model:
         return state._replace(owners=(*state.owners[:at], owner, *state.owners[at + 1 :]))
 
     def valid(self, cells: tuple[Cell | None, Cell | None], head: Head) -> int | None:
-        """Which of the two cells counts."""
+        """Return which of the two cells counts."""
         if not self.rules.two_cells:
             return 0 if cells[0] else None
         counting = [(cell.stamp, at) for at, cell in enumerate(cells) if cell and head.counts(cell.stamp)]
@@ -157,20 +156,20 @@ class Model:
         return known if cell is None else known._replace(done=cell.done, first=cell.first, last=cell.last)
 
     def load_rows(self, state: State, owner: Owner) -> Owner:
-        """Messages behind what the metadata speaks of; what is stored stands in the metadata alone."""
+        """Load messages after those covered by the metadata; stored ones are recorded in the metadata alone."""
         log = [] if self.stores else [each for each in self.log(state, owner.head) if each[0] > owner.last]
         done = max([owner.done, *(number + 1 for _, number in log)])
         return owner._replace(phase="idle", done=done, last=max([owner.last, *(key for key, _ in log)]))
 
     def polled(self, state: State, owner: Owner) -> Iterator[State]:
-        """The reader goes on where it is, up to what the owner knows to be there."""
+        """Continue reading from the reader's position up to the owner's known end."""
         until = owner.last if not self.stores else 1 << 30
         news = [each for each in self.log(state, owner.head, until) if each[0] > state.position]
         if news:
             yield state._replace(position=news[-1][0], read=(*state.read, *(number for _, number in news)))
 
     def ask(self, state: State, at: int) -> State:
-        """The client sends its next request, for the first time or again."""
+        """Let the client send its next request, for the first time or again."""
         owner, request = state.owners[at], state.told
         if owner.done > request:
             return state._replace(told=request + 1, asked=0)
@@ -180,7 +179,7 @@ class Model:
         return state._replace(flights=state.flights | puts, asked=owner.number)
 
     def puts(self, owner: Owner, request: int) -> Iterator[Flight]:
-        """What the commit of a request puts; the clocks of the first and third owner are ahead."""
+        """Yield the puts of a request's commit; the clocks of the first and third owner are ahead."""
         epoch = owner.head.last[0]
         stamp = (epoch, owner.head.last[1] + 1)
         position = owner.last + 1 + owner.number % 2
@@ -188,7 +187,7 @@ class Model:
         if not self.stores:
             yield Flight(MESSAGES, position, None, Row(stamp, (request,)), owner.number)
             if request != 1:
-                return  # a snapshot with every other commit
+                return  # every other commit writes a snapshot
             cell = Cell(stamp, done, 0, position)
         elif done < self.requests:
             yield Flight(PAYLOADS, position, None, Row(stamp, (request,)), owner.number)
@@ -224,7 +223,7 @@ class Model:
         return self.answered(state, flight)
 
     def refused(self, state: State, flight: Flight, found: Row | Cell | None) -> State:
-        """Something else is there: it is replaced where nobody will ever see it; else another owner is at work."""
+        """A put found something else: replace it if no reader will ever see it; otherwise another owner is at work."""
         for at, owner in enumerate(state.owners):
             if flight in owner.waits:
                 replaceable = found is None or self.replaceable(owner, flight, found)
@@ -243,7 +242,7 @@ class Model:
         return found.stamp[0] < owner.head.last[0] and not owner.head.counts(found.stamp)
 
     def answered(self, state: State, flight: Flight) -> State:
-        """The put is there; after the last one the owner moves the head."""
+        """A put has succeeded; after the last one the owner moves the head."""
         for at, owner in enumerate(state.owners):
             if flight in owner.waits:
                 waits = owner.waits - {flight}
@@ -272,7 +271,7 @@ class Model:
         return state
 
     def settled(self, state: State, owner: Owner, flight: Flight) -> Owner:
-        """The commit has taken place: what the owner knows now, of what it has put."""
+        """The commit has taken place: update the owner's knowledge with its own rows."""
         head: Head = flight.after  # type: ignore[assignment]  # the flight is the head's
         mine = [key for _, key, row in state.rows if row.stamp == head.last and (row.what[0] >= 0)]
         last = max([owner.last, *mine])
@@ -290,7 +289,7 @@ class Model:
 
     @staticmethod
     def tell(state: State, owner: Owner) -> State:
-        """Answer the client, if it is still there and has not been told."""
+        """Answer the client, if it still waits for this owner."""
         if state.asked != owner.number:
             return state
         return state._replace(told=max(state.told, owner.done + 1), asked=0)

@@ -1,43 +1,43 @@
-"""What the model of the HBase store's protocol consists of: its rules, and everything there is at a moment."""
+"""The rules and the state of the model of the HBase store's protocol."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: Of which commit something is: epoch and serial.
+#: The commit that wrote something: epoch and serial.
 Stamp = tuple[int, int]
 MESSAGES, PAYLOADS = "messages", "payloads"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the protocol is made of."""
+    """Ingredients of the protocol."""
 
     put_if_absent: bool = True
-    """Rows are put where there is none; else over whatever is there."""
+    """Rows are put if absent; else unconditionally."""
     only_void_replaced: bool = True
-    """Where there is one, only such is replaced as will never count; else any."""
+    """An existing row is replaced only if it will never count; else always."""
     verified: bool = True
-    """An answer is given when the head was moved; else when the rows are there."""
+    """A request is answered when the head has moved; else when the rows are written."""
     compared: bool = True
     """The head is compared and set; else put."""
     filtered: bool = True
-    """Message rows count as the head says; else all do."""
+    """Message rows count as the head determines; else all do."""
     payloads_filtered: bool = True
-    """Payload rows too."""
+    """Payload rows count as the head determines; else all do."""
     two_cells: bool = True
-    """Metadata has two cells, of which one counts as the head says; else one, which counts as it is."""
+    """Metadata has two cells, one of which counts as the head determines; else one, which always counts."""
     later_respected: bool = True
-    """An owner that finds a later one's metadata knows that it was replaced; else it goes on."""
+    """An owner that finds a later owner's metadata knows that it was replaced; else it continues."""
     fences_kept: bool = True
-    """What the head loses at a claim is kept; else only the last owner's commits are known."""
+    """Fences dropped from the head at a claim are kept; else only the last owner's commits are known."""
     new_epoch: bool = True
-    """A topic that is opened again gets an epoch of its own; else the one it had."""
+    """A reopened topic gets a new epoch; else its old one."""
     epoch_above: bool = True
-    """Epochs that an instance took before are given only above the head's; else whatever it has left."""
+    """An instance uses an allocated epoch only if it is above the head's; else any that remains."""
     kind_said: bool = True
-    """That there is metadata is said beside the head before a commit with it takes place; else some time later."""
+    """The existence of metadata is recorded next to the head before its commit; else some time later."""
 
 
 class Head(NamedTuple):
@@ -55,15 +55,15 @@ class Head(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of HBase."""
+    """An HBase row."""
 
     stamp: Stamp
     what: tuple[int, ...]
-    """A message's number; of a reference (-1, first, last): the payload rows it publishes."""
+    """A message's number; for a reference (-1, first, last): the payload rows it publishes."""
 
 
 class Cell(NamedTuple):
-    """A row of metadata: what of the requests is done, and where."""
+    """A metadata row: the completed requests, and their positions."""
 
     stamp: Stamp
     done: int
@@ -72,7 +72,7 @@ class Cell(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """A put that is under way."""
+    """A put in flight."""
 
     table: str
     """``messages``, ``payloads``, ``cell``, ``kind`` or ``head``."""
@@ -83,12 +83,12 @@ class Flight(NamedTuple):
 
 
 def order(flight: Flight) -> tuple[object, ...]:
-    """By which puts are sorted: sets have no order that is the same in every run."""
+    """Return a sort key for puts: the order of a set differs between runs."""
     return flight.epoch, flight.table, flight.key, flight.after[0]  # type: ignore[index]  # a row, a cell or a head
 
 
 class Owner(NamedTuple):
-    """An instance that believes to own the topic."""
+    """An instance that believes it owns the topic."""
 
     number: int
     head: Head
@@ -97,15 +97,15 @@ class Owner(NamedTuple):
     done: int = 0
     first: int = 0
     last: int = 0
-    """Position of the last row that it knows of."""
+    """Position of the last row it knows."""
     cells: tuple[Cell | None, Cell | None] = (None, None)
     waits: frozenset[Flight] = frozenset()
     said: bool = False
-    """Whether it knows that it is said that there is metadata."""
+    """True if it knows that the existence of metadata is recorded."""
 
 
 class State(NamedTuple):
-    """Everything there is."""
+    """The whole state."""
 
     head: Head = Head()
     rows: frozenset[tuple[str, int, Row]] = frozenset()
@@ -113,14 +113,14 @@ class State(NamedTuple):
     flights: frozenset[Flight] = frozenset()
     owners: tuple[Owner, ...] = ()
     said: bool = False
-    """Whether it is said beside the head that there is metadata."""
+    """True if the existence of metadata is recorded next to the head."""
     claims: int = 0
     given: frozenset[int] = frozenset()
-    """Epochs that were given."""
+    """Epochs that were used."""
     told: int = 0
     """Requests that the client knows are done."""
     asked: int = 0
-    """The owner it waits for, by number; 0: none."""
+    """Number of the owner it waits for; 0: none."""
     position: int = 0
     read: tuple[int, ...] = ()
-    """How far the reader is, and what it has been given."""
+    """The reader's position, and the messages it has read."""

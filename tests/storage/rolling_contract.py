@@ -1,4 +1,4 @@
-"""What every store promises of rollbacks, asked of each by its own test file, as ``contract.py`` is."""
+"""The contract of every store about rollbacks, run by each store's test file like ``contract.py``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POINTER, OTHER_POINTER = 1_480_000_000_000_000_001, 1_480_000_000_000_000_002
 
 
 def under(pointer: int | None, payload: bytes = b"m", **fields: object) -> bytes:
-    """A message row's value."""
+    """Encode a message row's value."""
     return encode_row(MessageRow(payload, pointer, **fields))
 
 
@@ -26,20 +26,20 @@ def run_of(pointer: int | None, start: int, count: int, prefix: bytes = b"k", pa
 
 
 def all_of(pointer: int = POINTER, start: bytes = b"k", stop: bytes = b"l") -> RollBack:
-    """A rollback over all rows that start with k."""
+    """A rollback of all rows that start with k."""
     return RollBack(start, stop, pointer)
 
 
 async def signs(store: Store) -> list[int | None]:
-    """The pointers of all message rows, each row read whole."""
+    """Return the pointers of all message rows, each row decoded completely."""
     return [decode_row(value).pointer for _, value in await everything(store)]
 
 
 class RollingContract:
-    """Subclasses give the fixture ``store``, and ``break_next_write`` as in ``StoreContract``."""
+    """Subclasses define the fixture ``store``, and ``break_next_write`` as in ``StoreContract``."""
 
     def break_next_write(self, store: Store) -> None:
-        """Let the next write fail, with nothing known about it."""
+        """Let the next write fail with unknown outcome."""
         raise NotImplementedError
 
     async def test_a_rollback_turns_the_sign_of_its_own_pointers_rows_and_of_no_others(self, store: Store) -> None:

@@ -32,7 +32,7 @@ NOW_MS = 1_700_000_000_000
 ORDERS = TopicName("shop", "orders")
 GONE = TopicName("shop", "gone")
 INVALID = NOW_MS * 1_000_000
-#: What row 77 refers to: two messages of one segment.
+#: The reference in row 77: two messages of one segment.
 REFERENCE = Stored(2, 12, bytes(10), keys._POSITION.pack(NOW_MS, 0), frozenset((4,)))
 
 
@@ -69,7 +69,7 @@ def rows_of_all_kinds() -> list[Operation]:
 
 
 def rows_about_producers() -> list[Operation]:
-    """A stamped batch with attributes, and all that is kept of its producer."""
+    """A stamped batch with attributes, and all records about its producer."""
     at = keys._POSITION.pack(NOW_MS, 3)
     stored_by = pending()
     stored_by.stored_by["p", "part 1"] = (3, 7)
@@ -88,7 +88,7 @@ def rows_about_producers() -> list[Operation]:
 
 
 def rows_about_staging() -> list[Operation]:
-    """What a producer has staged and not published, with one of its rows, and a row of what it published."""
+    """A producer's staged, unpublished messages, one of their rows, and a row of what it published."""
     open_, gone = (staged_pointer(NOW_MS, seq) for seq in (1, 0))
     at = keys._POSITION.pack(NOW_MS - 9, 0)
     staged = Pending(open_, NOW_MS - 9, NOW_MS, stored=2, stored_bytes=11, first_stored=at, last_stored=at)
@@ -105,7 +105,7 @@ def rows_about_staging() -> list[Operation]:
 
 
 def pending() -> Pending:
-    """What a topic knows of a write pointer, everything there may be."""
+    """A topic's record of a write pointer, with every field set."""
     at = keys._POSITION.pack(NOW_MS, 2)
     known = Pending(INVALID, NOW_MS - 9, NOW_MS, messages=1, size=25, stored=3, stored_bytes=30)
     known.add(at, at, 5)
@@ -116,7 +116,7 @@ def pending() -> Pending:
 
 
 def rows_of_the_transaction_service() -> list[Operation]:
-    """One of each kind, and a transaction of each state but unknown."""
+    """One row of each kind, and a transaction in each state except unknown."""
     begun = {"type": TransactionType.SHORT, "client_id": "ana", "started_ms": NOW_MS, "expires_ms": NOW_MS + 30_000}
     begun |= {"bound": INVALID - 1, "read_pointer": INVALID - 1}
     decided = {"decided_ms": NOW_MS + 1, "decided_at": INVALID + 9}

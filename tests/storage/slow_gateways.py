@@ -1,4 +1,4 @@
-"""Thrift gateways that take their time, on a clock that jumps: for what the pool and scans make of it."""
+"""Slow Thrift gateways with a jumping clock, for tests of the pool and of scans."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMN = b"d:v"
 
 
 class Gateways:
-    """Stands where ``Gateway`` is opened; ``answer(address, name, args)`` says what a call gives, and when."""
+    """Replaces ``Gateway`` when connecting; ``answer(address, name, args)`` makes a call's result, after any delay."""
 
     def __init__(self, answer: Callable[[Address, str, tuple[Any, ...]], Awaitable[object]]) -> None:
         self.answer = answer
@@ -29,26 +29,26 @@ class Gateways:
         self.under_way = 0
 
     def pool(self, patched: pytest.MonkeyPatch, *, size: int = 4, timeout_s: float = 30.0, gateways: int = 1) -> Pool:
-        """A pool of connections to so many of them."""
+        """Return a pool of connections to ``gateways`` of them."""
         patched.setattr("storage.hbase.pool.Gateway", self)
         return Pool([(f"gateway{number}", 9090) for number in range(gateways)], size=size, timeout_s=timeout_s)
 
     async def open(self, address: Address, _: object = None) -> Connection:
-        """As ``Gateway.open``."""
+        """Do as ``Gateway.open``."""
         self.opened.append(address)
         await trio.sleep(0.01)
         return Connection(self, address)
 
 
 class Connection:
-    """As ``Gateway``."""
+    """Replaces ``Gateway``."""
 
     def __init__(self, gateways: Gateways, address: Address) -> None:
         self._gateways = gateways
         self.address = address
 
     async def call(self, name: str, *args: Any) -> object:
-        """As ``Gateway.call``."""
+        """Do as ``Gateway.call``."""
         self._gateways.under_way += 1
         try:
             return await self._gateways.answer(self.address, name, args)
@@ -56,15 +56,15 @@ class Connection:
             self._gateways.under_way -= 1
 
     def call_later(self, name: str, *args: object) -> None:
-        """As ``Gateway.call_later``; here nobody hears it."""
+        """Do nothing instead of ``Gateway.call_later``."""
 
     async def aclose(self) -> None:
-        """As ``Gateway.aclose``."""
+        """Do as ``Gateway.aclose``."""
         await trio.lowlevel.checkpoint()
 
 
 class Rows:
-    """A table; its answers take their bytes' time, and have a bound."""
+    """A table; responses take time in proportion to their bytes, and have a maximum size."""
 
     def __init__(self, sizes: Sequence[int], *, bytes_a_second: float = 1e9, max_bytes: int = 1 << 40) -> None:
         cells = {size: SimpleNamespace(value=bytes(size), timestamp=1) for size in set(sizes)}
@@ -74,15 +74,15 @@ class Rows:
         self._bytes_a_second, self._max_bytes = bytes_a_second, max_bytes
         self._scanners: list[list[Any]] = []
         self.asked: list[int] = []
-        """How many rows each call asked for."""
+        """Rows requested by each call."""
 
     @property
     def keys(self) -> list[bytes]:
-        """All rows."""
+        """All row keys."""
         return [row.row for row in self._rows]
 
     async def answer(self, _: Address, name: str, args: tuple[Any, ...]) -> object:
-        """What a gateway answers."""
+        """Answer like a gateway."""
         if name == "scannerOpenWithScan":
             await trio.sleep(0.01)
             self._scanners.append(self._within(args[1]))

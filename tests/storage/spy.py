@@ -1,4 +1,4 @@
-"""Stands between our code and plyvel, to see batches, hold them up and let them fail."""
+"""Intercepts batches between our code and plyvel, to record them, hold them up, or let them fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from storage.leveldb import LevelDBStore
 
 
 class Spy:
-    """Stands before the volume that is written and notes its batches; can let the next one fail."""
+    """Wraps the newest volume's database and records its batches; can let the next one fail."""
 
     def __init__(self, store: LevelDBStore) -> None:
         self.batches: list[dict[str, bool]] = []

@@ -1,4 +1,4 @@
-"""LevelDB's own thread gives way: its priority is lower than that of the others."""
+"""LevelDB's own thread runs with a lower priority than the others."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_leveldbs_thread_gives_way_to_all_others_of_the_process(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     here = os.getpriority(os.PRIO_PROCESS, 0)
-    # The one that writes, and perhaps the one that waits for old logs.
+    # The writing thread, and possibly the one that waits for old logs.
     assert done.stdout.strip() in [str([(False, here + NICER_BY), *[(True, here)] * count]) for count in (1, 2)]
 
 
 def told(*of_others):
-    """What the kernel says, one look after the other: Python's own threads, and these."""
+    """Return a function that lists thread ids as the kernel would at each call: Python's own threads, and these."""
     looks = iter(of_others)
     return lambda: {each.native_id for each in threading.enumerate()} | set(next(looks))
 
@@ -66,7 +66,7 @@ def test_a_thread_that_comes_and_goes_is_left_alone():
     assert lowered == []
     thread.look()
     assert lowered == [72]
-    thread.look()  # found: it is not looked for again
+    thread.look()  # it is known by now, so it is not searched for again
     assert lowered == [72]
 
 

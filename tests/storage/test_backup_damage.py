@@ -1,4 +1,4 @@
-"""A cut of a store with damaged blocks: what can be read is in it, and the rest is named; without leave it says so and ends."""
+"""A cut of a store with damaged blocks contains what is readable and names the rest; unless allowed to, it fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROWS = 1_000
 
 
 async def fill(folder):
-    """Topics with a message each, one with many that do not compress; all of it in tables."""
+    """Write topics with a message each, and one with many incompressible ones, all of it in tables."""
     random = Random(1)
     async with await LevelDBStore.open(folder, OPTIONS) as store:
         metadata = Metadata(1, TopicProperties(), 1, 1).encode()
@@ -54,13 +54,13 @@ def flip(folder, pattern):
 
 
 async def listed(cut, name):
-    """The rows of a topic's messages, and what was left out."""
+    """Return the rows of a topic's messages, and the parts left out."""
     rows, left_out, after = [], [], None
     while True:
         page = await cut.page(name, after)
         left_out += [each for each in page.left_out if each not in left_out]
         for each in page.objects:
-            cut._kept.clear()  # an object that is asked for later is read again
+            cut._kept.clear()  # so that the object is read again
             data = await cut.object(each.sha256)
             rows += decode_rows(data) if each.table == "messages" else []
         after = page.next
@@ -70,7 +70,7 @@ async def listed(cut, name):
 
 @pytest.fixture
 async def opened(tmp_path):
-    """Opens a cut on a store with a flipped bit in one of the files of a pattern."""
+    """Return a function that opens a cut after flipping a bit in one of the files of a pattern."""
     await fill(tmp_path / "data")
 
     async def open_cut(pattern, *, around_damage):

@@ -1,4 +1,4 @@
-"""A folder of backups: manifests and objects that are whole or absent, and what pruning leaves."""
+"""A folder of backups: manifests and objects are complete or absent, and pruning keeps what is needed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_flipped_bit_of_a_manifest_is_found(folder):
 
 
 def test_every_flipped_bit_of_an_object_is_found(folder):
-    """Also those that change no row: bits of a compressed stream that say nothing."""
+    """Flipped bits that change no row, in unused bits of a compressed stream, are found too."""
     made = a_backup(folder, 1, an_object(folder, ROWS * 3))
     (entry,) = made["topics"][0]["objects"]
     place = next(folder.path.rglob(entry["sha256"]))
@@ -158,9 +158,9 @@ def test_no_object_is_pruned_while_it_is_unknown_what_a_backup_needs_and_that_ba
     done = folder.prune(2)
     assert done.removed == [made[0]["id"]]
     assert list(done.damaged) == [made[1]["id"]]
-    assert (done.objects, done.bytes) == (1, 4)  # which nobody ever completed
+    assert (done.objects, done.bytes) == (1, 4)  # the incomplete object
     assert folder.ids() == [each["id"] for each in made[1:]]
-    # Mended from a copy, it is whole; given up, its objects go with those of the backups before it.
+    # Repaired from a copy, the backup is complete; if dropped, its objects are removed with those of earlier backups.
     spoil(folder, made[1], whole)
     assert folder.verify(folder.manifest(made[1]["id"])).ok
     (folder.path / "backups" / f"{made[1]['id']}.json").unlink()

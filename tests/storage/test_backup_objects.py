@@ -1,4 +1,4 @@
-"""Objects of a backup: windows of keys that do not depend on what was backed up before, and bytes that tell every flip."""
+"""Objects of a backup: windows of keys independent of earlier backups, and bytes in which every flip is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More calls than the connections to HBase can serve: those that get one are answered, the others say what they are."""
+"""More calls than the connections to HBase can serve: calls that get one are answered, the others fail clearly."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.storage.slow_gateways import Gateways, Rows
 
 CALL_S = 0.3
 TIMEOUT_S = 30.0
-#: In which callers that have too little time would long have got into each other's way.
+#: Long enough for starving callers to have collapsed the throughput.
 MINUTES = 5
 
 
 async def answered_in_the_last_minute(ask: Any, callers: int) -> int:
-    """How many calls are answered once so many callers have been asking for some minutes, each again and again."""
+    """Return the number of calls answered in the last of ``MINUTES`` minutes with callers that repeat their calls."""
     answered = 0
 
     async def call_on() -> None:
@@ -47,7 +47,7 @@ async def slowly(*_: object) -> bool:
     return True
 
 
-# A connection answers a hundred calls in the time that a call has, and 33 in that of an attempt at three gateways.
+# A connection answers a hundred calls within a call's time limit, and 33 within that of an attempt with three gateways.
 @pytest.mark.parametrize(("gateways", "callers"), [(1, 250), (3, 120), (3, 250)])
 async def test_of_more_calls_than_can_be_answered_in_time_as_many_are_answered_as_the_connections_can(
     autojump_clock, monkeypatch, gateways, callers
@@ -56,7 +56,7 @@ async def test_of_more_calls_than_can_be_answered_in_time_as_many_are_answered_a
     pool = made.pool(monkeypatch, size=2, gateways=gateways)
     answered = await answered_in_the_last_minute(partial(pool.call, "getRow"), callers)
     assert answered >= 0.9 * 2 * 60 / CALL_S
-    assert len(made.opened) <= 2  # and none was given up
+    assert len(made.opened) <= 2  # no connection was dropped
 
 
 @pytest.mark.parametrize(("gateways", "callers"), [(1, 80), (3, 40), (3, 80)])
@@ -73,8 +73,8 @@ async def test_of_more_scans_than_can_be_answered_in_time_as_many_are_answered_a
     pool = made.pool(monkeypatch, size=2, gateways=gateways)
     ask = partial(first_rows, pool, ScanRange(b"t", b"", b""), 16, timeout_s=TIMEOUT_S)
     answered = await answered_in_the_last_minute(ask, callers)
-    a_scan_s = 2 * (CALL_S + 0.01)  # opened, and a page
-    assert answered >= 0.9 * 60 / a_scan_s  # one of the two connections is kept for calls about rows
+    a_scan_s = 2 * (CALL_S + 0.01)  # opening it, and one page
+    assert answered >= 0.9 * 60 / a_scan_s  # one of the two connections is reserved for row calls
     assert len(made.opened) <= 2
 
 
@@ -119,7 +119,7 @@ async def test_a_scan_waits_for_both_bounds_no_longer_than_for_one(autojump_cloc
         with pytest.raises(NoConnectionFree):
             await first_rows(pool, ScanRange(b"t", b"", b""), 1, timeout_s=TIMEOUT_S)
         assert trio.current_time() - begun_s == pytest.approx(TIMEOUT_S)
-        # It has left both: the next one begins as soon as a connection is free.
+        # It has left both queues: the next scan begins as soon as a connection is free.
         nursery.cancel_scope.cancel()
     async with pool.place_to_scan(1):
         pass
@@ -155,7 +155,7 @@ async def test_a_call_that_broke_off_before_it_waited_in_vain_is_not_said_to_hav
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(write)
         await begun.wait()
-        nursery.start_soon(keep)  # stands before the second attempt
+        nursery.start_soon(keep)  # queued ahead of the second attempt
 
 
 @pytest.mark.parametrize(("gateways", "attempt_s"), [(1, TIMEOUT_S), (3, TIMEOUT_S / 3)])
@@ -195,7 +195,7 @@ async def test_a_call_that_waited_goes_to_the_next_gateway_where_the_first_stand
             async with pool.connection():
                 await trio.sleep(TIMEOUT_S / 3)
 
-        nursery.start_soon(keep)  # connects to the first one
+        nursery.start_soon(keep)  # connects to the first gateway
         await trio.testing.wait_all_tasks_blocked()
         begun_s = trio.current_time()
         assert await pool.call("get") == "gateway1"

@@ -1,4 +1,4 @@
-"""Compression of volumes: a sample shows what LevelDB would save, and decides for each new volume."""
+"""Compression of volumes: a sample estimates LevelDB's savings, and decides for each new volume."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def a_record() -> bytes:
     return json.dumps(fields).encode()
 
 
-#: Payloads, by what they are.
+#: Kinds of payloads.
 KINDS: dict[str, Callable[[], bytes]] = {
     "one letter": lambda: b"x" * 100,
     "random bytes": lambda: RANDOM.randbytes(100),
@@ -79,7 +79,7 @@ KINDS: dict[str, Callable[[], bytes]] = {
 
 
 def filled(path: Path, payload: Callable[[], bytes], *, compressed: bool) -> Database:
-    """A volume's database with a MiB of messages, all in tables."""
+    """Make a volume's database with a MiB of messages, all in tables."""
     RANDOM.seed(7)
     database = Database(path, LevelDBOptions().volume_shape(compressed=compressed), create=True)
     with database.batch(sync=False) as batch:
@@ -114,12 +114,12 @@ def test_rows_that_are_not_there_say_nothing(tmp_path):
 
 
 def compressed(path: Path) -> list[bool]:
-    """Which volumes are compressed, oldest first."""
+    """Return for each volume, oldest first, whether it is compressed."""
     return [listed.compressed for listed in read_list(path / "volumes")]
 
 
 async def fill(store: LevelDBStore, payload: Callable[[], bytes], first: int) -> None:
-    """Three volumes, or four."""
+    """Write enough for three or four volumes."""
     claim = await store.claim(NAME)
     for number in range(first, first + 30):
         await store.write([message(number, payload())], claim=claim)
@@ -137,7 +137,7 @@ async def test_a_volume_after_one_that_does_not_compress_is_not_compressed_and_t
         assert compressed(tmp_path / "data")[-2:] == [True, True]
         written = await everything(store)
         assert len(written) == 60
-    # Each stays what it was, and all can be read, after any end.
+    # Each keeps its state, and all are readable after any end.
     listed = compressed(tmp_path / "data")
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         assert await everything(store) == written

@@ -48,7 +48,7 @@ async def filled(store, *more):
 
 
 async def rows_of(store) -> list[tuple[Table, bytes, bytes]]:
-    """All but the copy's own."""
+    """Return all rows except the copy's own."""
     found = []
     for table in Table:
         for key, value in await read_rows(store, table, b"", b"\xff" * 9, limit=1_000_000):
@@ -71,7 +71,7 @@ async def target(request, tmp_path):
     await store.aclose()
 
 
-# --- what is copied --------------------------------------------------------------------------------
+# --- copied rows -----------------------------------------------------------------------------------
 
 
 async def test_rows_of_all_kinds_are_there_byte_for_byte_readable_or_not(target):
@@ -169,7 +169,7 @@ async def refuses_to_serve_what_is_not_complete(target, wanted):
     assert rows in ([], wanted)
 
 
-# --- what is refused -------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------
 
 
 async def test_a_target_with_topics_of_the_same_names_is_refused_and_named(target):

@@ -1,4 +1,4 @@
-"""Damaged files: reported, never repaired; nothing is removed, and no row is wrong."""
+"""Damaged files are reported and never repaired; nothing is removed, and no row is wrong."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def only(directory: Path, pattern: str) -> Path:
 
 
 def kept(directory: Path) -> dict[str, bytes]:
-    """Everything except LevelDB's own diary and the lock."""
+    """Return the files except LevelDB's diary (LOG) and the locks."""
     return {
         name: data
         for name, data in snapshot(directory).items()
@@ -115,7 +115,7 @@ async def test_a_manifest_cut_anywhere_is_damage_or_loses_no_row(stopped, tmp_pa
 
 
 def scanned(directory: Path) -> tuple[list[Row], str]:
-    """The readable messages of a stopped store, and what was reported."""
+    """Return the readable messages of a stopped store, and the reported error."""
     fed: list[Row] = []
 
     def feed(chunk: list[Row]) -> bool:
@@ -165,7 +165,7 @@ async def test_a_log_that_lost_commits_while_the_daemon_was_stopped_is_damage(st
 
 async def test_a_log_that_ends_in_a_torn_record_opens_without_it(stopped):
     directory, rows = stopped
-    (directory / f"{VOLUME}.index").unlink()  # a daemon that is killed leaves none of the volume that it writes
+    (directory / f"{VOLUME}.index").unlink()  # a killed daemon leaves no index of its newest volume
     log = only(directory, "*.log")
     with log.open("r+b") as file:
         file.truncate(written(log) - 5)
@@ -174,7 +174,7 @@ async def test_a_log_that_ends_in_a_torn_record_opens_without_it(stopped):
 
 
 def with_hole(log: Path, last: int, page: int) -> bytes:
-    """A log of commits without one page of the last commit, which begins at ``last``: the page never reached the disk."""
+    """Return a log without one page of its last commit, which begins at ``last``: the page never reached the disk."""
     data = bytearray(log.read_bytes())
     start, end = max(page * 4096, last), min((page + 1) * 4096, len(data))
     data[start:end] = bytes(end - start)
@@ -190,7 +190,7 @@ async def test_a_last_commit_that_lacks_a_page_in_its_midst_is_left_out_as_one_t
         await write_commits(store, 1, rows=400, value=Random(2).randbytes(200), first=3)
     log = only(directory, "*.log")
     before, end = snapshot(directory), written(log)
-    assert end - last > 2 * 32768  # it is in several blocks
+    assert end - last > 2 * 32768  # it spans several blocks
     for page in range(last // 4096, end // 4096 + 1):
         write_back(directory, before)
         log.write_bytes(with_hole(log, last, page))
@@ -273,7 +273,7 @@ async def test_a_power_cut_while_a_store_is_first_made_leaves_one_that_is_made_a
 
 
 def write_back(directory: Path, files: dict[str, bytes]) -> None:
-    """The directory as ``snapshot`` found it."""
+    """Restore a directory to its ``snapshot``."""
     shutil.rmtree(directory)
     for name, data in files.items():
         path = directory / name
@@ -382,7 +382,7 @@ async def test_a_scan_that_comes_to_a_damaged_block_behind_which_there_is_none_i
             list(rows)
         with pytest.raises(StoreError):
             database.own_rows(b"\x00", b"\xff")
-        # Rows that are not next to that block are read, and end.
+        # Rows that are not next to that block are read completely.
         with database.rows(Table.MESSAGE, b"k200", b"k300", reverse=reverse) as rows:
             assert len(list(rows)) == 100
     finally:

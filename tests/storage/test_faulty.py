@@ -1,4 +1,4 @@
-"""The faulty store keeps the contract when told nothing, and fails exactly as told."""
+"""The faulty store keeps the contract by default, and fails exactly as instructed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection to a gateway trusts no answer that is not the one to its request."""
+"""A connection to a gateway accepts only the response to its own request."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ REPLY, EXCEPTION = 2, 3
 
 
 def answer(sequence: int, *, kind: int = REPLY, name: bytes = b"isTableEnabled") -> bytes:
-    """A frame: that call's answer, true."""
+    """Return a frame: the response ``true`` to that call."""
     success = b"\x02\x00\x00\x01"
     body = struct.pack("!HBBi", 0x8001, 0, kind, len(name)) + name + struct.pack("!i", sequence) + success + b"\x00"
     return struct.pack("!i", len(body)) + body
 
 
 async def asked(*answers: bytes) -> object:
-    """What a call gives whose gateway says this."""
+    """Return the result of a call whose gateway sends these bytes."""
     ours, theirs = memory_stream_pair()
     await theirs.send_all(b"".join(answers))
     await theirs.send_eof()

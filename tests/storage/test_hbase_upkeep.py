@@ -1,4 +1,4 @@
-"""Upkeep of HBase past rows that cannot be read: they stay, and all else that is gone goes."""
+"""Upkeep of HBase skips unreadable rows: they stay, and all other void rows are removed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TABLES = Tables("t")
 METADATA, MESSAGE = TABLES[Table.METADATA], TABLES[Table.MESSAGE]
 NAMES = [TopicName("ns", f"t{number}") for number in range(6)]
 BAD = NAMES[2]
-#: HBase's clock; the rows are as old as it can be.
+#: HBase's clock; the rows are as old as possible.
 NOW_MS = 10**12
-#: The owner before has made so many commits.
+#: The previous owner's last commit.
 BEFORE = Stamp(100, 5)
 
 
 class HBase:
-    """The calls that upkeep makes, on rows in memory; stands for the pool of connections."""
+    """The calls that upkeep makes, on rows in memory; replaces the pool of connections."""
 
     def __init__(self):
         self.rows = {table: {} for table in map(TABLES.__getitem__, Table)}
@@ -57,7 +57,7 @@ class HBase:
         return None
 
     async def first_rows(self, pool, wanted, limit, *, timeout_s):
-        """In place of a scan."""
+        """Replaces a scan."""
         await trio.lowlevel.checkpoint()
         keys = sorted(key for key in self.rows[wanted.table] if wanted.contains(key))
         return [ScannedRow(key, self.rows[wanted.table][key]) for key in keys[:limit]]
@@ -80,7 +80,7 @@ def head(name):
 
 
 def fill(hbase, *, fences=0):
-    """Topics, each with a row that is gone and one that is there."""
+    """Write topics, each with a void row and a live one."""
     for name in NAMES:
         now = Head(Stamp(200, 7), BEFORE)
         fenced = {FENCE + encode_epoch(epoch): encode_serial(1) for epoch in range(1, fences + 1)}
@@ -94,7 +94,7 @@ def gone(name):
 
 
 def left(hbase):
-    """Names of topics whose row that is gone is still there."""
+    """Return the names of topics whose void row still exists."""
     return [name for name in NAMES if gone(name) in hbase.rows[METADATA]]
 
 

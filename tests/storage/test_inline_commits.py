@@ -1,4 +1,4 @@
-"""Small commits that the event loop writes itself: when it does, when it leaves them to the thread, and what failing means."""
+"""Small commits written by the event loop itself: when it writes them, when the thread does, and what failures mean."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def store(tmp_path):
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    """The time that writes are measured by; it stands still unless the test moves it, however busy the machine is."""
+    """Replace the clock that measures writes; it advances only when the test moves it, however busy the machine is."""
 
     class Clock:
         now_s = 1000.0
@@ -49,7 +49,7 @@ def clock(monkeypatch):
 
 
 def gathered(store, *commits, completed=None):
-    """Begin commits as one turn of the event loop does; returns the outcomes of those that are completed at its end."""
+    """Begin commits as one turn of the event loop does; return the outcomes of those completed at its end."""
     completed = [] if completed is None else completed
     store.gather_writes()
     for commit in commits:
@@ -155,7 +155,7 @@ async def test_a_commit_that_an_answer_begins_is_written_by_the_thread_so_that_t
 
 @pytest.fixture
 def slow_write(store, clock, monkeypatch):
-    """A small commit that takes a certain time."""
+    """Return a function that writes a small commit with a given duration."""
     write, numbers = store._group_commit._write, count(1000)
 
     def written(took_s):
@@ -183,7 +183,7 @@ async def test_after_a_slow_write_the_thread_writes_for_ten_times_as_long(store,
 
 
 def pause_of(store, clock):
-    """For how long the thread writes from now on."""
+    """Return for how long the thread will write from now on."""
     return store._group_commit._slow_until_s - clock.now_s
 
 
@@ -243,7 +243,7 @@ async def test_a_volume_is_sealed_by_the_thread_and_never_by_the_event_loop(tmp_
                 inline += 1
                 assert sets.current.newest is newest
             await until_completed(completed, number + 1)
-            # The next volume is there before this one is full.
+            # Make the next volume before this one is full.
             await settled(store)
         assert completed == [None] * 60
         assert 10 < inline < 60
@@ -300,7 +300,7 @@ async def test_a_closed_store_refuses_commits_that_would_be_gathered(tmp_path):
 
 @pytest.fixture
 def read_in(store, clock, monkeypatch):
-    """Reads a row of the metadata, which takes a certain time; whether the event loop read it."""
+    """Return a function that reads a metadata row with a given duration, and returns whether the event loop read it."""
     read = type(store._db).get
 
     async def read_in(took_s=0.0):
@@ -379,12 +379,12 @@ async def test_a_store_that_is_closed_reads_nothing_on_the_event_loop_either(tmp
 
 
 def fails(descriptor):
-    """A sync of a disk that is broken."""
+    """Fail like the sync of a broken disk."""
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 class Watched:
-    """The callbacks of commits and the syncs, in their order."""
+    """Records the callbacks of commits and the syncs, in their order."""
 
     def __init__(self, store, monkeypatch, *, during=lambda: None):
         self.events = []
@@ -399,7 +399,7 @@ class Watched:
         monkeypatch.setattr(os, "fdatasync", synced)
 
     def commit(self, number):
-        """A commit with a callback while syncing, as one turn of the event loop writes it; returns the events."""
+        """Write a commit with a callback while syncing, in one turn of the event loop; return the events."""
         self._store.gather_writes()
         self._store.begin([message(number)], self._completed, claim=CLAIM, while_syncing=self._while_syncing)
         self._store.write_gathered()
@@ -417,7 +417,7 @@ class Watched:
 async def test_what_there_is_to_do_beside_is_done_between_the_write_and_its_sync(store, monkeypatch):
     watched = Watched(store, monkeypatch, during=lambda: rows.append(store._db.get(MESSAGE, key(2))))
     rows = []
-    assert watched.commit(1) == ["syncing", "completed"]  # where its log ends was not known yet: LevelDB synced it
+    assert watched.commit(1) == ["syncing", "completed"]  # the end of its log was not known yet, so LevelDB synced it
     assert watched.commit(2) == ["syncing", "synced", "completed"]
     assert rows == [None, message(2).values[0]]
 
@@ -518,5 +518,5 @@ async def test_metadata_is_changed_behind_the_sync_since_a_checkpoint_may_be_wri
         while_syncing=lambda: seen.append(store._db.metadata.get(b"k")),
     )
     store.write_gathered()
-    assert seen == [None, None]  # the second: no error
+    assert seen == [None, None]  # the second None: no error
     assert store._db.metadata.get(b"k") == b"new"

@@ -1,4 +1,4 @@
-"""Plain rows of a topic that LevelDB has one by one: joined as they are read, next to rows that are not plain."""
+"""Plain rows of a topic that LevelDB stores individually are joined while reading, next to rows that are not plain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MESSAGE = Table.MESSAGE
 BYTE = bytes([MESSAGE])
 OPTIONS = LevelDBOptions()
 PLAIN = st.binary(max_size=40).map(lambda payload: plain_head(len(payload)) + payload)
-#: A pointer's, one with extras, one without a byte, one that begins as a pack does, and a large one.
+#: A row with a pointer, one with extras, an empty one, one that begins like a pack, and a large one.
 OTHER = st.sampled_from([b"\x01" + bytes(8) + b"\x02a", b"\x04" + bytes(4) + b"\x02a", b"", MARK + b"x"])
 LARGE = st.just(plain_head(5000) + bytes(5000))
 
@@ -76,7 +76,7 @@ def test_a_page_of_joined_rows_is_that_of_rows_one_by_one(values, is_known, list
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """A database that may have packs, and one that has none; each test and each example has topics of its own."""
+    """A database that may have packs, and one that has none; each test and example uses new topics."""
     found = [
         Database(tmp_path_factory.mktemp("joined") / "one", OPTIONS.volume_shape(packed=packed), create=True)
         for packed in (True, False)
@@ -131,7 +131,7 @@ def test_lists_have_the_rows_of_a_range_in_order_and_what_is_joined_is_plain(
         stop = prefix + (position(high) + random.choice([b"", b"\x00"]) if high >= 0 else b"\xff" * 10)
         if start >= stop:
             continue
-        found = lists_of(database, start, stop, first, largest=largest)  # which may be wrong
+        found = lists_of(database, start, stop, first, largest=largest)  # these lists are under test
         assert [row for some in found for row in some] == [row for row in rows if start <= row[0] < stop]
         assert all(0 < len(some) <= MAX_CHUNK_ROWS for some in found)
         joined = [row for some in found if isinstance(some, PlainItems) for row in some]
@@ -156,7 +156,7 @@ def test_plain_rows_are_joined_in_lists_that_grow(opened):
         prefix = written(database, [plain_head(1) + b"m"] * 2000, next(numbers))
         found = lists_of(database, prefix + position(0), prefix + b"\xff" * 10, 5000)
         joined = [isinstance(some, PlainItems) for some in found]
-        assert joined.index(True) <= 3  # where there may be packs it finds out that these are none
+        assert joined.index(True) <= 3  # where packs are possible, it first detects that these rows are none
         assert all(joined[joined.index(True) :])
         assert max(map(len, found)) == LIST_ROWS
 
@@ -211,7 +211,7 @@ def test_large_rows_are_read_one_by_one(opened):
         found = lists_of(database, prefix + position(0), prefix + b"\xff" * 10, 100)
         assert [len(some) for some in found] == [1] * 12 or max(
             map(len, found)
-        ) <= 3  # pairs are put into lists of a MiB
+        ) <= 3  # pairs are collected into lists of a MiB
         read = 0
         with database.rows(MESSAGE, prefix + position(0), prefix + b"\xff" * 10, wanted=100) as rows:
             for some in rows.lists:
@@ -263,7 +263,7 @@ def test_rows_before_a_damaged_block_are_read_and_then_the_damage_is_an_error(tm
             found.extend(chain.from_iterable(joined(rows.lists, packed)))
         assert found == [(prefix + position(n), values[n]) for n in range(len(found))]
         assert 2000 < len(found) < 3000
-        # Ranges that end before that block are read without an error.
+        # Ranges that end before that block are read without error.
         with database.rows(MESSAGE, prefix + position(100), prefix + position(300), wanted=100) as rows:
             assert len(list(rows)) == 200
         near = len(found) - 5
@@ -346,12 +346,12 @@ async def test_a_page_of_small_requests_reads_one_row_more_than_it_has_room_for(
                 walk = Counted(Span(1, PREFIX, since, b"\xff" * 20, 2000, 0, None), limit, 1 << 20)
                 await walk_rows(store, walk)
                 page = walk.page()
-                # After a message also the row of that message.
+                # A start after a message also reads that message's row.
                 assert (page.count, page.end, walk.rows) == (limit, "more", limit + 1 + own)
 
 
 class Counted(Paging):
-    """A page that counts the rows it is fed."""
+    """A page that counts the rows fed to it."""
 
     rows = 0
 

@@ -1,4 +1,4 @@
-"""What LevelDB promises beyond the contract: whole commits, synced, through kills, full disks and failures."""
+"""LevelDB's promises beyond the contract: complete, synced commits, across kills, full disks and failures."""
 
 from __future__ import annotations
 
@@ -133,12 +133,12 @@ trio.run(main)
 
 
 def kill_a_publisher(directory: Path, acknowledgements: int) -> list[bytes]:
-    """Start ``CHILD``, kill it after a number of lines, and return everything that it acknowledged."""
+    """Start ``CHILD``, kill it after a number of lines, and return everything it acknowledged."""
     command = [sys.executable, "-c", CHILD, str(directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as child:
         acknowledged = [child.stdout.readline().strip() for _ in range(acknowledgements)]
         child.kill()
-        # What was printed before the kill took hold counts, except a line that was cut.
+        # Lines printed before the kill took effect count, except a truncated one.
         return acknowledged + [line.strip() for line in child.stdout if line.endswith(b"\n")]
 
 
@@ -164,7 +164,7 @@ async def test_commits_that_wait_are_joined_into_one_batch_in_their_order(store)
             nursery.start_soon(lambda n=number: store.write([put_one(METADATA, b"%d" % n, b"v")], claim=claim))
         await trio.testing.wait_all_tasks_blocked()
         spy.hold.set()
-    # How many the first batch took depends on how soon its thread was there.
+    # The size of the first batch depends on when its thread started.
     assert len(spy.batches) <= 2
     assert len(await everything(store, METADATA)) == 30
 
@@ -179,7 +179,7 @@ async def test_commits_that_begin_commits_leave_the_event_loop_its_turns(store):
         left -= 1
         if left:
             store.begin([put_one(METADATA, b"%d" % left, b"")], written, claim=CLAIM)
-            time.sleep(0.002)  # it ends before this does
+            time.sleep(0.002)  # so that the new commit ends before this callback returns
 
     store.begin([put_one(METADATA, b"first", b"")], written, claim=CLAIM)
     while left:
@@ -196,7 +196,7 @@ def _until_written(store, groups=1):
 
 
 async def test_a_commit_is_completed_before_any_task_that_wakes_with_it_runs(store):
-    for _ in range(20):  # trio takes the tasks of a turn in any order
+    for _ in range(20):  # trio runs the tasks of a turn in any order
         ours, theirs = socket.socketpair()
         order = []
 
@@ -324,7 +324,7 @@ def test_threads_have_the_turn_in_the_order_in_which_they_asked_for_it() -> None
             thread.start()
             waiting.append(thread)
             until(lambda: len(turn._waiting) == len(waiting))
-    # The thread that had it asks again while they still sleep, and has it after them.
+    # The thread that had the turn asks again while the others still sleep, and gets it after them.
     take("the one before")
     for thread in waiting:
         thread.join(PATIENCE_S)
@@ -340,7 +340,7 @@ def test_after_a_turn_that_ends_with_an_error_the_next_thread_has_it() -> None:
 
 
 class Clock:
-    """A clock that advances whenever it is read."""
+    """A clock that advances at each reading."""
 
     def __init__(self) -> None:
         self.now_s, self.naps = 0.0, 0

@@ -1,4 +1,4 @@
-"""What failed next to commits: nothing is written after it, and the store can be opened again from what is on the disk."""
+"""Failures outside commits: nothing is written afterwards, and the store can be reopened from disk."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tables(tmp_path):
 
 
 def written(tables: LevelDBTables, *operations: object) -> PendingWrite:
-    """Write one commit, and wait until the keeper has made its changes of sealed volumes."""
+    """Write one commit, and wait until the keeper has changed sealed volumes for it."""
     changed = threading.Event()
     work = PendingWrite(operations, on_changed=lambda _: changed.set())
     tables.write([work])
@@ -58,7 +58,7 @@ def written(tables: LevelDBTables, *operations: object) -> PendingWrite:
 
 
 def sealed(tables: LevelDBTables) -> Volume:
-    """Seal the newest volume; returns it."""
+    """Seal the newest volume and return it."""
     newest = tables.sets.current.newest
     seal = Seal(newest)
     written(tables, seal)
@@ -67,7 +67,7 @@ def sealed(tables: LevelDBTables) -> Volume:
 
 
 def result_of(tables: LevelDBTables, start: Callable[[Callable[[object], object]], None]) -> object:
-    """Start long work of the keeper, and apply its operations as the thread that commits does, until its result is there."""
+    """Start long work of the keeper, and apply its operations as the commit thread does, until there is a result."""
     results: SimpleQueue[object] = SimpleQueue()
     start(results.put)
     while True:
@@ -81,7 +81,7 @@ def result_of(tables: LevelDBTables, start: Callable[[Callable[[object], object]
 
 @contextmanager
 def no_file_beyond(size_bytes: int):
-    """No file of this process grows beyond a size inside the block, as on a disk that is full."""
+    """Let writes fail in the block that would extend a file beyond a size, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
@@ -254,7 +254,7 @@ def test_topics_may_be_added_while_tidying_looks_at_what_is_in_volumes(tables, t
         return real(*arguments)
 
     monkeypatch.setattr(DeadRanges, "live_parts", add_and_look)
-    # It finds the newest volume dead, has it sealed, and then finds the topics that were added.
+    # Tidying finds the newest volume dead, has it sealed, and then finds the added topics.
     result_of(tables, tables.tidy)
     assert len(tables.sets.current.sealed) == 1
     assert next(added, None) is None
@@ -314,7 +314,7 @@ def test_any_error_in_the_keepers_thread_is_a_failure_of_the_store(tables, monke
     until(lambda: tables.failed is not None or not tables.keeper._thread.is_alive())
     assert tables.failed.detail == "the store's upkeep: RuntimeError('00000001: of any kind')"
     if failing == "_made":
-        # The commit may wait for the answer.
+        # The commit may wait for the result.
         until(lambda: isinstance(tables.keeper.spare(wait=False), StoreError))
 
 
@@ -323,7 +323,7 @@ def test_a_removal_in_a_sealed_volume_leaves_alone_what_was_written_to_the_newes
     first = sealed(tables)
     written(tables, message(2))
     held, changed = threading.Event(), threading.Event()
-    tables.keeper.start(lambda: iter(()), lambda _: held.wait())  # the keeper has something else to do
+    tables.keeper.start(lambda: iter(()), lambda _: held.wait())  # keeps the keeper busy
     removal = PendingWrite([Delete(MESSAGE, [key(2), key(1)])], on_changed=lambda _: changed.set())
     tables.write([removal])
     tables.write([PendingWrite([message(1, b"again"), message(2, b"again")])])
@@ -362,7 +362,7 @@ async def test_a_volume_whose_last_rows_die_while_it_is_rewritten_is_removed(sto
 
 
 async def of_version_0_1(store: LevelDBStore) -> Volume:
-    """A store with rows in its first volume, which counts as the database of version 0.1, half of them dead."""
+    """Fill a store's first volume, treated as version 0.1's database, with half of its rows dead; return the volume."""
     await fill(store, 40)
     large = store._db.sets.current.all[0]
     large.large = True
@@ -450,7 +450,7 @@ async def test_a_next_volume_that_could_not_be_listed_is_made_by_a_later_attempt
         patched.setattr(keeper_module, "write_list", no_list)
         with pytest.raises(NothingWritten, match=r"No space left on device: 'LIST\.tmp'") as caught:
             await fill(store, 40)
-        # A caller keeps the exception, and with it the frames that it went through.
+        # A caller keeps the exception, and with it its frames.
         kept.append(caught.value)
         acknowledged = len(await everything(store))
     assert 0 < acknowledged < 40
@@ -471,7 +471,7 @@ async def test_without_a_next_volume_the_newest_is_written_until_it_has_twice_it
         assert 0 <= newest.memory_bytes - commit_module.MAX_OVERFULL * TINY.volume_bytes < row_bytes
         assert store._db.sets.current.all == (newest,)
     assert [found for found, _ in await everything(store)] == [key(number) for number in range(newest.rows)]
-    # A view, and tidying, need no next volume.
+    # Views and tidying need no next volume.
     async with aclosing(await store.pin(60)) as view:
         assert len(await everything(view)) == newest.rows
     await store.tidy()
@@ -506,7 +506,7 @@ def test_a_next_volume_that_cannot_be_made_is_reported_without_folders_and_with_
 
 
 def fail_after_the_list(monkeypatch) -> None:
-    """Let the sync of the folder fail once the new list is in it."""
+    """Let the sync of the folder fail after the new list was moved into it."""
 
     def fail(_):
         raise OSError(errno.EIO, "Input/output error")
@@ -546,7 +546,7 @@ def test_a_next_volume_that_may_be_listed_is_not_made_again(tables, tmp_path, mo
     written(tables, seals[1])
     assert ["Input/output error" in seal.error.detail for seal in seals] == [True] * 2
     assert (tmp_path / "volumes" / "00000002").stat().st_ino == made
-    # It is written to once the store was opened again, and not before.
+    # It is written only after the store has been reopened.
     assert tables.sets.current.newest.number == 1
     assert tables.failed is not None
     again = reopened(tables, tmp_path)

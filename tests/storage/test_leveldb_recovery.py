@@ -1,4 +1,4 @@
-"""LevelDB after a failure: opened again from disk, with no thread left inside; and which calls wait for which."""
+"""LevelDB after a failure: reopened from disk with no thread left inside, and which calls wait for which."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_a_claim_waits_for_the_readers_inside_who_are_told_to_ask_again(st
         nursery.start_soon(claim_again)
         await trio.testing.wait_all_tasks_blocked()
         assert not claimed
-        # A read that begins now waits for the database to be back, and is served.
+        # A read that begins now waits until the database is reopened, and is served.
         nursery.start_soon(store.get, MESSAGE, b"k")
         await trio.testing.wait_all_tasks_blocked()
         release.set()

@@ -1,4 +1,4 @@
-"""Directories that a race of version 0.1 left, and removals that a disk refuses for a moment."""
+"""Directories left by a race of version 0.1, and removals that a disk temporarily refuses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_volume_with_rows_that_the_list_has_lost_is_part_of_the_store_ag
 
 
 async def test_rows_written_to_a_sealed_volume_after_its_index_are_found(tmp_path):
-    """The second half of that race: the volume before the lost one was written again."""
+    """The other half of that race: the volume before the lost one was written again."""
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, 1)
     index = tmp_path / "data" / "volumes" / "00000001.index"
@@ -70,7 +70,7 @@ async def test_a_removal_whose_pack_cannot_be_read_for_a_moment_is_not_acknowled
 
 
 async def with_a_volume_that_cannot_be_opened(path) -> str:
-    """A stopped store, one of whose sealed volumes has lost a table; its name."""
+    """Make a stopped store, one of whose sealed volumes has lost a table; return that volume's name."""
     async with await LevelDBStore.open(path, TINY) as store:
         claim = await store.claim(NAME)
         for number in range(40):

@@ -1,4 +1,4 @@
-"""Rows of many ranges of HBase in one order, by scans that skip ranges without rows: compared with a sorted list."""
+"""Rows of many HBase ranges in one order, by scans that skip empty ranges: compared with a sorted list."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Gateway:
 
 
 def buckets(start: bytes, *, reverse: bool) -> list[ScanRange]:
-    """The ranges of all keys from ``start`` in each bucket; the last one has no end."""
+    """Return the ranges of all keys from ``start`` in each bucket; the last one has no end."""
     stops = [*(bytes([bucket + 1]) for bucket in BUCKETS[:-1]), b""]
     return [
         ScanRange(TABLE, bytes([bucket]) + start, stop, reverse) for bucket, stop in zip(BUCKETS, stops, strict=True)
@@ -57,7 +57,7 @@ async def test_rows_of_all_ranges_are_read_once_and_in_order_whatever_ranges_a_p
     found = await merged(gateway, buckets(start, reverse=reverse))
     assert sorted(found) == sorted(key for key in rows if key[1:] >= start)
     assert [key[1:] for key in found] == sorted((key[1:] for key in found), reverse=reverse)
-    # Each scan brings a whole page, ends a range that has rows, or is the last one.
+    # Each scan returns a full page, completes a range that has rows, or is the last one.
     assert gateway.scans <= len(rows) // PAGE_ROWS + len({key[:1] for key in rows}) + 1
 
 

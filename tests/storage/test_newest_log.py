@@ -1,4 +1,4 @@
-"""The log that is written is longer than what was written to it, which nothing depends on, and is synced early."""
+"""The newest log is preallocated, on which nothing may depend, and synced early."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_log_is_made_longer_again_and_so_is_one_that_leveldb_begins(tmp_
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
         volume = tmp_path / "data" / VOLUME
         lengths: dict[str, set[int]] = {}
-        # The write buffer is filled several times over.
+        # Fill the write buffer several times.
         for number in range(300):
             await write_commits(store, 1, value=b"v" * 100, first=number)
             log = newest_log(volume)
@@ -77,7 +77,7 @@ async def test_a_log_is_made_longer_again_and_so_is_one_that_leveldb_begins(tmp_
             lengths.setdefault(log.name, set()).add(length)
     logs = sorted(lengths)
     assert len(logs) > 3
-    # Of about 65 commits of 1.3 kB each log grew with those before its room was made, twelve at most, and then by steps.
+    # Of about 65 commits of 1.3 kB, each log grew with at most twelve before its space was allocated, then by steps.
     assert all(len(lengths[name]) < 25 for name in logs[:-1])
 
 
@@ -118,7 +118,7 @@ async def test_a_large_commit_makes_no_room_since_its_sync_writes_the_journal_an
 
 
 async def test_leveldb_itself_opens_what_a_stopped_store_and_a_killed_one_have_left(tmp_path):
-    """As an older version does, which knows nothing of the room."""
+    """Older versions open it, too, and know nothing about preallocation."""
     async with await LevelDBStore.open(tmp_path / "data") as store:
         await write_commits(store, 5)
         rows = await everything(store)
@@ -159,7 +159,7 @@ def test_without_a_log_nothing_is_made(tmp_path, name):
 
 
 class Syncs:
-    """The files that were synced by a descriptor of their own, with what they had in them by then."""
+    """Records the files synced by separate descriptors, and their content at the sync."""
 
     def __init__(self, monkeypatch):
         self.synced = {}
@@ -168,14 +168,14 @@ class Syncs:
         def noted(descriptor):
             path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
             self.synced[path.name] = b""
-            with suppress(FileNotFoundError):  # an older one, which LevelDB has removed
+            with suppress(FileNotFoundError):  # LevelDB has removed an older one
                 self.synced[path.name] = path.read_bytes()
             sync(descriptor)
 
         monkeypatch.setattr(os, "fdatasync", noted)
 
     def commit(self, database, key, value):
-        """Write a row without a sync, and sync it by another descriptor; returns the files that were synced for it."""
+        """Write a row without a sync, and sync it by another descriptor; return the files synced for it."""
         self.synced.clear()
         early = database.syncs_early
         with database.batch(sync=not early) as batch:
@@ -232,7 +232,7 @@ def test_a_batch_that_was_not_announced_makes_the_next_one_leveldbs_own_to_sync(
 def test_where_a_record_is_not_found_all_logs_are_synced(database, monkeypatch):
     syncs = Syncs(monkeypatch)
     syncs.commit(database, b"\2a", b"1")
-    database._log._end += 100  # as if it had been counted wrongly
+    database._log._end += 100  # simulates a wrong count
     database._log._length = 1 << 30
     assert any(b"a" + b"\x05value" in content for content in syncs.commit(database, b"\2a", b"value").values())
     assert not database.syncs_early
@@ -256,7 +256,7 @@ def test_a_sync_that_fails_leaves_no_descriptor_and_a_database_that_is_not_writt
 
 
 def test_a_descriptor_whose_close_fails_fails_no_commit_that_was_synced(database, monkeypatch):
-    """As on a network file system, which reports then what an earlier write came to."""
+    """A network file system reports failures of earlier writes at close."""
     syncs = Syncs(monkeypatch)
     syncs.commit(database, b"\2a", b"1")
     real, failed = os.close, []
@@ -269,7 +269,7 @@ def test_a_descriptor_whose_close_fails_fails_no_commit_that_was_synced(database
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "close", fails)
-    database._log._end += 100  # as if it had been counted wrongly: all logs are opened, synced and closed
+    database._log._end += 100  # simulates a wrong count: all logs are opened, synced and closed
     database._log._length = 1 << 30
     assert syncs.commit(database, b"\2b", b"2")
     assert failed
@@ -281,7 +281,7 @@ def test_a_descriptor_whose_close_fails_fails_no_commit_that_was_synced(database
 
 
 def test_zeros_are_never_written_over_what_was_not_announced(database, monkeypatch):
-    """As if LevelDB had written more than what was counted."""
+    """Simulates that LevelDB has written more than was counted."""
     syncs = Syncs(monkeypatch)
     syncs.commit(database, b"\2a", b"1")
     syncs.commit(database, b"\2b", b"2")

@@ -1,4 +1,4 @@
-"""Space is freed a little at a time: of volumes that go (test_volumes.py), and of logs that LevelDB has removed."""
+"""Space is freed gradually: of removed volumes (test_volumes.py), and of logs that LevelDB has removed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 5 * STEP_BYTES // 2
 
 @pytest.fixture
 def cut(monkeypatch, tmp_path):
-    """The sizes that files of this test were cut to, and True for each that had a name then."""
+    """Record the sizes to which this test's files are truncated, and True for each that had a name at the time."""
     found = []
     truncate = os.ftruncate
 
@@ -43,7 +43,7 @@ def opened(path, size=SIZE):
 
 
 def taken(*descriptors, nap=no_nap, meanwhile=lambda: None):
-    """Logs that have been taken."""
+    """Make ``OldLogs`` that has taken these descriptors."""
     logs = OldLogs(nap, meanwhile)
     for descriptor in descriptors:
         logs.take(descriptor)
@@ -55,7 +55,7 @@ def freed(logs):
 
 
 def is_open(path):
-    """True if this process has the file open, which may have lost its name."""
+    """True if this process has the file open, even if the file has lost its name."""
     for each in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{each}").removesuffix(" (deleted)") == str(path):
@@ -164,7 +164,7 @@ def test_where_the_process_may_have_no_more_threads_logs_are_closed_at_once(tmp_
 
 @pytest.mark.parametrize("call", ["ftruncate", "fstat", "close"])
 def test_an_error_of_the_file_system_ends_neither_the_commit_nor_the_thread(tmp_path, monkeypatch, call):
-    """Such as ESTALE, of a file that a server has removed."""
+    """An error such as ESTALE, for a file that a server has removed."""
     files = [tmp_path / f"00000{number}.log" for number in range(3)]
     descriptors = [opened(file) for file in files]
     for file in files:
@@ -185,7 +185,7 @@ def test_an_error_of_the_file_system_ends_neither_the_commit_nor_the_thread(tmp_
 
 
 def test_where_names_are_not_counted_no_log_is_held_or_cut(tmp_path, monkeypatch, cut):
-    """Some file systems report for every file that it has no name."""
+    """Some file systems report a link count of 0 for every file."""
     stat = os.fstat
 
     def uncounted(descriptor):
@@ -205,7 +205,7 @@ def database_shape():
 
 
 def with_rows(tmp_path, *, early, rows=600):
-    """A database whose buffer is filled several times over."""
+    """Make a database whose buffer was filled several times."""
     database = Database(tmp_path / "data", database_shape(), create=True)
     value = b"v" * 8000
     for number in range(rows):
@@ -231,7 +231,7 @@ def test_logs_of_a_database_get_shorter_once_leveldb_has_removed_them_and_never_
 
 
 def test_a_log_gets_shorter_once_the_rows_in_memory_are_in_a_table(tmp_path, cut):
-    """For example of a volume that is sealed, or that takes the place of others: its log is as long as the buffer."""
+    """This happens when a volume is sealed, or replaces others: its log is as long as the buffer."""
     database = with_rows(tmp_path, early=False, rows=100)
     cut.clear()
     database.flush_memory()

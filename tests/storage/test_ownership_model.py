@@ -1,6 +1,6 @@
 """Every order in which owners, puts, deaths and retries can meet: nothing is lost, doubled, reordered or taken back.
 
-And that each ingredient of the protocol is needed: without it, some order goes wrong, and is found.
+Each ingredient of the protocol is needed: without it, exploration finds an order that violates a promise.
 """
 
 from __future__ import annotations

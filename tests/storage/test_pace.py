@@ -1,4 +1,4 @@
-"""How long is rested between two steps of reading much of a store: for what they took of this process, and no more."""
+"""Pauses between steps of reading much of a store: in proportion to the work in this process only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_where_the_store_is_far_its_answers_are_waited_for_and_not_rested_
     far = Pace(is_far=True)
     work_s = STEP_S + 10 * ROW_S + 1000 * BYTE_S
     assert await paused_s(far, 2.7, 1000, read_rows=10) == pytest.approx(REST * work_s)
-    # A near one answers sooner than that, and what did not ask the store was work, all of it.
+    # A near store answers faster than that, and steps without a read are entirely work.
     assert await paused_s(far, work_s / 2, 1000, read_rows=10) == pytest.approx(REST * work_s / 2)
     assert await paused_s(far, 2.7, 0) == pytest.approx(REST * 2.7)
 

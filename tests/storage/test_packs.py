@@ -1,4 +1,4 @@
-"""Messages of one request in packs: the bytes, what becomes one, and what changes inside."""
+"""Packs with the messages of one request: their bytes, which requests become one, and changes inside."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MESSAGE = Table.MESSAGE
 
 @pytest.fixture(autouse=True)
 def of_sixteen_rows(monkeypatch):
-    """Small packs, such as earlier versions made."""
+    """Make small packs, such as earlier versions wrote."""
     monkeypatch.setattr(packs, "MIN_ROWS", 16)
 
 
@@ -51,7 +51,7 @@ def rows_of(put: Put) -> list[tuple[bytes, bytes]]:
 
 
 def stored_rows(directory: Path, volume: str = "00000001") -> list[tuple[bytes, bytes]]:
-    """What LevelDB has of messages in a volume of a stopped store."""
+    """Return LevelDB's message rows in a volume of a stopped store."""
     with plyvel.DB(str(directory / "volumes" / volume)) as database:
         return [(key[1:], value) for key, value in database if key[0] == MESSAGE]
 
@@ -143,7 +143,7 @@ def test_a_page_of_several_packs_that_stay_together_is_that_of_rows_one_by_one(
         at += len(values)
         pack = Pack(key, value)
         low, stop = sorted(min(each, pack.count) for each in cut)
-        first = low if not parts else 0  # what is between was skipped
+        first = low if not parts else 0  # rows between parts were skipped
         parts.append(PlainPart(pack, first, max(first, stop)))
         expected += pack.rows(first, stop)
     together = PlainParts(parts)
@@ -187,7 +187,7 @@ def test_the_packs_of_a_request_have_about_the_same_size(first, lengths):
     packs = packs_of(PREFIX, [pack_position(1000, at) for at in range(1000)], values)
     sizes = [len(value) for _, value in packs]
     assert len(sizes) > 1
-    each_length = 4 * max(Pack(*pack).count for pack in packs)  # of those that are not all alike
+    each_length = 4 * max(Pack(*pack).count for pack in packs)  # for packs with values of different lengths
     assert max(sizes) - min(sizes) <= first + each_length + 2 * max(lengths)
     assert all(PACK_BYTES - 2 * max(lengths) <= size <= 2 * PACK_BYTES + first for size in sizes)
 

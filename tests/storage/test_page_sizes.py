@@ -1,4 +1,4 @@
-"""Pages of rows whose answers are too large, or do not arrive in time, are requested again with fewer rows."""
+"""Pages whose responses are too large, or late, are requested again with fewer rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_pages_that_are_too_large_an_answer_are_read_with_fewer_rows(autoj
     pool = made.pool(monkeypatch, gateways=gateways)
     assert await keys_in(pool, ALL, first_page=64) == rows.keys
     assert rows.asked[:4] == [64, 16, 1, 1]
-    assert not pool._rotation._failed  # the gateway is well
+    assert not pool._rotation._failed  # the gateway is not to blame
 
 
 @pytest.mark.parametrize("gateways", [1, 3])
@@ -62,7 +62,7 @@ async def test_a_row_that_is_asked_for_alone_has_all_the_time_there_is(autojump_
     rows = Rows([25 * MIB], bytes_a_second=MIB)
     pool = Gateways(rows.answer).pool(monkeypatch)
     assert await keys_in(pool, ALL, first_page=1) == rows.keys
-    assert rows.asked == [1, 1]  # read, and none after it
+    assert rows.asked == [1, 1]  # one row, and none after it
 
 
 async def test_a_request_gets_all_its_rows_though_pages_have_fewer(autojump_clock, monkeypatch):
@@ -110,7 +110,7 @@ async def test_a_row_that_never_arrives_ends_the_scan_when_its_time_is_over(auto
     begun_s = trio.current_time()
     with pytest.raises(StoreError, match="had no answer in 30 s: no answer of 1 row in"):
         await keys_in(pool, ALL, first_page=2)
-    # Ten seconds twice for several rows, and all of the time for one.
+    # Twice ten seconds for several rows, and the whole time for one.
     assert trio.current_time() - begun_s == pytest.approx(50, abs=0.5)
 
 
@@ -129,7 +129,7 @@ async def test_a_gateway_that_takes_its_time_however_few_rows_are_asked_for_is_w
 async def test_a_size_that_did_not_arrive_in_time_is_not_requested_again_with_every_other_page(
     autojump_clock, monkeypatch
 ):
-    rows = Rows([2_000] * 20_000, bytes_a_second=150_000)  # a thousand rows take longer than an attempt has
+    rows = Rows([2_000] * 20_000, bytes_a_second=150_000)  # a thousand rows take longer than an attempt may
     pool = Gateways(rows.answer).pool(monkeypatch)
     assert await keys_in(pool, ALL) == rows.keys
     assert sum(asked >= 1000 for asked in rows.asked) < len(rows.asked) / 8
@@ -154,7 +154,7 @@ async def test_a_scan_keeps_its_place_until_it_has_asked_for_fewer_rows(autojump
             while True:
                 await pool.call("getRow")
 
-        for _ in range(300):  # each waits for some twenty seconds
+        for _ in range(300):  # each waits for about twenty seconds
             nursery.start_soon(call_on_and_on)
         await trio.sleep(60)
         assert await keys_in(pool, ALL) == rows.keys

@@ -1,4 +1,4 @@
-"""Shared memory keeps the contract of every store, and lets one owner at a time write."""
+"""Shared memory keeps every store's contract, and lets one owner at a time write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every test that docs/stores.md names is there."""
+"""Every test named in docs/stores.md exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What really reaches the disk, seen from the kernel: a sync per commit, and the answer to one that fails."""
+"""Syncs as the kernel sees them: a sync per commit, and the error if one fails."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ trio.run(main)
 
 
 def traced(directory: Path, *injected: str) -> tuple[list[str], str]:
-    """What a child that makes ``COMMITS`` commits one by one says, and its fdatasync calls."""
+    """Return the output of a child that makes ``COMMITS`` commits one by one, and its fdatasync calls."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("NOT TESTED: what the kernel syncs, since there is no strace")
@@ -61,7 +61,7 @@ def test_every_acknowledged_commit_was_synced_by_a_call_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("when", ["18", "18..24", "20+9"])
 async def test_after_a_sync_that_fails_the_store_opens_again_and_has_all_that_was_acknowledged(tmp_path, when):
-    # The first calls belong to the opening, fourteen of them: the eighteenth is a commit's. Opening again may meet the next fault.
+    # The first fourteen calls belong to the opening; the eighteenth is a commit's. Reopening may meet the next fault.
     said, _ = traced(tmp_path / "data", "-e", f"inject=fdatasync:error=EIO:when={when}")
     acknowledged = {int(line.split()[1]) for line in said if line.startswith("acknowledged")}
     unknown = {int(line.split()[1]) for line in said if line.startswith("unknown")}

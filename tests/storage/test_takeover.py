@@ -1,4 +1,4 @@
-"""A data directory of version 0.1 is taken over in place, and a takeover that was killed continues at the next start."""
+"""A data directory of version 0.1 is converted in place, and a killed conversion continues at the next start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEPT = Path(__file__).parents[1] / "kept" / "0.1" / "data"
 
 
 def rows_of_0_1(directory: Path) -> dict[Table, list[tuple[bytes, bytes]]]:
-    """The rows of the one database."""
+    """Return the rows of the single database."""
     with plyvel.DB(str(directory / "rows")) as database:
         rows = list(database)
     return {table: [(key[1:], value) for key, value in rows if key[0] == table] for table in Table}
@@ -60,11 +60,11 @@ async def test_version_0_1_refuses_what_was_taken_over(kept, monkeypatch):
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process has died."""
 
 
 def die_at(monkeypatch: pytest.MonkeyPatch, step: int, *, before: bool) -> list[str]:
-    """Let the process die before or after the step-th change of files; the list collects the steps."""
+    """Let the process die before or after the step-th change of files; the returned list collects the steps."""
     done: list[str] = []
     dead: list[str] = []
 
@@ -117,7 +117,7 @@ async def test_a_takeover_that_is_killed_at_any_step_continues_at_the_next_start
         else:
             assert len(done) <= step
     if json.loads((directory / FORMAT_NAME).read_text())["format"] == 1:
-        # Version 0.1 can still use it.
+        # Version 0.1 can still open it.
         assert rows_of_0_1(shutil.copytree(directory, directory.with_name("back"))) == rows
     await has_all(directory, rows)
 

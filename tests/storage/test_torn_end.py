@@ -1,7 +1,8 @@
-"""What a power cut or a kill may leave of the last commit in a log that is longer than what was written to it.
+"""Possible states of the last commit after a power cut or kill, in a preallocated log.
 
 The disk has stored any sectors of that commit, and the others read as zeros. Either LevelDB opens the log and has every
-commit before it, and this one whole or not at all; or it refuses, and then the store knows where the torn commit begins.
+earlier commit, and this one completely or not at all; or it refuses, and then the store knows where the torn commit
+begins.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ ROOM = bytes(3 * SECTOR_BYTES)
 
 
 class Log:
-    """A log of acknowledged commits, and of a last one that was under way."""
+    """A log of acknowledged commits, and a last one in progress."""
 
     def __init__(self, at: int, size: int, *, room: bytes = ROOM) -> None:
-        """``at``: where in the log the last commit begins, which takes ``size`` bytes; 1 to 6 bytes of a block are none."""
+        """``at``: position of the last commit, of ``size`` bytes; a block's last 1 to 6 bytes are skipped."""
         random = Random(at * 7 + size)
         log = bytearray()
         self.acknowledged: list[bytes] = []
@@ -38,17 +39,17 @@ class Log:
         append(log, self.last)
         self.end = len(log)
         self.whole = bytes(log) + room
-        # After a block with less room than a header needs, the commit begins with the next one.
+        # If a block has less space left than a header needs, the commit begins in the next one.
         left = -at % BLOCK_BYTES
         self.start = at + left if left < HEADER.size else at
 
     @property
     def sectors(self) -> list[int]:
-        """The sectors that the last commit wrote to."""
+        """The sectors written by the last commit."""
         return list(range(self.start // SECTOR_BYTES, (self.end - 1) // SECTOR_BYTES + 1))
 
     def without(self, lost: tuple[int, ...] | set[int]) -> bytes:
-        """The log when these sectors were not stored: they read as they did before."""
+        """Return the log as if these sectors were not stored: they have their previous content."""
         data = bytearray(self.whole)
         for sector in lost:
             first, end = sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES
@@ -57,7 +58,7 @@ class Log:
         return bytes(data)
 
     def check(self, data: bytes) -> str:
-        """Check that everything acknowledged is read; returns what was found of the last commit."""
+        """Check that everything acknowledged is read; return the state of the last commit."""
         try:
             records = read(data, known=len(self.before))
         except Refused:
@@ -76,7 +77,7 @@ def subsets(items: list[int]) -> list[tuple[int, ...]]:
 
 # --- power cuts -----------------------------------------------------------------------------------
 
-#: Every place in a sector at which a header lies in two of them, and some others.
+#: Every offset in a sector at which a header crosses the sector's end, and some others.
 IN_SECTOR = [0, 7, 8, 100, 255, 300, 400, *range(490, 512)]
 
 
@@ -130,7 +131,7 @@ def test_a_last_commit_that_grew_the_file_may_miss_sectors_and_its_end():
 @pytest.mark.parametrize("size", [20, 700])
 def test_a_write_that_was_cut_off_has_stored_the_beginning_of_the_commit(size):
     log = Log(1000, size)
-    # A record that lacks less than that is taken for damaged; a kernel cuts writes at pages.
+    # A record that lacks fewer bytes is treated as damaged; a kernel cuts writes at pages.
     for cut in range(log.start, log.end - 8):
         assert log.check(log.whole[:cut] + bytes(len(log.whole) - cut)) in {"not there", "left out"}
 
@@ -149,7 +150,7 @@ def test_a_changed_byte_of_an_acknowledged_commit_is_damage_also_of_the_last_one
         log = Log(at, 900)
         for place in [*range(log.start, log.start + 40), *range(log.start + 40, log.end, 11), log.end - 1]:
             if place % BLOCK_BYTES - log.start % BLOCK_BYTES in (4, 5) or place % BLOCK_BYTES in (4, 5):
-                continue  # the length: such a record may end in what was not written
+                continue  # the length: such a record may end in unwritten space
             data = bytearray(log.whole)
             data[place] ^= 0x55
             with pytest.raises(Refused):
@@ -190,13 +191,13 @@ def test_a_log_of_any_bytes_is_looked_through_to_its_end(data, at, zeros):
 
 
 class Real:
-    """A database of LevelDB's own, whose log is replaced."""
+    """A LevelDB database whose log is replaced."""
 
     def __init__(self, path) -> None:
         self.path = path
         database = plyvel.DB(str(path), create_if_missing=True)
         for number in range(40):
-            # The last one goes over several blocks.
+            # The last one spans several blocks.
             with database.write_batch(transaction=True, sync=True) as batch:
                 batch.put(b"%02d" % number, Random(number).randbytes(400 if number < 39 else 70_000))
             if number == 38:
@@ -211,7 +212,7 @@ class Real:
         return found
 
     def read(self, data: bytes) -> list[bytes]:
-        """The keys, where the log is this one. Raises Refused."""
+        """Return the keys with this log. Raises Refused."""
         for each in self.path.iterdir():
             each.unlink()
         for name, content in self.files.items():

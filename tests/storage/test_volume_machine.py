@@ -1,6 +1,6 @@
-"""Whatever is done to tiny volumes, they have what the store in memory has; also after kills and power cuts.
+"""Tiny volumes under random operations always equal the store in memory, also after kills and power cuts.
 
-Once with rows one by one, as requests of a few messages are stored, and once with packs of a few rows.
+It runs once with individual rows, as requests with few messages are stored, and once with packs of a few rows.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ step = st.one_of(
 
 
 class Machine:
-    """A store of tiny volumes beside one in memory."""
+    """A store of tiny volumes, and one in memory to compare with."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -69,7 +69,7 @@ class Machine:
         self.model = MemoryStore()
         self.position = 0
         self.spent: set[tuple[Table, bytes]] = set()
-        #: Messages that were removed one by one, and are in no range that was dropped.
+        #: Messages that were removed individually and are in no dropped range.
         self.removed: dict[bytes, bytes] = {}
         self.pinned: tuple[StoreView, list[Row]] | None = None
 
@@ -94,7 +94,7 @@ class Machine:
         self.position += count
         value = under(pointer, payload) if pointer else b"\x00\x50" + payload
         suffixes = [pack_position(1000 + each // 3, each % 3) for each in positions]
-        # Some of one length, and some not.
+        # Some have equal lengths, some do not.
         values = [value + b"." * (each % 3 if count % 2 else 0) for each in positions]
         put = Put(MESSAGE, PREFIXES[topic], suffixes, values)
         return [put, put_one(METADATA, b"head%d" % topic, b"%d" % self.position)]
@@ -122,12 +122,12 @@ class Machine:
         await self.write(Delete(MESSAGE, keys), put_one(METADATA, b"deleted", b"%d" % seed))
 
     async def put_back(self, seed: int, count: int) -> None:
-        """Rows that were set aside come back, one by one."""
+        """Put removed rows back, one by one."""
         keys = Random(seed).sample(sorted(self.removed), min(count, len(self.removed)))
         await self.write(*(put_one(MESSAGE, key, self.removed.pop(key)) for key in keys))
 
     async def all_at_once(self, topic: int, count: int, seed: int) -> None:
-        """In one commit: messages, some of which go again, and some of those that were there before; one comes back."""
+        """Write one commit: messages, removals of some of them and of earlier ones, and one removed message again."""
         put, head = self.publishing(topic, count, None, b"n" * 35)
         keys = [put.prefix + suffix for suffix in put.suffixes]
         chosen = Random(seed).sample(sorted([*keys, *self.model.tables[MESSAGE].rows]), count)
@@ -182,7 +182,7 @@ class Machine:
         await self.open()
 
     async def kill(self) -> None:
-        """A copy of the files as they are now goes on."""
+        """Continue with a copy of the files as they are now."""
         old = self.directory
         self.lives += 1
         await self.unpin()
@@ -192,7 +192,7 @@ class Machine:
         await self.open()
 
     async def cut_the_power(self, topic: int, count: int, seed: int, share: float) -> None:
-        """During a commit of up to some sectors: any of those that it wrote to the log are as they were before."""
+        """Cut the power during a commit: any of the sectors it wrote to the log keep their previous content."""
         old = self.directory
         self.lives += 1
         await self.unpin()
@@ -201,14 +201,14 @@ class Machine:
         before = newest_log(self.store._db.sets.current.newest.path)
         commit = self.publishing(topic, count, None, Random(seed).randbytes(400))
         await self.store.write(list(commit), claim=None)
-        # A commit that filled the volume may have begun another, and LevelDB removed this log: it was kept nowhere then.
+        # If the commit filled its volume, LevelDB may have removed this log; then there is nothing to lose.
         with suppress(FileNotFoundError):
             after, random = before.read_bytes(), Random(seed)
             log = self.directory / before.relative_to(old)
             log.write_bytes(partly_stored(log.read_bytes(), after, lambda _: random.random() < share))
         await self.store.aclose()
         await self.open()
-        # The commit is there or not, and its rows in all tables with it.
+        # The commit is present or absent, with its rows in all tables.
         if await everything(self.store, MESSAGE) != await everything(self.model, MESSAGE):
             await self.model.write(list(commit), claim=None)
         await self.check()
@@ -224,7 +224,7 @@ class Machine:
         assert await self.store.get(MESSAGE, start + b"x") is None
 
     def at(self, topic: int, part: float) -> bytes:
-        """A key among those of a topic."""
+        """Return a key among those of a topic."""
         each = int(part * (self.position + 1))
         return PREFIXES[topic] + pack_position(1000 + each // 3, each % 3)
 
@@ -243,7 +243,7 @@ STEPS = {"store": "store_payloads"}
 
 @contextmanager
 def packs_of(rows: int) -> Iterator[None]:
-    """Requests of two messages and more become packs of so many rows, or a few more."""
+    """Make packs of about ``rows`` rows from requests with two or more messages."""
     with mock.patch.object(packs, "MIN_ROWS", 2), mock.patch.object(packs, "PACK_BYTES", rows * 50):
         yield
 

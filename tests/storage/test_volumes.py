@@ -1,4 +1,4 @@
-"""Volumes: the whole contract over tiny ones, and what is promised of sealing, changing, opening and closing them."""
+"""Volumes: the whole contract on tiny ones, and the promises about sealing, changing, opening and closing them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, paused_
 
 
 def fail_next_batch() -> None:
-    """Let the next batch fail, in whichever database."""
+    """Let the next batch fail, in any database."""
     real = Database.batch
 
     def fail(self: Database, *, sync: bool) -> None:
@@ -71,7 +71,7 @@ async def store(tmp_path):
 
 
 def volumes(store: LevelDBStore) -> list[int]:
-    """The numbers of the volumes that have rows."""
+    """Return the numbers of the volumes that have rows."""
     return [volume.number for volume in store._db.sets.current.all if volume.rows]
 
 
@@ -113,7 +113,7 @@ async def test_no_more_volumes_are_open_than_allowed(store):
 
 
 def leases(store: LevelDBStore, monkeypatch: pytest.MonkeyPatch) -> set[Volume]:
-    """The volumes whose databases are leased from now on."""
+    """Record the volumes whose databases are leased from now on."""
     found: set[Volume] = set()
     acquire = store._db.databases.acquire
     monkeypatch.setattr(store._db.databases, "acquire", lambda volume: found.add(volume) or acquire(volume))
@@ -213,12 +213,12 @@ async def test_a_row_that_was_discarded_does_not_come_back_when_it_is_rolled_bac
 
 
 def folders(store: LevelDBStore) -> set[str]:
-    """The volumes on the disk."""
+    """Return the folders of volumes on disk."""
     return {path.name for path in (store._directory.path / "volumes").iterdir() if path.is_dir()}
 
 
 async def copy_of(store: LevelDBStore, copy: Path) -> Path:
-    """The directory as a kill would leave it now."""
+    """Copy the directory as a kill would leave it now."""
     await settled(store)
     return copied_at_once(store._directory.path, copy)
 
@@ -353,7 +353,7 @@ async def test_tidying_without_anything_dead_changes_nothing(store):
 
 
 async def of_two_topics(store: LevelDBStore, count: int) -> bytes:
-    """In each volume rows of a topic, and a few of another one, whose prefix is returned."""
+    """Write rows of a topic to each volume, and a few of another one; return the latter's prefix."""
     claim = await store.claim(NAME)
     other = generation_prefix(TopicName("ns", "stays"), 1)
     for number in range(count):
@@ -410,7 +410,7 @@ async def test_what_is_changed_in_a_volume_while_it_is_rewritten_is_so_in_the_ne
     assert [row[0] for row in found] == [row[0] for row in rows[3:]]
     signs = [decode_row(value).pointer for _, value in found]
     assert signs == [-77] * 3 + [77] * (len(rows) - 6)
-    # What is known of the new volumes is what is in them.
+    # The new volumes' statistics match their content.
     for volume in store._db.sets.current.all[:-1]:
         counted = sum(extent.rows for extent in volume.extents[MESSAGE].values())
         with store._db.databases.lease(volume) as database, database.rows(MESSAGE, b"", b"\xff" * 64) as there:
@@ -593,7 +593,7 @@ async def test_a_journal_with_a_gap_is_damage(tmp_path):
 
 
 async def without_last_entry(tmp_path: Path, at: int) -> Path:
-    """What a kill leaves, and then a volume loses the last entry of its journal; its metadata has all of it."""
+    """Copy the directory as after a kill, then remove the last journal entry of a volume whose metadata is complete."""
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, 20)
         await store.reclaim(METADATA, b"", b"\xff")  # writes the metadata to its database
@@ -620,7 +620,7 @@ async def test_a_journal_that_ends_before_the_metadata_is_damage(tmp_path):
 
 
 async def test_no_folder_is_removed_before_the_list_that_lacks_it_is_durable(tmp_path, monkeypatch):
-    """The daemon before may have ended between replacing the list and syncing its directory."""
+    """The previous daemon may have ended between replacing the list and syncing its directory."""
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, 20)
     volumes = tmp_path / "data" / "volumes"
@@ -748,8 +748,8 @@ async def test_a_damaged_volume_is_left_alone_and_the_others_are_tidied_and_writ
     await of_two_topics(store, 60)
     copy = await copy_of(store, tmp_path / "copy")
     async with await LevelDBStore.open(copy, TINY):
-        pass  # closed in good order: logs have become tables
-    # One with a row that is alive: it has to be read.
+        pass  # an orderly close writes logs into tables
+    # A table with a live row: it has to be read.
     file = sorted(path for path in (copy / "volumes").glob("*/*.ldb") if b"stays" in path.read_bytes())[3]
     chosen = file.parent
     data = bytearray(file.read_bytes())
@@ -762,7 +762,7 @@ async def test_a_damaged_volume_is_left_alone_and_the_others_are_tidied_and_writ
             await again.tidy()
             await fill(again, 1, first=100)
         with pytest.raises(StoreError, match="Corruption"):
-            await everything(again)  # and no reader gets fewer rows instead
+            await everything(again)  # instead of returning fewer rows
         assert chosen.name in folders(again)
         assert len(folders(again)) < len(before)
         assert [record.message for record in caplog.records].count("volumes are damaged and not tidied") == 1
@@ -783,7 +783,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def cut(monkeypatch):
-    """The sizes that files were cut to."""
+    """Record the sizes to which files are truncated."""
     sizes = []
     truncate = os.ftruncate
     monkeypatch.setattr(os, "ftruncate", lambda descriptor, size: (sizes.append(size), truncate(descriptor, size)))
@@ -831,7 +831,7 @@ def test_a_link_in_a_volume_goes_and_not_the_file_it_leads_to(folder, cut, tmp_p
 
 def test_pauses_end_however_large_a_volume_is(folder):
     (folder / "000009.ldb").touch()
-    os.truncate(folder / "000009.ldb", 8000 * STEP_BYTES)  # a hole
+    os.truncate(folder / "000009.ldb", 8000 * STEP_BYTES)  # sparse
     pauses = list(remove_slowly(folder))
     assert len(pauses) > 8000
     assert sum(pauses) <= MAX_PAUSES_S

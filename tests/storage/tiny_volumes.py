@@ -1,4 +1,4 @@
-"""Volumes of a few rows each, and what is written to them."""
+"""Volumes of a few rows each, and rows to write to them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.storage.contract import MESSAGE, METADATA, NAME
 #: A volume has a few rows.
 TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=1000, max_open_volumes=3)
 PREFIX = generation_prefix(NAME, 1)
-#: A call that takes longer waits for the long work, which waits for the call.
+#: A call that takes longer is waiting for the long work, which waits for the call.
 MAX_PAUSE_S = 30.0
 
 
@@ -31,21 +31,21 @@ def key(number: int) -> bytes:
 
 
 async def fill(store: LevelDBStore, count: int, first: int = 0) -> None:
-    """Messages, each in a commit of its own, with a row of metadata; a volume is sealed as soon as it is full."""
+    """Write messages, each in its own commit with a row of metadata; a volume is sealed as soon as it is full."""
     claim = await store.claim(NAME)
     for number in range(first, first + count):
         await store.write([message(number), put_one(METADATA, b"last", b"%d" % number)], claim=claim)
-        # The next volume is there before this one is full.
+        # Make the next volume before this one is full.
         await settled(store)
 
 
 async def settled(store: LevelDBStore) -> None:
-    """Wait until the keeper has done what commits have left to it."""
+    """Wait until the keeper has completed the work left to it by commits."""
     await trio.to_thread.run_sync(store._db.keeper.settle)
 
 
 def paused_until(loop: trio.lowlevel.TrioToken, call: Callable[[], Awaitable[object]]) -> Iterator[float]:
-    """Pauses for long work of the keeper, until ``call`` has ended on the event loop. Raises what it raises."""
+    """Yield pauses of the keeper's long work until ``call`` has ended on the event loop. Raises its exception."""
     ended: list[outcome.Outcome[object]] = []
 
     async def run() -> None:

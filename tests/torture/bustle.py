@@ -1,7 +1,7 @@
-"""Work that keeps a store's upkeep busy: volumes are sealed, dropped and rewritten, topics come and go.
+"""Load that keeps a store's upkeep busy: volumes are sealed, dropped and rewritten, topics are created and deleted.
 
-Its messages are part of the history where they stay: of topics with a single message each, which are what is left alive of
-most volumes. What expires, or goes with its topic, the checker does not know; here it is compared at once.
+Messages that stay are part of the history: they are in topics with a single message each, the only live ones in most
+volumes. The checker cannot judge messages that expire or are deleted with their topic; these are compared here at once.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tests.cluster.voices import EXPECTED, Doubt, NotSent, Refused, Stage, Voice
 from tests.cluster.writers import publish
 from tests.daemon.talk import topic_path
 
-#: Its messages live for a second, so that there is always something to remove.
+#: A topic whose messages live for a second, so that there are always some to remove.
 FLEETING = "fleeting"
-#: It is deleted and created again, all the time.
+#: A topic that is repeatedly deleted and created.
 GOING = "going"
-#: Topics with a single message each; no more, since each is read at every end.
+#: Topics with a single message each; a small number, because each is read at every end.
 SINGLES = 12
 PAUSE_S = 0.01
 
 
 async def churn(stage: Stage, seed: int) -> None:
-    """Large messages that live for a second, so that volumes are sealed and dropped."""
+    """Publish large messages that live for a second, so that volumes are sealed and dropped."""
     async with stage.voice(seed) as voice:
         path = topic_path(FLEETING)
         while not stage.over:
@@ -43,7 +43,7 @@ async def churn(stage: Stage, seed: int) -> None:
 
 
 async def singles(stage: Stage, seed: int) -> None:
-    """Topics with one message each, all over the time, so that volumes stay of which nothing else is alive."""
+    """Create topics with one message each over the whole time, so that some volumes have few live messages."""
     async with stage.voice(seed) as voice:
         for number in range(SINGLES):
             write = Write(f"single-{number}", (b"the only one of %d" % number,), 0.0)
@@ -63,7 +63,7 @@ async def singles(stage: Stage, seed: int) -> None:
 
 
 async def come_and_go(stage: Stage, seed: int) -> None:
-    """A topic is created, written, read and deleted, again and again: it has the messages of its generation alone."""
+    """Create, write, read and delete a topic repeatedly: it must only have messages of its generation."""
     async with stage.voice(seed) as voice:
         voice.expected = EXPECTED | {"topic_not_found"}
         gone: set[bytes] = set()
@@ -92,12 +92,12 @@ async def _payloads(voice: Voice) -> set[bytes]:
     return {payload for _, payload in answer.messages()}
 
 
-#: What runs next to the writers that the checker knows.
+#: Load next to the writers that the checker judges.
 BUSTLE = (churn, singles, come_and_go)
 
 
 async def read_singles(stage: Stage) -> None:
-    """Add the topics with single messages to the history's logs; one that is missing is made, and empty."""
+    """Add the topics with single messages to the history's logs; a missing one is created, and is empty."""
     async with stage.voice(4) as voice:
         for topic in {write.topic for write in stage.history.writes} - set(stage.topics):
             await at_last(stage, partial(voice.tell, "PUT", topic_path(topic, "?ifNotExists=true"), {}))
@@ -106,7 +106,7 @@ async def read_singles(stage: Stage) -> None:
 
 
 async def lost_since(stage: Stage, history: History, before_s: float) -> list[str]:
-    """What was acknowledged before a moment, and committed if it belongs to a transaction, and is not there now."""
+    """Describe missing messages that were acknowledged (in a transaction: committed) before a moment."""
     wanted = [
         write
         for write in history.writes

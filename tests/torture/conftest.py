@@ -1,4 +1,4 @@
-"""The library that makes disks fail, compiled once."""
+"""The library with which disks fail, compiled once."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tests.torture.disk import library
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory) -> Path:
-    """The library that makes disks fail."""
+    """The library with which disks fail."""
     return library(tmp_path_factory.mktemp("library"))

@@ -1,6 +1,6 @@
-"""One real daemon with clients at work, a disk that does as it is told, and a verdict on what the clients saw.
+"""One real daemon with clients at work, a disk with controlled failures, and a verdict on what the clients saw.
 
-The clients are those of the tests on real clusters, and so is the checker: it knows the promises, and nothing of the code.
+The clients are those of the tests on real clusters, and so is the checker: it knows the promises but not the code.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from tests.torture.bustle import BUSTLE, PAUSE_S, lost_since, read_singles
 from tests.torture.disk import Disk, Plan
 
 TOPICS = ["a", "b", "c"]
-#: Cleaning is always under way.
+#: Cleaning is always in progress.
 _SETTINGS = (
     *("storage.min_free_bytes=0", "retention.interval_s=0.1", "retention.step_rows=50", "retention.delete_grace_s=0"),
     "transactions.timeout_s=5",
 )
-#: Sizes of the store: as they are, and as small as the documents allow, where volumes have a few hundred messages, and are
-#: sealed, rewritten and dropped all the time.
+#: Sizes of the store: the defaults, and the smallest documented ones, with which volumes have a few hundred messages
+#: and are constantly sealed, rewritten and dropped.
 SIZES: dict[str, tuple[str, ...]] = {
     "smallest sizes": (*_SETTINGS, "storage.write_buffer_bytes=65536", "storage.volume_bytes=65536"),
     "default sizes": _SETTINGS,
 }
 SMALLEST = "smallest sizes"
-#: How often a daemon may fail to start on a failing disk before that is made well.
+#: How often a daemon may fail to start on a failing disk before the disk is healed.
 STARTS = 3
-#: How long a disk fails at most, before it is made well.
+#: How long a disk fails at most before it is healed.
 UNDER_FAULTS_S = 8.0
-#: How a daemon that cannot start says so, with the exit codes of docs/operations.md.
+#: Output of a daemon that cannot start, with the exit codes of docs/operations.md.
 REFUSALS = ("ended with 1: error: ", "ended with 3: error: ")
 
 
 @dataclass(slots=True, eq=False)
 class Lone:
-    """The one instance of a daemon that is alone, as clients of a cluster see it."""
+    """The only instance of a standalone daemon, with a cluster instance's interface for clients."""
 
     daemon: Daemon
     name: str = "alone"
@@ -62,24 +62,24 @@ class Lone:
 
 @dataclass(slots=True, eq=False)
 class Alone:
-    """What clients share when there is one daemon; it does nothing of a cluster but to have instances."""
+    """The cluster's interface for clients if there is one daemon: only its list of instances."""
 
     instances: list[Lone]
 
 
 def stage_of(lone: Lone, seed: int) -> Stage:
-    """A stage on which the clients of a cluster speak to one daemon."""
+    """Return a stage on which a cluster's clients use one daemon."""
     return Stage(cast("Cluster", Alone([lone])), TOPICS, seed)
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What was done to one daemon, and what came of it."""
+    """The attacks on one daemon and their result."""
 
     what: str
     seed: int
     done: int = 0
-    """How often it was done."""
+    """Number of attacks."""
     calls: int = 0
     """Calls to the file system that were counted."""
     refused_starts: int = 0
@@ -91,7 +91,7 @@ class Verdict:
     surprises: list[str] = field(default_factory=list)
     last_call: str = ""
     made: Counter[str] = field(default_factory=Counter)
-    """How often each kind of fault was made, where there are several."""
+    """Number of faults by kind, for attacks with several kinds."""
 
     @property
     def is_good(self) -> bool:
@@ -106,14 +106,14 @@ class Verdict:
         return "\n".join(lines)
 
     def judge(self, history: History) -> None:
-        """Look for anomalies, and count what was there to be judged."""
+        """Check the history for anomalies, and count what was judged."""
         self.anomalies += check(history)
         self.summary = history.summary()
         self.messages, self.polls = sum(map(len, history.logs.values())), len(history.polls)
 
 
 async def start(lone: Lone, verdict: Verdict, disk: Disk | None = None) -> None:
-    """Start the daemon; on a failing disk it may refuse to, in its own words, and the disk is well after a few of these."""
+    """Start the daemon; on a failing disk it may refuse with a known error; heal the disk after ``STARTS`` refusals."""
     lone.state = "down"
     for attempt in range(STARTS + 1):
         if attempt == STARTS and disk is not None:
@@ -132,7 +132,7 @@ async def start(lone: Lone, verdict: Verdict, disk: Disk | None = None) -> None:
 
 
 async def keep_up(lone: Lone, verdict: Verdict, disk: Disk) -> None:
-    """A daemon must not end by itself; one that does is noted, and started again."""
+    """Restart a daemon that ends by itself, and record it as a surprise."""
     while True:
         if lone.state == "up" and lone.daemon.ended:
             await trio.to_thread.run_sync(lone.daemon.wait)
@@ -148,7 +148,7 @@ async def clients(
     *,
     watch: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Writers and readers, until ``work`` has returned and each writer has ended what it has begun."""
+    """Run writers and readers until ``work`` has returned and each writer has completed what it began."""
     async with trio.open_nursery() as others:
         if watch is not None:
             others.start_soon(watch)
@@ -167,7 +167,7 @@ async def clients(
 
 
 async def judge_twice(stage: Stage, lone: Lone, verdict: Verdict) -> None:
-    """Decide what is open, read everything, judge it; then the same of what a daemon that was killed has on its disk."""
+    """Decide open transactions, read everything and judge it; repeat after killing and restarting the daemon."""
     await settle(stage)
     await read_singles(stage)
     before = {topic: list(rows) for topic, rows in stage.history.logs.items()}
@@ -196,14 +196,14 @@ async def end(stage: Stage, verdict: Verdict) -> None:
 
 
 async def once_more(voice: Voice, write: Write) -> None:
-    """Publish it; what may have happened already is not sent again."""
+    """Publish it, unless an earlier attempt may have succeeded."""
     if not write.unanswered:
         await publish(voice, write)
 
 
 @dataclass(slots=True)
 class Attack:
-    """What a fault can lay hands on."""
+    """The objects that a fault acts on."""
 
     lone: Lone
     disk: Disk
@@ -211,15 +211,15 @@ class Attack:
     rng: Random
     verdict: Verdict
     made: Counter[str] = field(default_factory=Counter)
-    """How often each fault was made."""
+    """Number of faults by name."""
     thread_writes: bool = False
-    """Whether its event loop never writes to the disk itself, and so goes on while that stands still."""
+    """True if its event loop never writes to the disk itself, and so keeps running while the disk stalls."""
 
 
 async def with_failing_calls(
     directory: Path, made: Path, plan: Plan, seed: int, acknowledged: int = 40, *, sizes: str = SMALLEST
 ) -> Verdict:
-    """A new daemon, from its first start on a disk whose calls fail as planned, until all is well and was judged."""
+    """Run a new daemon from its first start on a disk whose calls fail as planned; then heal the disk and judge."""
 
     async def work(attack: Attack) -> None:
         await attack.stage.more(acknowledged)
@@ -241,11 +241,11 @@ async def life(
     environ: Mapping[str, str] | None = None,
     sizes: str = SMALLEST,
 ) -> Verdict:
-    """A new daemon with clients at work while ``work`` does to it what it does; then all is judged, twice.
+    """Run a new daemon with clients while ``work`` attacks it; then judge everything, twice.
 
     Args:
-      plan: how calls fail from its first start on, for at most ``UNDER_FAULTS_S``.
-      environ: its environment besides.
+      plan: failures of calls from the first start on, for at most ``UNDER_FAULTS_S``.
+      environ: additional environment variables.
       sizes: of its store.
     """
     verdict = Verdict(what, seed)
@@ -277,7 +277,7 @@ async def life(
 
 
 async def restarted(attack: Attack, end: Callable[[], object]) -> None:
-    """End the daemon and start it again: what was acknowledged before is there."""
+    """End the daemon and start it again: everything acknowledged before must be there."""
     attack.lone.state = "down"
     ended_s = trio.current_time()
     await trio.to_thread.run_sync(end)

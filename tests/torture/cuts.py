@@ -1,7 +1,7 @@
-"""Power cuts of a real daemon: one history is recorded with all that its disk was told, and cut at many moments.
+"""Power cuts of a real daemon: one history is recorded with all changes of its disk, and cut at many moments.
 
-Each image is started again, finishes what was open, and is judged with what clients knew at that moment: an answer
-that had come by then must hold, a request that had not been sent yet must not be there.
+Each image is started, completes open transactions, and is judged by what clients knew at that moment: an
+acknowledgement received by then must hold, a request not yet sent must have no effect.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ from tests.torture.disk import Disk
 from tests.torture.power import Disk as Told
 from tests.torture.power import Record, Style, read_log
 
-#: What is left of what was not synced, for the report.
+#: The state of unsynced data after the cut, for the report.
 LEFT: dict[Style, str] = {
     "lost": "is lost",
     "kept": "is there",
     "torn": "is there in part, its end torn",
     "holes": "is there with blocks of zeros",
 }
-#: The folder of a volume that takes the place of others.
+#: The folder of a volume that replaces others.
 _SUCCESSOR = re.compile(rb"/\d{8}\.\d+$")
 
 
 @dataclass(slots=True)
 class Recording:
-    """A history, and all that the disk was told meanwhile."""
+    """A history, and all changes of the disk during it."""
 
     root: Path
     history: History
     records: list[Record]
     offset_s: float
-    """What the clock of the history is ahead of that of the records."""
+    """Difference between the history's clock and that of the records."""
     ready: int
-    """So many records had happened when its topics were there."""
+    """Number of records when all topics had been created."""
     sizes: str
-    """Of its store."""
+    """Sizes of its store."""
 
     def moments(self) -> list[int]:
-        """Where the power may be cut: so many records have happened."""
+        """Return the possible moments of a cut, as numbers of records."""
         return list(range(1, len(self.records) + 1))
 
     @property
     def rewrites(self) -> int:
-        """How many volumes were made to take the place of others."""
+        """Number of volumes that were made to replace others."""
         return sum(each.kind == "mkdir" and bool(_SUCCESSOR.search(each.one)) for each in self.records)
 
     def known_at(self, moment: int) -> History:
-        """The history as clients knew it when so many records had happened."""
+        """Return the history as clients knew it after ``moment`` records."""
         return known_between(
             self.history,
             self.records[moment - 1].at_s + self.offset_s,
@@ -74,7 +74,7 @@ class Recording:
 async def record(
     directory: Path, made: Path, seed: int, acknowledged: int = 150, *, sizes: str = SMALLEST
 ) -> Recording:
-    """A daemon from its first start on, with clients at work until it is killed."""
+    """Record a daemon from its first start, with clients at work until it is killed."""
     offset_s = trio.current_time() - time.monotonic()
     disk = Disk(directory / "data", made, log=True)
     assert disk.log is not None
@@ -101,7 +101,7 @@ async def record(
 
 
 def has_rewritten(data: Path) -> bool:
-    """True if a volume of this directory has taken the place of others."""
+    """True if a volume in this directory has replaced others."""
     return any(re.fullmatch(r"\d{8}\.\d+", name) for name in os.listdir(data / "volumes"))
 
 
@@ -114,9 +114,9 @@ async def judge(
     *,
     lies: str = "",
 ) -> Verdict:
-    """Cut the power when so many records have happened, start what is left, and look for what must not be.
+    """Cut the power after ``moment`` records, start the image, and check it.
 
-    ``lies``: the disk has not synced files of that kind of name, whatever it said.
+    ``lies``: the disk has not synced files whose names have this ending, although it reported so.
     """
     verdict = Verdict(f"power cut; what was not synced {LEFT[style]}", seed, done=1, last_call=f"record {moment}")
     told = Told.that_was_told(recording.root, recording.records[:moment], lies)
@@ -143,14 +143,14 @@ async def judge(
 
 
 async def look_for_topics(stage: Stage, verdict: Verdict) -> None:
-    """One that was made and is not there is an anomaly."""
+    """Report created topics that do not exist as anomalies."""
     async with stage.voice(3) as voice:
         there = await at_last(stage, partial(voice.tell, "GET", "/v1/namespaces/ring/topics"))
     verdict.anomalies += [Anomaly("lost", f"topic {each} is not there") for each in stage.topics if each not in there]
 
 
 async def forget_lost_transactions(stage: Stage, verdict: Verdict) -> None:
-    """One that was answered and that nobody knows is an anomaly; there is no decision to wait for."""
+    """Report answered transactions that are unknown now as anomalies, and drop them: they cannot be decided."""
     async with stage.voice(3) as voice:
         for each in list(stage.history.transactions):
             if await at_last(stage, partial(_is_unknown, voice, each)):

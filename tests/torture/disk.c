@@ -1,12 +1,11 @@
-/* A disk that fails as it is told: preloaded into a daemon, it stands between that and the C library.
+/* A disk with controlled failures: preloaded into a daemon, it intercepts calls to the C library.
  *
- * It looks at the calls for files below one directory, and passes all others on. What is done to them stands in a
- * block of memory that the test and the daemon share (struct control; tests/torture/disk.py has the same layout).
- * With a log, it also writes down every change and every sync in the order in which they took place, with the bytes,
- * from which tests/torture/power.py builds what a power cut could have left.
+ * It handles calls for files below one directory, and passes all others on. It is controlled by a block of memory that
+ * the test and the daemon share (struct control; tests/torture/disk.py has the same layout). Optionally it logs every
+ * change and every sync in order, with the bytes, from which tests/torture/power.py builds possible states after a
+ * power cut.
  *
- * What LevelDB says about itself (LOG) goes through stdio, whose inner calls cannot be seen from here. No promise
- * rests on it.
+ * LevelDB's diary (LOG) is written through stdio, whose inner calls cannot be intercepted. No promise depends on it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -23,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* As fcntl.h has them on Linux; that header itself declares open() in ways that cannot be defined again. */
+/* Values of fcntl.h on Linux; that header cannot be included, because its open() cannot be redefined. */
 #define O_CREAT 0100
 #define O_TRUNC 01000
 #define O_TMPFILE 020200000
@@ -38,18 +37,18 @@ extern void *mmap(void *, size_t, int, int, int, off_t);
 enum kind { OPEN, WRITE, SYNC, RENAME, UNLINK, MKDIR, TRUNCATE, RMDIR, CREATE };
 
 struct control {
-    _Atomic uint64_t armed;   /* whether calls are counted, and fail */
+    _Atomic uint64_t armed;   /* true: count calls, and let them fail */
     _Atomic uint64_t kinds;   /* bits: the kinds that are counted */
     _Atomic uint64_t calls;   /* counted so far */
     _Atomic uint64_t first;   /* the first call that fails, from 1 */
     _Atomic uint64_t last;    /* the last one */
-    _Atomic uint64_t every;   /* of those, each so-many-th */
-    _Atomic uint64_t error;   /* its errno; 0: it is no error, but writes less than it was asked to */
-    _Atomic uint64_t torn;    /* a write that fails has written its first half */
+    _Atomic uint64_t every;   /* of those, each every-th */
+    _Atomic uint64_t error;   /* its errno; 0: no error, but a short write */
+    _Atomic uint64_t torn;    /* a failing write has stored its first half */
     _Atomic uint64_t made;    /* faults so far */
     _Atomic uint64_t stalled; /* calls wait while it is set */
-    _Atomic uint64_t waiting; /* how many do */
-    _Atomic uint64_t slow_us; /* every call takes so much longer */
+    _Atomic uint64_t waiting; /* number of waiting calls */
+    _Atomic uint64_t slow_us; /* delay of every call */
     char what[256];           /* the latest call that failed */
 };
 
@@ -84,7 +83,7 @@ __attribute__((constructor)) static void begin(void) {
     if (log) log_fd = open_plainly(log, 02001);
 }
 
-/* The absolute path when it lies below the root, else NULL. */
+/* The absolute path if it is below the root, else NULL. */
 static const char *below(int at, const char *path, char *buffer) {
     if (!control || !path) return NULL;
     if (path[0] != '/' && at != AT_FDCWD) {
@@ -107,7 +106,7 @@ static void nap(long microseconds) {
     nanosleep(&time, NULL);
 }
 
-/* Whether this call has to fail; it waits first, where the disk is slow or stands still. */
+/* True if this call has to fail; waits first if the disk is slow or stalled. */
 static int fails(enum kind kind, const char *name, const char *path, int fd) {
     uint64_t armed = atomic_load(&control->armed);
     if (!armed || !(atomic_load(&control->kinds) >> kind & 1)) return 0;

@@ -1,4 +1,4 @@
-"""A disk that fails as it is told, under a real daemon: ``disk.c``, compiled, preloaded, and steered while it runs."""
+"""A disk with controlled failures for a real daemon: ``disk.c``, compiled, preloaded, and controlled while it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("disk.c")
 #: The kinds of calls, by their bits in ``disk.c``.
 KINDS = {"open": 8, "write": 1, "sync": 2, "rename": 3, "unlink": 4, "mkdir": 5, "truncate": 6, "rmdir": 7}
-#: The fields of the block of memory that both share, each of eight bytes; behind them a text.
+#: Fields of the memory block shared with it, eight bytes each; a text follows them.
 FIELDS = (
     *("armed", "kinds", "calls", "first", "last", "every"),
     *("error", "torn", "made", "stalled", "waiting", "slow_us"),
@@ -24,9 +24,9 @@ FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which calls fail, and how: from the ``first`` on, each ``every``-th, up to the ``last``.
+    """The calls that fail, and how: each ``every``-th from the ``first`` to the ``last``.
 
-    Without an error a write stores less than it was asked to, and says so, as POSIX lets it.
+    Without an error a write stores fewer bytes than requested and returns their number, as POSIX allows.
     """
 
     first: int
@@ -34,7 +34,7 @@ class Plan:
     every: int = 1
     error: int = errno.EIO
     torn: bool = False
-    """A write that fails has stored its first half."""
+    """A failing write has stored its first half."""
     kinds: Sequence[str] = tuple(KINDS)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Plan:
 
 
 def why_not() -> str | None:
-    """Why there are no failing disks here; None: there are."""
+    """Return the reason why there are no failing disks here; None if there are."""
     return None if _compiler() else "NOT TESTED: disks that fail at every call, since there is no C compiler"
 
 
@@ -53,7 +53,7 @@ def _compiler() -> str | None:
 
 
 def library(directory: Path) -> Path:
-    """The compiled library."""
+    """Compile the library if necessary; return its path."""
     compiler = _compiler()
     assert compiler is not None
     made = directory / "disk.so"
@@ -69,7 +69,7 @@ def library(directory: Path) -> Path:
 
 
 class Disk:
-    """The disk of one data directory, ``root``. All is well with it until ``fail``, ``stall`` or ``slow`` is called."""
+    """The disk of one data directory, ``root``. It works normally until ``fail``, ``stall`` or ``slow`` is called."""
 
     def __init__(self, root: Path, made: Path, *, log: bool = False) -> None:
         self.root = root
@@ -88,7 +88,7 @@ class Disk:
         self._memory.close()
 
     def fail(self, plan: Plan) -> None:
-        """From now on calls are counted from 1, and fail as planned."""
+        """From now on count calls from 1, and let them fail as planned."""
         self._set("armed", 0)
         self._set("calls", 0)
         self._count(plan.kinds)
@@ -100,40 +100,40 @@ class Disk:
         self._set("armed", 1)
 
     def slow(self, each_call_s: float, kinds: Sequence[str] = tuple(KINDS)) -> None:
-        """From now on every call of these kinds takes so much longer."""
+        """From now on delay every call of these kinds."""
         self._count(kinds)
         self._set("slow_us", round(each_call_s * 1_000_000))
         self._set("armed", 1)
 
     def stall(self, kinds: Sequence[str] = tuple(KINDS)) -> None:
-        """From now on calls of these kinds do not come back before ``heal``."""
+        """From now on block calls of these kinds until ``heal``."""
         self._count(kinds)
         self._set("stalled", 1)
         self._set("armed", 1)
 
     def heal(self) -> None:
-        """All is well from now on; what stood still goes on."""
+        """Work normally from now on; blocked calls continue."""
         for name in ("armed", "first", "slow_us", "stalled"):
             self._set(name, 0)
 
     @property
     def calls(self) -> int:
-        """Counted since the last ``fail``."""
+        """Calls counted since the last ``fail``."""
         return self._get("calls")
 
     @property
     def made(self) -> int:
-        """Calls that failed, ever."""
+        """Total number of failed calls."""
         return self._get("made")
 
     @property
     def waiting(self) -> int:
-        """Calls that stand still now."""
+        """Number of calls that are blocked now."""
         return self._get("waiting")
 
     @property
     def what(self) -> str:
-        """The latest call that failed, and its file."""
+        """The latest failed call and its file."""
         at = 8 * len(FIELDS)
         return self._memory[at : at + 256].partition(b"\0")[0].decode(errors="replace")
 

@@ -1,4 +1,4 @@
-"""What is done to one daemon while clients are at work: each fault is made, lasts, and is over when its function returns."""
+"""Faults of one daemon while clients are at work; each is over when its function returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.torture.course import SMALLEST, Attack, Verdict, life, restarted
 from tests.torture.disk import Plan
 
 HOUR_S = 3_600
-#: How long an answer of /livez may take while the disk does nothing. A busy machine takes its time, too.
+#: How long a response of /livez may take while the disk is stalled; generous, for busy machines.
 ALIVE_S = 10.0
 
 Fault = Callable[[Attack], Awaitable[None]]
@@ -46,19 +46,19 @@ async def paused(attack: Attack) -> None:
 
 
 async def syncs_stall(attack: Attack) -> None:
-    """No sync comes back for a while."""
+    """Syncs block for a while."""
     attack.disk.stall(("sync",))
     await _alive_while_it_lasts(attack)
 
 
 async def writes_stall(attack: Attack) -> None:
-    """No call at all comes back for a while."""
+    """All calls block for a while."""
     attack.disk.stall()
     await _alive_while_it_lasts(attack)
 
 
 async def _alive_while_it_lasts(attack: Attack) -> None:
-    """The daemon answers that it lives: meanwhile, or where its event loop may be in a call to the disk, directly behind."""
+    """Check that /livez answers: during the stall, or right after it if the event loop may itself write to the disk."""
     answered = trio.Event()
 
     async def ask() -> None:
@@ -100,7 +100,7 @@ async def calls_fail(attack: Attack) -> None:
 
 
 async def short_writes(attack: Attack) -> None:
-    """Every other write stores half of what it was asked to."""
+    """Every other write stores half of its bytes."""
     attack.disk.fail(Plan(1, 1 << 32, 2, error=0))
     await trio.sleep(1)
     attack.disk.heal()
@@ -114,7 +114,7 @@ async def disk_full(attack: Attack) -> None:
 
 
 def clock_jumps(shift: Path, ahead_s: int) -> Fault:
-    """The clock jumps by so much, and jumps back."""
+    """The clock jumps by ``ahead_s``, and jumps back."""
 
     async def jump(attack: Attack) -> None:
         write_shift(shift, ahead_s)
@@ -124,7 +124,7 @@ def clock_jumps(shift: Path, ahead_s: int) -> Fault:
     return jump
 
 
-#: By their names in the report.
+#: Faults by their names in the report.
 ALWAYS: dict[str, Fault] = {
     "killed, and started again": killed,
     "stopped, and started again": stopped,
@@ -138,19 +138,19 @@ ALWAYS: dict[str, Fault] = {
 
 
 def on_a_disk_of_its_own(directory: Path) -> bool:
-    """Whether it can be filled up without harm to anybody."""
+    """True if its file system can be filled up without affecting others."""
     return os.path.ismount(directory)
 
 
 async def storm(
     directory: Path, made: Path, seed: int, *, rounds: int = 1, clocks: bool = False, sizes: str = SMALLEST
 ) -> Verdict:
-    """One daemon, and every fault there is, one after the other, with acknowledgements before and after each.
+    """Run one daemon and make every fault, one after the other, with acknowledgements before and after each.
 
     Args:
-      rounds: how often each is made.
+      rounds: how often each fault is made.
       sizes: of the store.
-      clocks: the clock jumps as well. A daemon whose clock can be set needs libfaketime.
+      clocks: the clock jumps as well, which requires libfaketime.
     """
     kinds, environ = dict(ALWAYS), {}
     if on_a_disk_of_its_own(directory):

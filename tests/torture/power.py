@@ -1,14 +1,14 @@
-"""What a power cut can leave of a directory: images, built from the log of every change and sync that ``disk.c`` writes.
+"""Possible states of a directory after a power cut: images built from ``disk.c``'s log of every change and sync.
 
-The file system is taken to be one that keeps a journal, as ext4, XFS and Btrfs do:
+The file system is assumed to keep a journal, as ext4, XFS and Btrfs do:
 
-* the content of a file is durable up to its last sync; of what was written since, any part may be there. Where that made
-  the file longer, the last block may be torn, or a block of zeros stand in the midst of it. Where the file had been made
-  longer before (``ftruncate``), any sectors of it may be there, and the others read as they did;
-* names are made, changed and removed in order, so what survives is a beginning of all these changes. A synced file
-  or directory has all changes of names that concern it, and those before them.
+* the content of a file is durable up to its last sync. Of later writes, any part may survive. If they made the file
+  longer, its last block may be torn, or a block of zeros may be in the middle. If the file had been made longer before
+  (``ftruncate``), any of its sectors may survive, and the others read as before;
+* names are created, changed and removed in order, so a prefix of all these changes survives. After a sync of a file or
+  directory all changes of its names have survived, and those before them.
 
-``docs/stores.md`` says that the store relies on the second.
+``docs/stores.md`` states that the store relies on the second.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _TRUNCATES = 0o1000
 BLOCK = 4096
 SECTOR = 512
 Style = Literal["lost", "kept", "torn", "holes"]
-"""Of what was not synced: nothing is left; all; a beginning, its last write torn; all, with blocks or sectors missing."""
+"""Unsynced data: all lost; all kept; a prefix kept, its last write torn; all kept but some blocks or sectors."""
 STYLES: tuple[Style, ...] = ("lost", "kept", "torn", "holes")
 _KIND = ("open_", "write", "sync", "rename", "unlink", "mkdir", "truncate", "rmdir")
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One call that succeeded."""
+    """One successful call."""
 
     kind: str
     fd: int
     at_s: float
-    """When it was over, by the monotonic clock."""
+    """Time of its end, by the monotonic clock."""
     number: int
     one: bytes
     two: bytes
 
 
 def read_log(log: Path) -> list[Record]:
-    """All of it; a record that was cut by a kill, at the end, is left out."""
+    """Read all records; the last is left out if a kill has truncated it."""
     data, at, records = log.read_bytes(), 0, []
     while at + _HEAD.size <= len(data):
         kind, fd, at_ns, number, one, two = _HEAD.unpack_from(data, at)
@@ -58,21 +58,21 @@ def read_log(log: Path) -> list[Record]:
 
 @dataclass(slots=True, eq=False)
 class File:
-    """A file, whatever it is called: all that was written, and how much of that was synced."""
+    """A file, under any name: all writes, and how many of them are synced."""
 
     changes: list[tuple[int, bytes | None]] = field(default_factory=list)
-    """``(offset, bytes)``, or ``(size, None)`` for a file that was cut to a size."""
+    """``(offset, bytes)``, or ``(size, None)`` for a truncation to a size."""
     synced: int = 0
 
 
 @dataclass(slots=True)
 class Change:
-    """A change of names: ``was`` None for a new one, ``now`` None for one that goes."""
+    """A change of names: ``was`` is None for a new one, ``now`` None for a removed one."""
 
     was: str | None
     now: str | None
     file: File | None
-    """None: a directory."""
+    """None for a directory."""
 
     def concerns(self, path: str, file: File | None) -> bool:
         if file is not None:
@@ -85,19 +85,19 @@ def _parent(path: str) -> str:
 
 
 class Disk:
-    """What the disk has been told, record by record. It does nothing for a sync of files whose name ends with ``lies``."""
+    """The state of a disk after some records. It ignores syncs of files whose names end with ``lies``."""
 
     def __init__(self, root: Path, lies: str = "") -> None:
         self.root, self._lies = str(root), lies
         self.journal: list[Change] = []
         self.durable = 0
-        """So many changes of names survive whatever comes."""
+        """Number of changes of names that are certain to survive."""
         self.names: dict[str, File | None] = {}
         self._open: dict[int, tuple[str, File | None]] = {}
 
     @classmethod
     def that_was_told(cls, root: Path, records: Iterable[Record], lies: str = "") -> Disk:
-        """One that has been told all of these."""
+        """Return a disk to which all these records were applied."""
         disk = cls(root, lies)
         for each in records:
             disk.apply(each)
@@ -140,7 +140,7 @@ class Disk:
 
     def _rename(self, record: Record) -> None:
         was, now = record.one.decode(), record.two.decode()
-        if was in self.names:  # LevelDB's own log is made where nobody looks
+        if was in self.names:  # LevelDB writes its own log outside the recorded names
             self._change(Change(was, now, self.names[was]))
 
     def _unlink(self, record: Record) -> None:
@@ -160,7 +160,7 @@ class Disk:
     # --- images --------------------------------------------------------------------------------
 
     def image(self, directory: Path, style: Style, rng: Random) -> None:
-        """Build, in a directory that does not exist, what a power cut may leave now."""
+        """Build a possible state after a power cut now, in a directory that does not exist yet."""
         last = {"lost": self.durable, "kept": len(self.journal)}.get(style)
         survive = rng.randint(self.durable, len(self.journal)) if last is None else last
         names: dict[str, File | None] = {}
@@ -214,7 +214,7 @@ def _content(file: File, style: Style, rng: Random) -> bytes:
 
 
 def _make_holes(content: bytearray, synced: bytes, length: int, rng: Random) -> None:
-    """Any sectors of a file are as they were, up to the length that it was given; of what it grew by, a block is zeros."""
+    """Revert some sectors of a file, up to its preallocated length; in what it grew by, zero a block."""
     share = rng.choice([0.1, 0.5, 0.9])
     fixed = min(length, len(content))
     before = synced.ljust(fixed, b"\0")

@@ -1,10 +1,10 @@
-"""A long life: ``python -m tests.torture.soak --minutes 60``.
+"""A long run: ``python -m tests.torture.soak --minutes 60``.
 
-A daemon takes half of what it could (``--load`` says another part), from plain publishers, producers and transactions; its messages live for
-twenty seconds; readers follow, and begin anew; a backup is made every few minutes; it is stopped, or killed, and started again
-at a quarter and at a half of the time. What it uses and how long publishes take is measured all the time. From the
-last start on, behind a time to warm up, each of that must be flat, and every reader must have seen every acknowledged
-message once and in order.
+A daemon gets half of the load it can take (``--load`` sets another fraction), from plain publishers, producers and
+transactions. Its messages live for twenty seconds; readers follow, or repeatedly read everything; a backup is made
+every few minutes; it is stopped or killed, and restarted, at a quarter and at a half of the time. Its resource usage
+and the latency of publishes are measured throughout. From the last start on, after a warm-up, all of these must be
+flat, and every reader must have seen every acknowledged message once and in order.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ SETTINGS = (
     "cache.max_bytes=4194304",
 )
 SAMPLE_S = 1.0
-#: Publishers, of which each sends a request after the other while the most that is taken is looked for.
+#: Publishers, each sending one request after the other while the maximum load is measured.
 PUBLISHERS = 6
 BATCH = 20
-#: Part of the last life that is left out, and at least until messages have begun to expire: caches fill, volumes come to their number, the first backup is made.
+#: Fraction of the last life to leave out, at least until messages expire: caches fill, the number of volumes settles.
 WARM = 0.3
-#: Of a plot: each measurement of an hour would make a file of two megabytes.
+#: Points of a plot: all measurements of an hour would make a file of two megabytes.
 MOST_POINTS = 300
 LIMITS = {
     "RssAnon MB": Limit(0.05, 3),
@@ -60,15 +60,15 @@ LIMITS = {
 
 @dataclass(slots=True)
 class Soak:
-    """What runs, what is known, what was measured."""
+    """Running processes, expectations and measurements."""
 
     daemon: Daemon
     up: trio.Event = field(default_factory=trio.Event)
     over: bool = False
     pause_s: float = 0.0
-    """Between two requests of a publisher."""
+    """Pause between two requests of a publisher."""
     load: float = 0.5
-    """How much of what the daemon could take it is given."""
+    """Fraction of the daemon's maximum load."""
     acknowledged: int = 0
     unknown: int = 0
     read: int = 0
@@ -76,13 +76,13 @@ class Soak:
     backups: int = 0
     restarts: list[float] = field(default_factory=list)
     waits_ms: list[float] = field(default_factory=list)
-    """Of publishes since the last sample."""
+    """Latencies of publishes since the last sample."""
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     seen: dict[tuple[str, str], int] = field(default_factory=dict)
     """The last number of each publisher, by reader."""
     doubtful: set[tuple[str, int]] = field(default_factory=set)
-    """Numbers of which nobody knows whether they are there."""
+    """Numbers of messages with unknown outcome."""
     begun_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -98,7 +98,7 @@ class Soak:
 
 
 async def publisher(soak: Soak, topic: str, name: str) -> None:
-    """Batches of numbered messages, evenly over time; a number whose outcome is unknown is not sent again."""
+    """Publish batches of numbered messages, evenly over time; numbers with unknown outcome are not sent again."""
     number = 0
     while not soak.over:
         await soak.up.wait()
@@ -108,7 +108,7 @@ async def publisher(soak: Soak, topic: str, name: str) -> None:
                     numbers = range(number, number + (1 if number % 3 == 0 else BATCH))
                     number = numbers.stop
                     messages = [b"%s %d %s" % (name.encode(), each, b"x" * 150) for each in numbers]
-                    # Nobody knows before there is an answer; also when the connection breaks here.
+                    # The outcome is unknown until the response arrives, even if the connection breaks here.
                     soak.doubtful |= {(name, each) for each in numbers}
                     soak.unknown += 1
                     began_s = time.monotonic()
@@ -124,7 +124,7 @@ async def publisher(soak: Soak, topic: str, name: str) -> None:
 
 
 async def transactions(soak: Soak) -> None:
-    """One after the other over two topics; each third is rolled back."""
+    """Run consecutive transactions over two topics; roll back each third."""
     number = 0
     while not soak.over:
         await soak.up.wait()
@@ -146,7 +146,7 @@ async def transactions(soak: Soak) -> None:
 
 
 async def follower(soak: Soak, topic: str, name: str) -> None:
-    """Follows with long polls over every restart; what it is shown must be without a gap and in order."""
+    """Follow with long polls across restarts; messages must arrive in order and without gaps."""
     position: bytes | None = None
     while not soak.over:
         await soak.up.wait()
@@ -164,7 +164,7 @@ async def follower(soak: Soak, topic: str, name: str) -> None:
 
 
 def look(soak: Soak, reader: str, before: bytes | None, message_id: bytes, payload: bytes) -> None:
-    """One message against those before it."""
+    """Check one message against those before it."""
     soak.read += 1
     if before is not None and message_id <= before:
         soak.wrong.append(f"{reader} saw {message_id.hex()} after {before.hex()}")
@@ -181,7 +181,7 @@ def look(soak: Soak, reader: str, before: bytes | None, message_id: bytes, paylo
 
 
 async def rereader(soak: Soak, topic: str) -> None:
-    """Reads all there is, committed, page after page, and begins anew."""
+    """Read all committed messages page by page, repeatedly."""
     while not soak.over:
         await soak.up.wait()
         with suppress(ConnectionLost, NotConnected, OSError):
@@ -201,7 +201,7 @@ async def rereader(soak: Soak, topic: str) -> None:
 
 
 async def backups(soak: Soak, folder: Path, pause_s: float) -> None:
-    """A backup, and the older ones removed, by turns."""
+    """Alternately make a backup and remove older ones."""
     while not soak.over:
         await trio.sleep(pause_s)
         await soak.up.wait()
@@ -223,7 +223,7 @@ async def backups(soak: Soak, folder: Path, pause_s: float) -> None:
 
 
 async def measure(soak: Soak) -> None:
-    """What the daemon uses, each second while it is up."""
+    """Record the daemon's resource usage, each second while it is up."""
     while not soak.over:
         await trio.sleep(SAMPLE_S)
         waits, soak.waits_ms = soak.waits_ms, []
@@ -235,7 +235,7 @@ async def measure(soak: Soak) -> None:
 
 
 def used_by(pid: int, directory: Path) -> dict[str, float]:
-    """Memory, files, threads, and what the directory takes of the disk."""
+    """Return memory, files, threads, and the directory's size on disk."""
     status = dict(
         line.split(":", 1)
         for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
@@ -243,7 +243,7 @@ def used_by(pid: int, directory: Path) -> dict[str, float]:
     )
     taken = 0
     for path in directory.rglob("*"):
-        with suppress(OSError):  # removed meanwhile
+        with suppress(OSError):  # removed since it was listed
             taken += path.stat().st_blocks * 512
     return {
         "RssAnon MB": int(status["RssAnon"].split()[0]) / 1024,
@@ -257,7 +257,7 @@ def used_by(pid: int, directory: Path) -> dict[str, float]:
 
 
 async def soak_for(seconds: float, directory: Path, load: float) -> Soak:
-    """All of it; the daemon is gone at the end."""
+    """Do the whole run; end the daemon at the end."""
     soak = Soak(Daemon(directory / "data", *SETTINGS), load=load)
     try:
         await soak.start()
@@ -285,7 +285,7 @@ async def soak_for(seconds: float, directory: Path, load: float) -> Soak:
 
 
 async def time_of_a_request(soak: Soak, look_s: float = 5.0) -> float:
-    """How long a request takes while all publishers send as fast as they are answered; the first second is left out."""
+    """Measure the time per request while all publishers send at full speed; the first second is left out."""
     await trio.sleep(1)
     before = len(soak.waits_ms)
     await trio.sleep(look_s)
@@ -293,7 +293,7 @@ async def time_of_a_request(soak: Soak, look_s: float = 5.0) -> float:
 
 
 async def restart(soak: Soak, leave: Callable[[], object]) -> None:
-    """The daemon goes, and comes back."""
+    """End the daemon and start it again."""
     soak.up = trio.Event()
     await trio.to_thread.run_sync(leave)
     await soak.start()
@@ -304,7 +304,7 @@ async def restart(soak: Soak, leave: Callable[[], object]) -> None:
 
 
 def series(soak: Soak, name: str) -> tuple[list[float], list[float]]:
-    """The measurements that are judged: those of the last life, behind its beginning."""
+    """Return the measurements to judge: those of the last life after its warm-up."""
     end = soak.samples[-1][0]
     first = soak.restarts[-1] + max(WARM * (end - soak.restarts[-1]), 1.5 * TTL_S)
     chosen = [(at, values[name]) for at, values in soak.samples if at >= first]
@@ -312,7 +312,7 @@ def series(soak: Soak, name: str) -> tuple[list[float], list[float]]:
 
 
 def table(soak: Soak) -> list[str]:
-    """What was measured, and whether it is flat."""
+    """Format the measurements, and whether they are flat."""
     lines = ["| | median | growth | may grow by | |", "|---|--:|--:|--:|---|"]
     for name, limit in LIMITS.items():
         times, values = series(soak, name)
@@ -324,18 +324,18 @@ def table(soak: Soak) -> list[str]:
 
 
 def growing(soak: Soak) -> list[str]:
-    """The names of what is not flat."""
+    """Return the names of measurements that grow."""
     return [name for name, limit in LIMITS.items() if not is_flat(*series(soak, name), limit)]
 
 
 def draw(soak: Soak, path: Path) -> bool:
-    """All measurements over time; not where matplotlib is not installed."""
+    """Plot all measurements over time; return False if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         return False
     import matplotlib as mpl
 
     mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "plainsong"  # the same numbers give the same file
+    mpl.rcParams["svg.hashsalt"] = "plainsong"  # reproducible: the same numbers give the same file
     from matplotlib import pyplot
 
     figure, grid = pyplot.subplots(2, 3, figsize=(11, 5), sharex=True)
@@ -357,7 +357,7 @@ def draw(soak: Soak, path: Path) -> bool:
 
 
 def describe(soak: Soak) -> str:
-    """The report."""
+    """Return the report."""
     minutes = soak.samples[-1][0] / 60
     said = [
         f"Commit {commit()}, {minutes:.0f} minutes on {os.cpu_count()} cores at {soak.load:.0%} of the load the daemon took at first: {soak.acknowledged:,} messages acknowledged, "
@@ -373,7 +373,7 @@ def describe(soak: Soak) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 when something grows, or a reader saw what must not be."""
+    """Return exit status 1 if a measurement grows or a reader saw an error."""
     parser = argparse.ArgumentParser(prog="python -m tests.torture.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--report", type=Path, default=REPORT, help="a directory (default: %(default)s)")

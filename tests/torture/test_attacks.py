@@ -1,7 +1,7 @@
-"""Attacks on a store from outside, on a real daemon or its directory, each of which version 0.1 did not stand.
+"""Attacks on a store from outside, on a real daemon or its directory; version 0.1 failed each of them.
 
-``docs/stores.md`` says what is promised of each. Of a removal whose rows cannot be read for a moment, the reading fails
-inside LevelDB's mappings, out of reach from here: ``tests/storage/test_lost_volume.py`` has it.
+``docs/stores.md`` states the promise for each. Rows that are temporarily unreadable during a removal cannot be
+simulated here, because the read fails inside LevelDB's mappings: ``tests/storage/test_lost_volume.py`` tests that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ needs_disk = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
 
 def volumes(data: Path) -> list[Path]:
-    """The folders of volumes, the oldest first."""
+    """Return the folders of volumes, oldest first."""
     return sorted(path for path in (data / "volumes").iterdir() if path.is_dir())
 
 
@@ -38,7 +38,7 @@ def volumes(data: Path) -> list[Path]:
 def test_a_daemon_starts_where_a_power_cut_has_torn_the_last_record_of_a_manifest_at_a_sector(tmp_path, made):
     disk = Disk(tmp_path / "data", made, log=True)
     assert disk.log is not None
-    # Each write of LevelDB's memory to a table adds an edit to the volume's manifest.
+    # Each flush of LevelDB's memory to a table adds an edit to the volume's manifest.
     settings = ("storage.min_free_bytes=0", "storage.write_buffer_bytes=65536")
     acknowledged: list[tuple[float, bytes]] = []
     with Daemon(tmp_path / "data", *settings, environ=disk.environ) as daemon:
@@ -67,7 +67,7 @@ def test_a_daemon_starts_where_a_power_cut_has_torn_the_last_record_of_a_manifes
 
 
 def edits_over_a_sectors_end(records: list[Record]) -> Iterator[tuple[int, str, int, int]]:
-    """Writes to manifests with the end of a sector in their midst: number of records, path, that place, and the end."""
+    """Yield writes to manifests that cross a sector's end: number of records, path, that place, and the end."""
     paths: dict[int, str] = {}
     for moment, each in enumerate(records, 1):
         if each.kind == "open_":

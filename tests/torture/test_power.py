@@ -1,4 +1,4 @@
-"""The images of power cuts are what a journalling file system could leave, and nothing else."""
+"""Images of power cuts contain what a journalling file system may leave, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CREATES = 0o101
 
 
 def told(*calls: tuple) -> Disk:
-    """A disk that was told ``(kind, fd, number, name or bytes, name)``, on which the directory itself is safe."""
+    """Return a disk with the records ``(kind, fd, number, name or bytes, name)``; its root directory is durable."""
     disk = Disk(ROOT)
     safe = [("mkdir", -1, 0, ""), ("open_", 3, 0, ""), ("sync", 3, 0, b"")]
     for at, (kind, fd, number, *texts) in enumerate([*safe, *calls]):
@@ -30,7 +30,7 @@ def named(text: str | bytes) -> bytes:
 
 
 def left(disk: Disk, directory: Path, style: Style, seed: int = 0) -> dict[str, bytes]:
-    """The files of an image."""
+    """Return the files of an image."""
     disk.image(directory, style, Random(seed))
     return {str(each.relative_to(directory)): each.read_bytes() for each in directory.rglob("*") if each.is_file()}
 
@@ -55,7 +55,7 @@ def test_of_what_was_not_synced_nothing_is_left_or_all_or_a_part(tmp_path):
 
 
 def made_longer(*calls: tuple) -> Disk:
-    """A disk with a log of 4096 zeros, synced, and what it was told behind that."""
+    """Return a disk with a synced log of 4096 zeros, and then these records."""
     return told(("open_", 4, CREATES, "log"), ("truncate", 4, 4096, b""), ("sync", 4, 0, b""), *calls)
 
 

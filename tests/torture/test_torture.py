@@ -1,6 +1,6 @@
-"""A real daemon on a disk that fails as it is told, and on what a power cut could have left of its directory.
+"""A real daemon on a failing disk, and on possible remains of its directory after a power cut.
 
-These are a few of each kind. ``python -m tests.torture`` goes on for as long as it is let.
+There are a few of each kind here; ``python -m tests.torture`` runs as many as there is time for.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ async def test_what_a_power_cut_leaves_has_all_that_was_acknowledged_and_nothing
     rng, recording = Random(SEED), await record(tmp_path, made, SEED, sizes=sizes)
     moments = recording.moments()
     for number, style in enumerate(STYLES):
-        # One of them in the opening, before there is anything to lose.
+        # One cut during the first opening, before there is anything to lose.
         moment = rng.choice(moments[: recording.ready] if number == 3 else moments[recording.ready :])
         verdict = await judge(recording, moment, style, tmp_path / str(number), SEED)
         assert verdict.is_good, str(verdict)
 
 
 async def test_a_disk_that_says_synced_and_is_not_is_found_out(tmp_path, made):
-    """So the images show what is lost, and the checker sees it."""
+    """Shows that images do lose data, and that the checker detects it."""
     recording = await record(tmp_path, made, SEED, acknowledged=20)
     verdict = await judge(recording, len(recording.records), "lost", tmp_path / "image", SEED, lies=".log")
     assert {kind for kind, _ in verdict.anomalies} >= {"lost"}, str(verdict)

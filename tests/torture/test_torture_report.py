@@ -1,4 +1,4 @@
-"""What the report of the torture says, and what the readers of the soak notice."""
+"""The report of the torture, and the checks of the soak's readers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_report_counts_what_was_done_and_names_what_is_wrong():
 
 @pytest.fixture
 def soak(tmp_path: Path) -> Soak:
-    """One whose daemon does not run, with a reader that has seen the messages 0 and 1 of p."""
+    """A soak without a running daemon, whose reader has seen the messages 0 and 1 of p."""
     soak = Soak(Daemon(tmp_path / "data"))
     look(soak, "r", None, b"a", b"p 0 x")
     look(soak, "r", b"a", b"b", b"p 1 x")

@@ -1,4 +1,4 @@
-"""The power is cut while a store rewrites volumes, sweeps the one of version 0.1, or takes a directory of that version over."""
+"""Power cuts while a store rewrites volumes, sweeps a volume of version 0.1, or upgrades its directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Rows = list[tuple[bytes, bytes]]
 
 
 class Recorded:
-    """A course, and everything that was written to its disk."""
+    """A course, and all writes to its disk."""
 
     def __init__(self, course: str, directory: Path, made: Path) -> None:
         self.disk = Disk(directory / "data", made, log=True)
@@ -37,20 +37,20 @@ class Recorded:
         self.records: list[Record] = read_log(self.disk.log)
 
     def at(self, mark: str) -> int:
-        """The number of records when the course had reached a mark."""
+        """Return the number of records when the course reached a mark."""
         return next(
             n for n, each in enumerate(self.records, 1) if each.kind == "open_" and each.one.endswith(mark.encode())
         )
 
     def image(self, moment: int, style: Style, directory: Path, seed: int, lies: str = "") -> Path:
-        """An image that a power cut may leave after a number of records."""
+        """Build a possible image after a power cut at ``moment`` records."""
         told = Told.that_was_told(self.disk.root, self.records[:moment], lies)
         told.image(directory, style, Random(seed))
         return directory
 
 
 def cuts(recorded: Recorded, since: str, count: int, seed: int) -> Iterable[tuple[int, int, Style]]:
-    """Some moments after a mark, each style in its turn."""
+    """Yield random moments after a mark, with the styles in turn."""
     rng = Random(seed)
     first, last = recorded.at(since), len(recorded.records)
     for number in range(count):
@@ -58,7 +58,7 @@ def cuts(recorded: Recorded, since: str, count: int, seed: int) -> Iterable[tupl
 
 
 async def messages_of(directory: Path, options: LevelDBOptions) -> Rows:
-    """All messages; they are the same after tidying, and after the store was opened again."""
+    """Return all messages; tidying and reopening must not change them."""
     async with await LevelDBStore.open(directory, options) as store:
         found = await everything(store, MESSAGE)
         await store.tidy()
@@ -107,7 +107,7 @@ async def test_a_power_cut_while_a_directory_of_version_0_1_is_taken_over_loses_
 
 
 async def test_a_disk_that_reports_syncs_it_did_not_make_is_detected_after_a_rewrite(tmp_path, made):
-    """So these images show what a power cut loses."""
+    """Shows that these images lose data in a power cut."""
     recorded = Recorded("rewriting", tmp_path, made)
     image = recorded.image(recorded.at(upkeep.TIDIED), "lost", tmp_path / "image", SEED, lies=".ldb")
     try:

@@ -1,6 +1,6 @@
-"""The work of a store's keeper, for power cuts: ``python -m tests.torture.upkeep COURSE DIRECTORY``, on a disk that is watched.
+"""A store keeper's work for power cuts: ``python -m tests.torture.upkeep COURSE DIRECTORY``, on a recorded disk.
 
-A course marks its progress by files in the directory, which are in the disk's log among everything else.
+A course marks its progress by files in the directory, which appear in the disk's log.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from storage.leveldb.volume_list import Listed, read_list, write_list
 from tests.storage.contract import MESSAGE, NAME
 
 KEPT = Path(__file__).parents[1] / "kept" / "0.1" / "data"
-#: A volume has a few rows.
+#: Volumes with a few rows.
 OPTIONS = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=4_000, max_open_volumes=3)
 GOES = generation_prefix(NAME, 1)
 STAYS = generation_prefix(TopicName("ns", "stays"), 1)
 #: Marks: all rows are written; those of one topic are dropped; tidying has ended.
 WRITTEN, DROPPED, TIDIED = "written.mark", "dropped.mark", "tidied.mark"
 ROWS = 120
-#: Rows of the volume that stands for the database of version 0.1.
+#: Rows of the volume that represents the database of version 0.1.
 LARGE_ROWS = 3_000
 
 
@@ -37,7 +37,7 @@ def row(prefix: bytes, number: int) -> tuple[bytes, bytes]:
 
 
 def rows(prefix: bytes, count: int, step: int = 1) -> list[tuple[bytes, bytes]]:
-    """The first rows of a topic."""
+    """Return the first rows of a topic."""
     return [row(prefix, number) for number in range(0, count, step)]
 
 
@@ -54,7 +54,7 @@ async def _write(store: LevelDBStore, prefix: bytes, numbers: range) -> None:
 
 
 async def rewriting(directory: Path) -> None:
-    """In each of several volumes most rows die; the others are rewritten to fewer volumes."""
+    """Most rows of each of several volumes die; the rest is rewritten into fewer volumes."""
     async with await LevelDBStore.open(directory, OPTIONS) as store:
         for number in range(0, ROWS, 4):
             await _write(store, GOES, range(number, number + 4))
@@ -68,7 +68,7 @@ async def rewriting(directory: Path) -> None:
 
 
 async def sweeping(directory: Path) -> None:
-    """The volume of version 0.1 has its dead rows removed in place, piece by piece."""
+    """The dead rows of version 0.1's volume are removed in place, piece by piece."""
     tidying._PIECE_ROWS = 100
     packs.MIN_ROWS = LARGE_ROWS  # that version has no packs
     volumes = directory / "volumes"
@@ -89,7 +89,7 @@ async def sweeping(directory: Path) -> None:
 
 
 async def taking_over(directory: Path) -> None:
-    """A directory of version 0.1 becomes one of this version."""
+    """A directory of version 0.1 is converted to the present version."""
     _copy_kept(directory)
     mark(directory, WRITTEN)
     async with await LevelDBStore.open(directory):
