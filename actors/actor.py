@@ -2,16 +2,17 @@
 
     load ──► wait ──► step ──► commit ──► settle ──► wait …
       ▲                          │
-      └────────── fall ◄─────────┘ the store failed, or another owner has come
+      └────────── fall ◄─────────┘ the store failed, or another owner has claimed the rows
 
 *wait* for requests or the nearest deadline; *step*: the core decides, without waiting; *commit*: make its rows durable;
-*settle*: only then give the answers. Step, commit and settle are one turn, which needs no task: the actor's own is there
-for the load, the deadlines and the close. While a commit is written requests gather, and the next one carries them all:
-that is the group commit. Where other instances may claim the rows, a turn that answers without writing asks the store
-whether the claim still holds: one check for all that gathered.
+*settle*: only then give the answers. Step, commit and settle are one turn, which needs no task: the actor's own task
+serves only the load, the deadlines and the close. Requests that arrive during a commit go into the next one together:
+that is the group commit. If other instances may claim the rows, a turn that answers without writing first has the
+store check that the claim still holds, once for all of its requests.
 
-An actor that falls tells every request under way what is known of its outcome, and ends. ``Supervision`` starts it
-again from disk: recovery and the first start are the same code. After another owner has come it stays down.
+When an actor falls, every request under way gets an error that says what is known of its outcome. ``Supervision`` then
+starts the actor again from disk: recovery and the first start are the same code. Once another owner has claimed the
+rows it stays down.
 """
 
 from __future__ import annotations
@@ -43,24 +44,24 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-#: Pauses after a fall: it is loaded again at once, then with growing pauses; the last one repeats.
+#: Pauses before loading again after a fall; the last one repeats.
 RESTART_PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Core(Protocol):
-    """The rules and their state; each actor knows the rest of its core's interface."""
+    """The rules and their state; each kind of actor uses more of its core than this."""
 
     def next_deadline_s(self) -> float | None:
-        """When a step is due although no request has arrived."""
+        """Return when a step is due even if no request arrives, on trio's clock; None: never."""
         ...
 
 
 class Step(Protocol):
-    """What one step of a core decided."""
+    """The decisions of one step of a core."""
 
     @property
     def answers(self) -> Answers:
-        """Each ticket and its answer."""
+        """The answer for each ticket."""
         ...
 
 
@@ -70,14 +71,14 @@ StepT = TypeVar("StepT", bound=Step)
 
 @dataclass(slots=True, eq=False)
 class _Turn(Generic[StepT]):
-    """One turn of an actor, as far as it has come."""
+    """The state of one turn of an actor."""
 
     tickets: Sequence[Ticket[Any]]
     step: StepT | None = None
     operations: Sequence[Operation] = ()
     answers: Answers = field(default_factory=list)
     is_prepared: bool = False
-    """True once the core is as it will be after the commit; ``error`` is what failed in that."""
+    """True once the core has moved to its state after the commit; ``error`` is set if that failed."""
     error: Exception | None = None
 
 
@@ -90,7 +91,11 @@ class Actor(ABC, Generic[CoreT, StepT]):
     def __init__(
         self, store: Store, mailbox: Mailbox, *, commit_requests: int, commit_bytes: int, turns: Turns | None = None
     ) -> None:
-        """``commit_requests``, ``commit_bytes``: a commit takes no more beyond either; ``turns``: run the actor's turns."""
+        """
+        Args:
+          commit_requests, commit_bytes: a commit takes no more requests once either is reached.
+          turns: runs the actor's turns.
+        """
         self._store = store
         self._shared = store.traits.shared
         self._mailbox = mailbox
@@ -98,11 +103,11 @@ class Actor(ABC, Generic[CoreT, StepT]):
         self._commit_bytes = commit_bytes
         self._turns = turns or Turns(store)
         self._in_turn = False
-        #: Set when the turn under way ends; None: no task waits for that.
+        #: Set when the turn under way ends; None if no task waits for that.
         self._over: trio.Event | None = None
         #: Why a turn failed.
         self._failure: Exception | None = None
-        #: When the task wakes by itself.
+        #: When the task wakes without being woken.
         self._deadline_s: float | None = None
         #: None while loading, and after the end.
         self.core: CoreT | None = None
@@ -113,7 +118,8 @@ class Actor(ABC, Generic[CoreT, StepT]):
     async def run(self, on_loaded: Callable[[], None] = lambda: None) -> None:
         """Claim, load, then serve the mailbox until it is closed and empty; call ``on_loaded`` before the first turn.
 
-        Raises what the store raises, after every request under way has its error. Deposed: another owner has come.
+        Raises what the store raises, after every request under way has its error. Deposed: another owner has claimed
+        the rows.
         """
         core, claim = await self._load()
         self.core, self.claim, self._failure = core, claim, None
@@ -139,7 +145,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
             self._end(core, error)
 
     async def _is_over(self, core: CoreT) -> bool:
-        """Sleep until the task is needed; returns True once the mailbox is closed and empty. Raises a turn's failure."""
+        """Sleep until the task is needed; return True once the mailbox is closed and empty. Raises a turn's failure."""
         if self._failure is None:
             self._deadline_s = core.next_deadline_s()
             await self._mailbox.wait(self._deadline_s)
@@ -159,8 +165,8 @@ class Actor(ABC, Generic[CoreT, StepT]):
             self._leave_turn()
 
     async def _turn_over(self) -> None:
-        """Wait until no turn is under way; not to be cancelled, since its commit may happen."""
-        if self._in_turn:  # seldom, and a scope costs more than all else here
+        """Wait until no turn is under way; shielded from cancellation, since its commit may still happen."""
+        if self._in_turn:  # rare, and the scope is the most expensive part
             with trio.CancelScope(shield=True):
                 while self._in_turn:
                     self._over = trio.Event()
@@ -169,11 +175,11 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     # --- the turn: step, commit, settle ---------------------------------------------------------------
     #
-    # It needs no task: the store reports a commit's outcome on the event loop. ``Turns`` runs it, for every actor that has
-    # mail, so that what they begin is one commit.
+    # It needs no task: the store reports a commit's outcome on the event loop. ``Turns`` runs the turns of all actors
+    # that have mail, so that their writes share one commit.
 
     def wake(self) -> None:
-        """Wake the task, which takes the turn if no other caller has."""
+        """Wake the task, which takes the turn if no other caller has taken it."""
         self._mailbox.wake()
 
     def _has_arrived(self) -> None:
@@ -186,7 +192,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         return len(self._mailbox) > 0
 
     def turn_now(self) -> None:
-        """Take a turn for the mail that waits, unless one is under way, or the actor is loading: both end with one."""
+        """Take a turn for the waiting mail. Does nothing during a turn or a load, which both end by starting one."""
         core, claim = self.core, self.claim
         if self._in_turn or core is None or claim is None:
             return
@@ -219,7 +225,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
             raise
 
     def _prepare(self, core: CoreT, turn: _Turn[StepT], step: StepT) -> None:
-        """Continue while the disk syncs, as if the commit were durable; no answer is given."""
+        """Do the work that follows the commit while the disk syncs; no answer is given yet."""
         turn.is_prepared = True
         try:
             self._make_answers(core, turn, step)
@@ -233,7 +239,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         turn.answers = self._settled(core, step)
 
     def _written(self, core: CoreT, turn: _Turn[StepT], step: StepT, failed: Exception | None) -> None:
-        """The store reports the outcome of the turn's commit."""
+        """Complete the turn after its commit, or fail it; called by the store with the outcome."""
         try:
             self._commit_ends(step, is_durable=failed is None)
             if failed is not None:
@@ -248,7 +254,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         self._end_turn(core, turn, step)
 
     def _checked(self, core: CoreT, turn: _Turn[StepT], step: StepT, failed: Exception | None) -> None:
-        """The store reports whether the claim holds, on which the turn's answers rest."""
+        """Complete the turn if the claim still holds, or fail it; called with the outcome of the check."""
         if failed is not None:
             self._fall(turn, failed)
         else:
@@ -262,17 +268,17 @@ class Actor(ABC, Generic[CoreT, StepT]):
         elif self._has_mail():
             self._turns.soon(self)
         try:
-            # The next commit begins before these answers take their time, so that the disk does not idle.
+            # Begin the next commit before giving these answers, so that the disk does not idle.
             self._turns.run()
         finally:
             self._settle(core, step, turn.answers)
 
     def _fall(self, turn: _Turn[StepT], error: Exception) -> None:
-        """A turn failed: its requests get their errors, and the task raises the failure."""
+        """Fail a turn: settle its requests with errors, and have the task raise the failure."""
         tickets = [*turn.tickets, *(as_ticket(ticket) for ticket, _ in turn.answers)]
         self._fail(tickets, turn.step, turn.operations, error)
         self._failure = error
-        self.core = None  # it may have what is not durable
+        self.core = None  # it may contain state that is not durable
         self._leave_turn()
         self.wake()
 
@@ -288,10 +294,10 @@ class Actor(ABC, Generic[CoreT, StepT]):
         operations: Sequence[Operation],
         error: BaseException,
     ) -> None:
-        """Tell each request of a turn that failed whether it is certain that nothing happened.
+        """Settle each request of a failed turn with an error that says whether it may have happened.
 
-        What the core refused was refused; but where other instances may own the rows by now, a refusal may rest on
-        rows that are not current, and is not given.
+        Requests that the core refused get the refusal, except on a shared store: another instance may own the rows by
+        now, so the refusal may be based on outdated rows.
         """
         refusals = [
             (as_ticket(ticket), answer)
@@ -328,31 +334,31 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     @abstractmethod
     def _ready(self, core: CoreT, tickets: Sequence[Ticket[Any]]) -> Sequence[Ticket[Any]]:
-        """The tickets for the step that follows; nothing runs in between."""
+        """Return the tickets for the step, which follows at once; nothing runs in between."""
 
     @abstractmethod
     def _step(self, core: CoreT, tickets: Sequence[Ticket[Any]]) -> StepT:
-        """Let the core decide."""
+        """Run one step of the core."""
 
     @abstractmethod
     def _operations(self, core: CoreT, step: StepT) -> Sequence[Operation]:
-        """The rows to write; empty if the step changes nothing on disk."""
+        """Return the rows to write; empty if the step changes nothing on disk."""
 
     @abstractmethod
     def _commit_begins(self, step: StepT) -> None:
-        """The operations of the step are about to be written."""
+        """Called before the step's operations are written."""
 
     @abstractmethod
     def _commit_ends(self, step: StepT, *, is_durable: bool) -> None:
-        """They are durable, or the commit failed."""
+        """Called once the step's operations are durable, or their commit has failed."""
 
     @abstractmethod
     def _committed(self, core: CoreT, step: StepT) -> None:
-        """They are durable, or will be before anybody looks."""
+        """Apply the effects of a commit that is durable, or will be before they can be observed."""
 
     @abstractmethod
     def _settled(self, core: CoreT, step: StepT) -> Answers:
-        """Let the core know that the step is durable, or will be before anybody looks; returns the answers, true then."""
+        """Complete the step in the core and return its answers; it is durable, or will be before they are given."""
 
     @abstractmethod
     def _settle(self, core: CoreT, step: StepT, answers: Answers) -> None:
@@ -360,32 +366,32 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     @abstractmethod
     async def _close(self, core: CoreT, claim: Claim) -> None:
-        """The mailbox is closed and empty: answer what waits inside, and write what makes the next load shorter."""
+        """Answer what waits in the core, and write what shortens the next load; the mailbox is closed and empty."""
 
     @abstractmethod
     def _end(self, core: CoreT, error: Callable[[], PlainsongError]) -> None:
-        """Settle what still waits inside, with ``error`` where nothing happened, and undo what ``_begin`` did."""
+        """Settle requests that still wait in the core, with ``error`` if nothing happened; undo ``_begin``."""
 
     @abstractmethod
     def _moved(self) -> NoOwner:
-        """Another instance is the owner now; nothing happened."""
+        """Return the error for: another instance is the owner now; nothing happened."""
 
     @abstractmethod
     def _fallen(self) -> PlainsongError:
-        """The actor fell or ends while the request waits inside it; nothing happened."""
+        """Return the error for: the actor fell or ended while the request waited in it; nothing happened."""
 
     @abstractmethod
     def _unavailable(self, why: str) -> PlainsongError:
-        """The store failed; nothing happened."""
+        """Return the error for: the store failed; nothing happened."""
 
     @abstractmethod
     def _outcome_unknown(self, why: str) -> PlainsongError:
-        """The commit failed, and may have happened."""
+        """Return the error for: the commit failed, and may have happened."""
 
 
 def as_ticket(ticket: Hashable) -> Ticket[Any]:
-    """The ticket that a core was given, and gives back with its answer."""
-    return ticket  # type: ignore[return-value]  # a core knows it as a Hashable
+    """Return a ticket that went through a core, which treats it as opaque."""
+    return ticket  # type: ignore[return-value]  # a core sees only a Hashable
 
 
 def settle_all(answers: Answers) -> None:
@@ -399,17 +405,17 @@ def _shutting_down() -> ShuttingDown:
 
 
 class Supervision(ABC):
-    """Keeps an actor running until its mailbox is closed or another owner has come.
+    """Keeps an actor running until its mailbox is closed or another owner has claimed the rows.
 
     An actor that falls is started again from disk, at once and then with growing pauses.
     """
 
     def __init__(self, mailbox: Mailbox, what: str, extra: Mapping[str, str] | None = None) -> None:
-        """``what``, ``extra``: how the log names the actor."""
+        """``what``, ``extra``: name the actor in the log."""
         self.mailbox = mailbox
-        #: Set once the actor was loaded, could not be, or is not going to be.
+        #: Set once the first load has succeeded, has failed, or will not be attempted.
         self.first_load_ended = trio.Event()
-        #: The store has said that another instance has claimed the rows.
+        #: The store has reported that another instance has claimed the rows.
         self.deposed = False
         #: Another instance is to own the rows.
         self.given_away = False
@@ -421,15 +427,15 @@ class Supervision(ABC):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another instance owns the rows, or is to own them."""
+        """True if another instance owns the rows, or is to own them."""
         return self.deposed or self.given_away
 
     def close(self, *, given_away: bool = False) -> None:
         """Refuse new requests; the actor serves those that wait, then ends.
 
         Args:
-          given_away: another instance is to own the rows. An actor that has fallen does not claim them again: requests
-            that wait are told that it moved.
+            given_away: another instance is to own the rows. A fallen actor does not claim them again: waiting requests
+              get NoOwner.
         """
         self.given_away |= given_away
         self._closing.set()
@@ -437,10 +443,10 @@ class Supervision(ABC):
         self.mailbox.close()
 
     async def _supervise(self, run: Run, after: trio.Event | None = None) -> None:
-        """Run the actor until it returns; when this ends, nothing waits in the mailbox.
+        """Run the actor until it returns, then drain the mailbox.
 
         Args:
-          after: set once the previous actor of the same rows has ended: never two at once.
+          after: set once the previous actor of the same rows has ended: two never run at once.
         """
         try:
             if after is not None:
@@ -466,10 +472,10 @@ class Supervision(ABC):
             except NoOwner:
                 self.given_away = True
                 return
-            except Exception as error:  # noqa: BLE001  # whatever made it fall, it is started again from disk
+            except Exception as error:  # noqa: BLE001  # after any failure it is started again from disk
                 pause_s = self._fell(error)
             if self._closing.is_set() and (pause_s or not len(self.mailbox)):
-                return  # no caller waits; what could not be written at the end costs the next load time, no more
+                return  # no caller waits, and the write that failed would only have shortened the next load
             if pause_s:
                 with trio.move_on_after(pause_s):
                     await self._closing.wait()
@@ -482,7 +488,7 @@ class Supervision(ABC):
         self._report_loaded(trio.current_time() - self._begun_s)
 
     def _fell(self, error: Exception) -> float:
-        """Report a fall, and refuse requests if they would have to wait; returns the pause before the next load."""
+        """Report a fall, and refuse requests if they would have to wait; return the pause before the next load."""
         pause_s = self._backoff.failed()
         log.error(
             "%s fell, loading it again",
@@ -497,31 +503,32 @@ class Supervision(ABC):
 
     @property
     def _gone(self) -> Callable[[], PlainsongError]:
-        """Makes the error for requests once the actor has ended, or is about to."""
+        """The factory of the error for requests once the actor has ended, or is about to."""
         return self._moved if self.is_elsewhere else _shutting_down
 
     # --- each kind of actor's own -----------------------------------------------------------------
 
     @abstractmethod
     def _refuse(self, error: Exception) -> None:
-        """The actor fell, ``_backoff.failures`` times since the last load: refuse requests until it is loaded."""
+        """Refuse requests until the actor is loaded again; it fell ``_backoff.failures`` times since the last load."""
 
     @property
     @abstractmethod
     def _moved(self) -> Callable[[], NoOwner]:
-        """Makes the error that says: another instance is the owner now; nothing happened.
+        """The factory of the error for: another instance is the owner now; nothing happened.
 
-        The mailbox keeps it, so it is no method of this object: each would wait with the other for the garbage collector.
+        Not a bound method of this object: the mailbox stores it, and the reference cycle would keep both alive until
+        the next collection.
         """
 
     @abstractmethod
     def _report_loaded(self, load_s: float) -> None:
-        """The actor was loaded, in ``load_s`` seconds."""
+        """Report a load that took ``load_s`` seconds."""
 
     @abstractmethod
     def _report_fall(self, error: Exception) -> None:
-        """The actor fell."""
+        """Report a fall."""
 
     @abstractmethod
     def _report_deposed(self, error: Deposed) -> None:
-        """The store said that another instance has claimed the rows."""
+        """Report that another instance has claimed the rows."""

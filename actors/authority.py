@@ -1,7 +1,7 @@
-"""A store has one authority on transactions, and names it; a change is refused while it has undecided pointers.
+"""A store records its one authority on transactions; a change is refused while the store has undecided pointers.
 
-A pointer that one service left undecided means nothing to another one, which would take it for committed and show its
-messages.
+A new authority does not know the pointers that the old one left undecided. It would count them as committed, and show
+their messages.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from storage.base import Row, Store
 
-#: The row of the metadata table: ``a``, the name of the authority.
+#: A row of the metadata table; its field ``a`` is the name of the authority.
 AUTHORITY_KEY = service_key(AUTHORITY)
 #: The name to claim before writing it; no topic has an empty namespace.
 _NAME = TopicName("", "authority")
-#: Attempts, while other instances start at the same time.
+#: Attempts when other instances start at the same time.
 ATTEMPTS = 10
 #: Topics named in an error.
 MAX_NAMED_TOPICS = 5
@@ -39,7 +39,7 @@ async def keep_authority(store: Store, chosen: str) -> None:
     """Make ``chosen`` (``transactions.service``) the store's authority; usually it already is.
 
     Raises:
-      AuthorityChanged: it was another one, and undecided pointers have messages here; nothing was changed.
+      AuthorityChanged: the store has another authority and messages under undecided pointers; nothing was changed.
       StoreError: the store cannot be read or written.
     """
     for _ in range(ATTEMPTS - 1):
@@ -52,7 +52,7 @@ async def keep_authority(store: Store, chosen: str) -> None:
 
 
 async def _keep(store: Store, chosen: str) -> None:
-    """One attempt. Also raises Deposed, StoreConflict: this attempt changed nothing."""
+    """Make one attempt. Raises also Deposed, StoreConflict: this attempt changed nothing."""
     if await _kept(store) == chosen:
         return
     claim = await store.claim(_NAME)
@@ -84,7 +84,7 @@ async def _kept(store: Store) -> str | None:
 
 
 async def _undecided(store: Store) -> list[str]:
-    """Topics with rows of pointers that are not rolled back; at most one more than an error names."""
+    """Return topics with rows of pointers that are not rolled back; at most one more than an error names."""
     start = SYSTEM + POINTER
     found: dict[str, None] = {}
 

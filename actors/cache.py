@@ -1,12 +1,12 @@
 """The scan cache: recent messages of each topic in wire form, under one memory budget over all topics.
 
-The topic actor appends a commit's items once it is durable, and before it answers. Small commits gather in an open
-chunk; at 64 KiB it is sealed into one ``bytes`` and the offsets of its items, so that a page of thousands is a few
-slices. The oldest chunk is dropped first, whichever topic it belongs to. A topic's chunks have everything from the
-first of them to its watermark, without holes, or there are none: a reader that starts inside touches no disk.
+The topic actor appends a commit's items once it is durable, and before it answers. Small commits are collected in an
+open chunk. At 64 KiB it is sealed into one ``bytes`` and the offsets of its items, so that a page of thousands of
+messages is a few slices. The oldest chunk over all topics is dropped first. A topic's chunks are contiguous up to its
+watermark, so a reader that starts within them reads nothing from disk.
 
-Messages of transactions are cached like all others, with runs of write pointers beside them. A row that refers to
-stored messages is not: the topic clears its cache there, and starts anew behind it.
+Messages of transactions are cached like all others; runs of write pointers are stored separately. A row that refers to
+stored messages is not cached: the topic drops its chunks there, and starts new ones after it.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ NONE: Mapping[int, Mapping[str, str]] = MappingProxyType({})
 SEAL_BYTES = 64 * 1024
 
 
-#: The part of the budget that pages of the store may take.
+#: Kept pages may take 1/PAGES_PART of the budget.
 PAGES_PART = 8
 
 
 class CacheBudget:
-    """The memory that the chunks and pages of all topics may take together; drops the oldest chunks beyond it."""
+    """The memory budget for the chunks and pages of all topics; the oldest chunks are dropped beyond it."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        #: Pages of the store that are asked for again, or soon; what they take counts like chunks.
+        #: Pages of the store that are likely to be read again or next; their memory counts like that of chunks.
         self.pages = KeptPages(max_bytes // PAGES_PART)
         self.hits = 0
         self.misses = 0
-        #: How often something that was cached has become something else.
+        #: Number of changes to cached messages, over all topics; the source of ``TopicCache.revision``.
         self.revisions = 0
         self._chunks: OrderedDict[int, tuple[TopicCache, Chunk]] = OrderedDict()
 
@@ -79,12 +79,12 @@ class TopicCache:
     def __init__(self, budget: CacheBudget) -> None:
         self.budget = budget
         self.prefix = b""
-        #: The cache has everything from this bound on; valid only while there are chunks.
+        #: The cache is complete from this bound on; valid only while there are chunks.
         self.since = FIRST_BOUND
         self.chunks: list[Chunk] = []
-        #: The generations of which pages may be kept.
+        #: Key prefixes of generations that may have kept pages.
         self._prefixes: set[bytes] = set()
-        #: Changes whenever messages that were read before may have changed; no two caches ever share one.
+        #: Changes whenever messages that were read before may have changed; unique over all caches.
         self.revision = 0
         self._revise()
 
@@ -100,13 +100,13 @@ class TopicCache:
         pointer_runs: Sequence[tuple[int, int, int]] = (),
         attributes: Mapping[int, Mapping[str, str]] = NONE,
     ) -> None:
-        """Add the items of a commit of the generation whose keys start with ``prefix``.
+        """Add the items of a commit to the generation with the key prefix ``prefix``.
 
         Args:
           expiries: index of an item → when its own time to live ends (ms).
-          since: these items are everything from this bound on; used if the cache is empty.
+          since: the items are complete from this bound on; used if the cache is empty.
           pointer_runs: ``(start, stop, pointer)`` for items that have a write pointer, by index, ascending.
-          attributes: index of an item → its attributes, for items that have some.
+          attributes: index of an item → its attributes, for items that have any.
         """
         if prefix != self.prefix:
             self.clear()
@@ -133,10 +133,10 @@ class TopicCache:
         pointer_runs: Sequence[tuple[int, int, int]] = (),
         attributes: Mapping[int, Mapping[str, str]] = NONE,
     ) -> None:
-        """As ``append``, of many items that are one ``bytes`` already: they become a chunk of their own.
+        """Add many items that are one ``bytes`` already, as a chunk of their own; see ``append``.
 
         Args:
-          offsets: where in ``wire`` each item begins, and its end.
+          offsets: where each item begins in ``wire``, then the end of the last one.
         """
         if prefix != self.prefix:
             self.clear()
@@ -153,7 +153,7 @@ class TopicCache:
     def roll_back(self, prefix: bytes, pointer: int, first: bytes, last: bytes) -> None:
         """Invert the sign of ``pointer`` in the items that carry it, from position ``first`` to ``last``.
 
-        Positions have 10 bytes; both are included. A second call, or one without such items here, changes nothing.
+        Positions have 10 bytes; both are included. Idempotent; does nothing if no cached item carries the pointer.
         """
         self._revise()
         if prefix != self.prefix:
@@ -171,19 +171,19 @@ class TopicCache:
         self.revision = self.budget.revisions
 
     def has_expiries(self, bound: bytes) -> bool:
-        """Whether a chunk with messages from ``bound`` on has some with a time to live of their own."""
+        """True if a chunk with messages from ``bound`` on has any with a time to live of their own."""
         return any(chunk.expiries for chunk in self.chunks_from(bound))
 
     def covers(self, prefix: bytes, bound: bytes) -> bool:
-        """Whether the cache has everything from ``bound`` on."""
+        """True if the cache is complete from ``bound`` on."""
         return bool(self.chunks) and prefix == self.prefix and bound >= self.since
 
     def chunks_from(self, bound: bytes) -> list[Chunk]:
-        """The chunks with messages from ``bound`` on."""
+        """Return the chunks with messages from ``bound`` on."""
         return self.chunks[max(0, bisect_right(self.chunks, bound, key=_first_of) - 1) :]
 
     def kept_page(self, span: Span, limit: int, max_bytes: int) -> Page | None:
-        """A page of the store that is kept; counts whether there is one."""
+        """Return a kept page of the store, if there is one; counts a hit or a miss."""
         pages = self.budget.pages
         before = pages.bytes
         page = pages.find(span, limit, max_bytes)
@@ -201,7 +201,7 @@ class TopicCache:
         self._kept(paging, self.budget.pages.offer(paging, page, limit, max_bytes, turn, ahead=ahead))
 
     def offer_stretch(self, paging: Paging, page: Page, turn: int) -> bool:
-        """Keep the messages of a page as a stretch, if it may be one; see ``KeptPages.offer_stretch``."""
+        """Keep the messages of a page as a stretch, and return True if it was kept; see ``KeptPages.offer_stretch``."""
         if not page.count:
             return False
         wire = b"".join(page.parts)
@@ -217,20 +217,20 @@ class TopicCache:
         return True
 
     def drop_oldest(self) -> None:
-        """Give the oldest chunk's memory back."""
+        """Drop the oldest chunk."""
         chunk = self.chunks.pop(0)
         self.since = after(chunk.id_at(len(chunk) - 1))
         self.budget.closed(chunk)
 
     def clear(self) -> None:
-        """Forget everything: after a fall, a deletion, a re-creation."""
+        """Drop all chunks and kept pages: after a fall, a deletion, a re-creation."""
         self._revise()
         self.begin_anew()
         self.budget.changed(self.budget.pages.forget(self._prefixes))
         self._prefixes.clear()
 
     def begin_anew(self) -> None:
-        """Forget the chunks: there are messages behind them that are not cached."""
+        """Drop the chunks: they are followed by messages that are not cached."""
         while self.chunks:
             self.drop_oldest()
 

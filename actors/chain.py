@@ -1,9 +1,9 @@
-"""Reads a chained topic as whoever verifies it wants it: entries, and the messages that they cover, part by part.
+"""Reads a chained topic for verification: its entries and the messages that they cover, part by part.
 
-A part ends with an entry, or within the stored messages that a row publishes, of which there may be any number.
+A part ends with an entry, or among the stored messages that one row publishes, since their number is unbounded.
 
-Below the last entry only the sign of a write pointer changes, and what has expired goes, so this needs no turn of the
-actor but for the two questions around it: how far the chain has come before, and what has expired after.
+Below the last entry only the signs of write pointers change and expired messages disappear, so the rows are read
+outside the actor. It is asked twice: before the read for the end of the chain, and after it for what has expired.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.chain import ChainedRow
     from storage.base import Row, Store
 
-#: Entries of a part, and bytes of entries, and of messages, after which it ends with an entry.
+#: A part ends with the entry that reaches one of these: entries, or bytes of entries or of messages.
 MAX_ENTRIES = 1_000
 MAX_BYTES = 1 << 20
-#: What a message takes beside its payload: short ones fill a part, too.
+#: Counted for a message in addition to its payload, so that short messages fill a part too.
 _MESSAGE_BYTES = 64
-#: Undecided write pointers that a part names.
+#: Undecided write pointers that a part names at most.
 _MAX_UNDECIDED = 1_000
 
 
 @dataclass(slots=True)
 class ChainPart:
-    """Entries one after the other, and the messages up to the last of them."""
+    """Consecutive entries, and the messages up to the last of them."""
 
     view: ChainView
-    """As it was when everything had been read."""
+    """The chain after the rows were read."""
     entries: list[tuple[bytes, bytes]]
     """Position and value."""
     rows: list[ChainedRow | StoredRow]
-    """In the order of their ids: stored messages behind the row that publishes them."""
+    """In order of ids: stored messages follow the row that publishes them."""
     next: bytes | None
-    """The id behind which the next part begins; None: this is the last one."""
+    """The next part begins after this id; None: this is the last part."""
 
 
 async def read_part(
@@ -70,22 +70,22 @@ async def read_part(
     messages: bool,
     max_bytes: int | None = None,
 ) -> ChainPart:
-    """The entries behind the id ``since``, ``limit`` at most; None: from the first that is kept.
+    """Return up to ``limit`` entries after the id ``since``, or from the first one stored if it is None.
 
-    Behind the id of a stored message the rest of those that were published with it comes first.
+    If ``since`` is the id of a stored message, the rest of the messages published with it comes first.
 
-    Messages that no entry covers, since they were published while the topic was not chained, are left out.
+    Messages that were published while the topic was not chained have no entry, and are left out.
 
     Args:
-      max_bytes: bytes of entries, and of messages, after which the part ends with an entry; None: ``MAX_BYTES``, which
-        none exceeds.
+      max_bytes: bytes of entries, or of messages, after which the part ends with an entry; None, or any larger value:
+        ``MAX_BYTES``.
     Raises:
-      TopicNotFound, NotFound (the topic has no chain), GenerationChanged (meanwhile), StoreError.
+      TopicNotFound, NotFound (the topic has no chain), GenerationChanged (during the read), StoreError.
     """
     max_bytes = MAX_BYTES if max_bytes is None else min(max_bytes, MAX_BYTES)
     head = await directory.ask(name, DescribeChain())
     within, since = _split(since)
-    # The entry at ``since`` itself comes first: whether the topic was chained behind it stands there.
+    # Start with the entry at ``since`` itself: it says whether the topic was chained after it.
     start = head.entries + (since or bytes(POSITION_BYTES))
     stop = head.entries + head.position + b"\x00"
     entries, is_last = await _read_entries(store, start, stop, limit + 2, max_bytes)
@@ -101,7 +101,7 @@ async def read_part(
         if within is not None:
             await reading.read_rest(store, within)
         for low, high in _covered(entries, before, since):
-            # The row that published these comes before them, and was in the part before.
+            # The row that publishes the rest was in the previous part: continue after it.
             await reading.read(store, low if within is None else max(low, within[:POSITION_BYTES] + b"\x00"), high)
             if reading.is_full:
                 break
@@ -117,7 +117,7 @@ async def read_part(
 
 
 def _split(since: bytes | None) -> tuple[bytes | None, bytes | None]:
-    """The id of the stored message to go on behind, if it is one, and the position behind which entries are wanted."""
+    """Return ``since`` if it is the id of a stored message, else None; and the position after which to read entries."""
     if since is None or since.endswith(NO_PAYLOAD_PART):
         return None, None if since is None else since[:POSITION_BYTES]
     return since, position_at(max(ordinal(since[:POSITION_BYTES]) - 1, 0))
@@ -126,9 +126,9 @@ def _split(since: bytes | None) -> tuple[bytes | None, bytes | None]:
 async def _read_entries(
     store: Store, start: bytes, stop: bytes, limit: int, max_bytes: int
 ) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """Entries from ``start`` on, and whether these are all. Two at least: the first may be the one of the part before.
+    """Return entries from ``start`` on, and whether these are all. At least two: the previous part may have the first.
 
-    An entry of messages with many times to live of their own has a digest for each of these, so entries can be large.
+    Entries can be large: they have a digest for each distinct time to live of their messages.
     """
     entries: list[tuple[bytes, bytes]] = []
     size, all_read = 0, True
@@ -148,7 +148,7 @@ async def _read_entries(
 
 
 class _Reading:
-    """Reads the messages that some entries cover, up to an entry behind which they are too many."""
+    """Reads the messages that some entries cover, up to the entry at which a part is full."""
 
     def __init__(self, head: ChainView, entries: list[tuple[bytes, bytes]], max_bytes: int) -> None:
         self._prefix = head.prefix
@@ -161,10 +161,10 @@ class _Reading:
         self.rows: list[ChainedRow | StoredRow] = []
         self.is_full = False
         self.cut: bytes | None = None
-        """The last message, if these are too many within those that one row publishes."""
+        """The id of the last message, if the part became full among the stored messages of one row."""
 
     async def look_before(self, store: Store) -> None:
-        """Take one message before the first entry that should have one: its entry is gone."""
+        """Take one message from before the first entry, if there is any: its entry is gone."""
         entry = _decoded(*self._first)
         if entry is None or entry.kind == BEGIN:
             return
@@ -174,7 +174,7 @@ class _Reading:
             self.rows.append(row_of(key[-POSITION_BYTES:], value))
 
     async def read(self, store: Store, low: bytes, high: bytes) -> None:
-        """Take the messages of ``[low, high]``, stored ones behind the row that publishes them."""
+        """Take the messages of ``[low, high]``; stored ones follow the row that publishes them."""
         start, stop = self._prefix + low, self._prefix + high + b"\x00"
         reference: Row | None = None
 
@@ -201,7 +201,7 @@ class _Reading:
         self.is_full |= high >= self.upto != self._positions[-1]
 
     async def read_rest(self, store: Store, behind: bytes) -> None:
-        """Take the stored messages that are published with the one that has the id ``behind``, and come after it."""
+        """Take the stored messages after the one with the id ``behind``, of those published with it."""
         key = self._prefix + behind[:POSITION_BYTES]
         value = await store.get(Table.MESSAGE, key)
         if value is not None and is_reference((key, value)) and is_message((key, value)):
@@ -210,7 +210,7 @@ class _Reading:
             await self._read_stored(store, (key, value), max(start, rest), stop)
 
     async def _read_stored(self, store: Store, published: Row, start: bytes, stop: bytes) -> None:
-        """Take the payload rows of a range, which a row publishes."""
+        """Take the payload rows of a range, which the row ``published`` refers to."""
         position = published[0][-POSITION_BYTES:]
 
         def take(found: Sequence[Row]) -> bool:
@@ -226,7 +226,7 @@ class _Reading:
         await store.scan(Table.PAYLOAD, start, stop, take)
 
     def _count(self, position: bytes, value: bytes) -> None:
-        """Count a row; when they are too many, reading ends with the entry that covers this one."""
+        """Count a row; once the part is full, reading ends with the entry that covers this row."""
         self._bytes += len(value) + _MESSAGE_BYTES
         if self._bytes > self._max_bytes:
             self.upto = min(self.upto, self._positions[bisect_left(self._positions, position)])
@@ -235,7 +235,7 @@ class _Reading:
 def _covered(
     entries: list[tuple[bytes, bytes]], before: tuple[bytes, bytes] | None, since: bytes | None
 ) -> list[tuple[bytes, bytes]]:
-    """``[first, last]`` of the positions at which messages of a chained topic may stand, up to the last entry."""
+    """Return the ranges ``[first, last]`` of positions that may have chained messages, up to the last entry."""
     previous = None if before is None else _decoded(*before)
     stretches: list[tuple[bytes, bytes]] = []
     low = None if since is None or (previous is not None and previous.kind == END) else since + b"\x00"
@@ -255,7 +255,7 @@ def _covered(
 
 
 def _decoded(position: bytes, value: bytes) -> ChainEntry | None:
-    """An entry, None if it cannot be read: whoever verifies it will see."""
+    """Decode an entry; None if it is damaged, which the verifier reports."""
     try:
         return ChainEntry.decode(position, value)
     except DamagedRow:

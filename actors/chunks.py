@@ -1,4 +1,4 @@
-"""Chunks: consecutive messages of a topic in wire form, as the scan cache and stretches hold them in memory."""
+"""Chunks: consecutive messages of a topic in wire form, in the memory of the scan cache and of stretches."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.transactions.view import View
 
-#: Memory of a chunk beside its bytes, measured with tracemalloc.
+#: Memory of a chunk in addition to its bytes, measured with tracemalloc.
 CHUNK_OVERHEAD_BYTES = 900
-#: Memory of an item's attributes beside their characters, and of each attribute; measured likewise.
+#: Memory of an item's attributes in addition to their characters, and of each attribute; measured likewise.
 ATTRIBUTES_OVERHEAD_BYTES = 350
 ATTRIBUTE_OVERHEAD_BYTES = 110
-#: Memory of an item beside its bytes in an open chunk: a ``bytes`` object and a list slot.
+#: Memory of an item in an open chunk in addition to its bytes: a ``bytes`` object and a list slot.
 ITEM_OVERHEAD_BYTES = 41
 
 
@@ -36,9 +36,9 @@ class Chunk:
         self.cost = CHUNK_OVERHEAD_BYTES
         #: Index → when its own time to live ends (ms), for items that have one.
         self.expiries: dict[int, int] = {}
-        #: Index → attributes, for items that have some.
+        #: Index → attributes, for items that have any.
         self.attributes: dict[int, Mapping[str, str]] = {}
-        #: Which items have a write pointer.
+        #: The items that have a write pointer.
         self.runs = PointerRuns()
         self._items: list[bytes] | None = []
         self._wire = b""
@@ -49,7 +49,7 @@ class Chunk:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether no more items are added."""
+        """True once no more items can be added."""
         return self._items is None
 
     def hold(
@@ -60,7 +60,7 @@ class Chunk:
         pointer_runs: Sequence[tuple[int, int, int]],
         attributes: Mapping[int, Mapping[str, str]],
     ) -> int:
-        """Hold these items and no others; returns the cost added."""
+        """Set the items of an empty chunk, and seal it; return the cost added."""
         self._wire, self._offsets, self._items = wire, offsets, None
         self.size = len(wire)
         grown = len(wire) + (offsets.itemsize * (len(offsets) - 1) if isinstance(offsets, array) else 0)
@@ -75,8 +75,8 @@ class Chunk:
         pointer_runs: Sequence[tuple[int, int, int]],
         attributes: Mapping[int, Mapping[str, str]],
     ) -> int:
-        """Add items to an open chunk; returns the cost added."""
-        assert self._items is not None  # only the last chunk of a topic, while open, is appended to
+        """Add items to an open chunk; return the cost added."""
+        assert self._items is not None  # only the last chunk of a topic is appended to, while it is open
         base = len(self._items)
         self._items += items
         added = sum(map(len, items))
@@ -93,7 +93,7 @@ class Chunk:
         pointer_runs: Sequence[tuple[int, int, int]],
         attributes: Mapping[int, Mapping[str, str]],
     ) -> int:
-        """Add what some of the items from ``base`` on have beside; returns its memory."""
+        """Add expiries, write pointers and attributes of the items from ``base`` on; return their memory."""
         for index, expiry in expiries.items():
             self.expiries[base + index] = expiry
         had = len(self.runs)
@@ -106,7 +106,7 @@ class Chunk:
         return grown
 
     def seal(self) -> int:
-        """Join the items into one ``bytes``; returns the cost saved."""
+        """Join the items into one ``bytes``; return the cost saved."""
         if self._items is None:
             return 0
         offsets = array("Q", accumulate(map(len, self._items), initial=0))
@@ -118,7 +118,7 @@ class Chunk:
         return saved
 
     def roll_back(self, pointer: int, start: int, stop: int) -> int:
-        """Invert the sign of ``pointer`` in the items ``start`` to ``stop``, exclusive; returns the cost added."""
+        """Invert the sign of ``pointer`` in the items ``start`` to ``stop``, exclusive; return the cost added."""
         had = len(self.runs)
         self.runs.roll_back(pointer, start, stop)
         grown = RUN_BYTES * (len(self.runs) - had)
@@ -126,35 +126,34 @@ class Chunk:
         return grown
 
     def find(self, bound: bytes) -> int:
-        """The index of the first item whose id is not before ``bound``."""
+        """Return the index of the first item with an id from ``bound`` on; the number of items if there is none."""
         count = len(self)
         if bound <= self.first:
             return 0
-        if bound > self.id_at(count - 1):  # the end of what may be read mostly is
+        if bound > self.id_at(count - 1):  # the common case for the end of a span
             return count
         return bisect_left(range(count), bound, key=self.id_at)
 
     def id_at(self, index: int) -> bytes:
-        """The id of an item."""
         if self._items is not None:
             return self._items[index][1 : 1 + ID_BYTES]
         at = self._offsets[index] + 1
         return self._wire[at : at + ID_BYTES]
 
     def size_to(self, start: int, stop: int) -> int:
-        """Bytes of the items ``start`` to ``stop``, exclusive."""
+        """Return the bytes of the items ``start`` to ``stop``, exclusive."""
         if self._items is not None:
             return sum(map(len, self._items[start:stop]))
         return self._offsets[stop] - self._offsets[start]
 
     def attributes_to(self, start: int, stop: int) -> dict[int, Mapping[str, str]]:
-        """The attributes of the items ``start`` to ``stop``, exclusive; indexes begin at 0 with ``start``."""
+        """Return the attributes of the items ``start`` to ``stop``, exclusive; ``start`` has index 0."""
         if stop - start < len(self.attributes):
             return {at - start: self.attributes[at] for at in range(start, stop) if at in self.attributes}
         return {at - start: strings for at, strings in self.attributes.items() if start <= at < stop}
 
     def slice(self, start: int, stop: int) -> bytes:
-        """The items ``start`` to ``stop``, exclusive, as one ``bytes``."""
+        """Return the items ``start`` to ``stop``, exclusive, as one ``bytes``."""
         if self._items is not None:
             return b"".join(self._items[start:stop])
         if start == 0 and stop == len(self):
@@ -163,7 +162,7 @@ class Chunk:
 
 
 def _cost(strings: Mapping[str, str]) -> int:
-    """Memory of attributes; four bytes for each character of non-ASCII text."""
+    """Return the memory of attributes; a character of non-ASCII text counts as four bytes."""
     size = sum(
         4 * (len(name) + len(text)) if not (name + text).isascii() else len(name) + len(text)
         for name, text in strings.items()
@@ -173,11 +172,11 @@ def _cost(strings: Mapping[str, str]) -> int:
 
 # --- runs of items under one write pointer ---------------------------------------------------------
 #
-# Three columns of numbers, 16 bytes a run: a chunk of single-message transactions has a run for every item, and a tuple
-# for each would cost more than the message.
+# Three columns of numbers, 16 bytes a run: a chunk of single-message transactions has a run for each item, and a tuple
+# would cost more than the message.
 
 
-#: Memory of one run, with the room that growing arrays reserve.
+#: Memory of one run, including what growing arrays reserve.
 RUN_BYTES = 18
 
 
@@ -196,11 +195,11 @@ class PointerRuns:
         return len(self._starts)
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """``(start, stop, pointer)`` of each run; the pointer is negative if rolled back, as in the rows."""
+        """Yield ``(start, stop, pointer)`` of each run; the pointer is negative if rolled back, as in the rows."""
         return zip(self._starts, self._stops, self._pointers, strict=True)
 
     def add(self, start: int, stop: int, pointer: int) -> None:
-        """Add the items ``start`` to ``stop``, exclusive, which come after all runs so far."""
+        """Add the items ``start`` to ``stop``, exclusive, which must follow all existing runs."""
         if self._stops and self._stops[-1] == start and self._pointers[-1] == pointer:
             self._stops[-1] = stop
             return
@@ -215,7 +214,7 @@ class PointerRuns:
             index += 1
 
     def pieces(self, start: int, stop: int, view: View | None) -> list[tuple[int, int, Verdict, int]]:
-        """The items ``start`` to ``stop`` as ``(start, stop, verdict, pointer)``; those to deliver are joined."""
+        """Return items ``start`` to ``stop`` as ``(start, stop, verdict, pointer)``; those to deliver are joined."""
         if view is None or not self._starts or self._all_delivered(view):
             return [(start, stop, Verdict.DELIVER, 0)]
         out = []
@@ -237,7 +236,7 @@ class PointerRuns:
         return out
 
     def between(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """The runs within ``start`` to ``stop``, cut to that range."""
+        """Yield the runs within ``start`` to ``stop``, cut to that range."""
         for index in range(bisect_right(self._stops, start), bisect_left(self._starts, stop)):
             yield max(self._starts[index], start), min(self._stops[index], stop), self._pointers[index]
 
@@ -245,7 +244,7 @@ class PointerRuns:
         return self._lowest > 0 and view.delivers_all(self._lowest, self._highest, lambda: self._pointers)
 
     def _turn(self, index: int, start: int, stop: int) -> int:
-        """Split a run, and invert the part within the range; returns the index of that part."""
+        """Split a run, and invert the part within the range; return the index of that part."""
         first, last, pointer = self._starts[index], self._stops[index], self._pointers[index]
         if first < start:
             self._stops[index] = start

@@ -1,13 +1,13 @@
-"""What topics do before a transaction is decided: they close its pointers for a commit, or roll back for an abort.
+"""Before a transaction is decided, its topics close its pointers for a commit, or roll it back for an abort.
 
-A commit waits until every enlisted topic, at whichever instance, has closed the transaction's pointers:
+A commit waits until every enlisted topic, on any instance, has closed the transaction's pointers:
 
     frozen    no further topic can be enlisted
     closing   each topic answers at its present owner: its messages are durable, and it writes no more of them
-    closed    the commit goes on, if the transaction has been frozen all the time
+    closed    the commit continues, if the transaction has stayed frozen
     missing   topics did not answer in time: the commit did not happen, and the transaction is in progress
 
-Many topics take as long as they take, as long as one after the other answers.
+The deadline counts from the latest answer, so a transaction with many topics can take longer.
 """
 
 from __future__ import annotations
@@ -61,19 +61,23 @@ class PointerClosing:
         resume: Callable[[Ticket[Any]], None],
         on_thawed: Callable[[], None],
     ) -> None:
-        """``resume``: takes a ticket whose topics have closed; ``on_thawed``: called once a time-out counts again."""
+        """
+        Args:
+          resume: takes back a ticket once its topics have closed the pointers.
+          on_thawed: called when a transaction's time-out runs again.
+        """
         self._ask = ask
         self._settings = settings
         self._resume = resume
         self._on_thawed = on_thawed
-        #: Waiting tickets by transaction and freezing; and the freezing of each ticket on its way back.
+        #: Waiting tickets by transaction and freeze, and the freeze of each ticket on its way back.
         self._waiting: dict[tuple[int, int], list[Ticket[Any]]] = {}
         self._closed: dict[Ticket[Any], int] = {}
 
     def defer(
         self, core: ManagerCore, ticket: Ticket[Any], topics: Collection[TopicName], nursery: trio.Nursery
     ) -> bool:
-        """Whether a commit has to wait for ``topics``; if not, no topic is enlisted between this and the step."""
+        """Return True if a commit has to wait for ``topics``; if not, none is enlisted between this and the step."""
         transaction_id: int = ticket.ask.transaction_id  # type: ignore[attr-defined]  # it is a Commit
         freezing = self._closed.pop(ticket, 0)
         if freezing and core.is_frozen(transaction_id, freezing):
@@ -113,36 +117,35 @@ class PointerClosing:
             ticket.settle(TransactionsUnavailable(down, hint="nothing happened; commit again"))
 
     def abandon(self) -> list[Ticket[Any]]:
-        """Give up all tickets, and return them for the caller to settle."""
+        """Drop all tickets, and return them for the caller to settle."""
         gone = [*self._closed, *(each for tickets in self._waiting.values() for each in tickets)]
         self._waiting.clear()
         self._closed.clear()
         return gone
 
 
-# --- requests to topics, each at its owner, for as long as they answer -----------------------------
+# --- requests to topics, each at its owner, until none answers any more ----------------------------
 #
-# The more topics a transaction has, the longer they take, so their deadline counts from the last answer. If it counted
-# from the beginning, a transaction of many topics could never be decided: each attempt asks all of them again. A topic
-# that does not answer ends the attempt once the others have.
+# Each attempt asks all topics of a transaction again. So the deadline counts from the last answer: if it counted from
+# the start, a transaction with many topics could never be decided. A topic that does not answer ends the attempt
+# after the others have answered.
 #
-# All in all an attempt may take the deadline once for every sixteen requests, which is what they need at most if each is
-# answered within it. Without that bound, topics that do not answer could leave one place of the sixteen to thousands of
-# slow ones, one after the other. Committed readers would wait for all of them: a transaction does not time out while
-# its commit is under way.
+# An attempt takes at most one deadline for every sixteen requests, which is enough if each is answered within the
+# deadline. Without that bound, fifteen silent topics could leave one slot to thousands of slow ones, in sequence.
+# Committed readers would wait for all of them, since a transaction does not time out during its commit.
 
 
-#: Requests that are under way at the same time.
+#: Concurrent requests.
 _TOPICS_AT_ONCE = 16
-#: Pauses before a topic that is unavailable is asked again; the last one repeats.
+#: Pauses before an unavailable topic is asked again; the last one repeats.
 _PAUSES_S = (0.02, 0.1, 0.5, 1.0)
 
 
 async def roll_back(index: PointerLocations, ask: AskTopic, pointers: Iterable[int], patience_s: float) -> set[int]:
-    """Roll these pointers back wherever they have rows; returns those that have no visible row left.
+    """Roll these pointers back in every topic that has rows of them; return those without a visible row left.
 
-    The authority must already refuse writes under them. A topic that is unavailable is asked again until none has
-    answered for ``patience_s``; a second rollback changes nothing. Never raises.
+    The authority must already refuse writes under them. An unavailable topic is asked again until no topic has answered
+    for ``patience_s``. Idempotent. Never raises.
     """
     wanted = tuple(pointers)
     asked = [
@@ -156,10 +159,10 @@ async def roll_back(index: PointerLocations, ask: AskTopic, pointers: Iterable[i
 async def close_pointers(
     ask: AskTopic, topics: Iterable[TopicName], pointers: Sequence[int], patience_s: float
 ) -> set[TopicName]:
-    """Have these topics close pointers that they cannot be enlisted for any more; returns those that did not in time.
+    """Have these topics close pointers; return the topics that did not in time.
 
-    The messages of the others under these pointers are durable, and they write no more of them. Topics are given up
-    once none has answered for ``patience_s``. Never raises.
+    The transaction must be frozen, so that no topic is enlisted any more. In the other topics the messages under these
+    pointers are durable, and no more are written. Gives up once no topic has answered for ``patience_s``. Never raises.
     """
     wanted, what = set(topics), ClosePointers(pointers)
     closed = await _ask_all(ask, [(name, what) for name in sorted(wanted)], patience_s)
@@ -169,7 +172,7 @@ async def close_pointers(
 async def _ask_all(
     ask: AskTopic, wanted: Sequence[tuple[TopicName, _Asked]], patience_s: float
 ) -> list[tuple[TopicName, _Asked]]:
-    """What was done of all this before no topic answered for ``patience_s``, or all together took too long."""
+    """Send all requests; return those done before ``patience_s`` passed without an answer, or the total time was up."""
     done: list[tuple[TopicName, _Asked]] = []
     limit = trio.CapacityLimiter(_TOPICS_AT_ONCE)
     rounds = -(-len(wanted) // _TOPICS_AT_ONCE)
@@ -189,7 +192,7 @@ async def _ask_all(
 
 
 async def _ask_until_answered(ask: AskTopic, name: TopicName, wanted: Ask[Any]) -> bool:
-    """Ask until there is an answer; False: the topic refused."""
+    """Ask until there is an answer; return False if the topic refused."""
     backoff = Backoff(_PAUSES_S)
     while True:
         try:
@@ -205,12 +208,12 @@ async def _ask_until_answered(ask: AskTopic, name: TopicName, wanted: Ask[Any]) 
         await trio.sleep(backoff.failed())
 
 
-#: Aborts that are under way at the same time.
+#: Concurrent aborts.
 _ABORTS_AT_ONCE = 256
 
 
 async def abort_all(abort: Callable[[int], Awaitable[object]], transaction_ids: Iterable[int]) -> None:
-    """Abort transactions; one that was decided or forgotten meanwhile is no failure. Raises the first other error."""
+    """Abort transactions; one that has been decided or forgotten is no failure. Raises the first other error."""
     failures: list[PlainsongError] = []
     limit = trio.CapacityLimiter(_ABORTS_AT_ONCE)
 
@@ -230,12 +233,12 @@ async def abort_all(abort: Callable[[int], Awaitable[object]], transaction_ids: 
         raise failures[0]
 
 
-# --- the topics of undecided transactions, and the messages that these hide ------------------------
+# --- the topics of undecided transactions, and the messages that they hide -------------------------
 
 
 #: How long topics may take to answer.
 _STATUS_TIMEOUT_S = 2.0
-#: Topics asked for one answer; for others the number of hidden messages is unknown.
+#: Topics asked for one answer; if there are more, the number of hidden messages is unknown.
 _MAX_STATUS_TOPICS = 200
 _STATUS_REQUESTS_AT_ONCE = 16
 
@@ -246,10 +249,10 @@ async def with_topics(
     ask: AskTopic,
     sees: Sees | None = None,
 ) -> list[TransactionStatus]:
-    """Add the topics to each status, and to those in progress the number of messages that they hide.
+    """Add the topics to each status, and the number of hidden messages to those in progress.
 
     Args:
-      sees: True if the caller may see a topic of a transaction; others are left out, and not counted. None: it sees all.
+      sees: True if the caller may see a topic of a transaction; other topics are omitted, and not counted. None: all.
     """
     topics = {
         status.transaction_id: sorted(
@@ -272,7 +275,7 @@ async def with_topics(
 def _hidden_by(
     status: TransactionStatus, topics: Iterable[TopicName], hidden: dict[TopicName, dict[int, int]]
 ) -> int | None:
-    """Messages of all topics that a transaction hides; in each, its first pointer hides all after it."""
+    """Return the number of messages that a transaction hides, None if unknown; its first pointer hides all after it."""
     count = 0
     for name in topics:
         if name not in hidden:
@@ -282,7 +285,7 @@ def _hidden_by(
 
 
 async def _hidden(topics: Sequence[TopicName], ask: AskTopic) -> dict[TopicName, dict[int, int]]:
-    """For each topic that answers in time: the number of messages that each pointer hides in it."""
+    """Return for each topic that answers in time: the number of messages that each pointer hides in it."""
     found: dict[TopicName, dict[int, int]] = {}
     if not topics:
         return found

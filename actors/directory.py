@@ -1,13 +1,13 @@
 """The directory of open topics: opens them at first use, restarts their actors, and closes idle ones.
 
 The first caller makes a topic's entry synchronously, so a hundred first callers cause one load. An entry supervises its
-actor: when it falls it is started again from disk, at once and then with growing pauses; while the store does not
-answer, callers get an error instead of waiting. A closed entry leaves the directory before its actor ends, and its
-successor waits for that end: never two writers.
+actor: when the actor falls it is started again from disk, at once and then with growing pauses; while the store does
+not answer, callers get an error instead of waiting. A closed entry leaves the directory before its actor ends, and its
+successor waits for that end, so a topic never has two writers.
 
 The directory opens only topics that this instance owns. When the view of the owners changes it closes the topics that
-other instances own now, and has those open them. A topic that another instance has already claimed ends at once, and is
-not claimed back until a pause is over.
+other instances own now, and asks those instances to open them. If another instance has already claimed a topic, its
+actor ends at once, and the topic is not claimed back before a pause is over.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 A = TypeVar("A")
-#: Open topics that the sweeper looks at in one turn of the event loop.
+#: Open topics that the sweeper checks before it yields to the event loop.
 MANY = 100
-#: Nothing is set aside of a topic that is not loaded: which requests of producers stood in the damage would be guessed. A
-#: restore guesses nothing, since its producers begin anew.
+#: Rows of a topic that cannot be loaded cannot be set aside: the producers' requests in them are unknown. A restore
+#: does not need to know them, since it gives every producer a new epoch.
 _DAMAGED_HINT = (
     "the daemon keeps trying; if that does not help, `plainsong backup create DIR --without-damaged` backs up all that can "
     "be read, and a restore of it is served"
@@ -73,7 +73,7 @@ class Directory:
         self._max_open = max_open
         self._idle_s = idle_s
         self._nursery = nursery
-        #: Actors run in this context. A task keeps its context for life, and that of a topic's first caller holds a request.
+        #: Actors run in this context: in that of a topic's first caller they would keep its request alive.
         self._context = copy_context()
         self._entries: OrderedDict[TopicName, DirectoryEntry] = OrderedDict()
         self._ending: dict[TopicName, DirectoryEntry] = {}
@@ -82,7 +82,7 @@ class Directory:
         self._loop_s = trio.lowlevel.current_clock().current_time
         self._handovers = 0
         self._handover_ended = trio.Event()
-        #: Has the next owners open topics that were handed over; it is bounded in time, and must not raise.
+        #: Asks the next owners to open topics that were handed over; bounded in time, must not raise.
         self.open_at_owners: Callable[[Sequence[TopicName]], Awaitable[None]] | None = None
         environment.ownership.on_change(self._view_changed)
 
@@ -98,26 +98,26 @@ class Directory:
         return len(self._ending)
 
     def peek(self, name: TopicName) -> TopicState | None:
-        """The state of a topic, for reading only; None unless it is loaded. Does not count as use."""
+        """Return the state of a topic, for reading only; None unless it is loaded. Does not count as use."""
         core = self.core(name)
         return None if core is None else core.state
 
     def core(self, name: TopicName) -> TopicCore | None:
-        """The topic's core, for reading only; None unless it is loaded. Does not count as use."""
+        """Return the topic's core, for reading only; None unless it is loaded. Does not count as use."""
         entry = self._entries.get(name)
         return None if entry is None else entry.actor.core
 
     def cache(self, name: TopicName) -> TopicCache | None:
-        """The topic's scan cache, if it is open."""
+        """Return the topic's scan cache; None unless the topic is open."""
         entry = self._entries.get(name)
         return None if entry is None else entry.cache
 
     async def ask(self, name: TopicName, ask: Ask[A]) -> A:
-        """Ask the topic's actor; opens the topic if it is not open. Raises as ``Mailbox.ask`` does."""
+        """Ask the topic's actor; open the topic if necessary. Raises what ``entry`` and ``Mailbox.ask`` raise."""
         return await self.entry(name).mailbox.ask(ask)
 
     def look_now(self, name: TopicName, look: Look) -> Span | None:
-        """The topic's answer to a look, if it is open and has nothing else to do; None: ``ask`` it."""
+        """Return the topic's answer to a look if it is open and has nothing else to do; None: use ``ask``."""
         if name not in self._entries:
             return None
         return self.entry(name).actor.look_now(look)
@@ -129,11 +129,11 @@ class Directory:
         on_settled: Callable[[A | Exception], object] | None = None,
         prepare: Callable[[A | Exception], object] | None = None,
     ) -> Ticket[A]:
-        """Ask without waiting: the ticket gets the answer. The actor receives tickets in the order of these calls.
+        """Ask without waiting; the ticket gets the answer. The actor receives tickets in the order of these calls.
 
         Args:
-          on_settled, prepare: as ``Future.on_settled``; where a server runs turns, the topic's is due then.
-        Raises as ``Mailbox.put`` does.
+          on_settled, prepare: see ``Future.on_settled``; if a server runs the turns, it is to run this topic's.
+          Raises what ``entry`` and ``Mailbox.put`` raise.
         """
         ticket = Ticket(ask)
         entry = self.entry(name)
@@ -148,10 +148,10 @@ class Directory:
         return ticket
 
     def entry(self, name: TopicName) -> DirectoryEntry:
-        """The topic's entry; makes one if there is none.
+        """Return the topic's entry; make one if there is none.
 
         Raises:
-          NoOwner: this instance does not own the topic, or another one has just claimed it.
+          NoOwner: this instance does not own the topic, or another instance has just claimed it.
           ShuttingDown: the daemon shuts down.
           Overloaded: the maximum number of topics is open, and none of them is idle.
         """
@@ -194,7 +194,7 @@ class Directory:
         entry.close(given_away=given_away)
 
     def _view_changed(self) -> None:
-        """Close all topics that this instance does not own any more: their actors serve the requests that wait."""
+        """Close all topics that this instance no longer owns; their actors still serve the waiting requests."""
         self._pauses.end()
         gone = [entry for entry in self if not self.environment.ownership.is_mine(entry.name)]
         # No instance needs to open a topic that does not exist.
@@ -221,7 +221,7 @@ class Directory:
             self._handover_ended = trio.Event()
 
     async def handed_over(self) -> None:
-        """Wait until the topics that this instance does not own any more are with their next owners."""
+        """Wait until the topics that this instance no longer owns are handed over to their next owners."""
         while self._handovers:
             await self._handover_ended.wait()
 
@@ -234,22 +234,22 @@ class Directory:
         return False
 
     async def run_sweeper(self) -> None:
-        """Close topics that were not used for ``topic.idle_s``; topics that do not exist much sooner."""
+        """Close topics that were not used for ``topic.idle_s``, and topics that do not exist much sooner."""
         while True:
             await trio.sleep(min(5.0, self._idle_s / 4))
             now_s = trio.current_time()
             for number, entry in enumerate(self):
                 if number % MANY == MANY - 1:
-                    await trio.lowlevel.checkpoint()  # others need the event loop too
+                    await trio.lowlevel.checkpoint()  # do not block the event loop
                 if self._entries.get(entry.name) is not entry:
-                    continue  # it was closed since
+                    continue  # closed during the checkpoint
                 core = entry.actor.core
                 absent = core is not None and core.state.metadata is None
                 if entry.actor.is_idle and now_s - entry.used_s > (1.0 if absent else self._idle_s):
                     self._close_entry(entry)
 
     def close(self) -> None:
-        """Refuse new requests; the actors serve those that wait, and answer parked polls, empty."""
+        """Refuse new requests; the actors serve those that wait, and answer parked polls with empty pages."""
         self._closed = True
         for entry in self:
             self._close_entry(entry)
@@ -294,7 +294,7 @@ class DirectoryEntry(Supervision):
         return partial(topic_moved, self.name)
 
     def _refuse(self, error: Exception) -> None:
-        """After the first fall requests wait for the load; after a second one they are refused: it may take long."""
+        """Refuse requests after a second fall, since the load may take long; after the first one they wait for it."""
         if self._backoff.failures > 1:
             detail = error.detail if isinstance(error, PlainsongError) else "the topic cannot be loaded"
             hint = _DAMAGED_HINT if isinstance(error, Unreadable) else "the daemon keeps trying"
@@ -309,8 +309,8 @@ class DirectoryEntry(Supervision):
 
     def _report_deposed(self, error: Deposed) -> None:
         if not self.given_away:
-            # Without ZooKeeper another daemon on the same store takes topics again and again: one warning says so, not
-            # one for each topic.
+            # Without ZooKeeper, another daemon on the same store takes topics again and again. A single warning about
+            # it is logged elsewhere.
             level = logging.DEBUG if isinstance(self._environment.ownership, Alone) else logging.WARNING
             log.log(level, "topic taken over", extra={**self._extra, "why": str(error)})
         self._environment.observer.deposed(self.name)

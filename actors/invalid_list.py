@@ -1,11 +1,11 @@
 """The pass over the invalid list: rolls back, in every topic, the rows of pointers that are on it.
 
-    begin     takes the list, and how far it can be pruned once the pass is complete
+    begin     reads the list, and the bound to which it can be pruned after the pass
     topics    each topic with rows of such a pointer rolls them back, durably, before the next topic is asked
-    complete  only if all topics did: the keeper of the list is notified, and may prune it
+    complete  only if all topics succeeded: the keeper of the list is notified, and may prune it
 
-If a pointer left the list while a row still carries it, the row would become visible. So one topic that cannot be
-reached makes the whole pass incomplete: the keeper is not notified, and the next round begins anew.
+If a pointer left the list while a row still carries it, the row would become visible. So a single unreachable topic
+makes the pass incomplete: the keeper is not notified, and the next round starts over.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.asks import CompletePass, PruningFigures
 
 log = logging.getLogger(__name__)
-#: Pointers that a topic is asked about at once: they share its commits.
+#: Concurrent requests to a topic, which share its commits.
 MAX_AT_ONCE = 256
-#: Pointers looked up before other tasks get their turn.
+#: Pointers looked up before yielding to other tasks.
 _AT_A_TIME = 1000
-#: Topics named in the log if a pass is not complete.
+#: Topics named in the log if a pass is incomplete.
 MAX_NAMED = 5
 
 
@@ -41,19 +41,19 @@ class InvalidList(Protocol):
     """The keeper of the invalid list: the daemon's own service, or its view of a Tephra."""
 
     def begin_pass(self) -> CompletePass:
-        """The list and the bound for a pass that begins now. Raises TransactionsUnavailable."""
+        """Return the list and the prune bound for a pass that begins now. Raises TransactionsUnavailable."""
         ...
 
     async def pointer_locations(self) -> PointerLocations:
-        """Where undecided pointers have rows, over the topics of all instances. Raises TransactionsUnavailable."""
+        """Return where undecided pointers have rows, on all instances. Raises TransactionsUnavailable."""
         ...
 
     async def complete(self, passed: CompletePass) -> int:
-        """Record a complete pass, and prune the list; returns how many were pruned. Raises TransactionsUnavailable."""
+        """Record a complete pass, and prune the list; return the number pruned. Raises TransactionsUnavailable."""
         ...
 
     def pruning(self) -> PruningFigures:
-        """Figures for operators. Raises TransactionsUnavailable."""
+        """Return figures for operators. Raises TransactionsUnavailable."""
         ...
 
 
@@ -62,7 +62,7 @@ class PassReport:
     """The result of one pass."""
 
     invalid: int
-    """Pointers on the list when it began."""
+    """Pointers on the list when the pass began."""
     rolled_back: int
     """Pointers newly rolled back, counted once for each topic."""
     missed: tuple[TopicName, ...]
@@ -71,12 +71,12 @@ class PassReport:
 
     @property
     def complete(self) -> bool:
-        """Whether every topic rolled back its pointers."""
+        """True if every topic rolled back its pointers."""
         return not self.missed
 
 
 class InvalidPass:
-    """Runs passes; remembers which topics have rolled back a pointer, so that none is asked twice."""
+    """Runs passes; remembers which topics have rolled back a pointer, so that they are not asked again."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class InvalidPass:
     ) -> None:
         """
         Args:
-          invalids: the keeper of the list, or a function that returns it: None while another instance keeps it.
+          invalids: the keeper of the list, or a function that returns it, or None while another instance keeps it.
           ask: asks a topic at its owner; None: this instance owns all topics.
         """
         self._directory = directory
@@ -96,7 +96,7 @@ class InvalidPass:
         self._done: dict[int, set[TopicName]] = {}
 
     async def run_once(self) -> PassReport | None:
-        """One pass; None if the keeper is unavailable. Failures of topics are in the report, and logged."""
+        """Run one pass; return None if the keeper is unavailable. Failures of topics are reported and logged."""
         begun_s = trio.current_time()
         keeper = self._keeper()
         if keeper is None:
@@ -126,7 +126,7 @@ class InvalidPass:
         return report
 
     async def _work(self, index: PointerLocations, invalids: Sequence[int]) -> dict[TopicName, list[int]]:
-        """Topics that have, or are about to have, rows of invalid pointers, with those not rolled back yet."""
+        """Return the topics that have, or may soon have, rows of invalid pointers, with the pointers to roll back."""
         work: dict[TopicName, list[int]] = {}
         before, self._done = self._done, {}
         for at in range(0, len(invalids), _AT_A_TIME):
@@ -138,11 +138,11 @@ class InvalidPass:
                     topics -= done
                 for name in topics:
                     work.setdefault(name, []).append(pointer)
-            await trio.lowlevel.checkpoint()  # the list may be long, and other tasks wait for the loop
+            await trio.lowlevel.checkpoint()  # the list may be long: do not block the event loop
         return work
 
     async def _roll_back(self, name: TopicName, pointers: list[int]) -> int:
-        """Have a topic roll pointers back; returns how many it did."""
+        """Have a topic roll back pointers; return the number that succeeded."""
         failures: list[PlainsongError] = []
 
         async def ask(pointer: int) -> None:
@@ -164,7 +164,7 @@ class InvalidPass:
         return len(pointers)
 
     def _log_report(self, keeper: InvalidList, report: PassReport, took_s: float) -> None:
-        """Log the figures; at INFO only if the pass did something, since a line a minute would say nothing."""
+        """Log the figures; at INFO only if the pass changed something, to avoid an empty line every minute."""
         if report.missed:
             named = ", ".join(map(str, report.missed[:MAX_NAMED]))
             log.warning(

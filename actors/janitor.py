@@ -1,8 +1,8 @@
-"""The janitor: removes rows that no reader can see any more, in bounded steps, and reclaims disk space.
+"""The janitor: removes rows that readers can no longer see, in bounded steps, and reclaims disk space.
 
-It checks every topic of this instance in turn, opens only those with something to remove, asks each for a plan (which
-makes sure that removed rows stay invisible after any restart), and removes rows beside the topic's own work. A crash in
-between leaves rows that are as invisible as before; the next round goes on.
+It checks every topic of this instance in turn, and opens only those with something to remove. The topic makes a plan,
+which ensures that removed rows stay invisible after any restart; the janitor then removes the rows without the topic's
+actor. After a crash the remaining rows are still invisible, and the next round removes them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LIST_ROWS = 500
 
 @dataclass(frozen=True, slots=True)
 class JanitorSettings:
-    """The interval of rounds, the grace of a deletion, and the rows of a step."""
+    """The interval between rounds, the grace period of a deletion, and the rows removed in a step."""
 
     interval_s: float = 60.0
     delete_grace_s: float = 3600.0
@@ -69,7 +69,7 @@ class Janitor:
         settings: JanitorSettings,
         invalid_pass: InvalidPass | None = None,
     ) -> None:
-        """``invalid_pass``: the pass over the invalid list after each round; None: there are no transactions."""
+        """``invalid_pass``: runs after each round; None if there are no transactions."""
         self._store = store
         self._directory = directory
         self._clock = clock
@@ -77,17 +77,17 @@ class Janitor:
         self._settings = settings
         self._invalid_pass = invalid_pass
         self._sweep = Sweep(store, settings.step_rows)
-        #: The first row of each topic, so that a check need not pass the tombstones of removed rows.
+        #: The first key that a topic may have, so that a check does not scan the tombstones of removed rows.
         self._first_keys: dict[TopicName, bytes] = {}
-        #: Passes over all topics that came to their end.
+        #: Completed passes over all topics.
         self.rounds = 0
 
     async def run(self) -> None:
-        """Clean, tidy the store, pass over the invalid list, pause, and again.
+        """Pause, clean, tidy the store, run the invalid pass, and repeat.
 
-        What fails is logged, and comes again in the next round; the others do not wait for it. A full disk may be why
-        nothing can be cleaned, and only tidying makes room. And a store that cannot be tidied must not keep pointers on
-        the invalid list: once it is full, no transaction begins.
+        A failed part is logged and tried again in the next round; the other parts still run. If the disk is full, only
+        tidying may make the room that cleaning needs. And a failure to tidy must not keep pointers on the invalid list:
+        once that is full, no transaction can begin.
         """
         while True:
             await trio.sleep(self._settings.interval_s)
@@ -97,7 +97,7 @@ class Janitor:
                 await _attempt(self._invalid_pass.run_once, "invalid pass stopped, trying again later")
 
     async def clean_all(self) -> int:
-        """One pass over all topics; the number of rows removed."""
+        """Clean all topics once; return the number of rows removed."""
         removed = 0
         seen: set[TopicName] = set()
         start, stop = all_topics()
@@ -109,7 +109,7 @@ class Janitor:
                 break
             start = rows[-1][0] + b"\x00"
         for name in self._first_keys.keys() - seen:
-            del self._first_keys[name]  # of topics that are gone, or another instance's by now
+            del self._first_keys[name]  # the topic is gone, or has another owner now
         self.rounds += 1
         return removed
 
@@ -124,12 +124,12 @@ class Janitor:
                 return 0
             return await self.clean(name)
         except PlainsongError as error:
-            # One topic that cannot be cleaned must not keep the others from it.
+            # A topic that cannot be cleaned must not stop the round.
             log.warning("topic not cleaned", extra={"key": row[0].hex(), "why": str(error)})
             return 0
 
     async def _is_due(self, name: TopicName, metadata: Metadata) -> bool:
-        """Whether the topic has anything to remove: a few reads, without opening it."""
+        """Return True if the topic has anything to remove; takes a few reads, and does not open it."""
         now_ms = self._clock.now_ms()
         if await self._has_remains(name, metadata, now_ms):
             return True
@@ -140,7 +140,7 @@ class Janitor:
         return await self._own_expiry_is_due(name, metadata, now_ms)
 
     async def _has_dead_messages(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
-        """Whether there are messages of purged generations, or such as have expired."""
+        """Return True if there are expired messages, or messages of purged generations."""
         start, stop = generations_range(name, 1, metadata.generation)
         if metadata.deleted_ms is None:
             oldest_ms = max(metadata.floor_ms, now_ms - metadata.properties.ttl_ms)
@@ -158,7 +158,7 @@ class Janitor:
         return bool(rows)
 
     async def _has_remains(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
-        """Whether the topic has undecided write pointers, or rows of purged generations other than messages."""
+        """Return True if the topic has undecided write pointers, or rows of purged generations other than messages."""
         if await self._has_row(
             Table.METADATA, system_key(POINTER, name, 1), system_key(POINTER, name, metadata.generation)
         ):
@@ -178,7 +178,7 @@ class Janitor:
         return bool(await read_rows(self._store, Table.PAYLOAD, start, stop, limit=1, values=False))
 
     async def _has_old_producers(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
-        """Whether a purged generation has rows about producers that no client may ask about any more."""
+        """Return True if a purged generation has rows about producers that clients can no longer ask about."""
         last, grace_ms = metadata.generation, int(self._settings.delete_grace_s * 1000)
         if metadata.deleted_ms is None or now_ms <= metadata.deleted_ms + grace_ms:
             last -= 1
@@ -189,7 +189,7 @@ class Janitor:
         )
 
     async def _has_row(self, table: Table, first: bytes, last: bytes) -> bool:
-        """Whether there is a row from ``first`` up to those that start with ``last``."""
+        """Return True if there is a row from ``first`` to the last one with the prefix ``last``."""
         return bool(await read_rows(self._store, table, first, stop_after(last), limit=1, values=False))
 
     async def _own_expiry_is_due(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
@@ -202,7 +202,7 @@ class Janitor:
         return 0 < Usage(HighWater.decode(value).buckets).own_expiry_ms() < now_ms
 
     async def clean(self, name: TopicName) -> int:
-        """Remove the removable rows of one topic; returns their number."""
+        """Remove the removable rows of one topic; return their number."""
         plan = await self._directory.ask(name, PlanCleaning(int(self._settings.delete_grace_s * 1000)))
         expired = purged = 0
         if plan.purge is not None:
@@ -232,13 +232,13 @@ class Janitor:
         pointers = await self._sweep.remove_pointers(name, first, last)
         state = self._directory.peek(name)
         if state is not None and pointers:
-            # The living generation may have rows of the same pointers.
+            # The current generation may have rows of the same pointers.
             gone = [pointer for pointer in pointers if pointer not in state.pending]
             self._directory.environment.pointers.drop(name, gone)
         return removed
 
     async def _clean_parts(self, name: TopicName, plan: CleaningPlan) -> int:
-        """Remove messages whose own time to live has passed, and stored payloads that will never be published."""
+        """Remove messages past their own time to live, and stored payloads that will never be published."""
         done = [
             await self._sweep.remove_due(plan.prefix, first_ms, last_ms, plan.now_ms) for first_ms, last_ms in plan.due
         ]
@@ -250,7 +250,7 @@ class Janitor:
 
 
 async def _attempt(part: Callable[[], Awaitable[object]], failed: str) -> None:
-    """Do a part of a round; a failure is logged as ``failed``."""
+    """Run a part of a round; log a failure with the text ``failed``."""
     try:
         await part()
     except PlainsongError as error:

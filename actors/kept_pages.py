@@ -1,12 +1,12 @@
-"""Pages of the store that are asked for again, or soon: kept under one bound over all topics.
+"""Pages of the store that are likely to be read again, or next; cached under one bound over all topics.
 
-Readers that begin at the same place with the same limits, such as the consumers of a group that replay a topic, ask for
-the same pages, which are kept from the second time on. A page that was read before its reader asked for it
-(``actors.pages``) is kept until then. A page of plain messages that a limit ended is the same for every reader for
-as long as its first message lives, whatever is published, committed or rolled back meanwhile.
+Readers that begin at the same position with the same limits, such as the consumers of a group that replay a topic,
+request the same pages; a page is kept from the second time on. A page that was read ahead (``actors.pages``) is kept
+until its reader requests it. A page of plain messages that ended at a limit is the same for every reader until its
+first message expires, whatever is published, committed or rolled back.
 
-A **stretch** is many small pages at once, kept for a reader that walks through a topic in such steps: plain messages one
-behind the other, in which a page of any limits begins anywhere.
+A **stretch** replaces many small pages for a reader that walks through a topic: consecutive plain messages, from which
+pages with any start and limits can be cut.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 V = TypeVar("V")
-#: Pages that are remembered to have been read, so that those that are read again can be told.
+#: How many recent pages to remember, to detect rereads.
 REMEMBERED = 1024
-#: Memory of a page beside its bytes.
+#: Memory of a page in addition to its bytes.
 PAGE_OVERHEAD_BYTES = 700
 
 
 class Remembered(Generic[K, V]):
-    """What was added last, within a bound."""
+    """A map of bounded size that drops the oldest entry."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -46,7 +46,7 @@ class Remembered(Generic[K, V]):
         return key in self._values
 
     def add(self, key: K, value: V) -> V | None:
-        """Remember a value, as the latest; returns the one of this key before."""
+        """Add a value as the newest; return the previous value of this key, if any."""
         old = self._values.pop(key, None)
         self._values[key] = value
         if len(self._values) > self._most:
@@ -54,61 +54,61 @@ class Remembered(Generic[K, V]):
         return old
 
     def get(self, key: K) -> V | None:
-        """The value of a key, if it is remembered."""
+        """Return the value of a key; None if it is not remembered."""
         return self._values.get(key)
 
     def forget(self, key: K) -> V | None:
-        """Forget a key; returns its value, if it was remembered."""
+        """Remove a key; return its value, or None if it was not remembered."""
         return self._values.pop(key, None)
 
 
 class PageKind(NamedTuple):
-    """What else decides where a page ends, besides its first message."""
+    """Determines, together with the first message, where a page ends."""
 
     prefix: bytes
-    """Of the keys of the topic's generation."""
+    """The prefix of the generation's keys."""
     limit: int
     max_bytes: int
 
 
 @dataclass(slots=True)
 class KeptPage:
-    """A page of a span: of any other that begins between ``since`` and its first message, and ends no earlier."""
+    """A page, for any span that begins between ``since`` and its first message, and ends at ``until`` or later."""
 
     since: bytes
     until: bytes
     page: Page
     cost: int
     ahead: bool = False
-    """Read for one reader who has not come yet: it goes with the page."""
+    """Read ahead for one reader: the page is dropped once it is used."""
     chunk: Chunk | None = None
     """The messages of a stretch."""
 
 
 def stretch_kind(prefix: bytes) -> PageKind:
-    """The kind of all stretches of a generation."""
+    """Return the kind of all stretches of a generation."""
     return PageKind(prefix, 0, 0)
 
 
 class KeptPages:
-    """The pages that are kept; beyond its bound those that were not asked for for longest go."""
+    """The kept pages; beyond the bound the least recently used are dropped."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        #: Those least recently asked for come first.
+        #: Least recently used first.
         self._pages: OrderedDict[tuple[PageKind, bytes], KeptPage] = OrderedDict()
-        #: The ids of the first messages, ascending.
+        #: The ids of the pages' first messages, ascending.
         self._firsts: dict[PageKind, list[bytes]] = {}
         self._read: Remembered[tuple[PageKind, bytes], bool] = Remembered(REMEMBERED)
-        #: Grows whenever pages are forgotten: what was read before then is not kept.
+        #: Grows whenever pages are dropped for a change: pages that were read before are not kept any more.
         self.turn = 0
 
     def __len__(self) -> int:
         return len(self._pages)
 
     def find(self, span: Span, limit: int, max_bytes: int) -> Page | None:
-        """The page that begins at the start of ``span``, if it is kept."""
+        """Return the page that begins at the start of ``span``; None if it is not kept."""
         key = self._key(span, limit, max_bytes)
         if key is None:
             return None
@@ -122,7 +122,7 @@ class KeptPages:
         return Page(page.parts, page.count, page.payload_bytes, page.last_id, page.end)
 
     def bytes_of(self, span: Span, limit: int, max_bytes: int) -> int | None:
-        """The bytes of the page that begins at the start of ``span``; None: it is not kept."""
+        """Return the bytes of the page that begins at the start of ``span``; None if it is not kept."""
         key = self._key(span, limit, max_bytes)
         return None if key is None else self._pages[key].page.payload_bytes
 
@@ -140,20 +140,20 @@ class KeptPages:
         return None if kept.since > start or kept.until > span.until else key
 
     def may_keep(self, kind: PageKind, page: Page) -> bool:
-        """Whether a page was offered, or found, lately, so that the next one may be worth keeping, too."""
+        """Return True if a page was offered or found recently, so that the next one may be worth keeping too."""
         return page.end == "more" and page.count > 0 and (kind, page.parts[0][1 : 1 + ID_BYTES]) in self._read
 
     def offer(
         self, paging: Paging, page: Page, limit: int, max_bytes: int, turn: int, *, ahead: bool = False
     ) -> int | None:
-        """Keep a page that was read from the store, if it was read before and stays as it is.
+        """Keep a page that was read from the store, if it was read before and cannot change.
 
         Args:
-          turn: ``turn`` before the page was read.
-          ahead: nobody has asked for it yet: it is kept for who will, even if it was not read before.
+          turn: ``KeptPages.turn`` from before the read.
+          ahead: the page was read ahead: keep it for its reader, even if it was not read before.
 
         Returns:
-          By how many bytes the kept pages have grown; None: it is not kept.
+          The growth of the kept pages in bytes; None if the page is not kept.
         """
         span = paging.span
         size = page.payload_bytes + PAGE_OVERHEAD_BYTES
@@ -164,7 +164,7 @@ class KeptPages:
         is_known = key in self._read if ahead else self._read.add(key, True) is not None
         if not (ahead or is_known):
             return None
-        # What is sent again and again is sent sooner as one part.
+        # A page that is sent repeatedly is faster to send as one part.
         ahead &= not is_known
         parts = page.parts if ahead else (b"".join(page.parts),)
         kept = Page(parts, page.count, page.payload_bytes, page.last_id, page.end)
@@ -180,11 +180,11 @@ class KeptPages:
         return self._keep(key, KeptPage(span.start, span.until, ends, chunk.cost, chunk=chunk))
 
     def _takes(self, paging: Paging, cost: int, turn: int) -> bool:
-        """Whether what a page has read is the same for every reader, is still so, and fits."""
+        """Return True if the page is the same for every reader, is still current, and fits."""
         return paging.is_plain and not paging.span.set_aside and cost <= self.max_bytes and turn == self.turn
 
     def stretch(self, span: Span) -> list[Chunk]:
-        """The messages from the start of ``span`` on that are kept as a stretch, and as the one behind it; or none."""
+        """Return the stretch that covers the start of ``span``, and those that continue it; at most three, or none."""
         kind = stretch_kind(span.prefix)
         firsts = self._firsts.get(kind)
         if firsts is None or span.set_aside:
@@ -207,7 +207,7 @@ class KeptPages:
         return found
 
     def _keep(self, key: tuple[PageKind, bytes], kept: KeptPage) -> int:
-        """Keep it in the place of what had its key; returns by how many bytes the kept pages have grown."""
+        """Keep a page, in place of one with the same key; return the growth of the kept pages in bytes."""
         before = self.bytes
         old = self._pages.pop(key, None)
         if old is None:
@@ -221,7 +221,7 @@ class KeptPages:
         return self.bytes - before
 
     def forget(self, prefixes: set[bytes]) -> int:
-        """Drop the pages of generations; returns by how many bytes the kept pages have grown, which is not above 0."""
+        """Drop the pages of generations; return the growth of the kept pages in bytes, which is at most 0."""
         self.turn += 1
         before = self.bytes
         for key in [key for key in self._pages if key[0].prefix in prefixes] if prefixes else ():

@@ -1,4 +1,4 @@
-"""Loads a topic from disk: the same at the first start, after a fall, and after a power cut."""
+"""Loads a topic from disk, in the same way at the first start, after a fall and after a power cut."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ async def load_topic(
     lacks: Collection[bytes] = (),
     epoch: int = 0,
 ) -> TopicState:
-    """The topic's state: metadata, mark, undecided pointers, producers, messages since the mark, readers.
+    """Load a topic's state: metadata, mark, undecided pointers, producers, messages since the mark, readers.
 
     Args:
-      lacks: kinds of system rows that the topic does not have: ``Claim.lacks``.
-      epoch: the owner's: ``Claim.epoch``.
+      lacks: kinds of system rows that the topic does not have (``Claim.lacks``).
+      epoch: the owner's epoch (``Claim.epoch``).
     Raises:
       StoreError: the store cannot be read.
-      DamagedRow: the metadata row cannot be decoded; nothing is guessed about a topic.
+      DamagedRow: the metadata row cannot be decoded, or the row about the topic's producers.
     """
     state = TopicState(name, limits, authority=NoAuthority() if authority is None else authority, epoch=epoch)
     value = await store.get(Table.METADATA, metadata_key(name))
@@ -101,7 +101,7 @@ async def _load_high_water(name: TopicName, generation: int, store: Store) -> Hi
     try:
         return HighWater.decode(value)
     except DamagedRow as error:
-        # The rows themselves have everything that is in it but the topic's time; reading them only takes longer.
+        # Everything in it but the topic's time can be computed from the rows, which only takes longer.
         log.warning(
             "high-water mark unreadable, replaying the whole topic", extra={"topic": str(name), "why": str(error)}
         )
@@ -121,7 +121,7 @@ async def _load_pointers(state: TopicState, generation: int, store: Store) -> No
             try:
                 state.pending[pointer] = Pending.decode(pointer, value)
             except DamagedRow as error:
-                # The authority decides who sees its messages; it can still be rolled back, by reading the whole topic.
+                # The authority decides on its visibility; a rollback is possible too, by reading the whole topic.
                 log.warning(
                     "pointer row unreadable",
                     extra={"topic": str(state.name), "pointer": pointer, "why": str(error)},
@@ -142,20 +142,20 @@ async def _find_torn_payloads(state: TopicState, store: Store) -> None:
 
 
 async def _load_chain(state: TopicState, store: Store) -> bytes | None:
-    """Load the last entry of the topic's chain; the answer is the position behind which rows have no entry."""
+    """Load the last entry of the topic's chain; return the position after which rows have no entry, or None."""
     start = chain_prefix(state)
     rows = await read_rows(store, Table.PAYLOAD, start, stop_after(start), limit=1, reverse=True)
     last = (rows[0][0][len(start) :], rows[0][1]) if rows else None
     try:
         return restore_chain(state, last)
     except DamagedRow as error:
-        # What is published from now on is covered; that the entry is damaged, whoever verifies the topic will see.
+        # Later messages are covered; verification reports the damaged entry.
         log.warning("entry of the chain unreadable", extra={"topic": str(state.name), "why": str(error)})
         return None
 
 
 async def _find_uncovered(state: TopicState, store: Store, covered: bytes) -> None:
-    """Cover message rows behind the last entry, which a commit left that was cut off; none was acknowledged."""
+    """Cover message rows after the last entry, left by a commit that was cut off; none was acknowledged."""
     chain, torn = state.chain, frozenset(state.torn)
     assert chain is not None
     start: bytes | None = state.prefix + covered + b"\x00"
@@ -164,9 +164,9 @@ async def _find_uncovered(state: TopicState, store: Store, covered: bytes) -> No
 
 
 async def _cover_some(chain: Chain, store: Store, torn: Collection[bytes], start: bytes, stop: bytes) -> bytes | None:
-    """Cover rows up to the first one that publishes stored messages, whose payload rows have to be read.
+    """Cover rows up to and including the first one that publishes stored messages, whose payload rows must be read.
 
-    Returns the key behind that row; None: there was none.
+    Returns the key after that row; None if there was none.
     """
     found: list[tuple[ChainedRow, Row]] = []
 
@@ -202,7 +202,7 @@ async def _load_readers(state: TopicState, generation: int, store: Store) -> Non
             try:
                 state.readers[key[len(start) :].decode("ascii")] = Reader.decode(value)
             except (DamagedRow, UnicodeDecodeError) as error:
-                # One reader's position is not worth a whole topic; the row stays for an operator to look at.
+                # Do not fail the topic for one reader's position; the row stays for inspection.
                 log.warning("reader unreadable", extra={"topic": str(state.name), "key": key.hex(), "why": str(error)})
         return True
 
@@ -210,11 +210,11 @@ async def _load_readers(state: TopicState, generation: int, store: Store) -> Non
 
 
 async def load_producers(state: TopicState, generation: int, store: Store) -> None:
-    """Load what the topic remembers of producers; the replay of messages since the mark comes after it.
+    """Load the topic's producers, as of the high-water mark; replay the messages since then afterwards.
 
     Raises:
       StoreError: the store cannot be read.
-      DamagedRow: the row that says how to read the others cannot be decoded; no message is accepted unchecked.
+      DamagedRow: the record that applies to all producers cannot be decoded, so deduplication would be incomplete.
     """
     value = await store.get(Table.METADATA, system_key(PRODUCERS, state.name, generation))
     if value is None:
@@ -228,7 +228,7 @@ async def load_producers(state: TopicState, generation: int, store: Store) -> No
             try:
                 found[name] = Producer.decode(name, row)
             except DamagedRow as error:
-                # The other producers go on; requests of this one are refused until it is deleted.
+                # Requests of this producer are refused until it is deleted; the others are not affected.
                 log.warning(
                     "producer row unreadable", extra={"topic": str(state.name), "producer": name, "why": str(error)}
                 )

@@ -1,10 +1,10 @@
 """The mailbox of an actor: requests wait in it as tickets, within bounds, and every ticket is settled in the end.
 
-The future that a ticket is serves calls over links as well (``broker.link.flow``).
+A ticket is a future; calls over links use futures as well (``broker.link.flow``).
 
 ``ask`` queues a ticket without waiting (a full mailbox raises Overloaded, and nothing happened), then waits for the
-answer. A caller may leave: what the actor has received still happens. An actor that falls or ends settles every ticket
-it has received, so that no caller waits for ever.
+answer. If the caller is cancelled, a request that the actor has received still happens. An actor that falls or ends
+settles every ticket it has received, so that no caller waits forever.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Future(Generic[A]):
     __slots__ = ("_on_settled", "_outcome", "_prepare", "_task", "abandoned")
 
     def __init__(self) -> None:
-        #: Whether its caller was cancelled while it waited.
+        #: True if its caller was cancelled while it waited.
         self.abandoned = False
         self._outcome: outcome.Outcome[A] | None = None
         self._task: trio.lowlevel.Task | None = None
@@ -41,11 +41,11 @@ class Future(Generic[A]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether ``wait`` would return at once."""
+        """True if ``wait`` would return at once."""
         return self._outcome is not None
 
     def settle(self, answer: A | Exception) -> None:
-        """Gives the answer, or the error instead of one. Only the first counts."""
+        """Give the answer or the error. Only the first call counts."""
         if self._outcome is not None:
             return
         if self._on_settled is not None:
@@ -58,23 +58,23 @@ class Future(Generic[A]):
             self._task = None
 
     def on_settled(self, notify: Callable[[Any], object], prepare: Callable[[Any], object] | None = None) -> None:
-        """Has ``notify`` called with the answer, instead of a task that waits; to be set before it is settled.
+        """Call ``notify`` with the answer or the error, instead of waking a task. To be set before it is settled.
 
-        It is called in the middle of the answering task's work: it neither waits nor raises.
+        ``notify`` runs within the actor's work: it must neither wait nor raise.
 
         Args:
-          prepare: may be called before with the answer that is about to be given, if all goes well; as ``notify``.
+          prepare: may be called first with the answer that is expected; same rules as for ``notify``.
         """
         self._on_settled = notify
         self._prepare = prepare
 
     def prepare(self, answer: A | Exception) -> None:
-        """Lets its caller get ready for an answer that may come to be; nobody else learns of it."""
+        """Let the caller prepare for an answer that is not final; its effects must stay hidden."""
         if self._prepare is not None and self._outcome is None:
             self._prepare(answer)
 
     async def wait(self, on_leave: Callable[[Any], object] | None = None) -> A:
-        """Returns the answer, or raises the error. A caller that is cancelled calls ``on_leave`` with this future."""
+        """Return the answer, or raise the error. If the caller is cancelled, call ``on_leave`` with this future."""
         if self._outcome is not None:
             await trio.lowlevel.checkpoint_if_cancelled()
             return self._outcome.unwrap()
@@ -91,7 +91,7 @@ class Future(Generic[A]):
         return answer
 
 
-#: The outcome of a future whose answer a function was told.
+#: The outcome of a future whose answer went to a callback.
 _TOLD: outcome.Outcome[Any] = outcome.Value(None)
 
 
@@ -101,19 +101,19 @@ class Ticket(Future[A]):
     __slots__ = ("ask", "taken")
 
     def __init__(self, ask: Ask[A]) -> None:
-        # As in ``Future``, without a call: one is made for every request.
+        # Repeats ``Future.__init__`` to save a call for every request.
         self.abandoned = False
         self._outcome = None
         self._task = None
         self._on_settled = None
         self._prepare = None
         self.ask = ask
-        #: Whether the actor has received it.
+        #: True once the actor has received it.
         self.taken = False
 
 
 class Mailbox:
-    """A bounded queue of tickets with one receiver, which may fall and come back while the mailbox stays open."""
+    """A bounded queue of tickets with one receiver, which may fall and restart while the mailbox stays open."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._queue: deque[Ticket[Any]] = deque()
@@ -122,11 +122,11 @@ class Mailbox:
         self._bytes = 0
         self._is_closed = False
         self._receiver: trio.lowlevel.Task | None = None
-        #: Called when a ticket has arrived whose sender does not run the turns; the actor at work sets it. None: ``wake``.
+        #: Called for a ticket whose sender does not run the turn; set by the running actor. None: ``wake`` is called.
         self.on_mail: Callable[[], object] | None = None
-        #: Called with the ticket of a caller that leaves; the actor at work sets it.
+        #: Called with the ticket of a caller that was cancelled; set by the running actor.
         self.on_leave: Callable[[Ticket[Any]], object] = _drop_abandoned
-        #: Makes the error for requests that are refused just now; None while the actor takes them.
+        #: The factory of the error for new requests; None while requests are accepted.
         self.closed_for: Callable[[], PlainsongError] | None = None
 
     def __len__(self) -> int:
@@ -134,11 +134,11 @@ class Mailbox:
 
     @property
     def bytes(self) -> int:
-        """Memory that the waiting tickets hold."""
+        """Memory of the waiting tickets, by their ``size``."""
         return self._bytes
 
     async def ask(self, ask: Ask[A]) -> A:
-        """Queue ``ask``, and return its answer.
+        """Queue ``ask``, and wait for its answer.
 
         Raises:
           Overloaded: the mailbox is full; nothing happened.
@@ -151,10 +151,10 @@ class Mailbox:
         return await ticket.wait(self._left)
 
     def put(self, ticket: Ticket[Any], *, wake: bool = True) -> None:
-        """Queue a ticket, without waiting. Raises as ``ask`` does when the ticket is refused.
+        """Queue a ticket, without waiting. Raises what ``ask`` raises for a refused ticket.
 
         Args:
-          wake: False: the caller runs the actor's turn.
+          wake: False if the caller runs the actor's turn.
         """
         if self.closed_for is not None:
             raise self.closed_for()
@@ -172,12 +172,12 @@ class Mailbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits in it, and something may be put into it."""
+        """True if no ticket waits, and new ones are accepted."""
         return not (self._queue or self._is_closed or self.closed_for is not None)
 
     @property
     def is_closed(self) -> bool:
-        """Whether it refuses new tickets for good."""
+        """True if new tickets are refused permanently."""
         return self._is_closed
 
     async def wait(self, deadline_s: float | None = None) -> None:
@@ -200,7 +200,7 @@ class Mailbox:
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     def take(self, max_requests: int, max_bytes: int) -> list[Ticket[Any]]:
-        """The tickets that have arrived, within the bounds."""
+        """Remove and return waiting tickets, within the bounds; at least one if any waits."""
         tickets: list[Ticket[Any]] = []
         size = 0
         while self._queue and len(tickets) < max_requests and (size < max_bytes or not tickets):
@@ -212,34 +212,34 @@ class Mailbox:
         return tickets
 
     def wake(self) -> None:
-        """Let the receiver return from its wait."""
+        """Wake the receiver, if it waits."""
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             trio.lowlevel.reschedule(receiver)
 
     def _left(self, ticket: Ticket[Any]) -> None:
-        # Looked up when the caller leaves: another actor may have come since the ticket was queued.
+        # Looked up late: a new actor may have started since the ticket was queued.
         self.on_leave(ticket)
 
     def drain(self, error: Callable[[], PlainsongError]) -> None:
-        """Settle everything that waits with an error: nothing happened."""
+        """Settle all waiting tickets with an error: nothing happened."""
         while self._queue:
             ticket = self._queue.popleft()
             self._bytes -= ticket.ask.size
             ticket.settle(error())
 
     def close(self) -> None:
-        """Refuse new tickets; those that wait can still be taken. Idempotent."""
+        """Refuse new tickets; waiting ones can still be taken. Idempotent."""
         self._is_closed = True
         self.wake()
 
 
 def _drop_abandoned(ticket: Ticket[Any]) -> None:
-    """No actor is at work: nothing waits for this ticket but the queue."""
+    """Do nothing: without a running actor only the queue refers to the ticket."""
 
 
 class _Round:
-    """One call, waiting or under way, and the callers that share it."""
+    """One call, pending or under way, and the callers that share it."""
 
     def __init__(self) -> None:
         self.over = trio.Event()
@@ -250,7 +250,7 @@ class _Round:
 class SingleFlight:
     """Makes one call at a time; each call serves all callers that arrived before it began.
 
-    A caller that arrives during a call waits for the next one: the call under way may have read what is old by now.
+    A caller that arrives during a call waits for the next one: the call under way may already have read old state.
     """
 
     def __init__(self, call: Callable[[], Awaitable[object]]) -> None:
@@ -259,7 +259,7 @@ class SingleFlight:
         self._next: _Round | None = None
 
     async def __call__(self) -> None:
-        """Returns after a call that began after this one. Raises what that call raised."""
+        """Return after a call that began after this one. Raises what that call raised."""
         while True:
             mine = self._next
             if mine is None:
@@ -273,14 +273,14 @@ class SingleFlight:
                 return
 
     async def _lead(self, mine: _Round) -> None:
-        """Make the call. If the leader is cancelled, another caller leads the next round."""
+        """Make the call. If the leader is cancelled, one of the other callers makes the next one."""
         try:
             async with self._turn:
                 self._next = None
                 try:
                     await self._call()
                     mine.happened = True
-                except Exception as error:  # noqa: BLE001  # it is raised again, for each caller
+                except Exception as error:  # noqa: BLE001  # raised again, for each caller
                     mine.error = error
         finally:
             if self._next is mine:
@@ -290,88 +290,88 @@ class SingleFlight:
 
 # --- turns -----------------------------------------------------------------------------------------
 #
-# Whoever runs the turns that are due runs those of all actors, so that what they begin is one commit:
+# Due turns are always run for all actors together, so that their writes share one commit. They are run by
 #
-#     the server       once it has taken in the requests of one turn of the event loop
-#     an actor's task  for what other tasks ask, and at its deadline
-#     ``run``          at the end of a commit of a thread, before its answers are given, so that the disk does not idle.
-#                      Where the event loop would write the next commit itself, that comes after the answers.
+#     the server       once it has read the requests of one turn of the event loop
+#     an actor's task  for requests of other tasks, and at its deadline
+#     ``run``          at the end of a commit that a thread wrote, before its answers are given, so that the disk does
+#                      not idle. A commit that the event loop writes itself follows the answers.
 
 
 class TakesTurns(Protocol):
     """An actor."""
 
     def turn_now(self) -> None:
-        """Take a turn for the mail that waits; neither waits nor raises."""
+        """Take a turn for the waiting mail; neither waits nor raises."""
 
     def wake(self) -> None:
         """Wake the actor's task, which runs the turns that are due."""
 
 
 class Turns:
-    """The actors whose turn is due. Everything runs on the event loop."""
+    """The actors whose turn is due. Use it on the event loop only."""
 
     def __init__(self, store: Store | None = None) -> None:
-        """``store``: where their commits go; None: they do not share commits."""
+        """``store``: writes their shared commits; None: they do not share commits."""
         self._store = store
         self._due: dict[TakesTurns, None] = {}
         self._running = False
-        #: Whether the server takes in what has come, and calls ``run_due`` then.
+        #: True while the server reads requests; it then calls ``run_due``.
         self._is_taking_in = False
         self._take_in: Callable[[], None] | None = None
         self._wake: Callable[[], None] = lambda: None
 
     @property
     def are_run(self) -> bool:
-        """True while a server runs them; otherwise the actors' tasks do."""
+        """True while a server runs the turns; otherwise the actors' tasks do."""
         return self._take_in is not None
 
     @property
     def may_spin(self) -> bool:
-        """Whether the event loop may wait for the next request without sleeping: no thread of the store works."""
+        """True if the event loop may busy-wait for the next request: no thread of the store is working."""
         return self._store is not None and self._store.is_idle
 
     def attach(self, take_in: Callable[[], None], wake: Callable[[], None]) -> None:
-        """A server runs the turns from now on.
+        """Let a server run the turns from now on.
 
         Args:
-          take_in: takes in the requests that have arrived by now; they may make more turns due.
-          wake: has the server take in what has arrived, and call ``run_due``, in the next turn of the event loop.
+          take_in: reads the requests that have arrived, which may make more turns due.
+          wake: makes the server read requests and call ``run_due`` in the next turn of the event loop.
         """
         self._take_in, self._wake = take_in, wake
 
     def detach(self) -> None:
-        """The server does so no more."""
+        """Let the actors' tasks run the turns again."""
         self._take_in = None
-        self.run_due()  # nobody else would
+        self.run_due()  # the server will not run these any more
 
     def begin(self) -> None:
-        """The server takes in what has come, and calls ``run_due`` then."""
+        """Note that the server is reading requests, and calls ``run_due`` afterwards."""
         self._is_taking_in = True
 
     def soon(self, actor: TakesTurns) -> None:
-        """The actor has mail: call ``run_due`` in the same turn of the event loop, or wake a task that does."""
+        """Mark the actor's turn as due. The caller must call ``run_due`` before it yields, or wake a task that does."""
         self._due[actor] = None
 
     def wake_for(self, actor: TakesTurns) -> None:
-        """The actor's turn is due; has the server run it, unless it is about to run those that are."""
+        """Mark the actor's turn as due, and wake the server unless it is about to run the due turns anyway."""
         self._due[actor] = None
         if not (self._is_taking_in or self._running):
             self._wake()
 
     def start(self, actor: TakesTurns) -> None:
-        """The actor has been loaded, and has mail; its task calls this."""
+        """Run the turn of an actor that was just loaded and has mail, or have the server run it."""
         self.soon(actor)
         if self.are_run:
-            self._wake()  # of the topics that are loaded at the same time, it is one commit
+            self._wake()  # so that topics that are loaded at the same time share one commit
         else:
             self.run_due()
 
     def run(self) -> None:
-        """Take in what has arrived, and run the turns that are due, before answers are given.
+        """Read the requests that have arrived, and run the due turns, before answers are given.
 
-        Then a thread writes the next commit while they are given. Where the event loop would write it, it follows them.
-        Does nothing when it runs already.
+        So a thread writes the next commit while the answers are given. If the event loop writes commits itself, the
+        turns run after the answers. Does nothing while turns are running.
         """
         if self._running:
             return
@@ -391,17 +391,17 @@ class Turns:
         if self.are_run:
             self._wake()
         else:
-            for actor in self._due:  # the first of them may have fallen, and its task does not run turns
+            for actor in self._due:  # the first one may have fallen, and its task then runs no turns
                 actor.wake()
 
     def run_due(self) -> None:
-        """Let every actor take its turn that is due; what they begin is one commit where the event loop writes it."""
+        """Run every due turn; their writes are one commit if the event loop writes it."""
         self._is_taking_in = False
         if self._running:
             return
         self._running = True
         try:
-            # Mail for which a commit had no room is due again after it.
+            # A turn leaves mail that exceeds the bounds of a commit, and is then due again.
             while self._due:
                 self._take_turns_as_one()
         finally:

@@ -1,11 +1,11 @@
-"""Properties of namespaces: read at the start, durable before they are in force, shared by all topics.
+"""Properties of namespaces: read at the start, durable before they take effect, shared by all topics.
 
-    enabled    producers are remembered      disabled    they are not      inherit    as the service's default says
+    enabled    producers are remembered      disabled    they are not      inherit    the service's default
 
-Where several instances share the store, the instance that writes a row notifies the others before it answers, and they
-read the row again. An instance that cannot be notified reads all rows again within ``REFRESH_S``, and as soon as it is
-back in the cluster. Reads may overtake each other, and writes: of what they say of a namespace, that counts which is of the
-latest moment, whenever it arrives.
+If several instances share the store, the instance that writes a row notifies the others before it answers, and they
+read the row again. An instance that cannot be notified reads all rows again within ``REFRESH_S``, and as soon as it
+has rejoined the cluster. Reads and writes may complete out of order: the result of the latest one to begin a read or
+end a write wins, in whichever order they arrive.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: The name to claim before writing a namespace's row; no topic has an empty namespace.
 _CLAIM_NAME = TopicName("", "namespaces")
-#: The interval of reading all rows again where other instances write them too.
+#: The interval for reading all rows again on a shared store.
 REFRESH_S = 15.0
-#: Attempts at a change, if changes of other instances come in between.
+#: Attempts at a change when other instances make changes at the same time.
 ATTEMPTS = 3
 CHOICES: tuple[Deduplication, ...] = ("inherit", "enabled", "disabled")
 
@@ -57,16 +57,16 @@ class Namespaces:
     ) -> None:
         """
         Args:
-          default: whether producers are remembered where a namespace says nothing (``deduplication.default``).
-          notify: has other instances read a namespace again, and waits for them within a bound; must not raise.
+          default: whether producers are remembered in a namespace that inherits (``deduplication.default``).
+          notify: makes other instances read a namespace again, and waits for them within a bound; must not raise.
         """
         self._notify = notify
         self._store = store
         self._default = default
         self._known: dict[str, NamespaceProperties] = {}
-        #: The policy for producers of each namespace that has properties, for the steps of its topics.
+        #: The producer policy of each namespace that has properties, for the steps of its topics.
         self.policies: dict[str, NamespacePolicy] = {}
-        #: Counts the moments at which a read began or a write ended, and has for each namespace that of what is known of it.
+        #: Logical time, counted by beginnings of reads and ends of writes; and that of each namespace's known value.
         self._moments = 0
         self._known_at: dict[str, int] = {}
         self._writing = trio.Lock()
@@ -76,7 +76,7 @@ class Namespaces:
         return f"<Namespaces {len(self._known)} with properties>"
 
     async def load(self) -> None:
-        """Read all rows; a damaged one is logged, and counts as absent. Raises StoreError."""
+        """Read all rows; damaged ones are logged and skipped. Raises StoreError."""
         start, begun = SYSTEM + NAMESPACE, self._moment()
         found: list[Row] = []
 
@@ -94,7 +94,7 @@ class Namespaces:
     async def read_again(self, namespace: str) -> None:
         """Read a namespace that another instance has changed. Raises StoreError, DamagedRow: nothing changes."""
         taken = False
-        while not taken:  # what was overtaken may still have seen what another instance wrote last
+        while not taken:  # a stale read may hide a newer write of another instance
             begun = self._moment()
             value = await self._store.get(Table.METADATA, namespace_key(namespace))
             taken = self._keep(namespace, None if value is None else NamespaceProperties.decode(value), begun)
@@ -104,9 +104,9 @@ class Namespaces:
         return self._moments
 
     def _keep(self, namespace: str, known: NamespaceProperties | None, moment: int) -> bool:
-        """Know this from now on; False: something is known already that is of a later moment. None: there is no row."""
+        """Store a namespace's properties, None if it has no row; return False if a later value is known already."""
         if moment < self._known_at.get(namespace, 0):
-            return False  # a slow read, which may have seen what a change has replaced since
+            return False  # the read was slow, and may have returned a value that has been replaced since
         self._known_at[namespace] = moment
         if known is None:
             self._known.pop(namespace, None)
@@ -118,11 +118,11 @@ class Namespaces:
         return True
 
     def reload_soon(self) -> None:
-        """Make ``run`` read all rows now: this instance may have missed a change while it was not in the cluster."""
+        """Make ``run`` read all rows now: this instance may have missed changes while it was not in the cluster."""
         self._reload.set()
 
     async def run(self) -> None:
-        """Read all rows periodically, where other instances write them too; else return at once."""
+        """Read all rows periodically on a shared store; otherwise return at once."""
         while self._store.traits.shared:
             with trio.move_on_after(REFRESH_S):
                 await self._reload.wait()
@@ -133,27 +133,27 @@ class Namespaces:
                 log.warning("namespaces not read again", extra={"why": error.detail})
 
     def policy(self, namespace: str) -> NamespacePolicy:
-        """The namespace's policy for producers."""
+        """Return the namespace's policy for producers."""
         return self.policies.get(namespace, INHERITED)
 
     def properties(self, namespace: str) -> dict[str, str]:
-        """All properties as ``GET`` answers them, every value a string."""
+        """Return all properties as ``GET`` answers them; every value is a string."""
         known = self._known.get(namespace, NamespaceProperties())
         return {"deduplication": known.deduplication}
 
     @staticmethod
     def checked(given: object) -> dict[str, str]:
-        """A client's properties as ``properties`` would tell them. Raises InvalidProperty."""
+        """Return a client's properties in the form of ``properties``. Raises InvalidProperty."""
         return {"deduplication": _parsed(given)}
 
     async def put(self, namespace: str, given: object) -> dict[str, str]:
-        """Replace a namespace's properties by ``given`` (a decoded JSON object, or None); returns the new ones.
+        """Set a namespace's properties to ``given`` (a decoded JSON object, or None); return the new ones.
 
-        They are durable when this returns, and in force for the next step of each of its topics.
+        They are durable when this returns, and take effect in the next step of each of its topics.
 
         Raises:
           InvalidProperty: an unknown key, or a value that is not allowed; nothing happened.
-          StoreError: the outcome is unknown; the change is not in force.
+          StoreError: the outcome is unknown; the change is not in effect here.
         """
         chosen = _parsed(given)
         async with self._writing:
@@ -164,13 +164,13 @@ class Namespaces:
                 except Deposed:
                     if attempt + 1 == ATTEMPTS:
                         raise
-            # An instance that wrote these properties before may have failed before it notified the others.
+            # Notify even if nothing changed: an earlier writer may have failed before it notified the others.
             if (changed or self._store.traits.shared) and self._notify is not None:
                 await self._notify(namespace)
         return self.properties(namespace)
 
     async def _put(self, namespace: str, chosen: Deduplication) -> bool:
-        """Whether the row had to be written. Raises Deposed if another instance writes one at the same time."""
+        """Return True if the row had to be written. Raises Deposed if another instance writes one at the same time."""
         shared = self._store.traits.shared
         claim = await self._store.claim(_CLAIM_NAME) if shared else None
         if shared:
@@ -188,14 +188,14 @@ class Namespaces:
         if self._known_at.get(namespace, 0) < begun:
             self._keep(namespace, new, self._moment())
         else:
-            await self.read_again(namespace)  # it was read meanwhile: perhaps before the write, or a later one
+            await self.read_again(namespace)  # a concurrent read may be older than this write, or newer
         return True
 
     def _remembers(self, deduplication: Deduplication) -> bool:
         return self._default if deduplication == "inherit" else deduplication == "enabled"
 
     async def names(self) -> list[str]:
-        """The namespaces that have a living topic or properties, sorted. Raises StoreError."""
+        """Return the namespaces that have a living topic or properties, sorted. Raises StoreError."""
         found = {name for name, known in self._known.items() if known.deduplication != "inherit"}
         start, stop = topic_range()
         while rows := await read_rows(self._store, Table.METADATA, start, stop, limit=1, values=False):
@@ -210,7 +210,7 @@ class Namespaces:
         return sorted(found)
 
     async def _is_alive(self, namespace: str) -> bool:
-        """Whether a namespace has a living topic."""
+        """Return True if a namespace has a living topic."""
         alive = False
 
         def any_lives(rows: Sequence[Row]) -> bool:
@@ -230,7 +230,7 @@ def _lives(row: Row) -> bool:
 
 
 def checked_properties(given: object) -> dict[str, str]:
-    """All properties that a namespace would have. Raises InvalidProperty."""
+    """Return all properties that a namespace would have. Raises InvalidProperty."""
     return {"deduplication": _parsed(given)}
 
 

@@ -1,4 +1,4 @@
-"""What actors observe and report: events for metrics, the clock, and the free space of the disk."""
+"""Events for metrics, the clock, and the free disk space."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ log = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
-    """Takes the events of topics, on the event loop; every call returns at once and does not raise."""
+    """Receives events of topics, on the event loop; methods must not wait or raise."""
 
     def committed(self, requests: int, messages: int, write_s: float) -> None:
-        """A commit of ``requests`` publishes with ``messages`` messages was made durable in ``write_s`` seconds."""
+        """Count a durable commit of ``requests`` publishes and ``messages`` messages, which took ``write_s`` s."""
 
     def producer_events(self, counts: Mapping[str, int]) -> None:
-        """Outcomes of producers' requests, and removals of producers, counted as in ``Step.producer_outcomes``."""
+        """Count outcomes of producers' requests, and removals of producers, as in ``Step.producer_outcomes``."""
 
     def fell(self, name: TopicName, error: BaseException) -> None:
-        """A topic's actor fell, and will be loaded again."""
+        """Count a fall of a topic's actor, which will be loaded again."""
 
     def deposed(self, name: TopicName) -> None:
-        """The store said that another instance has claimed an open topic."""
+        """Count a claim by another instance of a topic that was open here."""
 
     def handed_over(self, topics: int, seconds: float) -> None:
-        """This instance has handed over ``topics`` topics, ``seconds`` after their owners changed."""
+        """Count a handover of ``topics`` topics, complete ``seconds`` after their owners changed."""
 
     def loaded(self, name: TopicName, load_s: float) -> None:
-        """A topic was loaded from disk in ``load_s`` seconds."""
+        """Count a load of a topic from disk that took ``load_s`` seconds."""
 
     def cleaned(self, expired: int, purged: int) -> None:
-        """The janitor removed rows: expired ones, and ones of purged generations."""
+        """Count rows removed by the janitor: expired ones, and those of purged generations."""
 
 
 class NoObserver:
@@ -70,22 +70,22 @@ class NoObserver:
 
 
 class TransactionObserver(Protocol):
-    """Takes the events of the transaction service, on the event loop; every call returns at once and does not raise."""
+    """Receives events of the transaction service, on the event loop; methods must not wait or raise."""
 
     def decided(self, state: State, count: int) -> None:
-        """``count`` transactions became committed, aborted or invalid, durably."""
+        """Count transactions that are durably committed, aborted or invalid."""
 
     def conflicted(self) -> None:
-        """A change set conflicts with a committed one."""
+        """Count a change set that conflicts with a committed one."""
 
     def timed_out(self, count: int) -> None:
-        """``count`` transactions became invalid because they timed out."""
+        """Count transactions that timed out, and so became invalid."""
 
     def fell(self, error: BaseException) -> None:
-        """The service's actor fell, and will be loaded again."""
+        """Count a fall of the service's actor, which will be loaded again."""
 
     def loaded(self, load_s: float) -> None:
-        """The service was loaded from disk in ``load_s`` seconds."""
+        """Count a load of the service from disk that took ``load_s`` seconds."""
 
 
 class NoTransactionObserver:
@@ -107,29 +107,29 @@ class NoTransactionObserver:
         """Ignored."""
 
 
-# --- clock: the only place of the daemon that reads the time ---------------------------------------
+# --- clock: the only code of the daemon that reads the time ----------------------------------------
 
 
 class Clock(Protocol):
-    """Tells the time in milliseconds since 1970; may jump either way."""
+    """The time in milliseconds since 1970; may jump either way."""
 
     regressions: int
-    """How often it was observed to go back."""
+    """Number of times the clock was seen to go back."""
 
     def now_ms(self) -> int:
-        """The time now."""
+        """Return the present time."""
         ...
 
 
 class SystemClock:
-    """The operating system's clock; counts how often it goes back."""
+    """The operating system's clock."""
 
     def __init__(self) -> None:
         self.regressions = 0
         self._last_ms = 0
 
     def now_ms(self) -> int:
-        """The time now."""
+        """Return the present time; counts a regression."""
         now_ms = time.time_ns() // 1_000_000
         if now_ms < self._last_ms:
             self.regressions += 1
@@ -144,7 +144,7 @@ CLOCK_JUMP_MS = 500
 
 
 async def watch_jumps(clock: Clock, on_jump: Callable[[], None]) -> None:
-    """Call ``on_jump`` whenever the clock has jumped ahead: what was to expire later may have expired."""
+    """Call ``on_jump`` whenever the clock has jumped ahead, since messages may have expired early."""
     while True:
         before_ms, before_s = clock.now_ms(), trio.current_time()
         await trio.sleep(CLOCK_CHECK_INTERVAL_S)
@@ -160,7 +160,7 @@ DISK_CHECK_INTERVAL_S = 1.0
 
 
 class SpaceGuard:
-    """Knows whether the disk is nearly full; one task checks it."""
+    """Tracks whether the disk is nearly full; one task checks it."""
 
     def __init__(self, store: Store, min_free_bytes: int) -> None:
         self._store = store
@@ -170,7 +170,7 @@ class SpaceGuard:
         self.look()
 
     def look(self) -> bool:
-        """Check the disk now; whether it is nearly full. Logs a change."""
+        """Check the disk now; return True if it is nearly full. Logs a change."""
         self.free_bytes = self._store.statistics().free_bytes
         low = self.free_bytes is not None and self.free_bytes < self._min_free_bytes
         if low != self.low:

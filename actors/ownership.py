@@ -1,7 +1,7 @@
-"""Which instance owns which topic, as far as this one knows, and pauses before it claims a lost topic back.
+"""This instance's view of which instance owns which topic, and pauses before it claims a lost topic back.
 
-The router asks where to send a request, and the directory which topics to close. Safety does not rest on it: a store
-that several instances share refuses the commits of a replaced owner.
+The router uses it to route requests, and the directory to close topics. Safety does not depend on it: a shared store
+refuses the commits of a replaced owner.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Instance:
 
 
 class Ownership(Protocol):
-    """The latest view of the owners; for the event loop, never waits."""
+    """The latest view of the owners; used on the event loop, never waits."""
 
     @property
     def me(self) -> Instance:
@@ -38,23 +38,23 @@ class Ownership(Protocol):
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """All members, this one included, sorted by name; not those that have handed over everything to leave."""
+        """All members, including this one, sorted by name, except those that have handed over everything to leave."""
         ...
 
     def owner(self, name: TopicName) -> Instance | None:
-        """The owner of a topic, whether the topic exists or not; None: no instance just now."""
+        """Return the owner of a topic, whether or not the topic exists; None if it has no owner at present."""
         ...
 
     def is_mine(self, name: TopicName) -> bool:
-        """Whether this instance owns a topic, and may claim it."""
+        """Return True if this instance owns a topic, and may claim it."""
         ...
 
     def slices_of(self, instance: str) -> int:
-        """The number of an instance's slices (``plainsong/protocol/cluster.py``); 0 if it is no member."""
+        """Return the number of an instance's slices (``plainsong/protocol/cluster.py``); 0 if it is not a member."""
         ...
 
     def deposed(self, name: TopicName) -> None:
-        """The store said that another instance has claimed a topic: a view that says otherwise is out of date."""
+        """Report that another instance has claimed a topic: if the view disagrees, it is out of date."""
         ...
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -75,47 +75,47 @@ class Alone:
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """This one."""
+        """Only this instance."""
         return (self._me,)
 
     def owner(self, name: TopicName) -> Instance | None:
-        """This one."""
+        """Return this instance."""
         del name
         return self._me
 
     def is_mine(self, name: TopicName) -> bool:
-        """Always."""
+        """Return True."""
         del name
         return True
 
     def slices_of(self, instance: str) -> int:
-        """All."""
+        """Return the number of all slices."""
         del instance
         return SLICES
 
     def deposed(self, name: TopicName) -> None:
-        """Another daemon uses the same store without ZooKeeper: the next request claims the topic again."""
+        """Do nothing. Another daemon uses this store without ZooKeeper; the next request claims the topic again."""
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Never called: nothing changes."""
+        """Do nothing: the view never changes."""
 
 
 # --- pauses before a topic is claimed back ---------------------------------------------------------
 #
-# Two instances whose views of a topic's owner disagree would otherwise take it from each other with every request.
+# Without them, two instances that disagree about a topic's owner would take it from each other with every request.
 
 
-#: The first pause, and the longest; each is twice the one before.
+#: The first pause, and the longest; each pause is twice the previous one.
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
-#: Time without being deposed after which pauses begin anew.
+#: Time without being deposed after which pauses start again with the first one.
 FORGET_PAUSES_S = 60.0
-#: Topics remembered; beyond, the one deposed longest ago is forgotten.
+#: Topics remembered at most; beyond, the one deposed longest ago is forgotten.
 MAX_TOPICS = 10_000
 
 
 class _Pause(NamedTuple):
-    """How often in a row, and when last; times are trio's, in seconds."""
+    """Number of times in a row, the last time, and the end of the pause; times are trio's, in seconds."""
 
     times: int
     since_s: float
@@ -123,7 +123,7 @@ class _Pause(NamedTuple):
 
 
 class ClaimPauses:
-    """The topics that other instances have claimed from this one lately."""
+    """Topics that other instances have recently claimed from this one."""
 
     def __init__(self) -> None:
         self._pauses: OrderedDict[TopicName, _Pause] = OrderedDict()
@@ -132,7 +132,7 @@ class ClaimPauses:
         return len(self._pauses)
 
     def begin(self, name: TopicName, now_s: float) -> float:
-        """Begin a pause: another instance has claimed the topic. Returns its length in seconds."""
+        """Begin a pause, as another instance has claimed the topic. Return its length in seconds."""
         before = self._pauses.pop(name, None)
         times = 1 if before is None or now_s - before.since_s > FORGET_PAUSES_S else before.times + 1
         pause_s = min(FIRST_PAUSE_S * 2.0 ** min(times - 1, 20), LONGEST_PAUSE_S)
@@ -142,11 +142,11 @@ class ClaimPauses:
         return pause_s
 
     def holds(self, name: TopicName, now_s: float) -> bool:
-        """Whether the topic must not be claimed yet."""
+        """Return True if the topic must not be claimed yet."""
         pause = self._pauses.get(name)
         return pause is not None and now_s < pause.until_s
 
     def end(self) -> None:
-        """End all pauses: the view has changed, so an owner may claim at once. The counts stay."""
+        """End all pauses, so that a new owner may claim at once after the view has changed. The counts stay."""
         for name, pause in self._pauses.items():
             self._pauses[name] = pause._replace(until_s=pause.since_s)

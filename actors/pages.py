@@ -1,20 +1,20 @@
-"""Pages of topics, and reading ahead: the next page of a reader far behind is read while it takes in the one before.
+"""Reads pages of topics, and reads ahead: while a catching-up reader handles one page, the next one is read.
 
-Such a reader asks for page after page, each from where the last one ended. Meanwhile either the store rests, while an
-answer is sent, decoded and acted upon, or the reader does, while the store reads. So the page behind the second one of
-a walk, and behind each that follows, is read before anybody asks for it, and kept for whoever does
-(``actors.kept_pages``). A reader that comes while it is being read waits for it, instead of reading it once more.
+Such a reader requests page after page, each from the end of the last one. Without reading ahead either the store idles,
+while a page is sent and handled, or the reader does, while the store reads. So from the second page of a walk on, the
+page after it is read before it is requested, and kept (``actors.kept_pages``). If the request arrives during the read,
+it waits for the result instead of reading again.
 
     a walk     page 1     page 2        page 3     page 4
     the store  reads 1    reads 2, 3    reads 4    reads 5
 
-A reader that is back at once gains nothing by it: what it asks for, and what is read for it, want the interpreter's lock
-at the same time. Where a walk ends, one page has been read in vain. One page is read ahead at a time: several readers
-keep the store at work without. Only pages that are the same for every reader are kept: of plain messages, ended by a
-limit.
+A reader that asks again at once gains nothing: its request and the read compete for the interpreter's lock. At the end
+of a walk one page is read for nothing. Only one page is read ahead at a time, since several readers keep the store busy
+anyway. Only pages that are the same for every reader are kept: pages of plain messages that ended at a limit.
 
-To read a page of a few messages takes the store hardly longer than to begin with it. So behind small pages of a walk a
-*stretch* of hundreds is read, from which pages of any limits are cut, and the next stretch once half of it was asked for.
+For a page of a few messages, most of the store's time is spent on starting the read. So after small pages of a walk a
+*stretch* of hundreds of messages is read, from which pages of any limits are cut; the next stretch is read once half of
+it was requested.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.view import View
     from storage.base import Store
 
-    #: A page before it is read: what kind it is, and the bound where it begins.
+    #: Identifies a page before it is read: its kind, and the bound where it begins.
     _Start = tuple[PageKind, bytes]
 
 log = logging.getLogger(__name__)
-#: Pages that are read ahead at a time.
+#: Concurrent reads ahead.
 AT_ONCE = 1
-#: The least page, in bytes, behind which one is read ahead. To read a shorter one takes less than to do it ahead; behind
-#: such pages a stretch of many is read instead.
+#: The smallest page, in bytes, after which the next page is read ahead. For smaller ones reading ahead costs more than
+#: reading: a stretch is read instead.
 LEAST_BYTES = 64 << 10
-#: How long a reader has to have taken for a page, from when it was read until the next one is asked for, to have the one
-#: behind read ahead. For 10 000 messages of 100 bytes a load generator in C takes 0.6 ms, the Python client 6.
+#: Read ahead only for readers that take at least this long from one page to the next request. A load generator in C
+#: takes 0.6 ms for 10 000 messages of 100 bytes, the Python client 6 ms.
 LEAST_PAUSE_S = 0.001
-#: A stretch of small pages has no more, in bytes and messages.
+#: The maximum of a stretch, in bytes and messages.
 STRETCH_BYTES, STRETCH_MESSAGES = 256 << 10, 5_000
-#: Ends of pages that are remembered, so that a reader who goes on behind one can be told.
+#: How many ends of pages to remember, to detect readers that continue there.
 REMEMBERED = 1024
 
 
@@ -67,16 +67,16 @@ class Pages:
     """Reads pages of topics, from the scan cache or the store, and the next ones ahead while ``run`` is running."""
 
     def __init__(self, store: Store, directory: Directory, *, clock: Callable[[], float] = perf_counter) -> None:
-        """``clock``: seconds from some moment on."""
+        """``clock``: a monotonic clock, in seconds."""
         self._store = store
         self._directory = directory
         self._clock = clock
         self._nursery: trio.Nursery | None = None
-        #: When the page before each of these starts was there.
+        #: For the start of a next page: when the page before it was read.
         self._ends: Remembered[_Start, float] = Remembered(REMEMBERED)
-        #: From where to where no stretch could be made of a generation, the last time.
+        #: By generation prefix, the last range from which no stretch could be made.
         self._in_vain: Remembered[bytes, tuple[bytes, bytes]] = Remembered(REMEMBERED)
-        #: What is set once a page or stretch that is being read ahead is there, or will not be.
+        #: Set when a read ahead ends, successful or not.
         self._under_way: dict[_Start, trio.Event] = {}
 
     async def run(self) -> None:
@@ -97,7 +97,7 @@ class Pages:
         view: View | None = None,
         with_pointers: bool = False,
     ) -> Page:
-        """The next messages of a span, as ``actors.reading.read_page`` reads them. Raises StoreError."""
+        """Return the next messages of a span; see ``actors.reading.read_page``. Raises StoreError."""
         cache = self._directory.cache(name)
         bounds = {"limit": limit, "max_bytes": max_bytes}
         from_store = partial(read_page, self._store, cache, span, **bounds, view=view, with_pointers=with_pointers)
@@ -128,11 +128,11 @@ class Pages:
         view: View | None,
         with_pointers: bool = False,
     ) -> Page | None:
-        """The page that ``read`` would return, if it is in memory, and small; None: that takes longer.
+        """Return the page that ``read`` would return if it is in memory and small, else None.
 
         Args:
-          at_once_bytes: a small page has no more wire bytes than these.
-          view: none of a moment.
+          at_once_bytes: the maximum of a small page in wire bytes.
+          view: not an ``AsOfView``.
         """
         if span.start >= span.until:
             return Page(last_id=span.resume)
@@ -146,15 +146,15 @@ class Pages:
             return cache.kept_page(span, limit, max_bytes) if size <= at_once_bytes else None
         else:
             page = self._of_stretch(cache, span, paging)
-        if page is None or page.payload_bytes > at_once_bytes:  # a page has one message, however large that is
+        if page is None or page.payload_bytes > at_once_bytes:  # a page has at least one message, of any size
             return None
         if page.end == "more" and page.count < limit and at_once_bytes < max_bytes:
-            return None  # it was cut
+            return None  # it was cut at at_once_bytes
         cache.budget.hits += 1
         return page
 
     def _of_stretch(self, cache: TopicCache, span: Span, paging: Paging) -> Page | None:
-        """A page that ends within a stretch, if one is kept that has all of it; then the next stretch is read in time."""
+        """Return a page that kept stretches cover completely, else None; reads the next stretch ahead if it is time."""
         chunks = cache.budget.pages.stretch(span)
         if not chunks or cache.covers(span.prefix, span.start):
             return None
@@ -167,18 +167,18 @@ class Pages:
             )  # the next one may begin before this one ends
         page = paging.page()
         if page.end != "more" or page.last_id is None:
-            return None  # it may go on behind the stretch
+            return None  # it may continue after the stretch
         if len(chunks) == 1 and page.last_id > chunk.id_at(len(chunk) // 2):
             behind = replace(span, since=after(chunk.id_at(len(chunk) - 1)))
             self._begin(cache, stretch_kind(span.prefix), behind, cache.budget.pages.turn)
         return page
 
     def _go_on(self, cache: TopicCache, kind: PageKind, span: Span, page: Page, came_s: float, turn: int) -> None:
-        """Remember where a page ended, and begin to read ahead behind it if its reader walks, and takes its time.
+        """Remember where a page ended, and begin to read ahead if its reader walks through the topic, and not too fast.
 
         Args:
-          came_s: when it was asked for.
-          turn: ``KeptPages.turn`` when the span was new: what has been forgotten since may not be kept again.
+          came_s: when the page was requested.
+          turn: ``KeptPages.turn`` of when the span was made: pages dropped since must not be kept again.
         """
         pages = cache.budget.pages
         if page.last_id is None or not pages.may_keep(kind, page):
@@ -191,11 +191,11 @@ class Pages:
         if page.payload_bytes < LEAST_BYTES:
             self._begin(cache, stretch_kind(span.prefix), behind, turn)
         elif came_s - begun_s >= LEAST_PAUSE_S and page.payload_bytes <= pages.max_bytes // 2:
-            # The next one, which may be larger, is probably kept.
+            # The next page may be larger, but will probably fit.
             self._begin(cache, kind, behind, turn)
 
     def _begin(self, cache: TopicCache, kind: PageKind, span: Span, turn: int) -> None:
-        """Begin to read a page or stretch ahead, unless it is there, or too much is being read already."""
+        """Begin to read a page or stretch ahead, unless it is in memory, or another one is being read ahead."""
         start, pages = (kind, span.start), cache.budget.pages
         if (
             self._nursery is None
@@ -225,12 +225,12 @@ class Pages:
             if not kind.limit:
                 if not cache.offer_stretch(paging, page, turn) and turn == cache.budget.pages.turn:
                     self._in_vain.add(span.prefix, (span.start, page.last_id or span.until))
-            elif most_bytes == kind.max_bytes or page.count == kind.limit:  # else it may have ended too early
+            elif most_bytes == kind.max_bytes or page.count == kind.limit:  # else it may have been cut too early
                 cache.offer_page(paging, page, kind.limit, kind.max_bytes, turn, ahead=True)
         except PlainsongError as error:
-            # Its reader meets that again, and is told.
+            # The reader's own request will meet the error, and report it.
             log.debug("nothing was read ahead", extra={"why": error.detail})
-        except Exception:  # a bug: nobody waits for this, so nobody has to fall with it
+        except Exception:  # a bug; nothing depends on this read, so it must not take the daemon down
             log.exception("nothing was read ahead")
         finally:
             self._under_way.pop(start).set()

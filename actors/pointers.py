@@ -1,9 +1,8 @@
-"""Undecided write pointers: the topics with rows of each, waiting readers, and enlistments.
+"""Undecided write pointers: the topics that have rows of each, the readers that wait for them, and enlistments.
 
-All topic actors and the transaction service share the index, on one event loop. It is built from the pointer rows of
-the metadata table at the start: a topic writes such a row in the commit that first uses a pointer, so the index misses
-nothing. Where a store may cut a commit off before that row, the start reads the topics for pointers that were left
-behind, as their own load does.
+All topic actors and the transaction service share the index, on one event loop. At the start it is built from the
+pointer rows of the metadata table: a topic writes such a row in the commit that first uses a pointer, so the index is
+complete. If the store may cut off a commit before that row, the topics are loaded too, which finds such pointers.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 _LIST_ROWS = 500
-#: Pointers whose last wake-up is remembered; for older ones a reader assumes a recent wake-up, and looks again.
+#: Pointers whose last wake-up is remembered; for others a reader assumes a recent wake-up, and checks again.
 REMEMBERED_WAKES = 4096
 
 
@@ -44,9 +43,9 @@ class PointerIndex:
     def __init__(self, max_waiting: int = 10_000) -> None:
         self._topics: dict[int, set[TopicName]] = {}
         self._writing: dict[int, int] = {}
-        #: Topics that may have rows about pointers that were decided since they were last asked.
+        #: By topic: pointers that it may have rows about, and that were decided since its last ``take_decided``.
         self.decided_topics: dict[TopicName, list[int]] = {}
-        #: By pointer, and by topic.
+        #: Waiting polls, by pointer and by topic.
         self._waiting: dict[int | TopicName, set[trio.Event]] = {}
         self._waiters = 0
         self._max_waiting = max_waiting
@@ -55,7 +54,7 @@ class PointerIndex:
         self._forgotten = 0
         self._quiet = trio.Event()
         self._closed = False
-        #: The service's, which sets it: its transactions that have no row yet. None: it is away, or elsewhere.
+        #: Set by the service: its core, for transactions without a row yet. None if it is down, or on another instance.
         self.begins: ManagerCore | None = None
 
     def __len__(self) -> int:
@@ -66,7 +65,7 @@ class PointerIndex:
 
     @property
     def mark(self) -> int:
-        """The number of the latest wake-up; a reader takes it before it reads, and passes it to ``wait``."""
+        """The number of the latest wake-up; a reader takes it before reading, and passes it to ``wait``."""
         return self._mark
 
     @property
@@ -75,7 +74,7 @@ class PointerIndex:
         return self._waiters
 
     async def load(self, store: Store) -> None:
-        """Read every pointer row; on a store that other instances share, each topic adds its own when it is opened.
+        """Read every pointer row; on a shared store each topic adds its own pointers when it is opened.
 
         Raises StoreError.
         """
@@ -94,7 +93,7 @@ class PointerIndex:
                 try:
                     state = await load_topic(topic_of(key)[0], store, TopicLimits())
                 except DamagedRow:
-                    continue  # that topic cannot be used, and its own load says so
+                    continue  # the topic is unusable; its own load reports it
                 changed = transactional_pointers(state.changed)
                 self.begin(state.name, changed)
                 self.end(changed)
@@ -111,7 +110,7 @@ class PointerIndex:
             self._writing[pointer] = self._writing.get(pointer, 0) + 1
 
     def end(self, pointers: Iterable[int]) -> None:
-        """Note that the write has ended, however it ended."""
+        """Note that the write has ended, successful or not."""
         for pointer in pointers:
             left = self._writing[pointer] - 1
             if left:
@@ -122,12 +121,12 @@ class PointerIndex:
         self._quiet = trio.Event()
 
     async def no_writes(self) -> None:
-        """Wait until no write that ``begin`` announced is in progress."""
+        """Wait until no topic is writing rows of any pointer."""
         while self._writing:
             await self._quiet.wait()
 
     def drop(self, name: TopicName, pointers: Iterable[int]) -> None:
-        """Note that a topic has removed its rows about these pointers."""
+        """Note that a topic has no rows about these pointers any more."""
         for pointer in pointers:
             topics = self._topics.get(pointer)
             if topics is not None:
@@ -136,33 +135,33 @@ class PointerIndex:
                     del self._topics[pointer]
 
     def leave(self, name: TopicName) -> None:
-        """Drop a topic that is no longer open here: its next owner knows its pointers."""
+        """Drop a topic that is no longer open here; its next owner tracks its pointers."""
         self.decided_topics.pop(name, None)
         self.drop(name, [pointer for pointer, names in self._topics.items() if name in names])
 
     def take_decided(self, name: TopicName) -> list[int]:
-        """Pointers decided since the last call that the topic may have rows about."""
+        """Return the pointers decided since the last call that the topic may have rows about."""
         return self.decided_topics.pop(name, [])
 
     # --- the authority ----------------------------------------------------------------------------
 
     def topics_of(self, pointers: Iterable[int]) -> set[TopicName]:
-        """The topics that have, or are about to have, rows of any of these."""
+        """Return the topics that have, or are about to have, rows of any of these."""
         found: set[TopicName] = set()
         for pointer in pointers:
             found |= self._topics.get(pointer, set())
         return found
 
     def undecided(self) -> list[int]:
-        """Every pointer that an open topic has rows of."""
+        """Return every undecided pointer that has rows."""
         return list(self._topics)
 
     def watched(self) -> list[int]:
-        """The undecided pointers, and those that polls wait for."""
+        """Return the undecided pointers, and those that polls wait for."""
         return [*self._topics, *(each for each in self._waiting if isinstance(each, int))]
 
     def oldest_by_topic(self) -> dict[TopicName, int]:
-        """The oldest pointer of each topic that has any."""
+        """Return the oldest pointer of each topic that has any."""
         oldest: dict[TopicName, int] = {}
         for pointer, names in self._topics.items():
             for name in names:
@@ -170,7 +169,7 @@ class PointerIndex:
         return oldest
 
     def busy(self, pointers: Iterable[int]) -> bool:
-        """Whether a topic is writing rows of any of these now."""
+        """Return True if a topic is writing rows of any of these."""
         return any(pointer in self._writing for pointer in pointers)
 
     async def quiet(self, pointers: Iterable[int]) -> None:
@@ -180,7 +179,7 @@ class PointerIndex:
             await self._quiet.wait()
 
     def decided(self, pointers: Iterable[int]) -> None:
-        """Note that these are committed or aborted, durably: topics may forget them, and waiting polls go on."""
+        """Note that these are durably committed or aborted: topics may forget them, and waiting polls continue."""
         for pointer in pointers:
             for name in self._topics.pop(pointer, ()):
                 self.decided_topics.setdefault(name, []).append(pointer)
@@ -189,10 +188,10 @@ class PointerIndex:
     # --- polls that an undecided pointer blocks ---------------------------------------------------
 
     def wake(self, what: int | TopicName) -> None:
-        """Have the polls look again that wait at this pointer, or in this topic.
+        """Wake the polls that wait for this pointer, or in this topic.
 
-        A pointer was decided, became invalid, or was rolled back. A topic was changed, deleted, created or restored,
-        lost rows, or is no longer open here.
+        Call it when a pointer is decided, invalid or rolled back, and when a topic is changed, deleted, created or
+        restored, loses rows, or is closed here.
         """
         self._mark += 1
         self._woken[what] = self._mark
@@ -203,7 +202,7 @@ class PointerIndex:
             event.set()
 
     def wake_all(self) -> None:
-        """Have all waiting polls look again."""
+        """Wake all waiting polls."""
         self._mark += 1
         self._woken.clear()
         self._forgotten = self._mark
@@ -212,11 +211,11 @@ class PointerIndex:
                 event.set()
 
     async def wait(self, pointer: int, since: int | None = None, name: TopicName | None = None) -> None:
-        """Wait until ``pointer`` is woken; the caller looks again, and may find it still undecided.
+        """Wait until ``pointer`` is woken; the caller must check again, as it may still be undecided.
 
         Args:
-          since: the ``mark`` from before the caller read that the pointer is undecided: no later wake-up is missed.
-          name: the topic that the caller reads; its wake-ups count too.
+          since: the ``mark`` from before the caller read the pointer's state, so that no later wake-up is missed.
+          name: the topic that the caller reads; its wake-ups end the wait too.
         Raises:
           Overloaded: too many polls wait already.
         """
@@ -242,36 +241,36 @@ class PointerIndex:
                     del self._waiting[each]
 
     def waiting(self, what: int | TopicName) -> int:
-        """Polls of this instance that wait at a pointer, or in a topic."""
+        """Return the number of polls of this instance that wait for a pointer, or in a topic."""
         return len(self._waiting.get(what, ()))
 
     def close(self) -> None:
-        """Let all polls go on, now and later: the daemon shuts down."""
+        """Wake all polls, now and in the future, for the shutdown."""
         self._closed = True
         self.wake_all()
 
 
-# --- pointer locations: where undecided transactions have rows, over the topics of all instances ---
+# --- pointer locations: where undecided transactions have rows, in the topics of all instances -----
 #
-# Topics are enlisted before they write, and the service keeps the enlistments. Rows from before topics were enlisted,
-# when this was another kind of store or had a single instance, are found by the topics' own rows about pointers, which
-# every new owner of the service reads once.
+# Topics are enlisted before they write, and the service stores the enlistments. Older rows, from a time without
+# enlistments (another kind of store, or a single instance), are found through the topics' own rows about pointers,
+# which every new owner of the service reads once.
 
 
 class PointerLocations(Protocol):
-    """The topics that have, or are about to have, rows of a pointer; ``PointerIndex`` knows those of its own topics."""
+    """The topics that have, or are about to have, rows of a pointer; ``PointerIndex`` covers this instance's topics."""
 
     def topics_of(self, pointers: Iterable[int]) -> set[TopicName]:
-        """The topics that have, or may have, rows of any of these."""
+        """Return the topics that have, or may have, rows of any of these."""
         ...
 
     def oldest_by_topic(self) -> Mapping[TopicName, int]:
-        """The oldest pointer of each topic that has any."""
+        """Return the oldest pointer of each topic that has any."""
         ...
 
 
 async def topics_by_pointer(store: Store) -> dict[int, set[TopicName]]:
-    """The topics with rows about each transaction's pointer. Raises StoreError."""
+    """Return the topics with rows about each transaction's pointer. Raises StoreError."""
     found: dict[int, set[TopicName]] = {}
 
     def take(rows: Sequence[Row]) -> bool:
@@ -279,8 +278,8 @@ async def topics_by_pointer(store: Store) -> dict[int, set[TopicName]]:
             try:
                 name, _, pointer = parse_pointer_key(key)
             except DamagedRow:
-                continue  # the topic's own load says so
-            if pointer > 0:  # below 0 it is a producer's staging, and belongs to no transaction
+                continue  # the topic's own load reports it
+            if pointer > 0:  # a negative pointer is a producer's staging, without a transaction
                 found.setdefault(pointer, set()).add(name)
         return True
 
@@ -299,7 +298,7 @@ class ClusterPointerLocations:
         return len(self._found)
 
     async def load(self, store: Store, core: ManagerCore) -> None:
-        """Begin with the service's enlistments, and the rows about its undecided pointers. Raises StoreError."""
+        """Use the service's enlistments, and read the rows about its undecided pointers. Raises StoreError."""
         found = await topics_by_pointer(store)
         self._core = core
         self._found = {each: names for each, names in found.items() if core.is_unsettled(each)}
@@ -309,7 +308,7 @@ class ClusterPointerLocations:
         self._found = await topics_by_pointer(store)
 
     def dropped(self, pointers: Iterable[int]) -> None:
-        """Drop pointers that are decided, or off the invalid list: their rows need not be found any more."""
+        """Drop pointers that are decided, or no longer on the invalid list."""
         for pointer in pointers:
             self._found.pop(pointer, None)
 
@@ -333,20 +332,20 @@ class ClusterPointerLocations:
 
 # --- enlistments -----------------------------------------------------------------------------------
 #
-# The topics of this instance, enlisted with the transaction service, each as long as this instance owns it.
+# Topics of this instance are enlisted with the transaction service, each for as long as this instance owns it.
 #
-#     term      one owner of one topic, from its claim to its end; the next term begins without enlistments
-#     enlist    a request to the service within a term; the answer counts for that term alone, and only if the topic has
-#               not closed the pointer meanwhile
-#     close     the service asks for it before it decides: the topic drops the pointer, and no answer under way counts
+#     term      the time from a claim of a topic to its end; the next term begins without enlistments
+#     enlist    a request to the service within a term; the answer is valid for that term only, and only if the topic
+#               has not closed the pointer since the request
+#     close     requested by the service before it decides: the topic drops the pointer, and ignores answers under way
 #
-# Once a topic has answered a close, one of two is certain: this owner is still in its term, and writes nothing more
-# under the pointer; or another instance has claimed the topic, and its term has no such enlistment.
+# Once a topic has answered a close, either this owner is still in its term, and writes nothing more under the pointer;
+# or another instance has claimed the topic, and its term has no such enlistment.
 
 
-#: Pointers that a topic is enlisted for at most; beyond, the least recently used one must be enlisted again.
+#: Maximum of pointers that a topic is enlisted for; beyond, the least recently used must be enlisted again.
 MAX_ENLISTMENTS = 65_536
-#: How often a request is tried whose pointer is closed again between its enlistment and its turn.
+#: Attempts at a request when its pointer is closed again between its enlistment and its turn.
 ENLIST_ATTEMPTS = 5
 
 
@@ -355,7 +354,7 @@ class Term:
 
     def __init__(self, max_pointers: int = MAX_ENLISTMENTS) -> None:
         self._max_pointers = max_pointers
-        #: With the pointers of the same transaction.
+        #: Enlisted pointers, each with all pointers of its transaction.
         self._pointers: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self._requests: dict[int, set[object]] = {}
 
@@ -363,24 +362,24 @@ class Term:
         return len(self._pointers)
 
     def holds(self, pointer: int) -> bool:
-        """Whether the topic may write under a pointer."""
+        """Return True if the topic may write under a pointer."""
         if pointer not in self._pointers:
             return False
         self._pointers.move_to_end(pointer)
         return True
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
-        """The pointers that the transaction of an enlisted pointer had at the enlistment."""
+        """Return the pointers that the transaction of an enlisted pointer had at the enlistment."""
         return self._pointers.get(pointer, (pointer,))
 
     def close(self, pointers: Iterable[int]) -> None:
-        """Withdraw enlistments; answers that are under way do not count."""
+        """Withdraw enlistments; answers under way are ignored."""
         for pointer in pointers:
             self._pointers.pop(pointer, None)
             self._requests.pop(pointer, None)
 
     async def enlist(self, pointer: int, name: TopicName, ask: AskService) -> None:
-        """Enlist the topic, unless the pointer is closed meanwhile. Raises what ``ask`` does."""
+        """Enlist the topic; without effect if the pointer is closed before the answer. Raises what ``ask`` raises."""
         request = object()
         self._requests.setdefault(pointer, set()).add(request)
         try:
@@ -408,7 +407,7 @@ class Enlistments:
         return sum(map(len, self._terms.values()))
 
     def begin(self, name: TopicName) -> Term:
-        """Begin a term: the topic has just been claimed, and earlier enlistments are void."""
+        """Begin a term for a topic that has just been claimed; earlier enlistments are void."""
         term = self._terms[name] = Term()
         return term
 
@@ -418,16 +417,16 @@ class Enlistments:
             del self._terms[name]
 
     def is_open(self, name: TopicName) -> bool:
-        """Whether a topic is open here, so that it can be enlisted."""
+        """Return True if a topic is open here, so that it can be enlisted."""
         return name in self._terms
 
     def is_enlisted(self, name: TopicName, pointer: int) -> bool:
-        """Whether a topic is open here and enlisted for a pointer."""
+        """Return True if a topic is open here and enlisted for a pointer."""
         term = self._terms.get(name)
         return term is not None and term.holds(pointer)
 
     async def enlist(self, name: TopicName, pointer: int) -> None:
-        """Enlist an open topic for a pointer, unless it is; a topic that is not open refuses the write itself.
+        """Enlist an open topic for a pointer, if necessary; a topic that is not open is skipped, and refuses the write.
 
         Raises:
           TransactionNotInProgress, TransactionsUnavailable, Overloaded: nothing happened.
@@ -437,12 +436,12 @@ class Enlistments:
             await term.enlist(pointer, name, self._ask)
 
     async def enlisted(self, name: TopicName, pointer: int, ask: Callable[[], Awaitable[A]]) -> A:
-        """The topic's answer to ``ask``, once it is enlisted for the pointer. Raises as ``enlist`` and ``ask`` do."""
+        """Enlist the topic for the pointer, and return its answer to ``ask``. Raises as ``enlist`` and ``ask``."""
         for _ in range(ENLIST_ATTEMPTS - 1):
             await self.enlist(name, pointer)
             try:
                 return await ask()
             except NotEnlisted:
-                continue  # the topic was not open yet, its pointer was closed, or its owner changed: nothing happened
+                continue  # nothing happened: the topic was not open yet, its pointer was closed, or its owner changed
         await self.enlist(name, pointer)
         return await ask()

@@ -1,6 +1,6 @@
 """Reads outside the actor: pages below the read watermark, and producers of purged generations.
 
-Below the read watermark only the sign of a write pointer ever changes, so pages need no turn of the actor.
+Below the read watermark only the signs of write pointers change, so pages need no turn of the actor.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ async def read_page(
     view: View | None = None,
     with_pointers: bool = False,
 ) -> Page:
-    """The next messages of ``span``; from the cache if it has all of them, or the very page.
+    """Return the next messages of ``span``, from the cache if it has all of them or has kept the page.
 
     Args:
-      limit: messages at most, at least 1.
-      max_bytes: wire bytes at most, but always one message.
-      view: what the reader may see; None: everything, undecided and rolled back too.
-      with_pointers: whether ``Page.pointers`` is filled.
+      limit: maximum number of messages, at least 1.
+      max_bytes: maximum of wire bytes; a page has at least one message in any case.
+      view: what the reader may see; None: everything, including undecided and rolled back messages.
+      with_pointers: fill ``Page.pointers``.
     Raises:
-      StoreError: the store could not be read; nothing else is affected. What can be read before a damaged block is a
-        page; the next one begins at the block, and raises Unreadable.
+      StoreError: the store could not be read; nothing else is affected. A page ends before a damaged block; the next
+        page begins at the block, and raises Unreadable.
     """
     if span.start >= span.until:
         return Page(last_id=span.resume)
@@ -61,7 +61,7 @@ async def read_page(
         cache.budget.hits += 1
         return paging.page()
     if isinstance(view, AsOfView):
-        cache = None  # the pages that are kept are those of readers as of now
+        cache = None  # kept pages are only for readers of the present
     kept = None if cache is None else cache.kept_page(span, limit, max_bytes)
     if kept is not None:
         return kept
@@ -79,7 +79,7 @@ async def read_page(
 
 
 async def _walk_to_damage(store: Store, paging: Paging) -> None:
-    """Feed a page with all rows that can be read before a damaged block. Raises StoreError: it would have none."""
+    """Feed a page with all rows before a damaged block. Raises StoreError if there are none."""
     for table, start, stop, feed, _ in paging.scans():
         try:
             await _feed_to_damage(store, table, start, stop, feed)
@@ -90,7 +90,7 @@ async def _walk_to_damage(store: Store, paging: Paging) -> None:
 
 
 async def _feed_to_damage(store: Store, table: Table, start: bytes, stop: bytes, feed: Callable[[Rows], bool]) -> None:
-    """Of a list of rows that failed none came: begin again behind those that did, with a list of one."""
+    """Scan again, from chunks of one row on, after each failure: a chunk that fails delivers none of its rows."""
 
     def fed(rows: Sequence[Row]) -> bool:
         nonlocal start
@@ -108,13 +108,13 @@ async def _feed_to_damage(store: Store, table: Table, start: bytes, stop: bytes,
 
 
 async def walk_rows(store: Store, walk: Walk) -> None:
-    """Feed a walk from the store until it wants nothing more. Raises StoreError."""
+    """Feed a walk from the store until it is complete. Raises StoreError."""
     for table, start, stop, feed, reverse in walk.scans():
         await store.scan(table, start, stop, feed, first_chunk=walk.wanted, reverse=reverse)
 
 
 def feed_cached(cache: TopicCache, span: Span, paging: Paging) -> bool:
-    """Feed a page from the cache; False if the cache does not have all of it, and nothing was fed."""
+    """Feed a page from the cache; return False, without feeding anything, if the cache does not have all of it."""
     if not cache.covers(span.prefix, span.start):
         return False
     for chunk in cache.chunks_from(span.start):
@@ -124,7 +124,7 @@ def feed_cached(cache: TopicCache, span: Span, paging: Paging) -> bool:
 
 
 def feed_chunk(chunk: Chunk, span: Span, paging: Paging) -> bool:
-    """Feed a page with the messages of a chunk that are in the span; False: it wants no more."""
+    """Feed a page with the messages of a chunk that are in the span; return False once the page is complete."""
     start, stop = chunk.find(span.start), chunk.find(span.until)
     if start >= stop:
         return True
@@ -150,7 +150,7 @@ def feed_chunk(chunk: Chunk, span: Span, paging: Paging) -> bool:
 
 
 def _pieces(chunk: Chunk, start: int, stop: int, view: View | None) -> list[tuple[int, int, Verdict, int]]:
-    """As ``PointerRuns.pieces``; of a reader as of a moment nothing without a pointer is visible behind the moment."""
+    """See ``PointerRuns.pieces``. As of a moment, messages without a pointer are invisible after that moment."""
     if not isinstance(view, AsOfView):
         return chunk.runs.pieces(start, stop, view)
     at = min(max(start, chunk.find(view.bound)), stop)
@@ -164,14 +164,14 @@ def _pieces(chunk: Chunk, start: int, stop: int, view: View | None) -> list[tupl
 
 
 def _feed_piece(chunk: Chunk, start: int, stop: int, gone: set[int] | tuple[()], paging: Paging) -> bool:
-    """Feed visible messages of a chunk: those that fit as one part, and one more, which shows that there are more."""
+    """Feed visible messages of a chunk: those that fit as one part, then one more, to show that there are more."""
     if gone:
         living = (index for index in range(start, stop) if index not in gone)
         return _feed_each(chunk, list(islice(living, paging.room + 1)), paging)
     whole = stop
     if not paging.fits(stop - start, chunk.size_to(start, stop)):
         whole = start + min(stop - start, paging.room)
-        if not paging.fits(whole - start, chunk.size_to(start, whole)):  # mostly the number of messages is the bound
+        if not paging.fits(whole - start, chunk.size_to(start, whole)):  # usually the message limit is reached first
             ends = range(start + 1, whole + 1)
             fit = bisect_left(ends, True, key=lambda end: not paging.fits(end - start, chunk.size_to(start, end)))
             whole = start + fit
@@ -179,7 +179,7 @@ def _feed_piece(chunk: Chunk, start: int, stop: int, gone: set[int] | tuple[()],
         pointers = _pointers(chunk, start, whole) if paging.with_pointers else None
         attributes = chunk.attributes_to(start, whole) if chunk.attributes else None
         paging.feed_part(chunk.slice(start, whole), whole - start, chunk.id_at(whole - 1), pointers, attributes)
-    # A page has one message, however large that is.
+    # A page has at least one message, of any size.
     return whole == stop or _feed_each(chunk, range(whole, min(whole + 2, stop)), paging)
 
 
@@ -194,7 +194,7 @@ def _feed_each(chunk: Chunk, indices: Sequence[int], paging: Paging) -> bool:
 
 
 def _pointers(chunk: Chunk, start: int, stop: int) -> list[int]:
-    """The write pointer of each item, 0 for items without one."""
+    """Return the write pointer of each item, 0 for items without one."""
     out = [0] * (stop - start)
     for first, last, pointer in chunk.runs.between(start, stop):
         out[first - start : last - start] = [pointer] * (last - first)
@@ -204,13 +204,13 @@ def _pointers(chunk: Chunk, start: int, stop: int) -> list[int]:
 async def producer_of(
     directory: Directory, store: Store, name: TopicName, producer: str, generation: int | None
 ) -> ProducerView:
-    """A producer of a topic's generation; of a purged generation as long as the rows about its producers remain.
+    """Return a producer of a topic's generation, or of a purged one while the rows about its producers remain.
 
     Raises:
-      TopicNotFound, GenerationChanged (there was no such generation yet), DamagedRow, StoreError.
+      TopicNotFound, GenerationChanged (there is no such generation yet), DamagedRow, StoreError.
       ProducerNotFound: the generation never had this producer.
-      ProducerExpired: the generation's rows about producers are gone, or it never had any. The two look the same, and
-        to answer that there was no such producer could make it send its messages twice.
+      ProducerExpired: the generation's rows about producers are gone, or it never had any. The two cannot be
+        distinguished, and after ProducerNotFound a producer might send its messages twice.
     """
     try:
         return await directory.ask(name, GetProducer(producer, generation))

@@ -1,9 +1,9 @@
-"""The transaction service on every instance: a replica that follows the owner, and the route to the owner.
+"""The transaction service on every instance: a replica that follows the owner, and routing to the owner.
 
-An instance that does not own the service keeps a replica of its state. One request of the replica always waits at the
-service for the next change, so that decisions reach topics and held polls here at once. Before a read of committed
-messages the replica asks once more, so that the reader sees every commit that was acknowledged before. While the
-service cannot be reached the replica's state stays true; it only misses what came later.
+An instance that does not own the service has a replica of its state. The replica long-polls the service, so that
+decisions reach topics and held polls here at once. Before a read of committed messages it syncs again, so that the
+reader sees every commit that was acknowledged before. While the service is unreachable the replica's state stays
+correct, and only misses later decisions.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 log = logging.getLogger(__name__)
-#: How long a request waits at the service for a change.
+#: Duration of a long poll of the service.
 WAIT_MS = 20_000
 #: Pauses after a request that was not answered; the last one repeats.
 PAUSES_S = (0.02, 0.1, 0.3, 1.0)
-#: How long a reader waits for a service that is moving.
+#: How long a caller waits while the service moves to another owner.
 PATIENCE_S = 2.0
 
 
 class Peer(Protocol):
-    """The transaction service at its owner; over a link, or the object itself.
+    """The transaction service at its owner, over a link or in this process.
 
-    Every call raises TransactionsUnavailable while it cannot be reached, and NoOwner while no instance owns it.
+    Every call raises TransactionsUnavailable while it is unreachable, and NoOwner while no instance owns it.
     """
 
     async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
@@ -52,11 +52,11 @@ class Peer(Protocol):
         ...
 
     async def enlist(self, pointer: int, name: TopicName) -> tuple[int, ...]:
-        """See ``TransactionService.enlist``; a second call changes nothing."""
+        """See ``TransactionService.enlist``; idempotent."""
         ...
 
     async def as_of(self, at_ms: int) -> Moment:
-        """See ``TransactionService.as_of``; a second call changes nothing."""
+        """See ``TransactionService.as_of``; idempotent."""
         ...
 
 
@@ -77,25 +77,25 @@ class Replica:
 
     @property
     def version(self) -> ReplicaVersion:
-        """The version of the service's state that the replica has."""
+        """The version of the replica's state."""
         return self._state.version
 
     def forget(self) -> None:
-        """Drop the state: it will be old when this replica is needed again."""
+        """Drop the state, which will be outdated when this replica is needed again."""
         self._state = ReplicaState()
 
     def start_from(self, known: ReplicaUpdate) -> None:
-        """Begin with the state of the service that was here until now; it stays true, and only misses later changes."""
+        """Start from the last state of the service that ran here; it stays correct, and only misses later changes."""
         self._state = ReplicaState()
         self._state.apply(known)
 
     def restart_requests(self) -> None:
-        """Cancel the requests under way: the service may have moved, and its last owner may never answer."""
+        """Cancel the requests under way: the service may have moved, and its previous owner may never answer."""
         for request in self._requests:
             request.cancel()
 
     async def _sync_once(self, wait_ms: int = 0) -> bool:
-        """Ask once; False if ``restart_requests`` came before the answer. Raises as ``Peer.sync``."""
+        """Ask once; return False if ``restart_requests`` cancelled it. Raises what ``Peer.sync`` raises."""
         request = trio.CancelScope()
         self._requests.add(request)
         try:
@@ -107,7 +107,7 @@ class Replica:
         return False
 
     async def run(self) -> None:
-        """Follow the service for ever. Never raises."""
+        """Follow the service until cancelled. Never raises."""
         while True:
             try:
                 await self._sync_once(WAIT_MS)
@@ -115,7 +115,7 @@ class Replica:
                 await trio.sleep(self._failed(error))
 
     def _failed(self, error: PlainsongError) -> float:
-        """The pause before the next request, in seconds."""
+        """Record a failure; return the pause before the next request, in seconds."""
         self._why = error.detail
         pause_s = self._backoff.failed()
         if self._backoff.failures == len(PAUSES_S):  # fewer failures are normal while it moves
@@ -131,10 +131,10 @@ class Replica:
             notify_topics(self._pointers, self._pointers.watched() if given.complete else named, self._state.standing)
 
     async def fresh(self) -> None:
-        """Afterwards ``view`` shows every transaction whose commit was acknowledged before this was called.
+        """Sync, so that ``view`` shows every transaction whose commit was acknowledged before this call.
 
         Raises:
-          TransactionsUnavailable: the service cannot be reached, or has no owner for a while.
+          TransactionsUnavailable: the service could not be reached, or had no owner, for ``PATIENCE_S``.
         """
         await self._syncing()
 
@@ -155,11 +155,11 @@ class Replica:
             await trio.sleep(pause_s)
 
     def standing(self, pointer: int) -> Standing:
-        """The standing of a pointer, as far as is known. Raises TransactionsUnavailable before the first answer."""
+        """Return a pointer's standing, as of the last sync. Raises TransactionsUnavailable before the first answer."""
         return self._known().standing(pointer)
 
     def view(self) -> View:
-        """What readers of committed messages see; call ``fresh`` first. Raises TransactionsUnavailable."""
+        """Return the view of readers of committed messages; call ``fresh`` first. Raises TransactionsUnavailable."""
         return self._known().view()
 
     def _known(self) -> ReplicaState:
@@ -174,7 +174,7 @@ class Replica:
 
 
 def notify_topics(index: PointerIndex, pointers: Iterable[int], standing: Callable[[int], Standing]) -> None:
-    """Tell topics and held readers of this instance which of the pointers were decided, or became invalid."""
+    """Notify topics and held readers of this instance of the pointers that were decided, or became invalid."""
     decided = []
     for pointer in pointers:
         found = standing(pointer)
@@ -185,32 +185,32 @@ def notify_topics(index: PointerIndex, pointers: Iterable[int], standing: Callab
     index.decided(decided)
 
 
-# --- routing: the service itself while this instance owns it, else the replica --------------------
+# --- routing: the service while this instance owns it, else the replica ---------------------------
 #
-#     owned           loaded from the store, under a claim of its own; serves until another instance is to own it
-#     not owned       requests get NoOwner, and the replica says what is committed; it also does while the service loads
-#     deposed         ends at once; claimed back after a pause, if the view still names this instance
+#     owned           loaded from the store, under its own claim; serves until another instance is to own it
+#     not owned       requests get NoOwner, and visibility comes from the replica, as it does while the service loads
+#     deposed         ends at once; claimed back after a pause, if this instance is still the owner by its view
 #
 # Topics and readers of this instance use ``RoutedTransactions`` in all three cases.
 
 
 class NoPeer:
-    """Implements ``Peer`` where there is no other instance."""
+    """Implements ``Peer`` for a daemon without other instances."""
 
     async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
-        """Raises NoOwner."""
+        """Raise NoOwner."""
         del known, wait_ms
         await trio.lowlevel.checkpoint()
         raise service_moved()
 
     async def enlist(self, pointer: int, name: TopicName) -> tuple[int, ...]:
-        """Raises NoOwner."""
+        """Raise NoOwner."""
         del pointer, name
         await trio.lowlevel.checkpoint()
         raise service_moved()
 
     async def as_of(self, at_ms: int) -> Moment:
-        """Raises NoOwner."""
+        """Raise NoOwner."""
         del at_ms
         await trio.lowlevel.checkpoint()
         raise service_moved()
@@ -226,7 +226,7 @@ class RoutedTransactions:
         pointers: PointerIndex,
         peer: Peer | None = None,
     ) -> None:
-        """``build``: makes the service, not started; called each time this instance becomes its owner."""
+        """``build``: makes a service that is not started; called each time this instance becomes its owner."""
         self._build = build
         self._ownership = ownership
         self._pointers = pointers
@@ -234,7 +234,7 @@ class RoutedTransactions:
         self.replica = Replica(self, pointers)
         self.home: TransactionService | None = None
         self._service: TransactionService | None = None
-        #: Whether the service at home has been loaded, and knows more than the replica.
+        #: True once the service here is loaded, and more up to date than the replica.
         self._is_loaded = False
         self._changed = trio.Event()
         self._pauses = ClaimPauses()
@@ -246,13 +246,13 @@ class RoutedTransactions:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other instance could own the service."""
+        """True if no other instance can own the service."""
         return isinstance(self._peer, NoPeer)
 
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, on_known: Callable[[], None] = lambda: None) -> None:
-        """Serve or follow until closed. ``on_known``: called whenever the committed state becomes known."""
+        """Serve or follow the service until closed. ``on_known``: called whenever the committed state becomes known."""
         while not self._closing:
             if self._is_ours():
                 await self._serve(on_known)
@@ -260,7 +260,7 @@ class RoutedTransactions:
                 await self._follow(on_known)
 
     def close(self) -> None:
-        """Refuse new requests; the service serves those that wait, then ``run`` returns."""
+        """Refuse new requests; the service serves the waiting ones, then ``run`` returns."""
         self._closing = True
         if self._service is not None:
             self._service.close()
@@ -277,7 +277,7 @@ class RoutedTransactions:
         self._wake()
 
     def _give_away(self, service: TransactionService) -> None:
-        """Close the service; readers go on with its last state until the next owner has sent an update."""
+        """Close the service; readers use its last state until the next owner has sent an update."""
         known = service.known
         if self.home is not None and known is not None:
             self.replica.start_from(known)
@@ -302,7 +302,7 @@ class RoutedTransactions:
         try:
             await self.replica.fresh()
         except PlainsongError:
-            return  # the start of the daemon waits only for a while
+            return  # the start of the daemon waits for this only for a limited time
         on_known()
 
     async def _serve(self, on_known: Callable[[], None]) -> None:
@@ -327,22 +327,22 @@ class RoutedTransactions:
     # --- for topics and readers -------------------------------------------------------------------
 
     def standing(self, pointer: int) -> Standing:
-        """The standing of a pointer, as far as is known here. Raises TransactionsUnavailable."""
+        """Return a pointer's standing, as far as it is known here. Raises TransactionsUnavailable."""
         return self._known().standing(pointer)
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
-        """See ``Authority``; raises TransactionsUnavailable. Topics have it from their enlistments."""
+        """See ``Authority``; raises TransactionsUnavailable. Topics use their enlistments instead."""
         return (pointer,) if self.home is None else self.home.pointers_of(pointer)
 
     def view(self) -> View:
-        """What readers of committed messages may see; call ``fresh`` first. Raises TransactionsUnavailable."""
+        """Return the view of readers of committed messages; call ``fresh`` first. Raises TransactionsUnavailable."""
         return self._known().view()
 
     def _known(self) -> TransactionService | Replica:
         return self.home if self.home is not None and self._is_loaded else self.replica
 
     async def fresh(self) -> None:
-        """Afterwards ``view`` shows every transaction whose commit was acknowledged before this was called.
+        """Sync, so that ``view`` shows every transaction whose commit was acknowledged before this call.
 
         Raises TransactionsUnavailable.
         """
@@ -351,7 +351,7 @@ class RoutedTransactions:
                 await self.home.fresh()
                 return
             except NoOwner:
-                pass  # it has moved just now
+                pass  # it has just moved
         await self.replica.fresh()
         if self.home is not None:
             await self.home.fresh()
@@ -361,9 +361,9 @@ class RoutedTransactions:
         return await (self._peer if self.home is None else self.home).sync(known, wait_ms)
 
     async def enlist(self, pointer: int, name: TopicName) -> tuple[int, ...]:
-        """See ``TransactionService.enlist``: at the owner; waits for a while if the service is moving.
+        """See ``TransactionService.enlist``; asks the owner, and waits up to ``PATIENCE_S`` while the service moves.
 
-        A lost answer does no harm: an enlisted topic is asked before the decision, and has written nothing yet.
+        A lost answer is harmless: the topic has written nothing yet, and closes the pointer before the decision.
 
         Raises:
           TransactionsUnavailable, NoOwner, TransactionNotInProgress, Overloaded: nothing happened.
@@ -371,10 +371,10 @@ class RoutedTransactions:
         return await self._at_owner(lambda owner: owner.enlist(pointer, name))
 
     async def as_of(self, at_ms: int) -> Moment:
-        """See ``TransactionService.as_of``: at the owner; waits for a while if the service is moving.
+        """See ``TransactionService.as_of``; asks the owner, and waits up to ``PATIENCE_S`` while the service moves.
 
         Raises:
-          TransactionsUnavailable: it cannot be reached. AsOfTooOld, InvalidParameter.
+          TransactionsUnavailable: the service cannot be reached. AsOfTooOld, InvalidParameter.
         """
         try:
             return await self._at_owner(lambda owner: owner.as_of(at_ms))
@@ -382,7 +382,7 @@ class RoutedTransactions:
             raise TransactionsUnavailable(error.detail, hint="ask again") from error
 
     async def _at_owner(self, ask: Callable[[Peer], Awaitable[A]]) -> A:
-        """Ask the owner, here or over a link, what may be asked twice; while the service moves, again for a while."""
+        """Send an idempotent request to the owner, here or over a link; retry up to ``PATIENCE_S`` while it moves."""
         until_s = trio.current_time() + PATIENCE_S
         backoff = Backoff(PAUSES_S)
         while True:

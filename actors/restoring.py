@@ -1,12 +1,12 @@
-"""A backup as the store that it is to become: what was decided stays, what was open is undone, and times go on.
+"""A backup, presented as the store to restore: decided transactions stay, open ones are undone, time moves on.
 
-    messages    as they were, up to a line; those of undone transactions rolled back
-    payloads    without those that only undone transactions, or later publishes, refer to
-    a topic     as its owner would load it from these rows, with the present time as its last position, and epochs of
-                producers that no client of before has
-    service     open transactions are invalid; pointers up to the present time count as decided; a name of its own
+    messages    unchanged, up to a line; those of undone transactions are rolled back
+    payloads    except those that only undone transactions, or publishes after the line, refer to
+    a topic     as its owner would load it from these rows, with the present time as its last position, and producer
+                epochs that no earlier client has
+    service     open transactions are invalid; pointers up to the present time count as decided; a new identity
 
-Nothing is written here: `RestoreRun` copies this store into an empty one, as `plainsong copy` copies any other.
+This module writes nothing: `RestoreRun` copies this store into an empty one, as `plainsong copy` copies any other.
 """
 
 from __future__ import annotations
@@ -69,27 +69,27 @@ if TYPE_CHECKING:
     from storage.base import RawRow, Row, StoreView
     from storage.copy_parts import Part
 
-#: What the epochs of all producers grow by: more sessions than anybody opened between a backup and its loss.
+#: Added to every producer epoch on restore, so that sessions opened after the backup stay fenced.
 EPOCHS = 1_000_000
-#: Topics whose rows of metadata are kept once they are made: a copy asks for them kind by kind.
+#: Topics whose metadata rows are cached: a copy reads them once for each kind.
 _KEPT_TOPICS = 64
 _LAST_SEQUENCE_ID = SEQUENCES_PER_MS - 1
-#: Rows of a list that a scan feeds.
+#: The number of rows that a scan feeds at once.
 _CHUNK_ROWS = 1000
-#: Kinds of a topic's rows that are made anew.
+#: Kinds of a topic's rows that a restore creates.
 _MADE = (HIGH_WATER, POINTER, PRODUCER, PRODUCERS)
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreRequest:
-    """What to restore of a backup."""
+    """Selects the part of a backup to restore."""
 
     at_ms: int | None = None
-    """Leave out whatever was published later; None: restore all."""
+    """Omit everything published later; None: restore all."""
     topics: tuple[TopicName, ...] | None = None
-    """As the backup names them; None: all."""
+    """By their names in the backup; None: all."""
     renamed: TopicName | None = None
-    """What the only topic is to be called; None: as it is."""
+    """The new name of the only topic; None: unchanged."""
 
     @property
     def wanted(self) -> tuple[TopicName, ...] | None:
@@ -110,24 +110,24 @@ class _Topic:
     objects: dict[str, list[Mapping[str, Any]]]
     """By table, in key order."""
     line: bytes | None = None
-    """The last position that is restored; None: the last one there is."""
+    """The last position to restore; None: no limit."""
     discarded: set[int] = field(default_factory=set)
-    """Pointers of staged messages that were published behind the line."""
+    """Pointers of staged messages that were published after the line."""
     listed_to: bytes | None = None
-    """The last position that was given when its messages had been listed; None: none was."""
+    """The last position assigned when the backup had listed the topic's messages; None if there was none."""
     exact: bool = True
-    """Whether all of it is of one moment."""
+    """True if the backup is of a single moment."""
 
     @property
     def last_entry(self) -> bytes | None:
-        """The last position that an entry of the chain may have: its messages are restored; None: any."""
+        """The last position up to which chain entries are restored, as their messages are; None: all."""
         if self.line is not None or self.exact:
             return self.line
         return self.listed_to
 
 
 class RestoredStore(SpawnsWrites):
-    """``storage.base.Store`` of what a backup is to become; it can only be read."""
+    """Implements ``storage.base.Store`` for the restored state of a backup; read-only."""
 
     traits = StoreTraits("backup", "it is only read", None, whole_commits=True)
     bell = None
@@ -141,10 +141,10 @@ class RestoredStore(SpawnsWrites):
         self._now_ms = now_ms
         self._lock = trio.CapacityLimiter(1)
         self._topics: dict[bytes, _Topic] = {}
-        #: Pointers of transactions that do not count.
+        #: Pointers of undone transactions.
         self._undone: set[int] = set()
-        #: Above it only these pointers count: a topic was read behind the service, and may have rows of transactions
-        #: that began in between. None: all is of one instant.
+        #: Above this pointer only those in ``_counted`` are valid: topics were read after the service, and may have
+        #: rows of transactions that began in between. None if the backup is of a single moment.
         self._undone_above: int | None = None
         self._counted: frozenset[int] = frozenset()
         self._service: list[Row] = []
@@ -152,14 +152,14 @@ class RestoredStore(SpawnsWrites):
         self._authority: Authority | None = None
         self._about: OrderedDict[bytes, list[Row]] = OrderedDict()
         self._making = trio.Lock()
-        #: By what time of theirs ids may have been given in topics that were ahead of the clock.
+        #: For topics that were ahead of the clock: ids up to this time may have been assigned. See ``given_ms``.
         self._given_ms: dict[TopicName, int] = {}
 
     @classmethod
     async def open(
         cls, folder: BackupFolder, manifest: Mapping[str, Any], request: RestoreRequest, now_ms: int
     ) -> RestoredStore:
-        """Read what decides the rest: the service, and with ``at_ms`` what was published later.
+        """Open a backup: read the rows of the service, and with ``at_ms`` those of later messages.
 
         Raises:
           StoreUnusable: a topic is not in the backup, or the service's rows cannot be read.
@@ -216,13 +216,13 @@ class RestoredStore(SpawnsWrites):
             topic.name, topic.new = renamed, metadata_key(renamed)
         return chosen
 
-    # --- what does not count -----------------------------------------------------------------------
+    # --- what is undone ----------------------------------------------------------------------------
 
     def _draw_line(self, topic: _Topic, at_ms: int) -> None:
-        """Set the topic's line, and note the transactions and staged messages that were published behind it.
+        """Set the topic's line, and note the transactions and staged messages that were published after it.
 
-        A request goes over from one millisecond to the next only where the first is full. Where both ends are there,
-        the line stands before all of that burst, since nothing says where in it a request began.
+        A request continues into the next millisecond only if the first is full. If the rows show such a transition, the
+        line is drawn before the whole burst, since the rows do not show where a request began.
         """
         if topic.generation is None or not any(each["toMs"] > at_ms for each in topic.objects["messages"]):
             return
@@ -261,7 +261,7 @@ class RestoredStore(SpawnsWrites):
         return False
 
     def _settle_service(self, rows: Sequence[Row]) -> None:
-        """The service's rows as they are to be, the transactions that do not count, and who decides pointers."""
+        """Compute the service's rows, the undone transactions, and the authority that decides pointers."""
         records: dict[int, Record] = {}
         head: Head | None = None
         authority = ""
@@ -277,19 +277,19 @@ class RestoredStore(SpawnsWrites):
                 kept.append((key, value))
             elif kind == PASS:
                 kept.append((key, value))
-            # Change sets and enlistments are of open transactions, or for conflicts with those: there are none.
+            # Change sets and enlistments only matter for open transactions, and none stays open.
         if authority not in ("", "embedded"):
-            # Whoever else decides pointers goes on to do so.
+            # A foreign authority continues to decide pointers.
             self._service = sorted(rows)
             return
         now_pointer = self._now_ms * POINTERS_PER_MS
         known = [pointer for record in records.values() for pointer in (*record.pointers, record.decided_at)]
         head = head or Head()
-        # Where pointers were ahead of the clock, they were so by as much until the restore.
+        # If pointers were ahead of the clock at the backup, assume that they stayed so until the restore.
         since_ms = max(0, self._now_ms - self._manifest["cutMs"])
         last = max(now_pointer, max(head.last, head.reserved) + 1 + since_ms * POINTERS_PER_MS, *known, 0)
         if not self._manifest["exact"]:
-            # The head was read first: whatever was issued up to it has a record that was read, or was decided long ago.
+            # The head was read first, so every pointer up to it has a record in the backup, or was decided long ago.
             self._undone_above, self._counted = head.last, frozenset(known)
         for record in records.values():
             if record.state == "in_progress" or not self._undone.isdisjoint(record.pointers):
@@ -301,8 +301,8 @@ class RestoredStore(SpawnsWrites):
         head = Head(
             last=last,
             read_pointer=last,
-            # Pointers from the first one on count as decided. One that was issued after the cut must, although nobody
-            # remembers it: its client may still be there, and is told so.
+            # Pointers from the first one on count as decided, including those issued after the cut, of which no record
+            # is left: their clients may still be running, and must get an error.
             first=head.first or self._manifest["cutMs"] * POINTERS_PER_MS,
             forgotten=last,
             unchecked=0,
@@ -342,7 +342,7 @@ class RestoredStore(SpawnsWrites):
         first_chunk: int = 64,
         values: bool = True,
     ) -> None:
-        """See ``Reads.scan``; downwards only payloads, and of metadata only ranges about one topic, the service or
+        """See ``Reads.scan``; only payloads in reverse, and metadata only in ranges about one topic, the service or
         namespaces."""
         if reverse and table is not Table.PAYLOAD:
             raise NotImplementedError("a backup is read upwards")
@@ -365,7 +365,7 @@ class RestoredStore(SpawnsWrites):
         return [row for row in rows if start <= row[0] < stop]
 
     async def about(self, topic: _Topic) -> list[Row]:
-        """The rows of metadata about a topic, as they are to be."""
+        """Return the restored metadata rows of a topic."""
         async with self._making:
             rows = self._about.get(topic.new)
             if rows is None:
@@ -379,7 +379,7 @@ class RestoredStore(SpawnsWrites):
         found = await trio.to_thread.run_sync(self._kept_about, topic, limiter=self._lock)
         if topic.generation is None:
             return found
-        # Loaded from the rows of the backup, as its owner would.
+        # Load the topic from the rows of the backup, as its owner would.
         raw = _AsItWas(self, found)
         limits = TopicLimits(max_pending=1 << 62, max_producers=1 << 62)
         try:
@@ -388,7 +388,7 @@ class RestoredStore(SpawnsWrites):
             raise StoreUnusable(
                 f"{topic.name}: {error.detail}", hint="restore the other topics by their names"
             ) from error
-        # Renamed, it may take the place of one of that name.
+        # A renamed topic may replace an earlier topic of its new name.
         before = topic_of(topic.old)[0]
         floor_ms = max(self._now_ms, *(self._given_ms.get(name, 0) for name in (topic.name, before)))
         rows = _settled(state, found, topic.generation, floor_ms)
@@ -396,7 +396,7 @@ class RestoredStore(SpawnsWrites):
         return _says_restored(state, rows) if was_chained else rows
 
     def _kept_about(self, topic: _Topic) -> list[Row]:
-        """The rows of metadata in the backup, without those that are void; in a thread."""
+        """Return the topic's metadata rows in the backup, except void ones. Call in a thread."""
         found: list[Row] = []
         for entry in topic.objects["metadata"]:
             for key, value in self._folder.rows(entry["sha256"]):
@@ -415,18 +415,18 @@ class RestoredStore(SpawnsWrites):
         return sorted(found)
 
     def _trimmed(self, topic: _Topic, kind: bytes, key: bytes, value: bytes) -> bytes | None:
-        """A row of the last generation up to the topic's line; None: it says nothing that still holds."""
+        """Return a row of the last generation as of the topic's line; None if nothing in it is still valid."""
         try:
             if kind == POINTER and self._is_undone(parse_pointer_key(key)[2]):
                 return None
             if topic.line is None:
                 return value
             if kind == HIGH_WATER:
-                return None  # it counts what is left out
+                return None  # it counts messages that are left out
             if kind == PRODUCER:
                 return _producer_up_to(parse_system_key(key).rest.decode("utf-8", "replace"), value, topic.line)
         except DamagedRow:
-            pass  # its owner says what it makes of it
+            pass  # loading the topic reports it
         return value
 
     def _rows(self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[Row]:
@@ -454,15 +454,15 @@ class RestoredStore(SpawnsWrites):
                     yield new, self._decided(value)
 
     def _decided(self, value: bytes) -> bytes:
-        """A message's row; rolled back if its transaction does not count."""
+        """Return a message's row, rolled back if its transaction is undone."""
         if value and value[0] & HAS_POINTER and (pointer := _pointer_in(value)) > 0 and self._is_undone(pointer):
             return value[:1] + (-pointer).to_bytes(8, "big", signed=True) + value[9:]
         return value
 
-    # --- what a copy asks of its source --------------------------------------------------------------
+    # --- what a copy needs of its source -------------------------------------------------------------
 
     def contents(self) -> Contents:
-        """The topics and the kinds of their rows."""
+        """Return the topics and the kinds of their rows."""
         kinds = {
             row[0][1:2]
             for topic in self._topics.values()
@@ -473,12 +473,12 @@ class RestoredStore(SpawnsWrites):
         return Contents(set(self._topics), kinds | set(_MADE))
 
     async def claim(self, name: TopicName) -> Claim:
-        """See ``Store.claim``; nobody else has it."""
+        """See ``Store.claim``; always succeeds, as there are no other owners."""
         await trio.lowlevel.checkpoint()
         return Claim(name, 0)
 
     async def check(self, claim: Claim) -> None:
-        """See ``Store.check``; it holds."""
+        """See ``Store.check``; always succeeds."""
         del claim
         await trio.lowlevel.checkpoint()
 
@@ -500,7 +500,7 @@ class RestoredStore(SpawnsWrites):
         return start < stop
 
     async def file_of(self, table: Table, key: bytes) -> None:
-        """See ``Store.file_of``; a row is made of several objects."""
+        """See ``Store.file_of``; None, as a row is made from several objects."""
         del table, key
         await trio.lowlevel.checkpoint()
 
@@ -509,7 +509,7 @@ class RestoredStore(SpawnsWrites):
         raise _only_read()
 
     async def scan_raw(self, table: Table, start: bytes, stop: bytes, take: Callable[[list[RawRow]], object]) -> None:
-        """See ``Store.scan_raw``; of an object that is damaged nothing is given."""
+        """See ``Store.scan_raw``; yields nothing, even for damaged objects."""
         del table, start, stop, take
         await trio.lowlevel.checkpoint()
 
@@ -522,7 +522,7 @@ class RestoredStore(SpawnsWrites):
         raise _only_read()
 
     async def pin(self, max_s: float) -> StoreView:
-        """See ``Store.pin``; refused, as it never changes."""
+        """See ``Store.pin``; refused, as this store never changes."""
         raise _only_read()
 
     def statistics(self) -> StoreStatistics:
@@ -530,7 +530,7 @@ class RestoredStore(SpawnsWrites):
         return StoreStatistics(bytes=None, free_bytes=None)
 
     async def aclose(self) -> None:
-        """See ``Store.aclose``; nothing is held."""
+        """See ``Store.aclose``; there is nothing to release."""
         await trio.lowlevel.checkpoint()
 
 
@@ -539,7 +539,7 @@ def _only_read() -> StoreError:
 
 
 class _AsItWas(RestoredStore):
-    """The same messages, with rows of metadata as they were."""
+    """The same messages, with the original metadata rows of one topic."""
 
     def __init__(self, restored: RestoredStore, about: list[Row]) -> None:
         self._restored = restored
@@ -563,14 +563,14 @@ class RestoreRun(CopyRun):
         return parts_of(contents, self._request.topics, contents.kinds | there.kinds)
 
 
-# --- rows as they are to be --------------------------------------------------------------------------
+# --- restored rows -----------------------------------------------------------------------------------
 
 
 def given_ms(manifests: Iterable[Mapping[str, Any]], now_ms: int) -> dict[TopicName, int]:
-    """By what time of theirs ids may have been given in topics until now, as far as backups say.
+    """Return for each topic the latest time of ids that it may have assigned until now, as far as backups show.
 
-    A topic's ids are of the present time, or where its last one was ahead of the clock, above that; and ahead of the
-    clock they advance more slowly than the clock does. Backups of later than now say nothing.
+    A topic assigns ids of the present time, or just above its last id if that is ahead of the clock. Ids that are ahead
+    of the clock advance more slowly than the clock. Backups with a later time than now are ignored.
     """
     found: dict[TopicName, int] = {}
     for manifest in manifests:
@@ -584,7 +584,7 @@ def given_ms(manifests: Iterable[Mapping[str, Any]], now_ms: int) -> dict[TopicN
 
 
 def _settled(state: TopicState, found: list[Row], generation: int, now_ms: int) -> list[Row]:
-    """The rows about a topic that was loaded: time has gone on, and nobody of before has a session."""
+    """Return the metadata rows of a loaded topic, with its time advanced and all producer sessions fenced."""
     state.time_ms = max(state.time_ms, now_ms)
     state.sequence.advance_past(now_ms, _LAST_SEQUENCE_ID)
     name = state.name
@@ -609,21 +609,21 @@ def _settled(state: TopicState, found: list[Row], generation: int, now_ms: int) 
 
 
 def _says_restored(state: TopicState, rows: list[Row]) -> list[Row]:
-    """Of a chained topic: its owner is to add the entry that says so when it first loads it.
+    """Mark a chained topic as restored, so that its owner adds an entry for that to the chain at the first load.
 
-    Where the chain had been switched off, it does so when it is switched on again: until then nobody verifies it.
+    If the chain was switched off, the owner does so when it is switched on again; until then it cannot be verified.
     """
     assert state.metadata is not None
     end, chain = state.metadata.chain_end, state.chain
     if end is not None and chain is not None and chain.position < end.position:
-        end = None  # it is behind the line
+        end = None  # it is after the line
     metadata = replace(state.metadata, restored=state.watermark or bytes(POSITION_BYTES), chain_end=end)
     key = metadata_key(state.name)
     return sorted((row_key, metadata.encode() if row_key == key else value) for row_key, value in rows)
 
 
 def _producer_up_to(name: str, value: bytes, line: bytes) -> bytes | None:
-    """A producer's row as of a line; None: the stamps of its messages say what was, as far as there are some."""
+    """Return a producer's row as of a line; None if nothing is left, then the stamps of its messages are the record."""
     producer = Producer.decode(name, value)
     recent = tuple(result for result in producer.recent if result.last <= line)
     if len(recent) == len(producer.recent):
@@ -640,7 +640,7 @@ def _pointer_in(value: bytes) -> int:
 
 
 def _may_have(entry: Mapping[str, Any], topic: _Topic, start: bytes, stop: bytes) -> bool:
-    """Whether an object of messages can have rows of a range, and before the topic's line."""
+    """Return True if an object of messages can have rows of a range before the topic's line."""
     if topic.line is not None and pack_position(entry["fromMs"], 0) > topic.line:
         return False
     if topic.generation is None:

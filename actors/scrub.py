@@ -1,10 +1,10 @@
-"""The scrub: reads every row of this instance from the disk and parses it, at a bounded rate, and says what it found.
+"""The scrub: reads every row of this instance from disk and parses it, at a bounded rate, and reports damage.
 
-A block that is damaged fails to be read when somebody needs it, perhaps after the last backup that has its rows was
-removed. A round finds it before. Nothing is moved or mended: the store has one copy, and a backup has the other.
+Without it, a damaged block is noticed when a reader needs it, perhaps after the last backup with its rows was removed.
+The scrub repairs nothing: the store has only one copy, and the other one is in a backup.
 
-A round may take days. It goes on behind a topic whose rows the store does not give just now, and is complete once it has
-read those too; after a restart it goes on behind the last topic that it has read.
+A round may take days. It skips topics whose rows the store cannot return at present, and is complete once it has read
+those too. After a restart it continues after the last topic that it has read.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ if TYPE_CHECKING:
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)
-#: Before the first round behind a start, which has enough to do.
+#: Delay of the first round, so as not to add load to the start; also the delay before a retry.
 FIRST_AFTER_S = 3600.0
-#: Findings that are kept; further ones are counted. And topics that could not be read and are shown.
+#: Findings kept, further ones are only counted; and unreadable topics shown.
 MAX_FINDINGS = 1_000
-#: Such topics that are named in the log.
+#: Unreadable topics named in the log.
 MAX_NAMED = 5
-#: How far a round is, is written no more often than this; after a crash it goes on from there.
+#: The minimum interval between writes of a round's progress, from which it continues after a crash.
 KEEP_EVERY_S = 60.0
-#: A round that is older than so many intervals is not gone on with: what it has read is long ago.
+#: A round older than this number of intervals is not continued: its first reads are too long ago.
 MAX_INTERVALS = 4
-#: Who scrubs rows of no topic, among instances that share a store.
+#: On a shared store, the owner of this name scrubs the rows that belong to no topic.
 _NO_TOPIC = TopicName("", "transactions")
 _TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}
 _FIRST, _LAST = b"", b"\xff" * 8
-#: What a round has reached that has been everywhere: behind the key of any topic.
+#: The value of ``_reached`` once a round has passed all topics: it sorts after the key of any topic.
 _EVERYWHERE = b"\xff"
 
 
 @dataclass(slots=True)
 class ScrubFinding:
-    """Rows of a table that cannot be read, or not be parsed; neighbours in one finding."""
+    """Adjacent rows of a table that cannot be read or parsed."""
 
     table: Table
     first: bytes
@@ -78,12 +78,12 @@ class ScrubFinding:
     name: TopicName | None = None
     generation: int | None = None
     rows: int | None = None
-    """None: nobody knows."""
+    """None: unknown."""
     file: str | None = None
-    """Where the store keeps them, relative to its directory; None: the store does not say."""
+    """The store's file with these rows, relative to its directory; None: unknown."""
 
     def kept(self) -> dict[str, object]:
-        """As the file of the report has it."""
+        """Return the finding in the form of the report's file."""
         return {
             "table": self.table.name,
             "first": self.first.hex(),
@@ -97,7 +97,7 @@ class ScrubFinding:
 
     @classmethod
     def of_kept(cls, kept: dict[str, Any]) -> ScrubFinding:
-        """The reverse. Raises ValueError, KeyError, TypeError."""
+        """Parse the result of ``kept``. Raises ValueError, KeyError, TypeError."""
         name = kept["name"]
         return cls(
             Table[kept["table"]],
@@ -111,7 +111,7 @@ class ScrubFinding:
         )
 
     def shown(self) -> dict[str, object]:
-        """Ready for JSON; messages by their ids, other rows by their keys in hex."""
+        """Return the finding ready for JSON, with messages by id, and other rows by key in hex."""
         return {
             "namespace": None if self.name is None else self.name.namespace,
             "topic": None if self.name is None else self.name.topic,
@@ -127,23 +127,23 @@ class ScrubFinding:
 
 @dataclass(slots=True)
 class ScrubReport:
-    """The round that is under way, or the last one."""
+    """The round under way, or the last one."""
 
     state: Literal["off", "waiting", "running", "stopped"] = "waiting"
-    """``stopped``: it could not go on, or not read every topic, and goes on later."""
+    """``stopped``: it could not continue, or could not read every topic; it continues later."""
     started_ms: int | None = None
     last_complete_ms: int | None = None
     rows: int = 0
     bytes: int = 0
     findings: list[ScrubFinding] = field(default_factory=list)
-    """Of the round under way, and those of the round before where this one has not been yet."""
+    """Findings of the round under way, and those of the previous round in the part it has not reached yet."""
     more: int = 0
-    """Findings beyond those that are kept."""
+    """The number of findings that were not kept."""
     unread: dict[TopicName, str] = field(default_factory=dict)
-    """Topics whose rows the store did not give in this round, which says nothing of the rows, and why."""
+    """Topics whose rows the store could not return in this round, and why; the rows may be intact."""
 
     def shown(self) -> dict[str, object]:
-        """Ready for JSON."""
+        """Return the report ready for JSON."""
         return {
             "state": self.state,
             "startedMs": self.started_ms,
@@ -164,8 +164,8 @@ class Scrub:
     """Rounds over all rows that this instance owns.
 
     Args:
-      interval_s: between the beginnings of two rounds; 0: only when asked.
-      file: keeps the last report over restarts; None: nothing does.
+      interval_s: between the starts of two rounds; 0: only on request.
+      file: stores the last report across restarts; None: it is not stored.
     """
 
     def __init__(
@@ -185,26 +185,26 @@ class Scrub:
         self._asked = trio.Event()
         self._found: list[ScrubFinding] = []
         self._before: list[ScrubFinding] = []
-        """Of the round before."""
+        """Findings of the previous round that this one has not confirmed or refuted yet."""
         self._has_news = False
-        """Whether something was found that is not in the file yet."""
+        """True if a finding is not in the file yet."""
         self._reached = b""
-        """The key of the last topic that the round has dealt with; empty: there is none to go on behind."""
+        """The key of the last topic that the round has handled; empty: there is no round to continue."""
         self._kept_s = float("-inf")
-        """When the file was written, on the monotonic clock."""
+        """When the file was last written, on the monotonic clock."""
         self._file = file
         self.report = ScrubReport("waiting" if interval_s else "off")
         self._read_kept()
 
     def start_now(self) -> bool:
-        """Begin a round now; False: one is under way."""
+        """Begin a round now; return False if one is under way."""
         if self.report.state == "running":
             return False
         self._asked.set()
         return True
 
     async def run(self) -> None:
-        """Round after round. One that cannot go on is logged, and goes on later; one that is asked for begins anew."""
+        """Run rounds until cancelled. A failed round is logged and continued later; a requested round starts over."""
         pause_s = FIRST_AFTER_S
         while True:
             with trio.move_on_after(pause_s if self._interval_s else float("inf")):
@@ -222,21 +222,21 @@ class Scrub:
                 pause_s = FIRST_AFTER_S
 
     def _goes_on(self) -> bool:
-        """Whether the last round did not come to its end, and is gone on with instead of a new one."""
+        """Return True if the last round did not end and is recent enough to be continued."""
         age_ms = self._clock.now_ms() - (self.report.started_ms or 0)
         if self._reached == _EVERYWHERE:
-            # All that it lacks is what it could not read. That must not keep all else from the next round for ever.
+            # Only unreadable topics are missing. They must not delay the next round forever.
             return age_ms < self._interval_s * 1000
         return self._reached != b"" and age_ms < MAX_INTERVALS * self._interval_s * 1000
 
     async def round(self, *, go_on: bool = False) -> bool:
-        """Read every row once; whether that was possible.
+        """Read every row once; return True if all could be read.
 
         Args:
-          go_on: the last round, with what it has found: behind the last topic that it has dealt with, and then those
-            that could not be read.
+          go_on: continue the last round, with its findings, after the last topic that it has handled; then read the
+            topics that it could not read.
         Raises:
-          StoreError: the store failed, or is away, for what is not the rows of one topic.
+          StoreError: the store failed, or is unavailable, for rows that belong to no single topic.
         """
         report, had = self.report, len(self.report.findings) + self.report.more
         report.state = "running"
@@ -250,7 +250,7 @@ class Scrub:
             for start, stop in unnamed:
                 await self._rows_of(start, stop, None)
         for each in self._found:
-            # Where a whole place cannot be read, its first key may be before that of any row.
+            # The first key of an unreadable range may sort before any row.
             each.file = await self._store.file_of(each.table, each.first)
             each.file = each.file or await self._store.file_of(each.table, each.last)
         if report.unread:
@@ -265,7 +265,7 @@ class Scrub:
         return True
 
     async def _begin(self) -> None:
-        """A new round; it reads what is of no topic. Raises StoreError."""
+        """Begin a new round, and read the rows that belong to no topic. Raises StoreError."""
         report = self.report
         report.started_ms, report.rows, report.bytes, report.more = self._clock.now_ms(), 0, 0, 0
         report.unread = {}
@@ -274,10 +274,10 @@ class Scrub:
             await self._range(Table.METADATA, _FIRST, _LAST, None)
 
     async def _read_topics(self, names: Sequence[TopicName]) -> None:
-        """Read these topics, but for those that the round has read; one that the store does not give is noted."""
+        """Read the topics that the round has not read yet, and note those that the store cannot return."""
         report, there = self.report, set(names)
         report.unread = {name: why for name, why in report.unread.items() if name in there}
-        # First those that were not read yet: the others cost the store's time-out each, while it does not give them.
+        # Failed topics last: each costs the store's time-out while it cannot return them.
         left = [name for name in names if metadata_key(name) > self._reached]
         for name in [*left, *report.unread]:
             prefix = metadata_key(name)
@@ -288,13 +288,13 @@ class Scrub:
                 report.unread.pop(name, None)
             except StoreError as error:
                 report.unread[name] = error.detail
-                await trio.lowlevel.checkpoint()  # a store that is closed refuses without one
+                await trio.lowlevel.checkpoint()  # a closed store raises without one
             self._reached = max(self._reached, prefix)
             if trio.current_time() - self._kept_s >= KEEP_EVERY_S:
                 await self._keep()
 
     def _take_back(self, names: Collection[TopicName | None]) -> None:
-        """Before rows of topics are read of which the round may have read a part: it finds again what it found there."""
+        """Move the findings of topics back to those of the previous round, before these topics are read again."""
         again = [each.name in names and each.table is not Table.METADATA for each in self._found]
         if any(again):
             taken = [*compress(self._found, again)]
@@ -304,7 +304,7 @@ class Scrub:
             self._tell()
 
     async def _end_incomplete(self) -> None:
-        """The round has been everywhere, but some topics were not given. What was found before stays told."""
+        """End a round in which some topics could not be read. Earlier findings stay in the report."""
         report = self.report
         report.state = "stopped"
         await self._keep()
@@ -314,10 +314,10 @@ class Scrub:
             extra={"topics": len(report.unread), "first": named, "why": next(iter(report.unread.values()))},
         )
 
-    # --- over restarts ------------------------------------------------------------------------------
+    # --- across restarts ----------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        """Write the report; what is wrong with that is only logged: the next round says the same."""
+        """Write the report. A failure is only logged: the next round finds the same."""
         self._has_news, self._kept_s = False, trio.current_time()
         if self._file is None:
             return
@@ -330,8 +330,7 @@ class Scrub:
             "bytes": report.bytes,
             "moreFindings": report.more,
             "findings": [each.kept() for each in report.findings],
-            # Of a round that has not come to its end: what it has reached, which of the findings are its own, and what
-            # it could not read.
+            # State of an unfinished round: position, how many of the findings are its own, unreadable topics.
             "reached": self._reached.hex(),
             "found": len(self._found),
             "unread": [[*name, why] for name, why in report.unread.items()],
@@ -343,7 +342,7 @@ class Scrub:
             log.warning("the scrub's report is not kept", extra={"why": str(error)})
 
     def _read_kept(self) -> None:
-        """The report of before the restart, if there is one that can be read."""
+        """Load the report from before the restart, if there is one that can be read."""
         if self._file is None:
             return
         report = self.report
@@ -351,7 +350,7 @@ class Scrub:
             kept = json.loads(self._file.read_bytes())
             findings = [ScrubFinding.of_kept(each) for each in kept["findings"]]
             complete_ms = kept["lastCompleteMs"]
-            # Earlier versions kept none of these, and began anew after a restart.
+            # Files of earlier versions have none of these; the round then starts over.
             reached, found = bytes.fromhex(kept.get("reached", "")), int(kept.get("found", 0))
             unread = {TopicName(namespace, topic): str(why) for namespace, topic, why in kept.get("unread", ())}
             report.started_ms, report.last_complete_ms = kept["startedMs"], complete_ms and int(complete_ms)
@@ -367,7 +366,7 @@ class Scrub:
         return self._directory.environment.ownership.is_mine(name)
 
     async def _topics(self) -> tuple[list[TopicName], list[tuple[bytes, bytes]]]:
-        """The topics, and ranges of keys with the rows of those whose names cannot be read, which is noted already."""
+        """Return the topics, and key ranges that may have rows of topics with unreadable names (noted already)."""
         found: list[TopicName] = []
         keys = [b""]
 
@@ -383,7 +382,7 @@ class Scrub:
         gaps = await read_around(self._store, Table.METADATA, start, stop, stop, take)
         unnamed = []
         for gap in gaps:
-            # Rows of a topic begin with its key. Those of the topics beside a gap are no part of it.
+            # Rows of a topic begin with its key, so narrow a gap to exclude the rows of the topics next to it.
             at = bisect_left(keys, gap.start)
             before, after = keys[at - 1], keys[at] if at < len(keys) else stop
             unnamed.append((stop_after(before) if before else start, after))
@@ -394,14 +393,14 @@ class Scrub:
             await self._range(table, start, stop, name)
 
     async def _range(self, table: Table, start: bytes, stop: bytes, name: TopicName | None) -> None:
-        """Read a range to its end, past whatever cannot be read."""
+        """Read a range to its end, past unreadable parts."""
         while True:
             steps = _Steps(self, table, name, start)
             try:
                 async for size in paced_rows(self._store, table, start, stop, self._pace, steps.look):
                     self.report.bytes += size
                     if self._has_news:
-                        await self._keep()  # a round may take days, and be cut off by the end of the daemon
+                        await self._keep()  # a round may take days, and the daemon may stop before it ends
                 return
             except Unreadable as error:
                 await approach(self._store, table, steps.next, stop, steps.look)
@@ -415,7 +414,7 @@ class Scrub:
                 start = good
 
     async def forget(self, name: TopicName, ranges: Sequence[tuple[Table, bytes, bytes]]) -> None:
-        """The rows of these ranges of a topic are gone, and with them what was found there."""
+        """Drop the findings in ranges of a topic whose rows were removed."""
 
         def is_gone(each: ScrubFinding) -> bool:
             return each.name == name and any(
@@ -436,7 +435,7 @@ class Scrub:
         self._has_news = True
 
     def _tell(self) -> None:
-        """What is found is told at once; what the round before has found, until this one has been everywhere."""
+        """Update the reported findings: those of this round at once, then those of the previous one until it ends."""
         places = {(each.table, each.first) for each in self._found}
         self.report.findings = [
             *self._found,
@@ -445,14 +444,14 @@ class Scrub:
 
 
 class _Steps:
-    """Parses the rows of a range; in the thread that reads them."""
+    """Parses the rows of a range, in the thread that reads them."""
 
     def __init__(self, scrub: Scrub, table: Table, name: TopicName | None, start: bytes) -> None:
         self._scrub = scrub
         self._table = table
         self._name = name
         self.next = start
-        """Where the first row stands that has not been read."""
+        """The key from which rows have not been read yet."""
         self._open: ScrubFinding | None = None
 
     def look(self, rows: Sequence[Row]) -> None:
@@ -473,26 +472,26 @@ class _Steps:
 
 
 def _fault(table: Table, row: Row) -> str:
-    """Why a row cannot be parsed; empty: it can."""
+    """Return why a row cannot be parsed; empty if it can."""
     if (table is Table.MESSAGE and is_message(row)) or (table is Table.PAYLOAD and is_payload(row)):
         return ""
     return describe(table, *row).problem or ("" if table is Table.METADATA else "it names no rows of payloads")
 
 
 def _end_of(table: Table, start: bytes, stop: bytes) -> bytes:
-    """The last key that a row of a topic can have; of other rows, where the range ends."""
+    """Return the last key that a row of the topic can have; for rows of no topic, the end of the range."""
     size = len(topic_prefix(start))
     return start[:size] + b"\xff" * _TAIL_BYTES[table] if size and table in _TAIL_BYTES else stop
 
 
 def _first_of(finding: ScrubFinding, beside: bytes) -> bytes:
-    """Where a finding begins; one from the beginning of a topic's rows, in the generation of the key ``beside`` it."""
+    """Return the first key of a finding; if that has no generation, the first key in the generation of ``beside``."""
     size = len(topic_prefix(beside)) + 4
     return finding.first if len(finding.first) >= size else beside[:size].ljust(len(beside), b"\x00")
 
 
 def _generation(table: Table, key: bytes) -> int | None:
-    """That of a key, or of a place between two keys; None where there is none."""
+    """Return the generation in a key, or in a position between two keys; None if there is none."""
     at = len(topic_prefix(key))
     if table is Table.METADATA or not at or len(key) < at + 4:
         return None

@@ -1,10 +1,10 @@
-"""Setting aside: rows of a topic that stop readers are copied to a file as they are, and taken out of its order.
+"""Setting aside: rows of a topic that block readers are copied to a file unchanged, and removed from the topic.
 
-    1  the raw rows are written to a file, and synced         a crash leaves a file, and nothing has changed
-    2  the topic notes the stretch                            readers are told of it from now on
-    3  the rows are removed                                   readers pass
+    1  the raw rows are written to a file, and synced         a crash leaves a file; the topic is unchanged
+    2  the topic records the range                          from now on readers are notified of it
+    3  the rows are removed                                 readers continue after them
 
-A crash between these leaves the rows where they were: set aside again, which writes another file.
+A crash between these steps leaves the rows in place: set them aside again, which writes another file.
 """
 
 from __future__ import annotations
@@ -44,42 +44,42 @@ if TYPE_CHECKING:
     from storage.damage import Gap
 
 log = logging.getLogger(__name__)
-#: The end of an id that the scrub gives to a place behind the row at that position.
+#: The end of an id with which the scrub marks the place after the row at that position.
 BEHIND = bytes(9) + b"\x01"
-#: Of the file, in its first line.
+#: The format of the file, stated in its first line.
 FILE_FORMAT = 1
 
 
 @dataclass(slots=True)
 class Stretch:
-    """What was found between two ids."""
+    """The rows between two ids."""
 
     first: bytes
-    """Positions of its first and last row."""
+    """The positions of the first and the last row."""
     last: bytes
     messages: int = 0
     bytes: int = 0
     rows: int = 0
-    """Rows of both tables that can be read."""
+    """Readable rows of both tables."""
     damaged: int = 0
-    """Those of them that cannot be parsed."""
+    """Readable rows that cannot be parsed."""
     gaps: list[Gap] = field(default_factory=list)
-    """Places of which nothing can be read."""
+    """Ranges that cannot be read."""
     file: str | None = None
-    """Where they are kept, relative to the data directory; None: nothing was changed."""
+    """The file with the rows, relative to the data directory; None if nothing was changed."""
 
     @property
     def known_rows(self) -> int | None:
-        """The rows; None: some of them cannot be read, and so not be counted."""
+        """The number of rows; None if some cannot be read, and so not be counted."""
         return None if self.gaps else self.rows
 
 
 class SetAsides:
-    """Sets rows aside, at the owner of their topic.
+    """Sets rows aside, on the owner of their topic.
 
     Args:
       folder: the data directory.
-      scrub: forgets what it found there.
+      scrub: drops its findings in the removed ranges.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class SetAsides:
         self._turn = trio.Lock()
 
     async def set_aside(self, name: TopicName, first_id: bytes, last_id: bytes, *, dry_run: bool) -> Stretch:
-        """The rows from one id to another, both included; with ``dry_run`` they are only looked at.
+        """Set aside the rows from one id to another, both included; with ``dry_run`` only inspect them.
 
         Raises:
-          TopicNotFound, NotFound (there is nothing between them), GenerationChanged, LowSpace: nothing happened.
-          StoreError: it may have happened in part; it can be done again.
+          TopicNotFound, NotFound (there are no rows between them), GenerationChanged, LowSpace: nothing happened.
+          StoreError: it may have happened in part; it is safe to repeat.
         """
         async with self._turn:
             plan = await self._plan(name)
@@ -123,7 +123,7 @@ class SetAsides:
             if dry_run:
                 return stretch
             with trio.CancelScope(shield=True):
-                # Whoever asked may leave; what was noted is removed all the same.
+                # The caller may be cancelled; rows that the topic has recorded must still be removed.
                 await self._remove(name, work, stretch, plan.prefix)
         log.warning(
             "rows were set aside",
@@ -132,16 +132,16 @@ class SetAsides:
         return stretch
 
     async def _plan(self, name: TopicName) -> CleaningPlan:
-        """Producers are noted first: what they sent is not known from rows that are gone."""
+        """Save the producers' state, which cannot be recovered from removed rows, and return the topic's plan."""
         try:
             return await self._directory.ask(name, PlanCleaning(self._delete_grace_ms))
         except OutcomeUnknown as error:
-            # Whether that note was written makes no difference to anybody.
+            # The outcome does not matter: no row was touched, and saving the state again is safe.
             raise StoreError(f"{error.detail}; no row was touched", hint="look at the disk, and do it again") from error
 
     async def _remove(self, name: TopicName, work: _Work, stretch: Stretch, prefix: bytes) -> None:
         if stretch.gaps:
-            # What is published from now on would stand in the damaged block's range of keys, and could not be read.
+            # New messages fall into the damaged block's range of keys, and are readable only in new files.
             await self._store.begin_files()
         note = NoteSetAside(work.span.generation, stretch.first, stretch.last, stretch.known_rows)
         await self._directory.ask(name, note)
@@ -155,30 +155,30 @@ class SetAsides:
 
 
 class _Work:
-    """The rows of a stretch, while they are read."""
+    """Reads the rows of a range, and writes them to a file."""
 
     def __init__(self, name: TopicName, span: Span, slices: Sequence[Slice]) -> None:
         self.span = span
         self.start = self.stop = b""
         self.payloads: list[tuple[bytes, bytes]] = []
-        """Ranges of payload rows that these messages refer to."""
+        """Ranges of payload rows that the messages refer to."""
         self._name = name
         self._slices = slices
         self._removed: dict[int, list[int]] = {}
-        """Number of a slice → messages and bytes of it."""
+        """Index of a slice → its messages and bytes in this range."""
         self._found = Stretch(b"", b"")
         self._last_key = b""
         self._file: IO[str] | None = None
         self._part: Path | None = None
 
     async def read(self, store: Store, start: bytes, stop: bytes, path: Path | None, now_ms: int) -> None:
-        """Read all of it, into a file if one is given. Raises NotFound, OSError, StoreError."""
+        """Read the range, into a file if ``path`` is given. Raises NotFound, OSError, StoreError."""
         end = self.span.prefix + _watermark(self.span) + b"\x00"
         if path is not None:
             await trio.to_thread.run_sync(self._begin, path, now_ms)
         gaps = await self._read(store, Table.MESSAGE, start, stop, end)
         if gaps:
-            # Up to the next row itself: whoever reads from there, or to there, must not enter the damaged block.
+            # Extend the range to the next readable row: reads that begin or end there must not enter the block.
             stop = max(stop, gaps[-1].stop)
             behind = await read_rows(store, Table.MESSAGE, stop, end, limit=1, values=False)
             stop = behind[0][0] if behind else end
@@ -190,7 +190,7 @@ class _Work:
             raise NotFound(f"topic {self._name} has no rows between these ids", hint="GET …/messages lists them")
 
     async def _read(self, store: Store, table: Table, start: bytes, stop: bytes, end: bytes) -> list[Gap]:
-        """Read a range, and of places that cannot be read what the store has there."""
+        """Read a range; of unreadable parts write what the store can still return."""
         gaps = await read_around(store, table, start, stop, end, self._take(table))
         if self._file is not None:
             for gap in gaps:
@@ -198,7 +198,7 @@ class _Work:
         return gaps
 
     def _keep_raw(self, table: Table, rows: list[RawRow]) -> None:
-        """Write rows of the store's own; in the thread that reads them."""
+        """Write the store's raw rows. Called in the thread that reads them."""
         assert self._file is not None
         for row in rows:
             cells = {column.hex(): _base64(cell) for column, cell in row.cells.items()}
@@ -207,7 +207,7 @@ class _Work:
 
     def _begin(self, path: Path, now_ms: int) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for left in path.parent.glob("*.part"):  # of a daemon that was killed; one at a time sets rows aside
+        for left in path.parent.glob("*.part"):  # left by a daemon that was killed; only one call runs at a time
             left.unlink()
         self._part = path.with_suffix(".part")
         descriptor = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -216,7 +216,7 @@ class _Work:
         self._file.write(json.dumps(about) + "\n")
 
     def _take(self, table: Table) -> Callable[[Sequence[Row]], None]:
-        """What takes rows of a table; in the thread that reads them."""
+        """Return a function that takes rows of a table, for the thread that reads them."""
         is_whole = is_message if table is Table.MESSAGE else is_payload
 
         def take(rows: Sequence[Row]) -> None:
@@ -252,7 +252,7 @@ class _Work:
                 return
 
     def stretch(self, start: bytes) -> Stretch:
-        """What was found, from its first to its last row; a place that cannot be read counts as far as it may reach."""
+        """Return the result, from the first to the last row; an unreadable part counts with its largest extent."""
         found = self._found
         size = len(self.span.prefix)
         if found.gaps:
@@ -263,7 +263,7 @@ class _Work:
         return found
 
     def keep(self, path: Path) -> None:
-        """The file is whole: give it its name, durably. Blocks."""
+        """Complete the file, and give it its name durably. Blocks."""
         assert self._file is not None
         assert self._part is not None
         for gap in self._found.gaps:
@@ -278,15 +278,15 @@ class _Work:
         sync_directory(path.parent.parent)
 
     def close(self) -> None:
-        """Let go of the file, and of one that did not become whole."""
+        """Close the file, and remove an incomplete one."""
         if self._file is not None:
-            with suppress(OSError):  # a disk that is full says so once more
+            with suppress(OSError):  # a full disk fails again here
                 self._file.close()
         if self._part is not None:
             self._part.unlink(missing_ok=True)
 
     def cleaned(self) -> tuple[SliceCleaned, ...]:
-        """What is gone from each slice of the topic's counts."""
+        """Return the messages and bytes that were removed from each slice of the topic's usage."""
         found = []
         for number, (messages, size) in self._removed.items():
             one = self._slices[number]
@@ -295,31 +295,31 @@ class _Work:
 
 
 def _keys(span: Span, first_id: bytes, last_id: bytes) -> tuple[bytes, bytes]:
-    """``[start, stop)`` of the message rows from one id to another; of stored messages, of the row they stand in."""
+    """Return ``[start, stop)`` of the message rows from one id to another; stored messages count as their reference."""
     start = span.prefix + first_id[:POSITION_BYTES] + (b"\x00" if first_id.endswith(BEHIND) else b"")
     last = min(last_id[:POSITION_BYTES], _watermark(span))
     return start, span.prefix + last + b"\x00"
 
 
 def _watermark(span: Span) -> bytes:
-    """The position of the last row that readers may see."""
+    """Return the position of the last row that readers may see."""
     return (span.watermark or FIRST_BOUND)[:POSITION_BYTES]
 
 
 def _position_from(tail: bytes) -> bytes:
-    """The first position whose key is not below the end of a key."""
+    """Return the first position that is not below the end of a key."""
     at = ordinal(tail[:POSITION_BYTES].ljust(POSITION_BYTES, b"\x00"))
     return position_at(at + (len(tail) > POSITION_BYTES))
 
 
 def _position_before(tail: bytes) -> bytes:
-    """The last position whose key is below the end of a key."""
+    """Return the last position that is below the end of a key."""
     at = ordinal(tail[:POSITION_BYTES].ljust(POSITION_BYTES, b"\x00"))
     return position_at(at - (len(tail) <= POSITION_BYTES))
 
 
 def _free_path(folder: Path, name: TopicName, generation: int, first_id: bytes, last_id: bytes) -> Path:
-    """A file that is not there: what was set aside before is never written over."""
+    """Return the path of a file that does not exist: earlier files are never overwritten."""
     stem = f"{name.namespace}.{name.topic}-{generation}-{first_id[:10].hex()}-{last_id[:10].hex()}"
     path, number = folder / f"{stem}.ndjson", 1
     while path.exists():

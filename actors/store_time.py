@@ -1,9 +1,9 @@
-"""How far the clock is from the store: the newest time that topics have given, against the time now.
+"""Compares the clock with the store: the newest time that topics have assigned, and the present time.
 
-    behind   publish times stand still until the clock has caught up, and nothing expires
-    ahead    messages expire at once: after a long stop rightly so, and wrongly by a clock that is set wrong
+    behind   publish times do not advance until the clock has caught up, and nothing expires
+    ahead    messages expire at once: correct after a long stop, wrong if the clock is set wrong
 
-The two kinds of ahead look the same from here.
+The two causes of "ahead" cannot be distinguished here.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from storage.base import Store
 
 log = logging.getLogger(__name__)
-#: A difference up to this is that of two clocks, and not reported.
+#: Differences up to this are normal between two clocks, and not reported.
 SLACK_MS = 60_000
-#: Topics whose times are read at the start: the newest of as many is as good as that of all.
+#: Topics whose times are read at the start; a sample of this size is enough to find the newest time.
 MAX_TOPICS = 10_000
-#: On a store with a round trip for each read.
+#: The same, for a store with a round trip for each read.
 MAX_TOPICS_SHARED = 500
 _DAY_MS = 86_400_000
 
@@ -40,10 +40,10 @@ class StoreTime:
         self._started_ms = 0
 
     async def load(self, store: Store, max_ahead_s: int = 0) -> None:
-        """Read the times of topics, and log a clock that disagrees with them.
+        """Read the times of topics, and log if the clock disagrees with them.
 
         Args:
-          max_ahead_s: a clock that is further ahead is refused; 0: none is.
+          max_ahead_s: the clock may be ahead by this much; 0: by any amount.
         Raises:
           StoreError: the store could not be read.
           StoreUnusable: the clock is too far ahead; nothing was changed.
@@ -80,7 +80,7 @@ class StoreTime:
             log.info("the clock is ahead of the store", extra={"ahead_s": ahead_ms // 1000})
 
     def behind_ms(self) -> int:
-        """How far the clock is behind the newest time of the store and of the open topics; 0: it is not."""
+        """Return how far the clock is behind the newest time of the store and of the open topics, 0 if it is not."""
         newest_ms = self._started_ms
         for entry in self._directory:
             core = entry.actor.core
@@ -90,7 +90,7 @@ class StoreTime:
 
 
 def shown_ms(duration_ms: int) -> str:
-    """A duration for people, as ``3 minutes`` or ``2 days``: whole, and rounded down."""
+    """Format a duration for people, such as ``3 minutes`` or ``2 days``, rounded down."""
     seconds = duration_ms // 1000
     for size, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
         if seconds >= size:

@@ -1,14 +1,14 @@
-"""A foreign Tephra as the authority on transactions: its client, and the last state that it gave.
+"""A foreign Tephra as the authority on transactions: its client, and its last known state.
 
-The daemon asks for its state periodically; topics and readers go by the last one.
+The daemon polls its state periodically; topics and readers use the last one.
 
     in progress there                     in_progress
     on its invalid list                   invalid
-    neither, up to its read pointer       committed, or aborted (its state does not tell these apart): visible
+    neither, up to its read pointer       committed or aborted (its state does not distinguish them): visible
     anything above                        unknown
 
-An old state only knows less: a decided transaction stays decided. So publishing goes on while the Tephra does not
-answer; readers of committed messages are refused once the state is older than ``STALE_AFTER`` refreshes.
+An old state only misses later decisions: a decided transaction stays decided. So publishing continues while the Tephra
+does not answer; readers of committed messages are refused once the state is older than ``STALE_AFTER`` refreshes.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Refreshes after which a state is too old for readers of committed messages.
 STALE_AFTER = 6
-#: Seconds between two attempts at most, unless refreshes are further apart.
+#: Maximum of seconds between two attempts, unless refreshes are further apart.
 MAX_BACK_OFF_S = 30.0
-#: How late a write of another instance may land, the difference between clocks included.
+#: How late a write of another instance may arrive, including the difference between clocks.
 LATE_MS = 600_000
-#: A worker thread decodes larger states, so that other tasks need not wait.
+#: Larger states are decoded in a worker thread, so as not to block the event loop.
 _INLINE_BYTES = 64 << 10
 
 
 class _Known(NamedTuple):
     asked_s: float
-    """On trio's clock; the state is no older."""
+    """When the state was requested, on trio's clock; the state is no older."""
     reader: Transaction
     view: View
     in_progress: frozenset[int]
     invalids: frozenset[int]
     checkpointed: dict[int, tuple[int, ...]]
-    """The pointers of each open transaction that has several, by each of them."""
+    """All pointers of each open transaction with several, by each of these pointers."""
 
 
 class ForeignTephra:
@@ -70,7 +70,7 @@ class ForeignTephra:
         max_lifetime_ms: int,
         call_timeout_s: float = 10.0,
     ) -> None:
-        """``store``: if other instances share it, they have topics that ``pointers`` does not know."""
+        """``store``: if it is shared, other instances have topics that are missing from ``pointers``."""
         self._client = TephraClient(host, port, timeout_s=call_timeout_s)
         self._clock = clock
         self._pointers = pointers
@@ -90,7 +90,7 @@ class ForeignTephra:
         return self._client.address
 
     async def run(self) -> None:
-        """Ask for the state for ever, less often while there is no answer. Never raises."""
+        """Poll the state until cancelled, less often while there is no answer. Never raises."""
         failures = 0
         self._begun_s = trio.current_time()
         try:
@@ -113,7 +113,7 @@ class ForeignTephra:
             await self._client.aclose()
 
     async def refresh(self) -> None:
-        """Ask for the state now. Raises TransactionsUnavailable, MalformedTransaction: the last state stays."""
+        """Fetch the state now. Raises TransactionsUnavailable, MalformedTransaction: the last state stays."""
         asked_s = trio.current_time()
         data: bytes = await self._client.call("getSnapshot")
         if len(data) < _INLINE_BYTES:
@@ -132,33 +132,33 @@ class ForeignTephra:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the state was asked for; None: there was none yet."""
+        """Seconds since the last state was requested; None if there is none yet."""
         return None if self._known is None else trio.current_time() - self._known.asked_s
 
     @property
     def silent_s(self) -> float | None:
-        """Seconds since the last state, or since the first attempt to get one; None: before the first attempt."""
+        """Seconds since the last state, or since the first attempt to get one; None before the first attempt."""
         since_s = self._begun_s if self._known is None else self._known.asked_s
         return None if since_s is None else trio.current_time() - since_s
 
     def standing(self, pointer: int) -> Standing:
-        """The standing of a pointer by the last state."""
+        """Return the standing of a pointer by the last state."""
         return "unknown" if self._known is None else _standing(self._known, pointer)
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
-        """All pointers of an open transaction by the last state; the pointer alone if it is not known."""
+        """Return all pointers of an open transaction by the last state; only the pointer itself if it is unknown."""
         return (pointer,) if self._known is None else self._known.checkpointed.get(pointer, (pointer,))
 
     def view(self) -> View:
-        """What readers of committed messages see. Raises TransactionsUnavailable when the state is too old."""
+        """Return what readers of committed messages may see. Raises TransactionsUnavailable if the state is too old."""
         return self._fresh().view
 
     async def fresh(self) -> None:
-        """Return at once: readers go by the last refresh, as documented."""
+        """Return at once: readers use the last refresh, as documented."""
         await trio.lowlevel.checkpoint()
 
     async def as_of(self, at_ms: int) -> Moment:
-        """Raises TransactionsUnavailable: a Tephra does not keep when it decided."""
+        """Raise TransactionsUnavailable: a Tephra does not record when it decided."""
         del at_ms
         await trio.lowlevel.checkpoint()
         raise TransactionsUnavailable(
@@ -167,14 +167,14 @@ class ForeignTephra:
         )
 
     def invalids(self) -> tuple[int, ...]:
-        """Pointers on its invalid list, ascending. Raises TransactionsUnavailable when the state is too old."""
+        """Return its invalid pointers, ascending. Raises TransactionsUnavailable if the state is too old."""
         return self._fresh().reader.invalids
 
     def prune_bound(self) -> int:
-        """How far its invalid list may be pruned once every topic has rolled back the pointers on it.
+        """Return how far its invalid list may be pruned once every topic has rolled back the pointers on it.
 
-        Where several instances write, one with an older state may still accept a write under a pointer that is invalid
-        by now, until the pointer is older than any transaction can be.
+        With several instances, one with an older state may still accept a write under a pointer that has become
+        invalid, until the pointer is older than any transaction can be.
 
         Raises:
           TransactionsUnavailable: the state is too old.
@@ -187,14 +187,14 @@ class ForeignTephra:
         return max(min(bound, inactive_bound(self._clock.now_ms() - LATE_MS, self._max_lifetime_ms)), 0)
 
     def begin_pass(self) -> CompletePass:
-        """The list and bound for the janitor's next pass. Raises TransactionsUnavailable if the state is too old."""
+        """Return list and bound for the janitor's next pass. Raises TransactionsUnavailable if the state is too old."""
         return CompletePass(self._clock.now_ms(), self.invalids(), self.prune_bound())
 
     async def pointer_locations(self) -> PointerLocations:
-        """Where pointers have rows; topics know that, a Tephra does not.
+        """Return where pointers have rows, according to the topics: a Tephra does not store that.
 
         Raises:
-          TransactionsUnavailable: the store, which has the rows of other instances' topics, cannot be read.
+          TransactionsUnavailable: the store cannot be read for the topics of other instances.
         """
         if self._cluster_locations is None:
             await trio.lowlevel.checkpoint()
@@ -206,12 +206,12 @@ class ForeignTephra:
         return self._cluster_locations
 
     async def complete(self, passed: CompletePass) -> int:
-        """Keep a complete pass for ``pruning``; nothing is pruned here, so 0."""
+        """Record a complete pass for ``pruning``; return 0, as nothing is pruned here."""
         self._last_pass = passed
         return 0
 
     def pruning(self) -> PruningFigures:
-        """What an operator needs to prune the Tephra's list. Raises TransactionsUnavailable if the state is too old."""
+        """Return figures for pruning the Tephra's list. Raises TransactionsUnavailable if the state is too old."""
         invalids = self.invalids()
         last = self._last_pass
         where: PointerLocations = self._pointers if self._cluster_locations is None else self._cluster_locations
@@ -242,7 +242,7 @@ class ForeignTephra:
         return known
 
     def _notify_topics(self, before: _Known | None, known: _Known) -> None:
-        """Tell topics and held readers which of their pointers were decided, or became invalid."""
+        """Notify topics and held readers of the pointers that were decided, or became invalid."""
         decided = []
         for pointer in self._pointers.undecided():
             standing = _standing(known, pointer)
@@ -271,16 +271,16 @@ def _standing(known: _Known, pointer: int) -> Standing:
     return "committed" if pointer <= known.reader.read_pointer else "unknown"
 
 
-# --- client: one connection, one call at a time, a deadline for each call --------------------------
+# --- client: one connection, one call at a time, each with a deadline ------------------------------
 
 
-#: A state of this size has about seven million invalid pointers.
+#: Enough for about seven million invalid pointers.
 MAX_REPLY_BYTES = 64 << 20
 _RECEIVE_BYTES = 256 << 10
 
 
 class TephraClient:
-    """Calls a Tephra over Thrift; connects at the first call, and again after any error."""
+    """A Thrift client for a Tephra; connects at the first call, and again after any error."""
 
     def __init__(self, host: str, port: int, *, timeout_s: float, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
         self.address = f"{host}:{port}"
@@ -293,10 +293,10 @@ class TephraClient:
         self._sequence_id = 0
 
     async def call(self, method: str, *args: Any) -> Any:
-        """The answer of a method.
+        """Call a method.
 
         Raises:
-          TransactionsUnavailable: no connection, no answer in time, or none that can be read.
+          TransactionsUnavailable: there was no connection, no answer in time, or no answer that can be parsed.
         """
         try:
             with trio.fail_after(self._timeout_s):
@@ -335,7 +335,7 @@ class TephraClient:
             whole = True
             return result
         finally:
-            # Without a whole answer the next bytes could belong to any call.
+            # After an incomplete answer the next bytes cannot be attributed to a call.
             if not whole:
                 await self.aclose()
 

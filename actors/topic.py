@@ -1,7 +1,7 @@
-"""The topic actor: the one writer of one topic. ``actors/actor.py`` has its life; here is what a topic adds to it.
+"""The topic actor: the one writer of one topic. See ``actors/actor.py`` for the life cycle of actors.
 
-A commit brings the scan cache up to date and wakes readers that wait for what it rolled back. Polls that find
-nothing are parked in the core, and answered by a later step, at their deadline, or empty when the topic is closed.
+A commit updates the scan cache, and wakes readers that wait for a pointer it rolled back. Polls that find nothing are
+parked in the core, and answered by a later step, at their deadline, or empty when the topic is closed.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.transaction import Authority
     from storage.base import Claim, Store
 
-#: Topics that write their high-water marks at the same time when they are closed; parked polls are answered before.
+#: Topics that write their high-water marks concurrently when they close.
 MAX_CLOSING = 64
-#: Topics that load at the same time, so that the first ones are ready early instead of all at the end. As many as a
-#: store on HBase has connections by default.
+#: Topics that load concurrently: with a limit the first ones are ready early, instead of all at the end. Equals the
+#: default number of connections to HBase.
 MAX_OPENING = 16
-#: On a shared store a load reads this many rows in as many calls as none, while writing a mark takes calls just when
-#: the next owner makes calls for every topic.
+#: On a shared store, reading this many rows at a load takes no extra calls, whereas writing a mark takes calls just
+#: when the next owner is loading every topic.
 FEW_ROWS = 1000
 #: Requests that change nothing, so that a failed commit cannot leave their outcome unknown.
 TOPIC_READS = (
@@ -79,41 +79,41 @@ TOPIC_READS = (
     Look,
     Stats,
 )
-#: For a step that is settled without ``TopicCore.needs_time``.
+#: The time for steps that do not need it (``TopicCore.needs_time``).
 _NO_TIME = Now(0, 0.0)
-#: Requests whose messages a commit publishes.
+#: Requests that publish messages.
 PUBLISHES = (Publish, PublishEach, PublishStaged, PublishUnder)
 
 
 @dataclass(slots=True)
 class TopicEnvironment:
-    """What all topic actors share."""
+    """The objects and settings that all topic actors share."""
 
     store: Store
     clock: Clock
     space: SpaceGuard
     limits: TopicLimits = field(default_factory=TopicLimits)
     commit_requests: int = 1024
-    """Requests one commit may carry."""
+    """Maximum of requests in one commit."""
     commit_bytes: int = 8 << 20
-    """Bytes of requests after which a commit takes no more; a single larger one still goes whole."""
+    """A commit takes no more requests once it has these bytes; a larger single request is not split."""
     observer: Observer = field(default_factory=NoObserver)
     pointers: PointerIndex = field(default_factory=PointerIndex)
     """The topics with rows of each write pointer."""
     authority: Authority = field(default_factory=NoAuthority)
     """Decides transactions."""
     policies: Mapping[str, NamespacePolicy] = field(default_factory=dict)
-    """The policies for producers of namespaces that have one: ``Namespaces.policies``."""
+    """The producer policies of namespaces that have one: ``Namespaces.policies``."""
     ownership: Ownership = field(default_factory=Alone)
-    """Which topics this instance owns."""
+    """The topics that this instance owns."""
     enlistments: Enlistments | None = None
-    """Enlistments of topics, where another instance may decide transactions; None: topics need not be enlisted."""
+    """Needed if another instance may decide transactions; None: topics are not enlisted."""
     turns: Turns = field(default_factory=Turns)
     """Runs the turns of actors that have mail."""
     closings: trio.CapacityLimiter = field(default_factory=partial(trio.CapacityLimiter, MAX_CLOSING))
-    """Limits how many topics close at the same time."""
+    """Limits how many topics close concurrently."""
     openings: trio.CapacityLimiter = field(default_factory=partial(trio.CapacityLimiter, MAX_OPENING))
-    """Limits how many topics load at the same time."""
+    """Limits how many topics load concurrently."""
 
 
 class TopicActor(Actor[TopicCore, Step]):
@@ -142,13 +142,13 @@ class TopicActor(Actor[TopicCore, Step]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no caller would notice if the topic were closed now."""
+        """True if the topic can be closed without an effect on any caller."""
         if self._in_turn or len(self._mailbox) or (self.core and len(self.core.parking)):
             return False
         return not self._environment.pointers.waiting(self.name)
 
     def look_now(self, look: Look) -> Span | None:
-        """The answer to a look that the next step would give, while there is none to come; None: ask the mailbox."""
+        """Answer a look without a step; None if a step is under way or due, so that the mailbox must be used."""
         core = self.core
         if core is None or self._shared or self._in_turn or self._failure is not None or not self._mailbox.is_empty:
             return None
@@ -159,7 +159,7 @@ class TopicActor(Actor[TopicCore, Step]):
     # --- life -------------------------------------------------------------------------------------
 
     async def _load(self) -> tuple[TopicCore, Claim]:
-        """Raises NoOwner when the topic was given away while it waited its turn."""
+        """Claim and load the topic. Raises NoOwner if the topic was given away while it waited for its turn."""
         environment = self._environment
         async with environment.openings:
             if not environment.ownership.is_mine(self.name):
@@ -178,8 +178,8 @@ class TopicActor(Actor[TopicCore, Step]):
     def _begin(self, core: TopicCore, claim: Claim) -> None:
         del claim
         pointers, enlistments = self._environment.pointers, self._environment.enlistments
-        # The index has most pointers from their rows; what a commit that was cut off left behind is known only now.
-        # Where others write too, the index knows nothing of a topic that is not open.
+        # The index has most pointers from their rows; those that a cut-off commit left are found only by the load. On a
+        # shared store the index has no pointers of a topic that is not open.
         changed = transactional_pointers(core.state.pending if self._shared else core.state.changed)
         pointers.begin(self.name, changed)
         pointers.end(changed)
@@ -187,7 +187,7 @@ class TopicActor(Actor[TopicCore, Step]):
         self._mailbox.on_leave = core.leave
 
     async def _close(self, core: TopicCore, claim: Claim) -> None:
-        """Answer the parked polls, empty; leave a high-water mark, where it makes the next load shorter."""
+        """Answer the parked polls with empty pages; write a high-water mark if it shortens the next load."""
         few_rows = FEW_ROWS if self._shared else 0
         pointers = self._environment.pointers
         step, answers = core.close(pointers.take_decided(self.name), few_rows=few_rows)
@@ -195,7 +195,7 @@ class TopicActor(Actor[TopicCore, Step]):
             settle_all(answers)
         try:
             async with self._environment.closings:
-                if self._shared and answers:  # empty is a true answer only if no other owner has published since
+                if self._shared and answers:  # an empty answer is correct only if no other owner has published since
                     await self._store.check(claim)
                 settle_all(answers)
                 if step.operations:
@@ -228,7 +228,7 @@ class TopicActor(Actor[TopicCore, Step]):
     # --- one turn ---------------------------------------------------------------------------------
 
     def _ready(self, core: TopicCore, tickets: Sequence[Ticket[Any]]) -> Sequence[Ticket[Any]]:
-        """All but the polls whose callers have left: no caller would take them out of the parking again."""
+        """Drop polls of cancelled callers: once parked, they would never be removed."""
         del core
         return [ticket for ticket in tickets if not (ticket.abandoned and isinstance(ticket.ask, Look))]
 
@@ -238,7 +238,7 @@ class TopicActor(Actor[TopicCore, Step]):
         return core.step([(ticket, ticket.ask) for ticket in tickets], self._now(decided))
 
     def _operations(self, core: TopicCore, step: Step) -> Sequence[Operation]:
-        """The step's, after the rows of transactions that have none yet: no message is durable without its begin."""
+        """Put begin rows of new transactions before the step's rows: no message is durable without its begin."""
         del core
         begins = self._environment.pointers.begins
         if step.pointers and step.operations and begins is not None:
@@ -246,7 +246,7 @@ class TopicActor(Actor[TopicCore, Step]):
         return step.operations
 
     def _commit_begins(self, step: Step) -> None:
-        """Meanwhile the index says that rows of the step's pointers are being written."""
+        """Mark the step's pointers in the index as being written, until the commit ends."""
         self._commit_begun_s = perf_counter()
         if step.pointers:
             self._environment.pointers.begin(self.name, step.pointers)
@@ -269,16 +269,16 @@ class TopicActor(Actor[TopicCore, Step]):
         if step.frees_readers:
             pointers.wake(self.name)
         if step.looks:
-            # A caller that left during the commit was not parked yet, so its leaving took nothing out of the parking.
+            # A poll whose caller left during the commit was not parked yet, so ``leave`` could not remove it.
             step.looks = [(ticket, look) for ticket, look in step.looks if not as_ticket(ticket).abandoned]
 
     def _drop_pointers(self, core: TopicCore, step: Step) -> None:
-        """The rows about these pointers are gone."""
+        """Remove pointers without rows from the index."""
         dropped = [each for each in step.dropped if each not in core.state.pending]
         self._environment.pointers.drop(self.name, dropped)
 
     def _update_cache(self, core: TopicCore, step: Step) -> None:
-        """Bring the scan cache to what the commit has made of the topic."""
+        """Apply a commit to the scan cache."""
         if step.renewed:
             self._cache.clear()
         since, before = step.since, None
@@ -289,7 +289,7 @@ class TopicActor(Actor[TopicCore, Step]):
             items = batch.item_count
             if items:
                 if before is not None:
-                    # A cache that could not hold the batch before begins anew behind it.
+                    # If the cache has dropped the previous batch for lack of room, it is complete from after it.
                     since = after(before.last_id)
                 expiries, pointers, attributes = batch.expiries, batch.pointers, batch.attributes
                 if items >= MANY_ROWS:
@@ -307,7 +307,7 @@ class TopicActor(Actor[TopicCore, Step]):
     def _settle(self, core: TopicCore, step: Step, answers: Answers) -> None:
         del core
         settle_all(answers)
-        # Behind the answers: nobody who waits for one waits for what is counted.
+        # After the answers, so that counting does not delay them.
         observer = self._environment.observer
         if step.messages:
             publishes = sum(1 for ticket, _ in step.answers if isinstance(as_ticket(ticket).ask, PUBLISHES))
@@ -320,7 +320,7 @@ class TopicActor(Actor[TopicCore, Step]):
         policy = environment.policies.get(self.name.namespace, INHERITED)
         return Now(environment.clock.now_ms(), self._loop_s(), environment.space.low, tuple(decided), policy)
 
-    # --- what callers are told --------------------------------------------------------------------
+    # --- errors for callers -----------------------------------------------------------------------
 
     def _moved(self) -> NoOwner:
         return topic_moved(self.name)
@@ -336,5 +336,5 @@ class TopicActor(Actor[TopicCore, Step]):
 
 
 def topic_moved(name: TopicName) -> NoOwner:
-    """Another instance owns the topic, now or from now on; nothing happened."""
+    """Return the error for: another instance owns the topic, or is about to; nothing happened."""
     return NoOwner(f"another instance owns topic {name}", hint="nothing happened; ask again")

@@ -1,8 +1,8 @@
-"""The transaction service: begins, decides and remembers transactions; its actor, and its answers to replicas.
+"""The transaction service: begins, decides and remembers transactions; its actor, and its replication.
 
-Routes, Thrift, topics and readers call ``TransactionService``. Its actor has the life of every actor
-(``actors/actor.py``): when it falls it is loaded again from disk, at once and then with growing pauses. Meanwhile every
-call raises TransactionsUnavailable, publishes under a pointer are refused with it, and plain publishes and polls go on.
+Routes, Thrift, topics and readers call ``TransactionService``. Its actor has the life cycle of every actor
+(``actors/actor.py``): when it falls it is loaded again from disk, at once and then with growing pauses. Until then
+every call, and every publish under a pointer, fails with TransactionsUnavailable; plain publishes and polls continue.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ A = TypeVar("A")
 
 
 class TransactionService:
-    """Implements ``Authority``; every call but ``close`` raises TransactionsUnavailable while it is down."""
+    """Implements ``Authority``; every call except ``close`` raises TransactionsUnavailable while it is down."""
 
     def __init__(
         self,
@@ -79,11 +79,11 @@ class TransactionService:
         observer: TransactionObserver | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """Load it with ``run``.
+        """Create the service; ``run`` loads it.
 
         Args:
-          ask: asks a topic at its owner. On a store that other instances share, topics must be enlisted.
-          turns: those of the topics, which then share their commits with the service; None: its own.
+          ask: asks a topic at its owner. On a shared store topics must be enlisted.
+          turns: those of the topics, to share commits with them; None: its own.
         """
         self.settings = settings or TransactionSettings()
         self._clock = clock
@@ -114,7 +114,7 @@ class TransactionService:
     def close(self, *, given_away: bool = False) -> None:
         """Refuse new requests, serve those that wait, then let ``run`` return.
 
-        An abort that topics are rolling back goes on after the next load.
+        An abort that topics are rolling back continues after the next load.
 
         Args:
           given_away: another instance is to own the service.
@@ -124,17 +124,17 @@ class TransactionService:
 
     @property
     def deposed(self) -> bool:
-        """Whether another instance owns the service, or is to own it."""
+        """True if another instance owns the service, or is to own it."""
         return self._supervision.is_elsewhere
 
     @property
     def known(self) -> ReplicaUpdate | None:
-        """The complete update for a replica without any state; None while the service is not loaded."""
+        """The update for a replica without any state; None while the service is not loaded."""
         core = self._actor.core
         return None if core is None else replica_update(core, self._actor.changes, UNKNOWN_VERSION)
 
     async def pointer_locations(self) -> PointerLocations:
-        """Where undecided pointers have rows; never stale."""
+        """Return where undecided pointers have rows; always current."""
         await trio.lowlevel.checkpoint()
         return self._locations
 
@@ -147,50 +147,50 @@ class TransactionService:
             self._observer.conflicted()
 
     async def fresh(self) -> None:
-        """Afterwards ``view`` shows every transaction whose commit was acknowledged before this was called.
+        """Ensure that ``view`` shows every transaction whose commit was acknowledged before this call.
 
         Raises:
-          TransactionsUnavailable: unknown just now. NoOwner: another instance owns the service.
+          TransactionsUnavailable: the state is unknown at present. NoOwner: another instance owns the service.
         """
         await self._replicas.fresh()
 
     async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
-        """The changes since ``known``, as soon as there are any, or after ``wait_ms``.
+        """Return the changes since ``known``, as soon as there are any, or after ``wait_ms``.
 
         Raises:
-          TransactionsUnavailable, NoOwner: as ``fresh``. Overloaded: too many replicas wait.
+          TransactionsUnavailable, NoOwner: see ``fresh``. Overloaded: too many replicas wait.
         """
         return await self._replicas.sync(known, wait_ms)
 
     # --- without waiting --------------------------------------------------------------------------
 
     def standing(self, pointer: int) -> Standing:
-        """The standing of a pointer. Raises TransactionsUnavailable while it is unknown."""
+        """Return the standing of a pointer. Raises TransactionsUnavailable while the service is not loaded."""
         return self._core().standing(pointer)
 
     def view(self) -> View:
-        """What readers of committed messages may see now. Raises TransactionsUnavailable."""
+        """Return what readers of committed messages may see now. Raises TransactionsUnavailable."""
         return self._core().view()
 
     def figures(self) -> ServiceFigures:
-        """Numbers for metrics. Raises TransactionsUnavailable."""
+        """Return figures for metrics. Raises TransactionsUnavailable."""
         return self._core().figures()
 
     def invalids(self) -> tuple[int, ...]:
-        """Pointers on the invalid list, ascending. Raises TransactionsUnavailable."""
+        """Return the pointers on the invalid list, ascending. Raises TransactionsUnavailable."""
         return self._core().visible.invalids()
 
     def begin_pass(self) -> CompletePass:
-        """The list and the bound for the janitor's next pass. Raises TransactionsUnavailable."""
+        """Return the list and the prune bound for the janitor's next pass. Raises TransactionsUnavailable."""
         visible = self._core().visible
         return CompletePass(self._clock.now_ms(), visible.invalids(), visible.upper_bound())
 
     def pruning(self) -> PruningFigures:
-        """What an operator needs for pruning by hand. Raises TransactionsUnavailable."""
+        """Return figures for pruning by hand. Raises TransactionsUnavailable."""
         return pruning_figures(self._core(), self._locations.oldest_by_topic())
 
     def snapshot(self) -> bytes:
-        """All of the durable state in Tephra's snapshot format V4. Raises TransactionsUnavailable."""
+        """Return the complete durable state in Tephra's snapshot format V4. Raises TransactionsUnavailable."""
         core = self._core()
         return encode_snapshot(manager_state(core.ledger, core.visible, self._clock.now_ms()))
 
@@ -203,17 +203,19 @@ class TransactionService:
         client_id: str = "unknown",
         owner: str | None = None,
     ) -> Begun:
-        """Begin a transaction that is durable before this returns: Tephra's clients write to other stores under its pointer,
-        where a pointer that is on no list counts as committed.
+        """Begin a transaction; it is durable when this returns.
+
+        Tephra's clients write to other stores under its pointer, where a pointer on no list counts as committed.
 
         Raises:
-          InvalidParameter: a time-out that is not above 0, over the maximum, or given with a long one; a bad client id.
+          InvalidParameter: a time-out that is not positive, over the maximum, or given for a long transaction; a bad
+            client id.
           Overloaded: too many are open or invalid.
         """
         return await self.ask(asks.Begin(type, timeout_s, client_id, owner, durable=True))
 
     async def prepare(self, transaction_id: int, changes: Sequence[bytes]) -> None:
-        """Set a transaction's change set, in place of an earlier one, and check it for conflicts.
+        """Set or replace a transaction's change set, and check it for conflicts.
 
         Raises:
           ChangeConflict: with a transaction committed since it began.
@@ -223,10 +225,10 @@ class TransactionService:
         await self.ask(asks.Prepare(transaction_id, changes, sum(map(len, changes))))
 
     async def commit(self, transaction_id: int) -> Decision:
-        """Make a transaction visible, all of it at once; a repeated commit gets the same answer while it is remembered.
+        """Make a transaction visible atomically; a repeated commit gets the same answer while it is remembered.
 
         Raises:
-          ChangeConflict: it stays in progress, to be prepared again or aborted.
+          ChangeConflict: the transaction stays in progress, to be prepared again or aborted.
           TransactionNotFound: unknown, or forgotten.
           TransactionNotInProgress: aborted, invalid, or timed out.
         """
@@ -235,10 +237,10 @@ class TransactionService:
         return answer
 
     async def abort(self, transaction_id: int) -> Decision:
-        """Roll back its rows in every topic, then forget its pointers.
+        """Roll back a transaction's rows in every topic, then forget its pointers.
 
-        The resulting state is ``aborted``, or ``invalid`` for a long transaction, and for one with a topic that could
-        not be reached in time. Aborting an invalid transaction does the same. The abort goes on if its caller leaves.
+        The resulting state is ``aborted``, or ``invalid`` for a long transaction or if a topic could not be reached in
+        time. Aborting an invalid transaction does the same. The abort continues if its caller is cancelled.
 
         Raises:
           TransactionNotFound: unknown, or forgotten; Thrift answers this as a success.
@@ -249,14 +251,14 @@ class TransactionService:
         return answer
 
     async def invalidate(self, transaction_id: int) -> Decision:
-        """Hide it for ever without touching its rows. Raises TransactionNotFound, TransactionNotInProgress."""
+        """Hide a transaction permanently; its rows stay. Raises TransactionNotFound, TransactionNotInProgress."""
         return await self.ask(asks.Invalidate(transaction_id))
 
     async def checkpoint(self, transaction_id: int, transaction: Transaction | None = None) -> Begun:
-        """A new write pointer; the snapshot stays the one that the transaction began with.
+        """Return a new write pointer for a transaction; its snapshot stays the one it began with.
 
         Args:
-          transaction: as the client has it; without it the snapshot is computed from the outcomes remembered.
+          transaction: the client's copy; without it the snapshot is computed from the remembered outcomes.
         Raises:
           InvalidParameter: without ``transaction``, too much has been forgotten since it began.
           TransactionNotFound, TransactionNotInProgress, Overloaded.
@@ -264,7 +266,7 @@ class TransactionService:
         return await self.ask(asks.Checkpoint(transaction_id, transaction))
 
     async def truncate(self, pointers: Sequence[int]) -> int:
-        """Roll back the rows of pointers, then take them from the invalid list; returns how many.
+        """Roll back the rows of pointers, then remove these from the invalid list; return how many.
 
         A pointer stays if one of its topics could not be reached in time.
         """
@@ -277,34 +279,35 @@ class TransactionService:
         return await self.truncate(await self.invalid_before(before_ms))
 
     async def invalid_before(self, before_ms: int) -> Sequence[int]:
-        """The invalid pointers issued before a time. Raises InvalidParameter if one of those is in progress."""
+        """Return the invalid pointers issued before a time. Raises InvalidParameter if one is still in progress."""
         return await self.ask(asks.InvalidBefore(before_ms))
 
     async def reset(self) -> None:
-        """Roll back and forget open and invalid transactions, and all change sets; ids go on rising, outcomes stay."""
+        """Roll back and forget open and invalid transactions, and drop change sets; ids keep rising, outcomes stay."""
         open_ = await self.ask(asks.ListAll("in_progress", limit=self.settings.max_open))
         await abort_all(self.abort, [status.transaction_id for status in open_])
         await self.truncate(self.invalids())
         await self.ask(asks.ForgetChanges())
 
     async def enlist(self, pointer: int, name: TopicName) -> tuple[int, ...]:
-        """Enlist a topic that is about to write under a pointer. Returns all pointers of the transaction.
+        """Enlist a topic that is about to write under a pointer; return all pointers of the transaction.
 
         Raises:
-          TransactionNotInProgress: it is decided, or being decided, or was not issued here. Overloaded: too many topics.
+          TransactionNotInProgress: the transaction is decided, being decided, or was not issued here.
+          Overloaded: too many topics.
         """
         return await self.ask(asks.Enlist(pointer, name))
 
     async def complete(self, passed: CompletePass) -> int:
-        """Record a complete pass of the janitor, and prune the invalid list; returns how many were pruned."""
+        """Record a complete pass of the janitor, and prune the invalid list; return how many were pruned."""
         return await self.ask(asks.KeepPass(passed))
 
     # --- reads ------------------------------------------------------------------------------------
 
     async def look(self, transaction_id: int, sees: Sees | None = None) -> TransactionStatus:
-        """The status of a transaction, by its id or a checkpoint's pointer; ``unknown`` if it is not remembered.
+        """Return the status of a transaction, by its id or a checkpoint's pointer; ``unknown`` if it is forgotten.
 
-        ``sees``: as for ``with_topics``.
+        ``sees``: see ``with_topics``.
         """
         status = await self.ask(asks.LookAt(transaction_id))
         return (await with_topics([status], self._locations, self._ask_topic, sees))[0]
@@ -312,23 +315,23 @@ class TransactionService:
     async def listed(
         self, state: State | None = None, limit: int = 1_000, after: int = 0, sees: Sees | None = None
     ) -> list[TransactionStatus]:
-        """Transactions, oldest first: of one state, or (None) all that are in progress or invalid.
+        """Return transactions, oldest first: of one state, or (None) all that are in progress or invalid.
 
-        ``after``: as of ``ListAll``; ``sees``: as for ``with_topics``.
+        ``after``: see ``ListAll``; ``sees``: see ``with_topics``.
         """
         statuses = await self.ask(asks.ListAll(state, limit, after))
         return await with_topics(statuses, self._locations, self._ask_topic, sees)
 
     async def as_of(self, at_ms: int) -> Moment:
-        """What had been decided by a moment; from now on no decision has a time up to it.
+        """Return what had been decided by a moment; later decisions get a later time.
 
         Raises:
-          AsOfTooOld: that is not known any more. InvalidParameter: the moment is still to come.
+          AsOfTooOld: some of it has been forgotten. InvalidParameter: the moment is in the future.
         """
         return await self.ask(asks.AsOf(at_ms))
 
     def owner_of(self, pointer: int) -> str | None:
-        """The name that began the transaction of a pointer; ``""``: nobody here remembers it. None: it had no name.
+        """Return the name that began a pointer's transaction; None if it had none, ``""`` if it is forgotten here.
 
         Raises TransactionsUnavailable.
         """
@@ -338,37 +341,37 @@ class TransactionService:
         return "" if record is None else record.owner
 
     def id_of(self, pointer: int) -> int:
-        """The id of a pointer's transaction; the pointer itself if none is known, or while the service is loaded."""
+        """Return the id of a pointer's transaction; the pointer itself if it is unknown, or while the service loads."""
         core = self._actor.core
         record = None if core is None else core.ledger.by_pointer.get(pointer)
         return pointer if record is None else record.transaction_id
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
-        """All pointers of a pointer's transaction; itself if no transaction is known. Raises TransactionsUnavailable."""
+        """Return all pointers of a pointer's transaction, or only itself. Raises TransactionsUnavailable."""
         return self._core().pointers_of(pointer)
 
     def open_of(self, name: str) -> int:
-        """How many transactions a name has open. Raises TransactionsUnavailable."""
+        """Return the number of open transactions of a name. Raises TransactionsUnavailable."""
         return sum(1 for record in self._core().ledger.open.values() if record.owner == name)
 
     @property
     def has_loaded(self) -> bool:
-        """Whether the first load has ended, for which callers wait."""
+        """True once the first load, for which callers wait, has ended."""
         return self._supervision.first_load_ended.is_set()
 
     def put(self, ask: Ask[A], settled: Callable[[A | Exception], object]) -> None:
-        """Ask without waiting, once it ``has_loaded``.
+        """Ask without waiting; call only once it ``has_loaded``.
 
         Args:
-          settled: as ``Future.on_settled``.
-        Raises as ``Mailbox.put`` does.
+          settled: see ``Future.on_settled``.
+          Raises what ``Mailbox.put`` raises.
         """
         ticket = Ticket(ask)
         ticket.on_settled(settled)
         self._mailbox.put(ticket)
 
     async def ask(self, ask: Ask[A]) -> A:
-        """The answer, once the first load has ended. Raises as ``Mailbox.ask`` does."""
+        """Ask once the first load has ended; return the answer. Raises what ``Mailbox.ask`` raises."""
         await self._supervision.first_load()
         return await self._mailbox.ask(ask)
 
@@ -382,17 +385,17 @@ class TransactionService:
 SERVICE_NAME = TopicName("", "transactions")
 #: Requests that change nothing, so that a failed commit cannot leave their outcome unknown.
 TRANSACTION_READS = (InvalidBefore, ListAll, LookAt, Nothing)
-#: How long callers wait for the first load: less than instances wait for each other's answers.
+#: How long callers wait for the first load: shorter than the time-out of requests between instances.
 FIRST_LOAD_TIMEOUT_S = 3.0
 
 
 class TransactionActor(Actor[ManagerCore, ManagerStep]):
-    """Owns the ledger; readers look at it between two turns.
+    """Owns the ledger; others read it between two turns.
 
     Two kinds of request take a detour before they are answered. A commit waits while a topic writes under its pointers;
-    where topics may have other instances as owners, each enlisted topic is asked to close the pointers. An abort of a
-    transaction with rows goes to the topics first, and comes back when they have rolled back or did not in time; an
-    abort that a crash interrupted goes on after the load.
+    if topics may be owned by other instances, each enlisted topic is asked to close the pointers. An abort of a
+    transaction with rows goes to the topics first, and returns when they have rolled back or the deadline has passed.
+    An abort that a crash interrupted continues after the load.
     """
 
     reads = TRANSACTION_READS
@@ -409,7 +412,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         turns: Turns,
         cluster_locations: ClusterPointerLocations | None = None,
     ) -> None:
-        """``cluster_locations``: given where topics are enlisted and others may claim the service; loads fill it."""
+        """``cluster_locations``: for a shared store, where topics are enlisted; filled by each load."""
         super().__init__(
             store,
             mailbox,
@@ -426,10 +429,10 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         self._on_settled = on_settled
         #: Where detours run; set before ``run``.
         self.nursery: trio.Nursery
-        #: What became of pointers under the present claim, and the event of the next change.
+        #: Changes of pointers under the present claim, and the event of the next change.
         self.changes = PointerChanges(-1)
         self.changed = trio.Event()
-        #: Tickets that come back from a detour, before all that wait in the mailbox.
+        #: Tickets that return from a detour; they are served before the mailbox.
         self._returning: list[Ticket[Any]] = []
         #: Commits that wait until no topic writes under their pointers.
         self._frozen: set[Ticket[Any]] = set()
@@ -447,10 +450,11 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
             loader.feed(rows)
             return True
 
-        # The rows of begins go into commits of topics, which must not overtake what the service writes after them.
+        # Begin rows go into commits of topics, so the service's later writes must not overtake those.
         defers_begins = self._store.traits.in_order and not self._shared
         if defers_begins:
-            # One in progress may have a row that this load has to find. No further one begins: there is no core.
+            # A topic's commit under way may have a begin row that this load must find. No commit can add more: without
+            # a core there are no begins.
             await self._index.no_writes()
         await self._store.scan(Table.METADATA, *SERVICE_RANGE, take)
         core = loader.core(self._settings, self._now(), defers_begins=defers_begins)
@@ -470,18 +474,21 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         return bool(self._returning) or super()._has_mail()
 
     def _return(self, ticket: Ticket[Any]) -> None:
-        """A ticket comes back from its detour."""
+        """Queue a ticket that returns from its detour."""
         self._returning.append(ticket)
         self._has_arrived()
 
     async def _close(self, core: ManagerCore, claim: Claim) -> None:
-        """Write the begins that no commit has taken; nothing waits inside but detours, which end with the actor."""
+        """Write the begins that no commit has included; detours end with the actor."""
         operations = core.close()
         if operations:
             await self._store.write(operations, claim=claim)
 
     def _end(self, core: ManagerCore, error: Callable[[], PlainsongError]) -> None:
-        """End the detours. A begin without a row is forgotten. An abort that has begun goes on after the next load, so its outcome is open."""
+        """End the detours, and forget begins without a row.
+
+        An abort that has begun continues after the next load, so its outcome is unknown.
+        """
         self._index.begins = None
         for ticket in (*self._frozen, *self._closing.abandon()):
             ticket.settle(error())
@@ -496,7 +503,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     # --- one turn ---------------------------------------------------------------------------------
 
     def _ready(self, core: ManagerCore, tickets: Sequence[Ticket[Any]]) -> Sequence[Ticket[Any]]:
-        """Those that return from a detour and those that arrived, but for commits that have to wait for topics first."""
+        """Return the tickets back from a detour and the new ones, except commits that have to wait for topics first."""
         if self._returning:
             returned, self._returning = self._returning, []
             tickets = [*returned, *tickets]
@@ -509,13 +516,13 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         return core.operations(step)
 
     def _commit_begins(self, step: ManagerStep) -> None:
-        """Nobody looks at what is being written."""
+        """Do nothing: no reader depends on writes under way."""
 
     def _commit_ends(self, step: ManagerStep, *, is_durable: bool) -> None:
-        """As ``_commit_begins``."""
+        """Do nothing; see ``_commit_begins``."""
 
     def _committed(self, core: ManagerCore, step: ManagerStep) -> None:
-        """``_settled`` says it to the core."""
+        """Do nothing: ``_settled`` completes the step in the core."""
 
     def _settled(self, core: ManagerCore, step: ManagerStep) -> Answers:
         return core.settled(step)
@@ -537,7 +544,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
                 as_ticket(ticket).settle(answer)
 
     def wake_replicas(self) -> None:
-        """Let replicas that wait for a change look again."""
+        """Wake replicas that wait for a change."""
         self.changed.set()
         self.changed = trio.Event()
 
@@ -552,7 +559,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     # --- commits that wait for topics -------------------------------------------------------------
 
     def _defer(self, core: ManagerCore, ticket: Ticket[Any]) -> bool:
-        """Whether a commit has to wait; no other task runs between this and the step."""
+        """Return True if a commit has to wait; no other task runs between this and the step."""
         ask = ticket.ask
         if isinstance(ask, Abort):
             ask.has_rows = bool(self._locations.topics_of(core.pointers(ask.transaction_id)))
@@ -568,14 +575,14 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
 
     async def _wait_for_writes(self, ticket: Ticket[Any], pointers: Sequence[int]) -> None:
         await self._index.quiet(pointers)
-        if ticket in self._frozen:  # else the actor fell meanwhile, and has settled it
+        if ticket in self._frozen:  # else the actor fell, and has settled it
             self._frozen.discard(ticket)
             self._return(ticket)
 
     # --- aborts that topics roll back first -------------------------------------------------------
 
     def _roll_back_first(self, core: ManagerCore, first: RollFirst, tickets: Iterable[Ticket[Any]]) -> None:
-        """Roll back cluster_locations, then finish the abort; later requests for the same abort share its answer."""
+        """Roll back the transaction's rows in every topic, then finish the abort; later requests share its answer."""
         waiting = self._aborting.get(first.transaction_id)
         if waiting is not None:
             waiting.extend(tickets)
@@ -586,7 +593,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     async def _roll_back(self, core: ManagerCore, first: RollFirst) -> None:
         reached = await roll_back(self._locations, self._ask, first.pointers, self._settings.abort_deadline_s)
         if self.core is not core:
-            return  # it fell: the callers know, and the next actor starts the rollback again
+            return  # the actor fell and settled the callers; the next load starts the rollback again
         ticket: Ticket[Any] = Ticket(FinishAbort(first.transaction_id, complete=len(reached) == len(first.pointers)))
         self._return(ticket)
         answer: object
@@ -598,7 +605,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
             for each in self._aborting.pop(first.transaction_id, ()):
                 each.settle(answer)
 
-    # --- what callers are told --------------------------------------------------------------------
+    # --- errors for callers -----------------------------------------------------------------------
 
     def _moved(self) -> NoOwner:
         return service_moved()
@@ -616,20 +623,20 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
 
 
 def service_moved() -> NoOwner:
-    """Another instance owns the service; nothing happened."""
+    """Return the error for: another instance owns the service; nothing happened."""
     return NoOwner("another instance owns the transaction service", hint="nothing happened; ask again")
 
 
 def service_not_loaded() -> TransactionsUnavailable:
-    """The actor has not been loaded yet, or has fallen; nothing happened."""
+    """Return the error for: the actor is not loaded yet, or has fallen; nothing happened."""
     return TransactionsUnavailable("the transaction service is being loaded", hint="plain work goes on meanwhile")
 
 
 class ServiceSupervision(Supervision):
     """Keeps the service's actor running.
 
-    Callers wait for its first load, as for a topic that is opened. Once it has fallen, or could not be loaded, they
-    are refused at once until it is loaded again: every request on a transaction would wait else.
+    Callers wait for its first load, as for a topic that is opened. After a fall or a failed load they are refused at
+    once until it is loaded again; otherwise every transaction request would hang.
     """
 
     def __init__(self, mailbox: Mailbox, observer: TransactionObserver) -> None:
@@ -644,7 +651,7 @@ class ServiceSupervision(Supervision):
         await self._supervise(actor.run)
 
     async def first_load(self) -> None:
-        """Wait, for a while, until the first load has ended, or is not going to happen."""
+        """Wait until the first load has ended or will not be attempted, up to ``FIRST_LOAD_TIMEOUT_S``."""
         if not self.first_load_ended.is_set():
             with trio.move_on_after(FIRST_LOAD_TIMEOUT_S):
                 await self.first_load_ended.wait()
@@ -673,17 +680,17 @@ class ServiceSupervision(Supervision):
         log.warning("transaction service taken over", extra={"why": str(error)})
 
 
-#: Instances that wait for changes at the same time.
+#: Maximum of instances that wait for changes.
 MAX_REPLICAS = 1_000
 
 
 class ReplicaServer:
-    """Answers replicas for one service; where others may claim it, only after checking that its claim holds."""
+    """Answers replicas for one service; on a shared store, only after checking that its claim holds."""
 
     def __init__(
         self, store: Store, actor: TransactionActor, supervision: ServiceSupervision, deposed: Callable[[], object]
     ) -> None:
-        """``deposed``: called if the store says that another instance has claimed the service."""
+        """``deposed``: called if another instance has claimed the service in the store."""
         self._store = store
         self._actor = actor
         self._supervision = supervision

@@ -42,10 +42,9 @@ class CheckPublish(Ask[None]):
 
 @dataclass(slots=True)
 class PublishEach(Ask[Receipt | list[Receipt | PlainsongError]]):
-    """Store messages that are a request each, with nothing but a payload.
+    """Store messages that are one request each, with only a payload.
 
-    The answer is a list with the answer to each; or, when all are stored, one receipt for all of them, whose ids are
-    consecutive.
+    The answer is a list of the answers to each; or, if all are stored, one receipt with consecutive ids.
     """
 
     messages: Sequence[bytes]
@@ -69,19 +68,19 @@ class Span:
     watermark: bytes | None
     """The highest id the last completed commit can have; None before the first."""
     expired: bool = False
-    """Whether messages from ``since`` on have, or may have, expired by the topic's ttl: see ``Usage.expired_from``."""
+    """True if messages from ``since`` on have, or may have, expired by the topic's ttl: see ``Usage.expired_from``."""
     undecided: frozenset[int] = frozenset()
-    """Write pointers that the topic does not know to be decided; empty unless ``Look.undecided`` asks for them."""
+    """Write pointers not known to be decided; empty unless ``Look.undecided`` requests them."""
     set_aside: tuple[SetAside, ...] = ()
-    """Stretches of the topic that were set aside."""
+    """Ranges of the topic that were set aside."""
 
     @property
     def start(self) -> bytes:
-        """The bound where reading begins: ``since``, or that of the oldest living message."""
+        """The bound where reading begins: ``since``, or the bound of the oldest living message if that is later."""
         return max(self.since, bound_at(self.oldest_ms)) if self.oldest_ms > 0 else self.since
 
     def passed_set_aside(self, to: bytes | None, since: bytes | None = None) -> list[SetAside]:
-        """The stretches from ``since`` to the id ``to``, both included; of None, from the start, to the end of the span."""
+        """Return the set-aside ranges from ``since`` (None: the start) to the id ``to`` (None: the end), inclusive."""
         if not self.set_aside:
             return []
         first = self.since if since is None else since
@@ -90,7 +89,7 @@ class Span:
 
     @property
     def resume(self) -> bytes | None:
-        """The id to resume from, exclusively, behind the whole span; None: from the start."""
+        """The id after which to resume once the whole span is read; None: from the start."""
         return before(max(self.since, self.until))
 
 
@@ -102,13 +101,13 @@ class Look(Ask[Span]):
     end_before: bytes | None = None
     """Read no further than this id, exclusive."""
     deadline_s: float | None = None
-    """When to answer with an empty span at the latest, on the actor's monotonic clock; None: at once."""
+    """The latest time to answer with an empty span, on the actor's monotonic clock; None: at once."""
     undecided: int = 0
-    """How many of the topic's undecided write pointers the span lists at most."""
+    """Maximum of undecided write pointers that the span lists."""
     as_of_ms: int | None = None
-    """The reader wants what had been published by this moment; None: by now.
+    """Read what had been published by this moment; None: by now.
 
-    No message that is published later gets a publish time up to it. InvalidParameter: it is still to come.
+    Messages published later get a later publish time. InvalidParameter: the moment is in the future.
     """
 
 
@@ -140,7 +139,7 @@ class RollBackPointer(Ask[None]):
     """First and last position (10 bytes each) of a ``PublishResponse``. None: everything, stored messages too, and
     later requests under the pointer are refused."""
     by_client: bool = True
-    """A client's rollback is refused if the topic does not exist; those of service and janitor never are."""
+    """A client's rollback is refused if the topic does not exist; one by the service or the janitor never is."""
 
 
 @dataclass(slots=True)
@@ -152,13 +151,13 @@ class ClosePointers(Ask[None]):
 
 @dataclass(frozen=True, slots=True)
 class PointerView:
-    """One write pointer that is undecided as far as a topic knows."""
+    """One write pointer that a topic holds for undecided."""
 
     pointer: int
     since_ms: int
     """When it was first used in the topic."""
     first: bytes | None
-    """Position (10 bytes) of its first published row that is not rolled back; None: nothing is published."""
+    """Position (10 bytes) of its first published row that is not rolled back; None if there is none."""
     messages: int
     """Published under it, stored messages included."""
     bytes: int
@@ -167,12 +166,12 @@ class PointerView:
     stored_bytes: int
     rolled_back: bool
     hidden: int
-    """Messages of the topic from its first row on: the pointer holds transactional readers there. 0 without rows."""
+    """Messages of the topic from its first row on, where it holds transactional readers; 0 without rows."""
 
 
 @dataclass(slots=True)
 class ListPointers(Ask[list[PointerView]]):
-    """All undecided pointers of the topic, oldest first row first."""
+    """List all undecided pointers of the topic, ordered by their first row."""
 
 
 # --- staging: a producer stores messages by segments, and publishes the winning ones ---------------
@@ -199,7 +198,7 @@ class PublishStaged(Ask[Receipt]):
 
 @dataclass(frozen=True, slots=True)
 class ResultView:
-    """One request of a producer that is remembered with its positions."""
+    """A remembered request of a producer, with its positions."""
 
     first: int
     last: int
@@ -208,7 +207,7 @@ class ResultView:
     last_id: bytes
     """Ids (20 bytes) of the rows of its first and last message."""
     response: PublishResponse | None
-    """The answer, if it was published under a write pointer; None: it was not."""
+    """The answer if it was published under a write pointer, else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,22 +216,22 @@ class ProducerView:
 
     name: str
     epoch: int
-    """The number of its session, growing; 0: it never opened one."""
+    """The number of its latest session, ascending; 0 if it never opened one."""
     last_sequence_id: int
     """The highest durable id; -1: none."""
     pushed: int
     """The highest id accepted; above ``last_sequence_id`` only while a commit is under way."""
     generation: int
     enabled_from: bytes | None
-    """Deduplication holds behind this position (10 bytes); None: from the first message of the generation."""
+    """Deduplication applies after this position (10 bytes); None: from the first message of the generation on."""
     active_ms: int
     """When it was last active."""
     expires_ms: int
-    """When it is forgotten unless it is active before."""
+    """When it is forgotten if it stays inactive."""
     recent: tuple[ResultView, ...] = ()
     """Its last requests, oldest first."""
     damaged: bool = False
-    """Its row cannot be read: removing it is all that can be done."""
+    """Its row cannot be read; it can only be removed."""
 
 
 @dataclass(slots=True)
@@ -246,24 +245,23 @@ class OpenProducer(Ask[ProducerView]):
 
     name: str
     retention_ms: int | None = None
-    """How long to remember it while inactive; None: as before, or the default. Less than the default counts as the
-    default."""
+    """Retention while inactive; None: unchanged, or the default. The default is also the minimum."""
     must_be_new: bool = False
-    """Refuse if there is such a producer: for names that the service generates."""
+    """Refuse if the producer exists: for names that the service generates."""
     generation: int | None = None
     """The expected generation of the topic; None: any."""
     discard_staged: bool = False
-    """Whether its staged messages are never published: those of failed attempts, for example."""
+    """Abandon its staged messages, such as those of failed attempts."""
 
 
 @dataclass(slots=True)
 class GetProducer(Ask[ProducerView]):
     """Show one producer of the last generation, even a deleted one.
 
-    ``actors.reading.producer_of`` does so for older generations.
+    For older generations see ``actors.reading.producer_of``.
 
     Raises:
-      TopicNotFound, ProducerNotFound, ProducerExpired (the generation is gone with all it knew), GenerationChanged
+      TopicNotFound, ProducerNotFound, ProducerExpired (the generation and its producers are gone), GenerationChanged
       (``generation`` is an older one), DamagedRow.
     """
 
@@ -273,13 +271,13 @@ class GetProducer(Ask[ProducerView]):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotView:
-    """The last snapshot of a topic's producers, and what the last load had to replay behind it."""
+    """The last snapshot of a topic's producers, and the replay after it at the last load."""
 
     position: bytes | None
     """10 bytes: the producers' rows are complete up to this position; None: nothing was published before it."""
     at_ms: int
     entries_since: int
-    """Requests of producers since."""
+    """Requests of producers since the snapshot."""
     replayed_entries: int
     replay_ms: int
 
@@ -290,7 +288,7 @@ class ProducerPage:
 
     producers: tuple[ProducerView, ...]
     more: bool
-    """Whether more producers follow."""
+    """True if more producers follow."""
     total: int
     enabled: bool
     enabled_from: bytes | None
@@ -314,7 +312,7 @@ class RemoveProducer(Ask[None]):
 
     name: str
     dry_run: bool = False
-    """As ``Create.dry_run``."""
+    """See ``Create.dry_run``."""
 
 
 # --- the topic itself ------------------------------------------------------------------------------
@@ -330,7 +328,7 @@ class Description:
 
 @dataclass(slots=True)
 class Describe(Ask[Description]):
-    """The topic's metadata. Raises TopicNotFound."""
+    """Return the topic's metadata. Raises TopicNotFound."""
 
 
 @dataclass(slots=True)
@@ -339,46 +337,46 @@ class Create(Ask[Description]):
 
     properties: TopicProperties
     if_not_exists: bool = False
-    """Accept a topic that exists, if it has the properties that were given."""
+    """Accept an existing topic if it has the given properties."""
     dry_run: bool = False
-    """Check, answer as if it had been done, and change nothing."""
+    """Check and answer as usual, but change nothing."""
     creator: str = ""
-    """The name that asks; empty: nobody was asked for one."""
+    """The authenticated name; empty if no authentication is configured."""
     given: frozenset[str] | None = None
-    """The properties that were given, by the names that clients use; the others are defaults. None: all of them."""
+    """The explicitly given properties, by clients' names for them; the others are defaults. None: all are given."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicChange:
-    """A change of a topic that exists or existed, with what the topic held in the very step that made it."""
+    """A change of a topic that exists or existed, with the topic's contents in the same step."""
 
     before: Metadata
     after: Metadata
     found: TopicStats
-    """What readers had before, or after an ``Undelete`` have again."""
+    """The readable messages before the change, or after an ``Undelete``."""
 
 
 @dataclass(slots=True)
 class SetProperties(Ask[TopicChange]):
-    """Replace all properties by what the client gave: a decoded JSON object, or None."""
+    """Replace all properties by the client's: a decoded JSON object, or None."""
 
     given: object
     default_ttl_s: int = DEFAULT_TTL_S
-    """The time to live when ``given`` names none, in seconds."""
+    """The time to live in seconds if ``given`` has none."""
     if_match: frozenset[str] | None = None
-    """Do it only while the topic has one of these etags; None: in any state."""
+    """Proceed only if the topic has one of these etags; None: always."""
     dry_run: bool = False
-    """As ``Create.dry_run``."""
+    """See ``Create.dry_run``."""
 
 
 @dataclass(slots=True)
 class Remove(Ask[TopicChange]):
-    """Delete the topic; for every reader its messages are gone at once."""
+    """Delete the topic; its messages are invisible to every reader at once."""
 
     if_match: frozenset[str] | None = None
-    """As ``SetProperties.if_match``."""
+    """See ``SetProperties.if_match``."""
     dry_run: bool = False
-    """As ``Create.dry_run``."""
+    """See ``Create.dry_run``."""
 
 
 @dataclass(slots=True)
@@ -386,28 +384,28 @@ class Undelete(Ask[TopicChange]):
     """Restore the deleted generation, while all its rows exist."""
 
     grace_ms: int | None = None
-    """How long after its deletion it may come back; None: until its first row is removed."""
+    """The time after its deletion in which it can be restored; None: until its first row is removed."""
     if_match: frozenset[str] | None = None
-    """Do it only if the deleted generation has one of these etags, as its dry run says."""
+    """Proceed only if the deleted generation has one of these etags; a dry run returns its etag."""
     dry_run: bool = False
-    """As ``Create.dry_run``."""
+    """See ``Create.dry_run``."""
     creator: str = ""
-    """As ``Create.creator``."""
+    """See ``Create.creator``."""
 
 
 @dataclass(slots=True)
 class NoteSetAside(Ask[TopicChange]):
-    """Note that rows were taken out of the topic's order, before they are: from then on readers are told.
+    """Record rows as set aside, before they are removed; from then on readers are notified of the range.
 
-    Stretches that overlap become one. Nothing is noted behind the topic's last message.
+    Overlapping ranges are merged.
     """
 
     generation: int
     first: bytes
-    """Positions (10 bytes) of the first and the last."""
+    """Positions (10 bytes) of the first and the last row."""
     last: bytes
     rows: int | None
-    """Those that could be read; None: some could not be."""
+    """The number of rows; None if some could not be read."""
 
 
 class Slice(NamedTuple):
@@ -418,12 +416,12 @@ class Slice(NamedTuple):
     messages: int
     bytes: int
     own_expiry_ms: int
-    """When the first message with a time to live of its own expires; 0: there is none."""
+    """When the first message with a time to live of its own expires; 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicStats:
-    """The numbers of a topic, from memory."""
+    """A topic's figures, from memory."""
 
     span: Span
     """Everything readable now."""
@@ -433,7 +431,7 @@ class TopicStats:
 
 @dataclass(slots=True)
 class Stats(Ask[TopicStats]):
-    """Count without reading."""
+    """Return the topic's figures without reading rows."""
 
 
 # --- chains ----------------------------------------------------------------------------------------
@@ -441,29 +439,29 @@ class Stats(Ask[TopicStats]):
 
 @dataclass(frozen=True, slots=True)
 class ChainView:
-    """How far a topic's chain has come."""
+    """The end of a topic's chain."""
 
     generation: int
     number: int
-    """Of the last entry; they are counted from 1."""
+    """The number of the last entry, counted from 1."""
     position: bytes
-    """Of the last entry, 10 bytes."""
+    """The position of the last entry, 10 bytes."""
     link: bytes
-    """Of the last entry, 32 bytes."""
+    """The link of the last entry, 32 bytes."""
     prefix: bytes
-    """What the keys of the topic's messages begin with."""
+    """The prefix of the keys of the topic's messages."""
     entries: bytes
-    """What the keys of the chain's entries begin with."""
+    """The prefix of the keys of the chain's entries."""
     oldest_ms: int
-    """What was published before has expired."""
+    """Messages published before have expired."""
     now_ms: int
     undecided: tuple[int, ...]
-    """Write pointers with messages here that may still be rolled back, so many at most as were asked for."""
+    """Write pointers with messages here that may still be rolled back; up to ``DescribeChain.undecided``."""
 
 
 @dataclass(slots=True)
 class DescribeChain(Ask[ChainView]):
-    """How far the chain has come; NotFound where the topic has none."""
+    """Return the end of the chain. Raises NotFound if the topic has none."""
 
     undecided: int = 0
 
@@ -482,7 +480,7 @@ class ReaderView:
 
 @dataclass(slots=True)
 class ListReaders(Ask[list[ReaderView]]):
-    """All readers of the topic that have not expired, by name."""
+    """List all readers of the topic that have not expired, by name."""
 
 
 @dataclass(slots=True)
@@ -494,9 +492,9 @@ class SetReader(Ask[ReaderView]):
     generation: int | None = None
     expected: bytes | None = None
     compare: bool = False
-    """Whether ``expected`` is checked; None then means that the reader has no position yet."""
+    """Check ``expected``, where None means that the reader has no position yet."""
     dry_run: bool = False
-    """As ``Create.dry_run``."""
+    """See ``Create.dry_run``."""
 
 
 @dataclass(slots=True)
@@ -505,7 +503,7 @@ class RemoveReader(Ask[None]):
 
     name: str
     dry_run: bool = False
-    """As ``Create.dry_run``."""
+    """See ``Create.dry_run``."""
 
 
 # --- cleaning --------------------------------------------------------------------------------------
@@ -513,27 +511,27 @@ class RemoveReader(Ask[None]):
 
 @dataclass(frozen=True, slots=True)
 class CleaningPlan:
-    """The rows that no reader can see any more, once this is answered."""
+    """The rows that readers can no longer see, once this is answered."""
 
     expired: tuple[bytes, bytes] | None = None
     """``[start, stop)`` of message keys, all expired."""
     due: tuple[tuple[int, int], ...] = ()
-    """Slices ``(first_ms, last_ms)`` in which messages with their own time to live expired."""
+    """Slices ``(first_ms, last_ms)`` with expired messages that had a time to live of their own."""
     purge: tuple[int, int] | None = None
-    """Generations, first and last, whose rows may all be removed."""
+    """First and last generation to remove completely."""
     prefix: bytes = b""
     now_ms: int = 0
     orphans: tuple[tuple[int, bytes, bytes], ...] = ()
-    """Pointers, each with ``[start, stop)`` of the keys of its stored messages, which are never published."""
+    """Pointers whose stored messages will never be published, each with ``[start, stop)`` of their keys."""
     forget: tuple[int, int] | None = None
-    """Generations, first and last, whose producers' rows may be removed."""
+    """First and last generation whose rows about producers may be removed."""
     entries: tuple[bytes, bytes] | None = None
-    """``[start, stop)`` of keys of a chain's entries: all of them but the last one may be removed."""
+    """``[start, stop)`` of keys of a chain's entries; all except the last may be removed."""
 
 
 @dataclass(slots=True)
 class PlanCleaning(Ask[CleaningPlan]):
-    """Plan what may be removed; the answer holds after a restart too."""
+    """Plan the rows to remove; the plan stays valid after a restart."""
 
     delete_grace_ms: int
 

@@ -1,24 +1,24 @@
-"""Chained topics: entries whose links hash what requests added and the link before.
+"""Chained topics: each entry has a link, a hash over the content that it covers and the previous link.
 
     link of an entry = SHA-256( link before it  position of the entry  record )
     entry's value      00  length  link:32  record, a msgpack map                          in the payload table
 
-An entry stands under the pointer 0, which no transaction and no staged message has, at the position of the last row
-that it covers, in the commit of those rows and behind them. So a row is never durable with the entry of another one
-missing in between, and whoever knows one link can tell whether anything before it has changed.
+An entry is stored under the pointer 0, which no transaction and no staged message has, at the position of the last row
+that it covers, in the same commit and after these rows. So the durable rows never have a gap in their entries, and a
+holder of one link can detect every change before it.
 
-    messages   rows of a request, or of several that a commit has one behind the other, up to a bound: digests of their
+    messages   rows of a request, or of several consecutive ones in a commit, up to a bound: digests of their
                ids, payloads and attributes, and their write pointer
-    found      rows without an entry, which a commit left that was cut off
-    rollback   a write pointer was turned in the rows of a range
-    set aside  the rows of a range were taken out
-    restored   the topic came from a backup, where transactions that were open then count as rolled back
+    found      rows without an entry, left by a commit that was cut off
+    rollback   the sign of a write pointer was inverted in the rows of a range
+    set aside  the rows of a range were removed
+    restored   the topic was restored from a backup; transactions that were open then count as rolled back
     begin, end the property was switched on or off
 
-A row that publishes stored messages has an entry of its own, with a digest of the rows that it shows.
+A row that publishes stored messages has an entry of its own, with a digest of the rows that it makes visible.
 
-Entries other than those of messages take a position of their own. Messages with a time to live of their own have a
-digest for each time at which some expire: cleaning may remove them, and the digest stays.
+Entries that do not cover messages take a position of their own. Messages with a time to live of their own have a
+separate digest for each expiry time, which stays when cleaning removes them.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 LINK_BYTES = 32
 #: The link before the first one.
 NO_LINK = bytes(LINK_BYTES)
-#: Rows, and bytes of their values, that an entry covers at most, but always one row: a reader that verifies a topic
-#: keeps those of one entry in memory.
+#: An entry covers at most this many rows and bytes of their values, but at least one row: verification keeps the rows
+#: of one entry in memory.
 MAX_ROWS = 4096
 MAX_BYTES = 1 << 20
 
-# Kinds of entries, as the record has them; one of messages has none.
+# Kinds of entries in the record; an entry of messages has none.
 MESSAGES, FOUND, ROLLBACK, SET_ASIDE, RESTORED, BEGIN, END = "m", "u", "r", "a", "s", "b", "e"
 #: Kinds of entries that cover rows up to their own position.
 COVERING = (MESSAGES, FOUND)
@@ -64,38 +64,38 @@ class Expiring(NamedTuple):
 
     expires_ms: int
     indexes: tuple[int, ...] | None
-    """Which rows, counted from the entry's first; None: all of them."""
+    """The rows, counted from the entry's first one; None: all of them."""
     digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ChainEntry:
-    """An entry of a chain, as it is stored."""
+    """A stored entry of a chain."""
 
     position: bytes
-    """Where it stands; the position of the last row that it covers, if it covers any."""
+    """The entry's position: that of the last row that it covers, if any."""
     link: bytes
     record: bytes
-    """What the link is of, beside the link before and the position."""
+    """The hashed content, in addition to the previous link and the position."""
     number: int
-    """Entries are counted from 1."""
+    """Numbers begin with 1."""
     kind: str = MESSAGES
     epoch: int = 0
-    """Of the owner that wrote it; 0 where a store has one writer."""
+    """The epoch of the owner that wrote it; 0 if the store has a single writer."""
     first: bytes = b""
-    """First position that it is about."""
+    """The first position that it covers or refers to."""
     last: bytes = b""
     pointer: int = 0
-    """The write pointer of its rows; 0: none."""
+    """The write pointer of its rows; 0 if they have none."""
     digest: bytes | None = None
-    """Of the rows without a time to live of their own."""
+    """The digest of the rows without a time to live of their own."""
     expiring: tuple[Expiring, ...] = ()
     of: tuple[str, int] | None = None
-    """Topic and generation in which the chain began."""
+    """The topic and generation in which the chain began."""
 
     @classmethod
     def decode(cls, position: bytes, value: bytes) -> ChainEntry:
-        """The entry in a row of the payload table. Raises DamagedRow."""
+        """Decode an entry from a row of the payload table. Raises DamagedRow."""
         payload = decode_row(value).payload
         if payload is None or len(payload) <= LINK_BYTES:
             raise DamagedRow(f"the chain's entry at {position.hex()} is too short")
@@ -125,7 +125,7 @@ class ChainEntry:
         return entry
 
     def _check(self) -> None:
-        """Raises DamagedRow."""
+        """Raise DamagedRow if the entry is invalid."""
         numbers = all(type(each) is int for each in (self.number, self.epoch, self.pointer))
         ends = (self.position, self.first, self.last)
         positions = all(isinstance(each, bytes) and len(each) == POSITION_BYTES for each in ends)
@@ -140,11 +140,11 @@ class ChainEntry:
 
     @property
     def rows(self) -> int:
-        """How many rows an entry of messages covers."""
+        """The number of rows that an entry of messages covers."""
         return ordinal(self.position) - ordinal(self.first) + 1
 
     def follows(self, link: bytes) -> bool:
-        """Whether its link is the one of this entry behind ``link``."""
+        """Return True if its link is correct after the previous link ``link``."""
         return self.link == link_of(link, self.position, self.record)
 
 
@@ -158,12 +158,12 @@ def _expiring(packed: list[object]) -> Expiring:
 
 
 def link_of(before: bytes, position: bytes, record: bytes) -> bytes:
-    """The link of an entry behind the link ``before``."""
+    """Compute the link of an entry after the previous link ``before``."""
     return sha256(before + position + record).digest()
 
 
 def digest_of(items: Sequence[bytes], attributes: Mapping[int, Mapping[str, str]]) -> bytes:
-    """The digest of messages: their number, their wire forms, and the attributes of those that have some, by index."""
+    """Compute the digest of messages: their number, their wire forms, and any attributes, by index."""
     digest = sha256(COUNT.pack(len(items)))
     digest.update(b"".join(items))
     if attributes:
@@ -172,22 +172,22 @@ def digest_of(items: Sequence[bytes], attributes: Mapping[int, Mapping[str, str]
 
 
 def item_of(position: bytes, payload: bytes) -> bytes:
-    """The wire form of a message in the message table."""
+    """Return the wire form of a message in the message table."""
     return b"".join((ITEM_START, position, NO_PAYLOAD_PART, length_prefix(len(payload)), payload))
 
 
 # --- stored messages ---------------------------------------------------------------------------------
 #
-# What a publish of stored messages shows was stored by requests before it, and by segments that lose. So each segment
-# has a running link, kept with the pointer, and the entry of the publish has a digest of those that won. A message that
-# was stored stays until its publish expires, whatever its own time to live, so that the links can be made again.
+# A publish of stored messages covers rows of earlier requests, and not those of losing segments. So each segment has a
+# running link, stored with the pointer, and the entry of the publish has a digest of the winning segments' links. A
+# stored message stays until its publish expires, whatever its own time to live, so that the links can be recomputed.
 
 #: The index of stored messages without a segment.
 NO_SEGMENT = -1
 
 
 def link_rows(link: bytes, positions: Sequence[bytes], values: Sequence[bytes]) -> bytes:
-    """The link of a segment behind further payload rows; ``link`` empty: these are the first ones."""
+    """Compute the link of a segment after more payload rows; ``link`` is empty for the first ones."""
     link = link or NO_LINK
     for position, value in zip(positions, values, strict=True):
         link = sha256(link + position + value).digest()
@@ -195,22 +195,22 @@ def link_rows(link: bytes, positions: Sequence[bytes], values: Sequence[bytes]) 
 
 
 def digest_of_stored(position: bytes, stored: Stored, links: Mapping[int, bytes]) -> bytes:
-    """The digest of stored messages that were published at ``position``; ``links`` are those of segments that won."""
+    """Compute the digest of stored messages published at ``position``; ``links`` are those of the winning segments."""
     segments = None if stored.segments is None else sorted(stored.segments)
     says = [stored.messages, stored.payload_bytes, stored.first, stored.last, stored.staged, segments]
     return sha256(b"stored" + position + msgpack.packb([*says, sorted(links.items())])).digest()
 
 
 class StoredRow(NamedTuple):
-    """A row of the payload table behind the row that publishes it."""
+    """A payload row, together with the position of the row that publishes it."""
 
     id: bytes
-    """Of the message: the position where it is published, and its payload position."""
+    """The id of the message: the position of its publish, and its payload position."""
     value: bytes
 
     @property
     def position(self) -> bytes:
-        """Where it is published."""
+        """The position of its publish."""
         return self.id[:POSITION_BYTES]
 
 
@@ -222,12 +222,12 @@ class StoredRows:
         self._stored = stored
         self._links: dict[int, bytes] = {}
         self.messages = 0
-        """Those that are shown, so far."""
+        """The number of visible messages so far."""
         self.unreadable: bytes | None = None
-        """The payload position of the first row that cannot be read; None: all can be."""
+        """The payload position of the first unreadable row; None if there is none."""
 
     def take(self, position: bytes, value: bytes) -> None:
-        """Take the row at the next payload position; never raises."""
+        """Add the row at the next payload position; never raises."""
         segment: object = NO_SEGMENT
         try:
             segment = decode_row(value).extras.get(SEGMENT, NO_SEGMENT)
@@ -239,7 +239,7 @@ class StoredRows:
             self.messages += 1
 
     def digest(self) -> bytes:
-        """The digest of the rows that were taken."""
+        """Return the digest of the added rows."""
         return digest_of_stored(self._position, self._stored, self._links)
 
 
@@ -247,33 +247,33 @@ class StoredRows:
 
 
 class ChainedRow(NamedTuple):
-    """A row of the message table, as a chain covers it."""
+    """A row of the message table, in the form that a chain covers."""
 
     position: bytes
     item: bytes | None
-    """Its message in wire form; None: the row publishes stored messages, or cannot be read."""
+    """Its message in wire form; None if the row publishes stored messages, or cannot be read."""
     pointer: int = 0
     """Its write pointer, below 0 if it is rolled back; 0: none."""
     attributes: Mapping[str, str] = {}
     ttl_s: int | None = None
-    """Its own time to live; None: it has none."""
+    """Its own time to live; None if it has none."""
     stored: Stored | None = None
-    """Which stored messages it publishes; None: it is no such row."""
+    """The stored messages that it publishes; None if it is no such row."""
     value: bytes = b""
-    """Of a row that publishes stored messages, as it is in the store."""
+    """The stored value, only of a row that publishes stored messages."""
 
     @property
     def messages(self) -> int:
-        """How many messages readers get of it."""
+        """The number of messages that readers get from it."""
         return 1 if self.stored is None else self.stored.messages
 
     @property
     def expires_ms(self) -> int:
-        """When its own time to live is over; 0: it has none."""
+        """When it expires by its own time to live; 0 if it has none."""
         return expires_ms_of(self.position, self.ttl_s)
 
     def continues(self, run: Sequence[ChainedRow]) -> bool:
-        """Whether one entry may cover it behind these, as far as it is not about bytes."""
+        """Return True if the entry of these rows may cover it too; does not check the bound on bytes."""
         last = run[-1]
         return (
             ordinal(self.position) == ordinal(last.position) + 1
@@ -283,7 +283,7 @@ class ChainedRow(NamedTuple):
 
 
 def row_of(position: bytes, value: bytes) -> ChainedRow:
-    """A row of the message table; never raises, whatever its bytes are."""
+    """Decode a row of the message table; never raises, whatever its bytes are."""
     try:
         row = decode_row(value)
         attributes = attributes_in(row.extras) or {}
@@ -299,25 +299,23 @@ def row_of(position: bytes, value: bytes) -> ChainedRow:
 
 @dataclass(slots=True)
 class Chain:
-    """How far a topic's chain has come."""
+    """The end of a topic's chain."""
 
     epoch: int = 0
-    """Of the owner."""
+    """The epoch of the owner."""
     number: int = 0
-    """Of the last entry."""
+    """``number``, ``position``, ``link``: those of the last entry."""
     position: bytes = bytes(POSITION_BYTES)
-    """Of the last entry."""
     link: bytes = NO_LINK
-    """Of the last entry."""
     due: bool = False
-    """Whether the next step has entries to write that the load found missing."""
+    """True if the next step has to write entries that the load found missing."""
     begins: bool = False
-    """Among them the one with which the chain begins."""
+    """True if the entry that begins the chain is among them."""
     found: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """Entries of rows that had none: the next step writes them."""
+    """Entries for rows that had none, to be written by the next step."""
 
     def next(self, position: bytes, record: dict[str, object]) -> bytes:
-        """Go on by one entry; returns the value of its row."""
+        """Append an entry; return the value of its row."""
         self.number += 1
         record["n"] = self.number
         if self.epoch:
@@ -328,7 +326,7 @@ class Chain:
         return plain_head(LINK_BYTES + len(packed)) + link + packed
 
     def cover(self, rows: Sequence[tuple[bytes, bytes]], stored: Mapping[bytes, bytes]) -> None:
-        """Cover rows of the message table that have no entry, in key order; those that cannot be read get none.
+        """Cover rows of the message table that have no entry, in key order; unreadable rows get none.
 
         Args:
           stored: position of each row that publishes stored messages → their digest.
@@ -365,7 +363,7 @@ class Chain:
 
 
 def pieces(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """``[start, stop)`` of rows that one entry may cover each, from the bytes of the rows."""
+    """Return ``[start, stop)`` of the rows for each entry, given the bytes of all rows."""
     if len(sizes) <= MAX_ROWS and sum(sizes) <= MAX_BYTES:
         return [(0, len(sizes))]
     found = []
@@ -385,9 +383,9 @@ def with_first(positions: Sequence[bytes], record: dict[str, object]) -> dict[st
 
 
 def record_of_wire(first: bytes, count: int, wire: bytes) -> dict[str, object]:
-    """The record of an entry of ``count`` messages from the position ``first`` on, given their wire form.
+    """Return the record of an entry of ``count`` messages from the position ``first`` on, given their wire form.
 
-    They have no write pointer, no attributes and no times to live of their own.
+    They must have no write pointer, no attributes and no times to live of their own.
     """
     if count == 1:
         return {"d": sha256(_ONE + wire).digest()}
@@ -401,7 +399,7 @@ def record_of(
     ttls_s: Sequence[int | None] | None,
     pointer: int,
 ) -> dict[str, object]:
-    """The record of an entry of messages."""
+    """Return the record of an entry of messages."""
     record = with_first(positions, {})
     if pointer:
         record["p"] = pointer
@@ -425,7 +423,7 @@ def record_of(
 
 
 def record_of_stored(position: bytes, digest: bytes, ttl_s: int | None, pointer: int) -> dict[str, object]:
-    """The record of the entry of a row that publishes stored messages."""
+    """Return the record of the entry of a row that publishes stored messages."""
     record: dict[str, object] = {"p": pointer} if pointer else {}
     expires_ms = expires_ms_of(position, ttl_s)
     if expires_ms:
@@ -438,6 +436,6 @@ def record_of_stored(position: bytes, digest: bytes, ttl_s: int | None, pointer:
 def digest_of_some(
     indexes: Sequence[int], items: Sequence[bytes], attributes: Mapping[int, Mapping[str, str]]
 ) -> bytes:
-    """The digest of those of some messages that ``indexes`` say."""
+    """Compute the digest of the messages at ``indexes``."""
     theirs = {at: attributes[index] for at, index in enumerate(indexes) if index in attributes}
     return digest_of([items[index] for index in indexes], theirs)

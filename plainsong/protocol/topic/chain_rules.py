@@ -1,4 +1,4 @@
-"""What requests, changes and loads of a topic add to its chain: see ``plainsong.protocol.topic.chain``."""
+"""Adds the entries of requests, changes and loads to a topic's chain; see ``plainsong.protocol.topic.chain``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def chain_rows(
     pointer: int | None,
     row_extras: RowExtras | None,
 ) -> None:
-    """Add the entries of the rows of ``batch`` from ``first`` on, which are those of one request, of ``size`` bytes."""
+    """Add the entries of one request's rows: those of ``batch`` from ``first`` on, with ``size`` bytes."""
     chain = state.chain
     assert chain is not None
     alike = ttls_s is None and pointer is None and (row_extras is None or not row_extras.has_attributes)
@@ -87,11 +87,11 @@ def chain_stored(
     ttl_s: int | None,
     pointer: int,
 ) -> None:
-    """Add the entry of a row that publishes stored messages, where the topic has a chain.
+    """Add the entry of a row that publishes stored messages, if the topic has a chain.
 
     Args:
-      links: of the segments that won, by index.
-      pointer: its write pointer; 0: none.
+      links: the links of the winning segments, by index.
+      pointer: its write pointer; 0 if it has none.
     """
     chain = state.chain
     if chain is None:
@@ -101,12 +101,12 @@ def chain_stored(
 
 
 def chain_prefix(state: TopicState) -> bytes:
-    """The prefix of the keys of entries."""
+    """Return the prefix of the keys of entries."""
     return payload_prefix(state.name, state.living_or_last().generation, CHAIN_POINTER)
 
 
 def add_entry(state: TopicState, step: Step, kind: str, **record: object) -> None:
-    """Add an entry that is not about messages, at a position that no message gets; nothing where there is no chain."""
+    """Add an entry that covers no messages, at a position of its own. Does nothing without a chain."""
     chain = state.chain
     if chain is None:
         return
@@ -117,9 +117,9 @@ def add_entry(state: TopicState, step: Step, kind: str, **record: object) -> Non
 
 
 def begin_chain(state: TopicState, step: Step) -> None:
-    """Add the entry with which the chain begins; what was published before is not covered.
+    """Add the entry that begins the chain; earlier messages are not covered.
 
-    A chain that was switched off goes on behind its end.
+    A chain that was switched off continues after its end.
     """
     metadata = state.living_or_last()
     if state.chain is None:
@@ -129,7 +129,7 @@ def begin_chain(state: TopicState, step: Step) -> None:
 
 
 def end_chain(state: TopicState, step: Step) -> ChainEnd:
-    """Add the entry with which the chain ends; the answer is what the next one goes on from."""
+    """Add the entry that ends the chain; return the end from which a later chain continues."""
     assert state.chain is not None
     add_entry(state, step, END)
     end = ChainEnd(state.chain.position, state.chain.number, state.chain.link)
@@ -153,7 +153,7 @@ def write_due(state: TopicState, step: Step) -> None:
 
 
 def say_restored(state: TopicState, step: Step) -> None:
-    """Add the entry that says that the topic came from a backup, if none has said so yet."""
+    """Add the entry for a restore from a backup, if it is missing."""
     metadata = state.living_or_last()
     if metadata.restored is not None:
         add_entry(state, step, RESTORED, l=metadata.restored)
@@ -162,7 +162,7 @@ def say_restored(state: TopicState, step: Step) -> None:
 
 
 def describe_chain(state: TopicState, step: Step, ask: DescribeChain, now: Now) -> ChainView:
-    """Raises TopicNotFound, NotFound (the topic has no chain)."""
+    """Return the end of the chain. Raises TopicNotFound, NotFound (the topic has no chain)."""
     del now
     step.write_entry()
     metadata, chain = state.living(), state.chain
@@ -188,11 +188,11 @@ def describe_chain(state: TopicState, step: Step, ask: DescribeChain, now: Now) 
 
 
 def restore_chain(state: TopicState, last: tuple[bytes, bytes] | None) -> bytes | None:
-    """Take over the last entry of the last generation: position and value; None: there is none.
+    """Continue from the last entry of the last generation, given as position and value; None if there is none.
 
-    Returns the position behind which rows have no entry; None: the chain begins with the next step.
+    Returns the position after which rows have no entry; None if the chain begins with the next step.
 
-    Raises DamagedRow: it cannot be read, and the next step begins the chain anew.
+    Raises DamagedRow: the entry cannot be read, and the next step begins a new chain.
     """
     metadata = state.living_or_last()
     end = metadata.chain_end
@@ -204,7 +204,7 @@ def restore_chain(state: TopicState, last: tuple[bytes, bytes] | None) -> bytes 
     entry = None if last is None else ChainEntry.decode(*last)
     if entry is not None and (end is None or entry.position >= end.position):
         chain.number, chain.position, chain.link = entry.number, entry.position, entry.link
-    # A commit was cut off behind the metadata that switched the chain on, or before the metadata that switched it off.
+    # A commit was cut off after the metadata that switched the chain on, or before the metadata that switched it off.
     chain.begins = entry is None or entry.kind == END or (end is not None and entry.position <= end.position)
     chain.due = chain.begins or metadata.restored is not None
     return None if chain.begins else chain.position

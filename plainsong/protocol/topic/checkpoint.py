@@ -1,7 +1,7 @@
 """The rows that a topic writes about itself, from which the next load starts: pointers, producers, high-water mark.
 
-They are written in this order, behind the message rows of the step. If a power cut loses the later ones, the next
-load finds the message rows behind the old mark and derives from them what the lost rows said.
+They are written in this order, after the message rows of the step. If a power cut loses the later ones, the next load
+reconstructs them from the message rows after the old mark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def write_mark(state: TopicState, step: Step) -> None:
 
 
 def last_position(state: TopicState) -> bytes | None:
-    """The last position given to a row of the topic; None before the first."""
+    """Return the last position assigned to a row of the topic; None before the first."""
     last = state.sequence
     return None if last.last_sequence_id < 0 else pack_position(last.last_ts_ms, last.last_sequence_id)
 
@@ -46,15 +46,15 @@ def schedule_snapshot(state: TopicState, now: Now) -> None:
 # --- write pointers --------------------------------------------------------------------------------
 
 
-#: Rows about decided pointers that may wait for another commit to remove them; beyond that they get their own.
+#: Rows about decided pointers are removed by the next commit; beyond this number they get a commit of their own.
 MAX_FORGOTTEN = 1024
 
 
 def touch_pointer(state: TopicState, step: Step, pointer: int) -> Pending:
-    """The topic's knowledge of ``pointer``, new if there was none, to be changed: its row is written with the step.
+    """Return the topic's entry for ``pointer``, a new one if necessary, to be changed: the step writes its row.
 
     Raises:
-      Overloaded: the topic has as many undecided pointers as it may.
+      Overloaded: the topic has the maximum number of undecided pointers.
     """
     pending = state.pending.get(pointer)
     if pending is None:
@@ -96,7 +96,7 @@ def write_pointers(state: TopicState, step: Step) -> None:
 
 
 def pointer_removals(state: TopicState, step: Step) -> list[Delete]:
-    """The operations that remove the rows of forgotten pointers; they belong to this step."""
+    """Return the operations that remove the rows of forgotten pointers, which must be part of this step."""
     if not state.forgotten:
         return []
     generation = state.living_or_last().generation
@@ -107,24 +107,24 @@ def pointer_removals(state: TopicState, step: Step) -> list[Delete]:
 
 
 def forget_all_pointers(state: TopicState, step: Step) -> list[Delete]:
-    """Forget the pointers of a generation that is gone for good; returns the operations that remove their rows."""
+    """Forget the pointers of a permanently deleted generation; return the operations that remove their rows."""
     for pending in list(state.pending.values()):
         forget_pointer(state, pending)
     return pointer_removals(state, step)
 
 
 def carry_pointers(state: TopicState, step: Step, generation: int, created_ms: int) -> list[Delete]:
-    """Replace the pointers of a generation that is gone by entries in the next one, under which nothing is written.
+    """Replace the pointers of a deleted generation by entries in the next one that refuse writes under them.
 
-    Otherwise a transaction whose first messages are gone could publish the rest of them in the next generation, and
-    commit half of what it wrote. Returns the operations that remove the rows of the old generation; the new rows are
-    written by this step, and must stand before the metadata row.
+    Otherwise a transaction could lose its first messages with the old generation, publish the rest in the next one,
+    and commit half of its messages. Returns the operations that remove the rows of the old generation; the new rows
+    are written by this step, and must precede the metadata row.
     """
     undecided = [each for each in state.pending.values() if each.pointer > 0 and not each.decided]
     removals = forget_all_pointers(state, step)
     rows = []
     for each in undecided:
-        since_ms = min(each.since_ms, created_ms - 1)  # by which ``admit_pointer`` recognizes it
+        since_ms = min(each.since_ms, created_ms - 1)  # marks it as carried, for ``admit_pointer``
         carried = state.pending[each.pointer] = Pending(each.pointer, since_ms, each.used_ms, rolled_back=True)
         rows.append((pointer_suffix(each.pointer), carried.encode()))
         step.pointers.add(each.pointer)
@@ -145,7 +145,7 @@ def write_producer(state: TopicState, step: Step, producer: Producer) -> None:
 
 
 def write_changed_producers(state: TopicState, step: Step) -> None:
-    """Write the rows of all changed producers; the mark must follow, so that replay begins behind both."""
+    """Write the rows of all changed producers; the mark must follow, so that replay begins after both."""
     producers = state.producers
     if producers.changed:
         rows = sorted((name.encode(), producers.known[name].encode()) for name in producers.changed)
@@ -157,7 +157,7 @@ def write_changed_producers(state: TopicState, step: Step) -> None:
 
 
 def write_producers_record(state: TopicState, step: Step, record: DeduplicationRecord) -> None:
-    """Write in this step whether producers are remembered."""
+    """Write the row that says whether producers are remembered."""
     producers = state.producers
     producers.record, producers.record_changed = record, False
     key = system_key(PRODUCERS, state.name, state.living_or_last().generation)

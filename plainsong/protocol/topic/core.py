@@ -1,10 +1,10 @@
-"""The topic core: decides all requests that have arrived, and returns what to write and which answers to give.
+"""The topic core: decides all requests that have arrived, and returns the rows to write and the answers.
 
     step(arrivals, now)    decides everything; nothing has happened yet
     … the actor writes step.operations …
-    settled(step, now)     they are durable: the watermark moves, and the answers are true
+    settled(step, now)     they are durable: the watermark moves, and the answers are valid
 
-It has no clock, disk or event loop and never waits, so that a test can drive it, power cuts included.
+It has no clock, disk or event loop and never waits, so that a test can drive it, including power cuts.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class TopicCore:
                     continue
                 answer: object = RULES[type(ask)](state, step, ask, now)
             except PlainsongError as error:
-                answer = error.with_traceback(None)  # which refers to this call, which refers to the error
+                answer = error.with_traceback(None)  # avoids a reference cycle of error, traceback and frame
             step.answers.append((ticket, answer))
         step.flush()
         if state.producers.changed and state.producers.due_s is None:
@@ -133,14 +133,14 @@ class TopicCore:
         return step
 
     def _tell_time(self, now: Now) -> None:
-        """The topic's time never goes back."""
+        """Advance the topic's time to the clock; it never goes back."""
         self.state.time_ms = max(self.state.time_ms, now.wall_ms)
 
     def look_now(self, look: Look, now: Now) -> Span | None:
-        """The answer to a look beside all steps; None: it takes one, to write something first, to refuse it, or to park it.
+        """Answer a look without a step; None if one is needed, to write something first, to refuse it, or to park it.
 
         Args:
-          look: with no moment.
+          look: must not have ``as_of_ms``.
         """
         state = self.state
         self._tell_time(now)
@@ -156,7 +156,7 @@ class TopicCore:
         return None if not isinstance(span, Span) or self._may_park(look, span, now) else span
 
     def _write_about(self, step: Step, *, is_due: bool) -> None:
-        """Write the rows about the topic itself that are due, behind the message rows of the step."""
+        """Write the due rows about the topic itself, after the message rows of the step."""
         state = self.state
         if state.metadata is None:
             return
@@ -167,16 +167,16 @@ class TopicCore:
             write_mark(state, step)
 
     def needs_time(self, step: Step) -> bool:
-        """Whether ``settled`` asks what time it is: for polls alone, so that a commit of publishes is spared two clocks."""
+        """Return True if ``settled`` needs the time: only for polls, so that publishes need not read two clocks."""
         return bool(step.looks) or len(self.parking) > 0
 
     def settled(self, step: Step, now: Now) -> Answers:
-        """The step's operations are durable: move the watermark, and return the answers.
+        """Move the watermark after the step's operations are durable, and return the answers.
 
-        The step stays as it is: if it is not durable after all, its refusals count, and these answers do not.
+        Does not change the step: if the commit fails after all, its refusals are valid, and these answers are not.
 
         Args:
-          now: any, unless ``needs_time``.
+          now: any value, unless ``needs_time``.
         """
         if step.operations:
             self.state.advance_watermark()
@@ -195,10 +195,10 @@ class TopicCore:
         return answers
 
     def close(self, decided: Iterable[int] = (), *, few_rows: int = 0) -> tuple[Step, Answers]:
-        """The last step of the core: the rows still to be written, and the parked polls with empty answers.
+        """Return the last step, with the rows still to write, and empty answers for the parked polls.
 
         Args:
-          few_rows: up to so many rows since the last mark are left for the next load to replay.
+          few_rows: skip the mark if the next load has to replay at most this many rows.
         """
         state = self.state
         step = Step(state.until)
@@ -210,11 +210,11 @@ class TopicCore:
         return step, [(parked.ticket, self._span(parked.look)) for parked in self.parking.take_all()]
 
     def leave(self, ticket: Hashable) -> bool:
-        """A caller is gone: forget its parked poll. Returns whether it had one."""
+        """Drop the parked poll of a caller that was cancelled. Returns True if it had one."""
         return self.parking.leave(ticket)
 
     def next_deadline_s(self) -> float | None:
-        """When a step is due even if nothing arrives."""
+        """Return when a step is due even if no request arrives; None: never."""
         parked_s, due_s = self.parking.next_deadline_s(), self.state.producers.due_s
         return min(parked_s, due_s) if parked_s is not None and due_s is not None else parked_s or due_s
 
@@ -240,12 +240,12 @@ class TopicCore:
             return error
 
     def _answer_parked(self) -> Answers:
-        """Answer every parked poll: the topic they waited for was deleted or created anew."""
+        """Answer every parked poll, as the topic was deleted or created again."""
         return [(parked.ticket, self._span(parked.look)) for parked in self.parking.take_all()]
 
 
 def span_of(state: TopicState, look: Look) -> Span:
-    """The span that ``look`` may read now. Raises TopicNotFound."""
+    """Return the span that ``look`` may read now. Raises TopicNotFound."""
     metadata = state.living()
     until = state.until
     if look.end_before is not None:
@@ -265,7 +265,7 @@ def span_of(state: TopicState, look: Look) -> Span:
 
 
 def _undecided(state: TopicState, most: int) -> frozenset[int]:
-    """Pointers of transactions that have, or may have, messages here and are not known to be decided."""
+    """Return pointers of transactions with possible messages here that are not known to be decided."""
     known = (each.pointer for each in state.pending.values() if each.pointer > 0 and not each.decided)
     return frozenset(islice(known, most))
 
@@ -280,7 +280,7 @@ def _stats(state: TopicState, step: Step, ask: Stats, now: Now) -> TopicStats:
     )
 
 
-#: The rule for each kind of ask; it returns the answer or raises the error.
+#: The rule for each kind of ask; returns the answer or raises the error.
 RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
     Publish: publish,
     CheckPublish: check_publish,
@@ -314,8 +314,8 @@ RULES: dict[type[Ask[Any]], Callable[[TopicState, Step, Any, Now], object]] = {
 
 # --- parked polls ----------------------------------------------------------------------------------
 #
-# Two heaps over one dictionary: by position, and by deadline. A poll that leaves is removed from the dictionary at
-# once; its heap entries are dropped when they come up, or when they outnumber the living ones.
+# Two heaps over one dictionary: by position, and by deadline. A poll is removed from the dictionary at once; its heap
+# entries are dropped when they reach the top, or when stale entries outnumber the others.
 
 
 class Parking:
@@ -340,7 +340,7 @@ class Parking:
         self._tidy()
 
     def leave(self, ticket: Hashable) -> bool:
-        """Forget ``ticket``. Returns whether it was parked."""
+        """Remove ``ticket``. Returns True if it was parked."""
         left = self._parked.pop(ticket, None) is not None
         self._tidy()
         return left
@@ -372,7 +372,7 @@ class Parking:
         return out
 
     def next_deadline_s(self) -> float | None:
-        """The earliest deadline; None when no poll is parked."""
+        """Return the earliest deadline; None if no poll is parked."""
         heap = self._by_deadline
         while heap and self._parked.get(heap[0][2].ticket) is not heap[0][2]:
             heappop(heap)
@@ -385,7 +385,7 @@ class Parking:
         return True
 
     def _tidy(self) -> None:
-        """Drop from the heaps the polls that are gone, once they outnumber the living ones."""
+        """Drop stale heap entries once they outnumber the others."""
         if max(len(self._by_since), len(self._by_deadline)) <= 64 + 2 * len(self._parked):
             return
         self._by_since = [entry for entry in self._by_since if self._parked.get(entry[2].ticket) is entry[2]]

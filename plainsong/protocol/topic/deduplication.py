@@ -1,11 +1,11 @@
 """Deduplication: the verdict on a producer's request, and when producers are remembered and forgotten.
 
     all ids above the last one         new
-    none                               a duplicate: answered as it was the first time, as far as that is remembered
+    none                               a duplicate: gets the original answer, as far as that is remembered
     some                               those above are new; an atomic request is refused
     remembered with another pointer    refused: the ids are consumed, rolled back or not
 
-The *last one* is the highest id accepted, durable or not: answers wait until the commit is durable, so a copy in the
+The *last one* is the highest id accepted, durable or not. Answers wait until the commit is durable, so a copy in the
 same step shares the outcome of the first, and a later copy waits for that outcome in the mailbox.
 """
 
@@ -48,7 +48,7 @@ NEW_IDS = "under another write pointer, also after a rollback, messages need new
 
 
 def deduplicate(state: TopicState, step: Step, request: PublishRequest, pointer: int = 0) -> DeduplicationVerdict:
-    """The verdict on the request of a producer, in a topic that remembers producers.
+    """Return the verdict on a producer's request, in a topic that remembers producers.
 
     Raises:
       InvalidSequenceIds, ProducerFenced, ProducerExpired, PartialDuplicate, SequenceConsumed, DamagedRow: nothing
@@ -73,41 +73,41 @@ def deduplicate(state: TopicState, step: Step, request: PublishRequest, pointer:
     state.producers.touch(producer, state.time_ms)
     step.producer_outcomes["duplicate" if dedup.duplicate else "partial"] += 1
     if dedup.position(ids[0]) is None:
-        # A duplicate by contract, stored or not: ids up to the last one count as used.
+        # A duplicate by contract, even if it was never stored: ids up to the last one count as used.
         step.producer_outcomes["unremembered"] += 1
     return dedup
 
 
 @dataclass(slots=True)
 class DeduplicationVerdict:
-    """Which messages of a producer's request are new, decided before anything of it happens."""
+    """The decision which messages of a producer's request are new, made before anything is stored."""
 
     name: str
     ids: Sequence[int]
     new: int
     """Index of the first new id; the number of ids if none is new."""
     pointer: int
-    """The write pointer; 0: none."""
+    """The write pointer; 0 if none."""
     producer: Producer | None
-    """None: the topic does not know it yet."""
+    """None if it is new to the topic."""
 
     @property
     def duplicate(self) -> bool:
-        """Whether no message of it is new."""
+        """True if no message of it is new."""
         return self.new == len(self.ids)
 
     @property
     def begin(self) -> bytes | None:
-        """The position of the first message that was stored before, if it is remembered."""
+        """The position of the first message, if it is a duplicate and remembered."""
         return self.position(self.ids[0]) if self.new else None
 
     def stamp(self, rows: int) -> Stamp:
-        """The stamp for the first of its ``rows`` rows."""
+        """Return the stamp for the first of its ``rows`` rows."""
         assert self.producer is not None  # by ``ensure_producer``
         return Stamp(self.name, self.producer.epoch, self.ids[self.new :] if self.new else self.ids, rows)
 
     def position(self, sequence_id: int) -> bytes | None:
-        """The position of a message stored before; None: not remembered."""
+        """Return the position of a duplicate message; None if it is not remembered."""
         for result in () if self.producer is None else self.producer.recent:
             if result.low == sequence_id:
                 return result.first
@@ -120,7 +120,7 @@ class DeduplicationVerdict:
         return None
 
     def ends(self) -> tuple[bytes | None, bytes | None]:
-        """The positions of the first and the last row of a duplicate, each None where it is not certain.
+        """Return the positions of the first and the last row of a duplicate, each None if it is not certain.
 
         Both belong to one remembered request: between two requests there may be messages of other clients.
         """
@@ -132,7 +132,7 @@ class DeduplicationVerdict:
         return None, None
 
     def producer_verdict(self) -> ProducerVerdict:
-        """The verdict for the answer's headers, true once everything accepted is durable."""
+        """Return the verdict for the answer's headers, valid once everything accepted is durable."""
         last = None if self.producer is None else self.producer.pushed
         return ProducerVerdict("true" if self.duplicate else "partial" if self.new else "false", last)
 
@@ -148,7 +148,7 @@ def _check_pointer(state: TopicState, dedup: DeduplicationVerdict, producer: Pro
             )
     if low >= min((result.low for result in producer.recent), default=producer.pushed + 1):
         return
-    # Ids that are not remembered may have been rolled back with their pointer, and must not be called duplicates.
+    # Ids that are not remembered may have been rolled back with their pointer, and must not count as duplicates.
     pending = state.pending.get(dedup.pointer)
     known = pending is not None and pending.has_ids(dedup.name, low, high)
     if (dedup.pointer and not known) or (not dedup.pointer and low <= producer.highest_transactional):
@@ -156,18 +156,18 @@ def _check_pointer(state: TopicState, dedup: DeduplicationVerdict, producer: Pro
             f"producer {dedup.name!r} has used ids from {low} on, under a write pointer that is not remembered",
             hint="read the topic to see whether they are there; " + NEW_IDS,
         )
-        error.outcome = "unknown"  # they may be the very messages that are sent again
+        error.outcome = "unknown"  # this may be a repetition of the request that used them
         raise error
 
 
 def ensure_producer(state: TopicState, step: Step, dedup: DeduplicationVerdict) -> None:
-    """Remember the request's producer, since some of its messages are going to be stored. Raises TooManyProducers."""
+    """Add the request's producer if it is new, before its messages are stored. Raises TooManyProducers."""
     if dedup.producer is None:
         dedup.producer = add_producer(state, step, dedup.name)
 
 
 def without_duplicates(request: PublishRequest, dedup: DeduplicationVerdict) -> PublishRequest:
-    """The request without the messages that were stored before."""
+    """Return the request without its duplicate messages."""
     new = dedup.new
     if not new or not request.messages:
         return request
@@ -195,7 +195,10 @@ def record_publish(state: TopicState, step: Step, dedup: DeduplicationVerdict, f
 
 
 def session_of(state: TopicState, step: Step, request: PublishRequest) -> Producer | None:
-    """The request's producer, if its session is the latest. Raises ProducerFenced, ProducerExpired, DamagedRow."""
+    """Return the request's producer, if its session is the latest; None if it is unknown.
+
+    Raises ProducerFenced, ProducerExpired, DamagedRow.
+    """
     name, epoch = request.producer or "", request.producer_epoch
     producer = find_producer(state, step, name)
     if epoch is None:
@@ -214,7 +217,7 @@ def session_of(state: TopicState, step: Step, request: PublishRequest) -> Produc
 
 
 def find_producer(state: TopicState, step: Step, name: str) -> Producer | None:
-    """The producer, if it is remembered. Raises DamagedRow."""
+    """Return the producer; None if it is not remembered. Raises DamagedRow."""
     producers = state.producers
     if name in producers.damaged:
         raise DamagedRow(
@@ -231,7 +234,7 @@ def find_producer(state: TopicState, step: Step, name: str) -> Producer | None:
 
 
 def add_producer(state: TopicState, step: Step, name: str) -> Producer:
-    """Add a producer that the topic does not know. Raises TooManyProducers."""
+    """Add a new producer. Raises TooManyProducers."""
     make_room_for_producer(state, step)
     begin_remembering(state, step)
     producer = Producer(name, active_ms=state.time_ms)
@@ -242,7 +245,7 @@ def add_producer(state: TopicState, step: Step, name: str) -> Producer:
 
 # --- forgetting producers --------------------------------------------------------------------------
 #
-# The rows of the others are written first and the high-water mark behind them, so that no replay finds stamps of
+# The rows of the other producers are written first, then the high-water mark, so that a replay finds no stamps of
 # forgotten producers. The removal comes last.
 
 
@@ -257,7 +260,7 @@ def make_room_for_producer(state: TopicState, step: Step) -> None:
     forget_expired_producers(state, step)
     if len(producers.known) < limits.max_producers:
         return
-    # Each round costs a high-water mark; a topic full of producers that appear once should not write one for each.
+    # Evict several at once: each eviction writes a high-water mark, and some topics have many one-time producers.
     at_most = len(producers.known) - limits.max_producers + 1 + limits.max_producers // 64
     gone = producers.idle(state.time_ms - limits.producer_active_ms, at_most)
     if len(producers.known) - len(gone) >= limits.max_producers:
@@ -297,11 +300,11 @@ def forget_producers(state: TopicState, step: Step, names: Collection[str]) -> N
 # The topic's property, its namespace and the service's default decide, and may be changed at any time.
 #
 #     on → off   everything is forgotten at once, rows too
-#     off → on   nothing is known: used sequence ids are accepted again; ``since`` says from which position on
+#     off → on   used sequence ids are accepted again; ``since`` is the position from which stamps are valid
 
 
 def follow_policy(state: TopicState, step: Step, now: Now) -> None:
-    """Apply the policy that holds now; cheap while it has not changed."""
+    """Apply the current policy; cheap if it has not changed."""
     if state.follows(now.deduplication):
         return
     metadata, producers = state.living(), state.producers
@@ -325,14 +328,14 @@ def _forget_all(state: TopicState, step: Step, record: DeduplicationRecord) -> N
     producers = state.producers
     names = [*producers.known, *producers.damaged]
     epochs = max([record.epochs, *(producer.epoch for producer in producers.known.values())])
-    # First: from here on producer rows and stamps are void, also those that a power cut leaves behind.
+    # First: this voids producer rows and stamps, including those that a power cut leaves.
     write_producers_record(state, step, replace(record, on=False, switched=producers.switched, epochs=epochs))
     delete_producers(state, step, names)
     producers.clear()
 
 
 def begin_remembering(state: TopicState, step: Step) -> None:
-    """A producer is about to be added: from here on stamps count, if they did not before."""
+    """Validate stamps from the present position on, if they are void, since a producer is about to be added."""
     producers = state.producers
     if producers.record is None or not producers.record.on:
         record = DeduplicationRecord(switched=producers.switched, since=last_position(state), epochs=producers.epochs)
@@ -340,7 +343,7 @@ def begin_remembering(state: TopicState, step: Step) -> None:
 
 
 def renew_producers(state: TopicState, step: Step, generation: int) -> None:
-    """A new generation knows no producers; epochs continue, so that no older generation's session is valid in it."""
+    """Start a generation without producers; epochs continue, so that older generations' sessions are invalid."""
     old = state.producers
     producers = state.producers = ProducerTable(state.limits.producer_retention_ms)
     epochs = max([old.epochs, *(producer.epoch for producer in old.known.values())])

@@ -1,8 +1,8 @@
-"""One pointer of a topic that is undecided, or under which messages are staged: its state and its row.
+"""A pointer of a topic that is undecided, or under which messages are staged: its state and its row.
 
-The row is written in the commit that gives the topic rows under the pointer, and again whenever it changes. A topic is
-loaded from these rows, so that no scan has to find a transaction's messages among millions of others. Nothing here
-decides which reader sees a message: that depends on the sign in the message row and on the reader's snapshot.
+The row is written in the first commit with rows under the pointer, and whenever it changes. A topic is loaded from
+these rows, so that a transaction's messages need not be found by a scan over all messages. Visibility does not depend
+on them: the sign in the message row and the reader's snapshot determine it.
 
     pointer row   s first used  u last used (ms)  m messages  b bytes  published
                   r runs: first position, last position (10 bytes each), messages of the topic before it (8)
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.rows import Stored
 
-#: Runs kept of one pointer. Beyond that neighbours are joined, and a rollback also reads the rows between them.
+#: Runs kept for one pointer. Beyond that neighbours are joined, and a rollback also reads the rows between them.
 MAX_RUNS = 64
 DIGEST_BYTES = 8
 _RUN = struct.Struct(">10s10sq")
@@ -56,9 +56,9 @@ class Pending:
     runs: list[PointerRun] = field(default_factory=list)
     """Its message rows that are not rolled back; ascending."""
     packed: list[bytes] = field(default_factory=list, repr=False, compare=False)
-    """The packed form of the first of ``runs``, as far as it is still valid."""
+    """The packed forms of the first ``runs`` that are still valid."""
     ends_at: int = field(default=-1, repr=False, compare=False)
-    """All messages ever published in the topic, right behind the last of ``runs``; -1: it is not known."""
+    """``TopicState.appended`` directly after the last of ``runs``; -1 if unknown."""
     messages: int = 0
     """Published under it, stored ones included; ``size``: bytes of their payloads."""
     size: int = 0
@@ -70,9 +70,9 @@ class Pending:
     """The last payload position (10 bytes) used; kept when its row is gone."""
     segments: dict[str, Segment] = field(default_factory=dict)
     link: bytes = b""
-    """Of the stored messages without a segment, in a chained topic; empty: there are none."""
+    """The link of the stored messages without a segment, in a chained topic; empty if there are none."""
     stored_by: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    """Producer and segment ("": none) → epoch and highest sequence id that it stored; see ``record_store``."""
+    """Producer and segment ("" for none) → epoch and highest sequence id that it stored; see ``record_store``."""
     packed_by: dict[tuple[str, str], bytes] = field(default_factory=dict, repr=False, compare=False)
     """The packed entries of ``stored_by`` that are still valid."""
     published_ids: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
@@ -80,29 +80,29 @@ class Pending:
     published: tuple[bytes, bytes] | None = None
     """The publish of the stored messages: positions of its reference row and of the last row of that request."""
     listed_digest: bytes | None = None
-    """Digest of the segments that publish listed; None: it listed none and so published all, or it is not known."""
+    """Digest of the segments that the publish listed; None if it listed none, and so published all, or if unknown."""
     rolled_back: bool = False
-    """All of it; later publishes under it are refused."""
+    """True if all of it is rolled back; later publishes under it are refused."""
     orphaned: bool = False
-    """Its stored messages are never published; some may be removed already."""
+    """Its stored messages will never be published; some may be removed already."""
     decided: bool = False
-    """Only its stored messages are left to remove. Not in the row: the authority knows it after a load."""
+    """Only its stored messages remain to be removed. Not in the row: after a load the authority has it."""
     damaged: bool = False
-    """Its row cannot be read: a rollback is the only request that succeeds."""
+    """Its row cannot be read: only a rollback succeeds."""
     staged_by: str | None = None
-    """The producer that staged the messages; None: the pointer is a transaction's, or its row is damaged."""
+    """The producer that staged the messages; None if the pointer is a transaction's, or its row is damaged."""
 
     @classmethod
     def of_damaged(cls, pointer: int, time_ms: int) -> Pending:
-        """The entry for a row that cannot be read: the pointer's messages may be anywhere."""
+        """Return the entry for an unreadable row: the pointer's messages may be anywhere."""
         if pointer < 0:
-            return cls(pointer, time_ms, time_ms, damaged=True)  # staged, and published by none: there are none
+            return cls(pointer, time_ms, time_ms, damaged=True)  # only staged messages, which have no message rows
         return cls(pointer, time_ms, time_ms, [PointerRun(_FIRST_POSITION, _LAST_POSITION, 0)], damaged=True)
 
     def add(self, first: bytes, last: bytes, before: int) -> None:
-        """Add new message rows ``first`` to ``last``, behind all earlier ones."""
+        """Add new message rows ``first`` to ``last``, after all earlier ones."""
         runs = self.runs
-        # A transaction that has the topic to itself for a while has one run, however many requests it makes.
+        # While no other request interferes, a transaction has a single run, however many requests it makes.
         if runs and (before == self.ends_at or _adjoin(runs[-1].last, first)):
             runs[-1] = PointerRun(runs[-1].first, last, runs[-1].before)
             del self.packed[len(runs) - 1 :]
@@ -125,7 +125,7 @@ class Pending:
             if run.first < low:
                 left.append(PointerRun(run.first, _neighbour(low, -1), run.before))
             if high < run.last:
-                # Counted from the run's first row, hence a little too many: the rows in between are not counted.
+                # ``before`` is too low, since the removed rows are not counted: ``hidden`` may be too high.
                 left.append(PointerRun(_neighbour(high, 1), run.last, run.before))
         self.runs = left if len(left) <= MAX_RUNS else _joined(left)
         self.packed.clear()
@@ -133,13 +133,13 @@ class Pending:
         return gone
 
     def clear_runs(self) -> None:
-        """All its message rows are rolled back."""
+        """Drop all runs, as all message rows are rolled back."""
         self.runs.clear()
         self.packed.clear()
         self.ends_at = -1
 
     def replay_row(self, position: bytes, payload: bytes | None, stored: Stored | None, before: int) -> bool:
-        """Add a message row found by a load. Returns whether it was unknown."""
+        """Add a message row found by a load. Returns True if it was unknown."""
         if self.damaged or (self.runs and position <= self.runs[-1].last):
             return False
         self.add(position, position, before)
@@ -169,11 +169,11 @@ class Pending:
         del ranges[:-MAX_RUNS]
 
     def has_ids(self, producer: str, low: int, high: int) -> bool:
-        """Whether the producer is known to have published all of ``low`` to ``high`` under the pointer."""
+        """Return True if the producer is known to have published all of ``low`` to ``high`` under the pointer."""
         return any(first <= low and high <= last for first, last in self.published_ids.get(producer, ()))
 
     def hidden(self, appended: int) -> int:
-        """Messages of the topic from the pointer's first row on, given all ``appended`` messages ever published."""
+        """Return the number of messages from the pointer's first row on, given the total ``appended`` of the topic."""
         return max(0, appended - self.runs[0].before) if self.runs else 0
 
     def encode(self) -> bytes:
@@ -223,7 +223,7 @@ class Pending:
 
 
 class PointerRun(NamedTuple):
-    """Message rows ``first`` to ``last`` (positions of 10 bytes, included); rows of others may stand in between."""
+    """Message rows ``first`` to ``last`` (positions of 10 bytes, inclusive); may include rows of others in between."""
 
     first: bytes
     last: bytes
@@ -233,13 +233,13 @@ class PointerRun(NamedTuple):
 
 @dataclass(slots=True)
 class Segment:
-    """The part of a pointer's stored messages with one name; a publish lists the winning segments."""
+    """A named part of a pointer's stored messages; a publish lists the winning segments."""
 
     index: int
     messages: int = 0
     size: int = 0
     link: bytes = b""
-    """Of its messages, in a chained topic; empty: there are none, or the topic has no chain."""
+    """The link of its messages, in a chained topic; empty if there are none, or the topic has no chain."""
     packed: bytes = field(default=b"", init=False, repr=False, compare=False)
     """Name, numbers and link, packed; empty: stale."""
 
@@ -250,7 +250,7 @@ class Segment:
         self.packed = b""
 
     def pack(self, name: str) -> bytes:
-        """Name, numbers and link, packed; cached, since a store changes one of perhaps thousands of segments."""
+        """Return name, numbers and link, packed; cached, since a store changes one of perhaps thousands of segments."""
         if not self.packed:
             numbers = [self.index, self.messages, self.size]
             self.packed = msgpack.packb(name) + msgpack.packb([*numbers, self.link] if self.link else numbers)
@@ -258,7 +258,7 @@ class Segment:
 
 
 def digest_of(segments: Collection[str] | None) -> bytes | None:
-    """Eight bytes that are equal for equal sets of segments, in any order; None for no list."""
+    """Return eight bytes that are equal for equal sets of segments, in any order; None for no list."""
     if segments is None:
         return None
     names = (name.encode() for name in sorted(set(segments)))
@@ -266,7 +266,7 @@ def digest_of(segments: Collection[str] | None) -> bytes | None:
 
 
 def transactional_pointers(pointers: Iterable[int]) -> set[int]:
-    """The pointers that belong to transactions, without those of staged messages, which concern the topic alone."""
+    """Return the pointers of transactions, without those of staged messages, which are internal to the topic."""
     return {pointer for pointer in pointers if pointer > 0}
 
 
@@ -334,7 +334,7 @@ def _position(value: object) -> bytes:
 
 
 def _adjoin(last: bytes, first: bytes) -> bool:
-    """Whether the two are neighbours within one millisecond."""
+    """Return True if the two are neighbours within one millisecond."""
     return last[:8] == first[:8] and int.from_bytes(last[8:], "big") + 1 == int.from_bytes(first[8:], "big")
 
 
@@ -343,7 +343,7 @@ def _neighbour(position: bytes, by: int) -> bytes:
 
 
 def _joined(runs: list[PointerRun]) -> list[PointerRun]:
-    """Half as many runs: pairs of neighbours are joined."""
+    """Join pairs of neighbours, which halves the number of runs."""
     return [
         PointerRun(one.first, other.last, one.before)
         for one, other in zip_longest(runs[::2], runs[1::2], fillvalue=runs[-1])

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def open_producer(state: TopicState, step: Step, ask: OpenProducer, now: Now) -> ProducerView:
-    """Open a session, durable when this is answered. Raises what ``OpenProducer`` says."""
+    """Open a session, which is durable when this is answered. Raises the errors of ``OpenProducer``."""
     del now
     generation = state.living().generation
     producers, limits = state.producers, state.limits
@@ -58,8 +58,8 @@ def open_producer(state: TopicState, step: Step, ask: OpenProducer, now: Now) ->
     if producer is None:
         producer = add_producer(state, step, ask.name)
     if not producer.epoch:
-        # Its first session since it was added, perhaps after publishes without one: no epoch of an earlier producer of
-        # this name may be valid for it.
+        # Its first session since it was added, perhaps after publishes without one. No epoch of an earlier producer
+        # of this name may be valid for it.
         producer.epoch = producers.epochs
     producers.long_retention += (retention_ms is not None) - (producer.retention_ms is not None)
     producer.retention_ms = retention_ms
@@ -72,7 +72,7 @@ def open_producer(state: TopicState, step: Step, ask: OpenProducer, now: Now) ->
 
 
 def _discard_staged(state: TopicState, name: str) -> bool:
-    """Abandon the messages that the producer staged. Returns whether there were any."""
+    """Abandon the messages that the producer staged. Returns True if there were any."""
     pointer = state.staged.get(name)
     if pointer is not None:
         abandon_stored(state, state.pending[pointer])
@@ -80,7 +80,7 @@ def _discard_staged(state: TopicState, name: str) -> bool:
 
 
 def _retention_ms(state: TopicState, producer: Producer | None, ask: OpenProducer) -> int | None:
-    """The producer's own retention; None: the default. Raises TooManyProducers."""
+    """Return the producer's own retention; None for the default. Raises TooManyProducers."""
     limits = state.limits
     if ask.retention_ms is None:
         return None if producer is None else producer.retention_ms
@@ -96,7 +96,7 @@ def _retention_ms(state: TopicState, producer: Producer | None, ask: OpenProduce
 
 
 def get_producer(state: TopicState, step: Step, ask: GetProducer, now: Now) -> ProducerView:
-    """Show one producer. Raises what ``GetProducer`` says."""
+    """Show one producer. Raises the errors of ``GetProducer``."""
     del now
     metadata = state.living() if ask.generation is None else state.living_or_last()
     if ask.generation is not None and ask.generation != metadata.generation:
@@ -169,14 +169,14 @@ def remove_producer(state: TopicState, step: Step, ask: RemoveProducer, now: Now
 
 
 def producer_view(state: TopicState, producer: Producer, *, durable: bool = False) -> ProducerView:
-    """A producer of the last generation; ``durable``: everything accepted will be durable when the view is returned."""
+    """Show a producer of the last generation; ``durable``: accepted requests are durable before this is answered."""
     view = old_producer_view(producer, state.producers.record, state.living_or_last().generation)
     last = producer.pushed if durable else producer.persisted
     return replace(view, last_sequence_id=last, expires_ms=state.producers.expires_ms(producer))
 
 
 def old_producer_view(producer: Producer, record: DeduplicationRecord | None, generation: int) -> ProducerView:
-    """A producer of an earlier generation, from its row."""
+    """Show a producer of an earlier generation, from its row."""
     return ProducerView(
         producer.name,
         producer.epoch,
@@ -191,7 +191,7 @@ def old_producer_view(producer: Producer, record: DeduplicationRecord | None, ge
 
 
 def result_view(result: Result) -> ResultView:
-    """One remembered request."""
+    """Show one remembered request."""
     response = None
     if result.pointer:
         response = PublishResponse(result.pointer, *unpack_position(result.first), *unpack_position(result.last))

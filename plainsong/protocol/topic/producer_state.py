@@ -1,4 +1,4 @@
-"""The producers that a topic remembers: one producer and its row, the table of all, and whether they are remembered."""
+"""The producers that a topic remembers: a producer and its row, the table of all, and the policy that decides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NamespacePolicy(NamedTuple):
     """A namespace's setting for its topics' producers."""
 
     enabled: bool | None = None
-    """None: the service's default holds."""
+    """None: the service's default."""
     switched: int = 0
     """Grows whenever the namespace is switched from remembering producers to forgetting them."""
 
@@ -35,14 +35,14 @@ INHERITED = NamespacePolicy()
 
 
 class Effective(NamedTuple):
-    """Whether a topic remembers producers, and the level that decided it."""
+    """The decision whether a topic remembers producers, and the level that decided it."""
 
     enabled: bool
     level: Level
 
 
 def effective_policy(name: TopicName, own: Deduplication, policy: NamespacePolicy, *, default: bool) -> Effective:
-    """The decision for topic ``name``: its own property ``own``, else its namespace's, else the service's default."""
+    """Decide for topic ``name``: by its own property ``own``, else its namespace's, else the service's default."""
     if own != "inherit":
         return Effective(own == "enabled", "topic")
     if name.namespace == SYSTEM_NAMESPACE:
@@ -59,9 +59,9 @@ def effective_policy(name: TopicName, own: Deduplication, policy: NamespacePolic
 # producers row   o on  s switched  f from  g forgotten  x epochs
 
 
-#: Requests of a producer that are remembered with the positions of their messages.
+#: Number of a producer's requests that are remembered with the positions of their messages.
 MAX_RESULTS = 5
-#: The largest sequence id: that of an Avro long.
+#: The largest sequence id: the maximum of an Avro long.
 MAX_SEQUENCE_ID = (1 << 63) - 1
 
 
@@ -73,7 +73,7 @@ class Result(NamedTuple):
     first: bytes
     last: bytes
     pointer: int
-    """The write pointer it was published under; 0: none."""
+    """The write pointer it was published under; 0 if none."""
 
 
 @dataclass(slots=True)
@@ -82,20 +82,20 @@ class Producer:
 
     name: str
     epoch: int = 0
-    """That of its latest session; 0: it never opened one."""
+    """The epoch of its latest session; 0 if it never opened one."""
     pushed: int = -1
     """The highest sequence id accepted."""
     persisted: int = -1
-    """The highest one that is durable: behind ``pushed`` while a commit is under way."""
+    """The highest durable one; lower than ``pushed`` while a commit is under way."""
     active_ms: int = 0
     retention_ms: int | None = None
-    """How long it is remembered while inactive, if it asked for longer than the default."""
+    """Its retention while inactive, if longer than the default."""
     recent: tuple[Result, ...] = ()
     highest_transactional: int = -1
     """The highest id ever published under a write pointer."""
 
     def record(self, result: Result) -> None:
-        """Remember a request whose rows have their positions."""
+        """Remember a request with the positions of its rows."""
         self.pushed = result.high
         if result.pointer:
             self.highest_transactional = result.high
@@ -138,20 +138,20 @@ def _result(packed: Any) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class DeduplicationRecord:
-    """Whether a generation remembers producers, and from which position on."""
+    """A generation's row about producers: whether they are remembered, and from which position on."""
 
     on: bool = True
     switched: int = field(default=0, compare=False)
     """``NamespacePolicy.switched`` when this was written."""
     since: bytes | None = None
-    """The position up to which stamps are void; None: all of them count."""
+    """The position up to which stamps are void; None if all are valid."""
     forgotten: bytes | None = None
-    """The position when producers were last forgotten: up to it stamps are in the producers' rows, or void."""
+    """The last position when producers were last forgotten; stamps up to it are in the producers' rows, or void."""
     epochs: int = 0
-    """No epoch up to this one is given to a session again."""
+    """Sessions get only epochs above this one."""
 
     def counts_from(self) -> bytes:
-        """The position behind which stamps are replayed."""
+        """Return the position after which stamps are replayed."""
         return max(self.since or b"", self.forgotten or b"")
 
     def encode(self) -> bytes:
@@ -186,7 +186,7 @@ def _position(value: object) -> bytes:
 # --- the table of all producers --------------------------------------------------------------------
 
 
-#: Before the policy is first applied.
+#: The value before the policy is first applied.
 _BY_DEFAULT = Effective(enabled=True, level="service")
 
 
@@ -203,27 +203,27 @@ class ProducerTable:
     """The producers of one generation; an empty table costs nothing to keep, to write or to load."""
 
     retention_ms: int
-    """How long an inactive producer is remembered unless it asked for longer."""
+    """The default retention of an inactive producer."""
     known: OrderedDict[str, Producer] = field(default_factory=OrderedDict)
-    """By name, the longest inactive first."""
+    """By name, in the order of last activity."""
     damaged: set[str] = field(default_factory=set)
     """Producers whose rows cannot be read."""
     record: DeduplicationRecord | None = None
-    """The row on disk; None: the generation never had a producer."""
+    """The row on disk; None if the generation never had a producer."""
     policy: Effective = _BY_DEFAULT
-    """Whether producers are remembered, and the level that decided it."""
+    """The decision whether producers are remembered."""
     applied: AppliedPolicy | None = None
     changed: set[str] = field(default_factory=set)
     """Names of producers whose rows have to be written before the next high-water mark."""
     record_changed: bool = False
     obsolete: list[str] = field(default_factory=list)
-    """Names of producers whose rows are void and still on disk."""
+    """Names of producers with void rows that are still on disk."""
     long_retention: int = 0
-    """The number of producers that asked for longer than the default."""
+    """The number of producers with a longer retention than the default."""
     entries: int = 0
     """Requests of producers since the last snapshot."""
     due_s: float | None = None
-    """When a snapshot is due even if nothing happens, on the monotonic clock."""
+    """When a snapshot is due even without requests, on the monotonic clock."""
     snapshot_position: bytes | None = None
     snapshot_ms: int = 0
     replayed_entries: int = 0
@@ -231,7 +231,7 @@ class ProducerTable:
 
     @property
     def enabled(self) -> bool:
-        """Whether producers are remembered."""
+        """True if producers are remembered."""
         return self.policy.enabled
 
     @property
@@ -241,7 +241,7 @@ class ProducerTable:
 
     @property
     def epochs(self) -> int:
-        """No epoch up to this one may be given to an unknown producer."""
+        """Unknown producers must get epochs above this one."""
         return 0 if self.record is None else self.record.epochs
 
     def add(self, producer: Producer) -> None:
@@ -250,7 +250,7 @@ class ProducerTable:
         self.long_retention += producer.retention_ms is not None
 
     def touch(self, producer: Producer, time_ms: int) -> None:
-        """Record activity of a producer; its row has to be written some time."""
+        """Record activity of a producer; its row is written with the next snapshot."""
         producer.active_ms = time_ms
         self.known.move_to_end(producer.name)
         self.changed.add(producer.name)
@@ -264,7 +264,7 @@ class ProducerTable:
         return producer
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all producers."""
         self.known.clear()
         self.damaged.clear()
         self.changed.clear()
@@ -272,11 +272,11 @@ class ProducerTable:
         self.due_s = None
 
     def expires_ms(self, producer: Producer) -> int:
-        """Until when a producer is remembered if it stays inactive."""
+        """Return until when a producer is remembered if it stays inactive."""
         return producer.active_ms + max(self.retention_ms, producer.retention_ms or 0)
 
     def expired(self, time_ms: int) -> list[str]:
-        """Names of the producers whose retention is over."""
+        """Return the names of the producers whose retention is over."""
         gone = []
         for producer in self.known.values():
             if time_ms <= producer.active_ms + self.retention_ms:
@@ -286,7 +286,7 @@ class ProducerTable:
         return gone
 
     def idle(self, before_ms: int, at_most: int) -> list[str]:
-        """Names of the longest inactive producers, of those idle since ``before_ms`` with the default retention."""
+        """Return the longest inactive producers, of those idle since ``before_ms`` that have the default retention."""
         gone: list[str] = []
         for producer in self.known.values():
             if producer.active_ms >= before_ms or len(gone) >= at_most:
@@ -296,14 +296,14 @@ class ProducerTable:
         return gone
 
     def snapshot_written(self, position: bytes | None, time_ms: int) -> None:
-        """The rows are up to date up to ``position``."""
+        """Record that the rows are up to date up to ``position``."""
         self.changed.clear()
         self.entries = 0
         self.due_s = None
         self.snapshot_position, self.snapshot_ms = position, time_ms
 
     def load(self, row: DeduplicationRecord, producers: dict[str, Producer | None]) -> None:
-        """Take over the rows on disk; None for a producer whose row cannot be read."""
+        """Start from the rows on disk; None for a producer whose row cannot be read."""
         self.record = row
         if not row.on:
             self.obsolete = list(producers)
@@ -315,6 +315,6 @@ class ProducerTable:
                 self.add(producer)
 
     def loaded(self) -> None:
-        """All rows are loaded: order the producers by activity."""
+        """Complete the load: order the producers by activity."""
         if self.known:
             self.known = OrderedDict(sorted(self.known.items(), key=lambda item: item[1].active_ms))

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.step import Step
     from plainsong.protocol.transactions.transaction import Standing
 
-#: The verdict on a producer's request where deduplication is off: stored unchecked.
+#: The verdict on a producer's request if deduplication is off: stored unchecked.
 NOT_DEDUPLICATED = ProducerVerdict("false", None)
 
 
@@ -74,7 +74,7 @@ def publish(state: TopicState, step: Step, ask: Publish, now: Now) -> Receipt:
     if request.atomic or request.routing_key is not None or request.attributes is not None:
         check_atomic(state, request)
         row_extras = row_extras_of(request)
-    if row_extras is None and _is_one(request):  # nearly always, of requests that are small
+    if row_extras is None and _is_one(request):  # the common case of small requests
         (run,) = state.sequence.take(state.time_ms, 1)
         first = last = add_message(state, step, metadata, run, request.messages[0], PLAIN_HEAD)
     else:
@@ -86,7 +86,7 @@ def publish(state: TopicState, step: Step, ask: Publish, now: Now) -> Receipt:
 
 
 def check_publish(state: TopicState, step: Step, ask: CheckPublish, now: Now) -> None:
-    """Check that a plain message of this size would be stored. Raises as ``publish``."""
+    """Check that a plain message of this size would be stored. Raises what ``publish`` raises."""
     del step
     metadata = state.living()
     if metadata.properties.transactional == "required":
@@ -99,7 +99,7 @@ def _transaction_required(state: TopicState) -> TransactionRequired:
 
 
 def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: PublishRequest, now: Now) -> Receipt:
-    """Store those messages of a producer's request that are new."""
+    """Store the new messages of a producer's request."""
     dedup = deduplicate(state, step, request)
     if dedup.duplicate:
         return receipt_of(metadata, dedup, *dedup.ends())
@@ -125,9 +125,9 @@ def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: Pu
 
 
 def receipt_of(metadata: Metadata, dedup: DeduplicationVerdict, first: bytes | None, last: bytes | None) -> Receipt:
-    """The receipt of a producer's request, whose rows are at positions ``first`` to ``last``."""
+    """Return the receipt of a producer's request with rows at positions ``first`` to ``last``."""
     verdict = dedup.producer_verdict()
-    if not dedup.new and first is not None and last is not None:  # nearly always
+    if not dedup.new and first is not None and last is not None:  # the common case
         begin = first + NO_PAYLOAD_PART
         end = begin if last is first else last + NO_PAYLOAD_PART
         return Receipt(begin, end, metadata.generation, False, True, verdict.last_sequence_id, verdict=verdict)
@@ -146,7 +146,7 @@ def receipt_of(metadata: Metadata, dedup: DeduplicationVerdict, first: bytes | N
 
 
 def ends_of(runs: Sequence[Run]) -> tuple[bytes, bytes]:
-    """The first and the last position of some runs."""
+    """Return the first and the last position of some runs."""
     head, last = runs[0], runs[-1]
     if last is head and head.length == 1:
         position = pack_position(head.ts_ms, head.first)
@@ -170,8 +170,8 @@ def add_messages(
         add_message(state, step, metadata, runs[0], request.messages[0], head, pointer)
         return
     if row_extras is not None and state.epoch:
-        # Other instances may own the topic next, of version 0.1 among them: that counts only rows with extras as those of
-        # a request, and would take one without for cut off.
+        # The next owner may be an instance of version 0.1, which attributes only rows with extras to a request, and
+        # would treat a request with a plain row as cut off.
         row_extras.one_by_one = True
     batch = step.row_batch(state.prefix)
     first, messages, size_before = len(batch), request.messages, batch.value_bytes
@@ -190,17 +190,17 @@ def add_messages(
 
 
 def _is_one(request: PublishRequest) -> bool:
-    """Whether it has one message, without a time to live of its own."""
+    """Return True if it has one message, without a time to live of its own."""
     return len(request.messages) == 1 and request.ttl_s is None and request.message_ttls_s is None
 
 
 def add_message(
     state: TopicState, step: Step, metadata: Metadata, run: Run, message: bytes, head: bytes, pointer: int | None = None
 ) -> bytes:
-    """As ``add_messages``, of the only message of a request, without a time to live and attributes, in half the time.
+    """Add the only message of a request, without a time to live and attributes, twice as fast as ``add_messages``.
 
     Args:
-      head: what stands before the length in its row.
+      head: the bytes before the length in its row.
     Returns its position.
     """
     batch = step.row_batch(generation_prefix(state.name, metadata.generation))
@@ -215,7 +215,7 @@ def add_message(
 def count_messages(
     state: TopicState, step: Step, metadata: Metadata, run: Run, messages: int, size: int, own_expiry_ms: int
 ) -> None:
-    """Count messages published at the positions of ``run`` whose values take ``size`` bytes."""
+    """Count messages published at the positions of ``run``, with values of ``size`` bytes."""
     size += ROW_BYTES * messages
     last = run.first + run.length - 1
     state.usage.add(run.ts_ms, messages, size, metadata.properties.ttl_s * 1000, own_expiry_ms, last)
@@ -226,29 +226,29 @@ def count_messages(
 
 # --- many small requests at once -------------------------------------------------------------------
 #
-# Each has its own verdict, and all of them cost what one costs.
+# Each has its own verdict, at the cost of a single request.
 
-#: The most by which a plain message's row, as counted, exceeds its payload: its position, flags and length.
+#: Maximum of a plain message's row beyond its payload, as counted: position, flags and length.
 _ROW_EXTRA_BYTES = ROW_BYTES + 6
 
 
 def publish_each(state: TopicState, step: Step, ask: PublishEach, now: Now) -> Receipt | list[Receipt | PlainsongError]:
-    """Store each message that may be stored; as one request where the result is the same.
+    """Store every message that can be stored, as one request if the result is the same.
 
     Raises:
-      PlainsongError: the error for every one of them; nothing happened.
+      PlainsongError: every message has this error; nothing happened.
     """
     if _may_fill(state, ask):
         return [_publish_one(state, step, message, now) for message in ask.messages]
     try:
         return publish(state, step, Publish(PublishRequest(ask.messages), ask.size), now)
     except (TooLarge, TopicFull):
-        # Some may still fit. The refused request has left no trace.
+        # Some may still fit. The refused request had no effect.
         return [_publish_one(state, step, message, now) for message in ask.messages]
 
 
 def _may_fill(state: TopicState, ask: PublishEach) -> bool:
-    """Whether the first may leave no room for the rest: admission counts payloads, usage counts larger rows."""
+    """Return True if the first ones may use up the room: admission counts payloads, usage counts larger rows."""
     max_bytes = None if state.metadata is None else state.metadata.properties.max_bytes
     if max_bytes is None:
         return False
@@ -265,7 +265,7 @@ def _publish_one(state: TopicState, step: Step, message: bytes, now: Now) -> Rec
 
 # --- admission -------------------------------------------------------------------------------------
 #
-# The checks of a publish or a store before anything of it happens.
+# The checks of a publish or a store, before it has any effect.
 
 
 def check_generation(metadata: Metadata, request: PublishRequest) -> None:
@@ -322,12 +322,12 @@ def check_atomic(state: TopicState, request: PublishRequest) -> None:
 
 
 def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) -> int:
-    """The write pointer, if messages may be written under it.
+    """Return the write pointer, if messages may be written under it.
 
     Raises:
       TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack, NotEnlisted,
-      TransactionNotInProgress, DamagedRow, GenerationChanged (an earlier one has messages of the pointer): nothing
-      happened.
+      TransactionNotInProgress, DamagedRow, GenerationChanged (an earlier generation has messages of the pointer):
+      nothing happened.
     """
     if pointer is None:
         raise TransactionRequired("there is no write pointer")
@@ -372,9 +372,9 @@ def _check_generation(state: TopicState, metadata: Metadata, rolled_back: Pendin
 
 
 def _check_issued(state: TopicState, pointer: int) -> None:
-    """Check that an unknown write pointer may be a transaction's.
+    """Check that an unknown write pointer may belong to a transaction.
 
-    It would hold committed readers until the service's read pointer passes it: of one that is far ahead, that is never.
+    It would hold committed readers until the service's read pointer passes it: forever, if it is far ahead.
 
     Raises TransactionNotInProgress.
     """
@@ -398,30 +398,30 @@ def check_pointer(pointer: int) -> None:
 
 
 def too_old(state: TopicState, pointer: int) -> bool:
-    """Whether the pointer is older than the longest lifetime of a transaction."""
+    """Return True if the pointer is older than the longest lifetime of a transaction."""
     lifetime_ms = state.limits.max_lifetime_ms
     return lifetime_ms > 0 and issued_ms(pointer) + lifetime_ms <= state.time_ms
 
 
 # --- enlistment ------------------------------------------------------------------------------------
 #
-# Where another instance decides transactions, a topic must be enlisted for a pointer before it writes under it.
+# If another instance decides transactions, a topic must be enlisted for a pointer before it writes under it.
 
-#: Standings of a pointer that may still change; only the instance that decides it knows more.
+#: Standings that may still change; only the instance that decides the pointer has the current one.
 _OPEN = ("in_progress", "unknown", "deciding")
 
 
 class NotEnlisted(TransactionsUnavailable):
-    """The topic must be enlisted for the pointer first: nothing happened, and the request can be repeated then."""
+    """The topic must be enlisted for the pointer first; nothing happened, and the request can be repeated then."""
 
     title = "The topic is not enlisted for this write pointer"
 
 
 def standing_to_write(state: TopicState, pointer: int) -> Standing:
-    """The standing of a pointer for a publish or store.
+    """Return the standing of a pointer for a publish or store.
 
     Raises:
-      NotEnlisted, TransactionsUnavailable: it is not known here; nothing happened.
+      NotEnlisted, TransactionsUnavailable: the standing is not known here; nothing happened.
     """
     if state.enlistment is None:
         return state.authority.standing(pointer)
@@ -431,9 +431,9 @@ def standing_to_write(state: TopicState, pointer: int) -> Standing:
 
 
 def standing_to_roll_back(state: TopicState, pointer: int) -> Standing:
-    """The standing of a pointer for a client's rollback, which is always allowed once it is aborted or invalid.
+    """Return the standing of a pointer for a client's rollback, which is allowed once it is aborted or invalid.
 
-    Raises as ``standing_to_write``.
+    Raises what ``standing_to_write`` raises.
     """
     if state.enlistment is None:
         return state.authority.standing(pointer)
@@ -446,7 +446,7 @@ def standing_to_roll_back(state: TopicState, pointer: int) -> Standing:
 
 
 def _is_known_invalid(state: TopicState, pointer: int) -> bool:
-    """Whether the transaction timed out: that ends no enlistment, so the authority's present knowledge is used."""
+    """Return True if the transaction timed out, according to the authority: a time-out does not end enlistments."""
     try:
         return state.authority.standing(pointer) == "invalid"
     except TransactionsUnavailable:
@@ -460,7 +460,7 @@ def _not_enlisted(state: TopicState, pointer: int) -> NotEnlisted:
 
 
 def close_pointers(state: TopicState, step: Step, ask: ClosePointers, now: Now) -> None:
-    """Close pointers; earlier requests of the same step are durable before this is answered."""
+    """Close pointers. Earlier requests of the same step are durable before this is answered."""
     del step, now
     close_enlistment(state, ask.pointers)
 

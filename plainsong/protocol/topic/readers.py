@@ -1,4 +1,4 @@
-"""Requests about readers, whose positions the topic keeps: list, set, compare and set, remove; and their expiry."""
+"""Requests about the stored positions of readers: list, set, compare and set, remove; and their expiry."""
 
 from __future__ import annotations
 

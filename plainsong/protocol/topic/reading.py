@@ -1,15 +1,15 @@
-"""Reading a topic: the walk of a reader through its rows, and pages, extents, counts and the newest message.
+"""Reading a topic: walks of a reader through its rows, for pages, extents, counts and the newest message.
 
-    message row                      what becomes of it, in this order
+    message row                      its treatment, in this order
       expired by a ttl of its own      skipped
       rolled back, invalid             skipped by a reader with a view
-      undecided                        holds a reader with a view: it gets nothing behind it yet
+      undecided                        holds a reader with a view: it gets no later message yet
       of a later moment                skipped by a reader as of a moment
-      refers to stored messages        their payload rows follow in its place, those of winning segments only
+      refers to stored messages        replaced by their payload rows, of winning segments only
       damaged                          ends the read before it
 
-A walk takes lists of rows, since a decision row by row would cost more than reading them. ``scans`` yields the rows
-that it wants next; it passes visible messages to ``_take``, of which pages, extents and counts make their result.
+A walk takes lists of rows, since deciding row by row would cost more than reading them. ``scans`` yields the scans that
+it needs next. It passes visible messages to ``_take``, from which pages, extents and counts make their results.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _FIRST_CHUNK_ROWS = 256
 _POINTER = struct.Struct(">q")
 _PLAIN_ONLY = {PLAIN}
 _KEY = itemgetter(0)
-#: Message rows that one page reads behind the moment as of which it is read, for those of transactions that had been
-#: committed by then: there are some only where the topic's clock was ahead of the transaction service's.
+#: Message rows that a page as of a moment reads after that moment, for transactions that had been committed by then.
+#: Such rows exist only if the topic's clock was ahead of the transaction service's.
 MAX_ROWS_BEHIND_MOMENT = 100_000
 
 
 class Scan(NamedTuple):
-    """Rows that a walk wants: those with ``start <= key < stop``, in order, until ``feed`` returns False."""
+    """A request of a walk for rows with ``start <= key < stop``, in order, until ``feed`` returns False."""
 
     table: Table
     start: bytes
@@ -69,16 +69,16 @@ class Scan(NamedTuple):
 
 
 def key_range(span: Span) -> tuple[bytes, bytes]:
-    """``[start, stop)`` of the message keys that may hold, or refer to, messages of the span."""
+    """Return ``[start, stop)`` of the message keys that may have, or refer to, messages of the span."""
     start, until = span.start, span.until
-    # A bound inside a position is behind the row's own message, and among the messages it refers to.
+    # A bound inside a position is after the row's own message, and among the messages it refers to.
     upper = until[:POSITION_BYTES] + (b"" if until.endswith(NO_PAYLOAD_PART) else b"\x00")
     lower = start[:POSITION_BYTES]
     return span.prefix + lower, span.prefix + max(lower, upper)
 
 
 class Walk(InlineDelivery):
-    """One reader's way through the rows of a span."""
+    """A reader's walk through the rows of a span."""
 
     #: Walk from the newest message down. Such a walk has no holds, hidden messages or starts inside stored ones.
     reverse = False
@@ -87,27 +87,27 @@ class Walk(InlineDelivery):
         self, span: Span, view: View | None = None, *, with_pointers: bool = False, hidden_limit: int = 0
     ) -> None:
         super().__init__(span, view, with_pointers=with_pointers, hidden_limit=hidden_limit)
-        #: Whether all rows so far have a payload and nothing else, so that they stay as they are.
+        #: True if all rows so far have only a payload, so that they cannot change.
         self.is_plain = True
         self._start = span.start
         self._starts_inside = not self._start.endswith(NO_PAYLOAD_PART)
-        #: Rows of the last list behind the reference, and the last key of that list.
+        #: Rows of the last list after the reference, and the last key of that list.
         self._rows_behind: Rows = ()
         self._last_key = b""
-        #: For a reader as of a moment: the first key behind the moment, and how many rows there have been read.
+        #: For a reader as of a moment: the first key after the moment, and the number of rows read from there on.
         self._as_of = view if isinstance(view, AsOfView) else None
         self._later_key = b"" if self._as_of is None else span.prefix + self._as_of.bound[:POSITION_BYTES]
         self._later_rows = 0
-        #: Nothing that follows is visible: it was all written after the moment.
+        #: No later row is visible: all were written after the moment.
         self._is_over = False
 
     @property
     def wanted(self) -> int:
-        """About how many rows the next scan should begin with."""
+        """Roughly the number of rows with which the next scan should begin."""
         return _FIRST_CHUNK_ROWS
 
     def scans(self) -> Iterator[Scan]:
-        """The scans to make, one after the other: the result of one decides the next."""
+        """Yield the scans to make; the result of one decides the next."""
         start, stop = key_range(self.span)
         if self._start >= self.span.until:
             return
@@ -126,11 +126,11 @@ class Walk(InlineDelivery):
     # --- message rows ---------------------------------------------------------------------------
 
     def feed_rows(self, rows: Rows) -> bool:
-        """Take message rows, in order. Returns False when no more are wanted, or payload rows have to come first.
+        """Take message rows, in order. Returns False when no more are needed, or payload rows have to be read first.
 
         Raises:
-          DamagedRow: the first row that would be visible cannot be read. Plain rows are not checked, since the store's
-            checksums vouch for their bytes.
+          DamagedRow: the first row that would be visible cannot be read. Plain rows are not checked, as the store
+            verifies checksums.
         """
         if not rows:
             return not self.done
@@ -145,9 +145,9 @@ class Walk(InlineDelivery):
         return self._feed(rows)
 
     def _feed_later(self, rows: Rows, as_of: AsOfView) -> bool:
-        """Take rows of which some were written behind the moment: of those, the ones under a pointer may be visible.
+        """Take rows, some written after the moment, where only rows under a pointer may be visible.
 
-        What follows a row whose pointer was issued after the moment was written after it too, and cannot be.
+        Once a row's pointer was issued after the moment, all later rows were written after it too, and are invisible.
         """
         at = bisect_left(rows, self._later_key, key=_KEY)
         self._later_rows += len(rows) - at
@@ -162,11 +162,11 @@ class Walk(InlineDelivery):
             return False
         return go_on and not self._is_over
 
-    #: How many rows it reads behind the moment as of which it reads.
+    #: Maximum of rows that it reads after its moment.
     _most_later_rows: float = float("inf")
 
     def _cut_later(self, message_id: bytes) -> None:
-        """End behind a message, since enough has been read behind the moment."""
+        """End after a message, since enough rows after the moment have been read."""
         raise NotImplementedError
 
     def _feed(self, rows: Rows) -> bool:
@@ -190,14 +190,14 @@ class Walk(InlineDelivery):
     # --- stored messages ------------------------------------------------------------------------
 
     def _open_reference(self, key: bytes, value: bytes) -> bool:
-        """Begin a reference. Returns whether it has no payload rows to read, and the walk continues behind it."""
+        """Begin a reference. Returns True if it has no payload rows to read, so that the walk continues after it."""
         position = key[-POSITION_BYTES:]
         inside = self._starts_inside and self._start.startswith(position)
         try:
             row = decode_row(value)
             stored = Stored.of(row)
         except DamagedRow as damage:
-            # A reader that starts inside has read the reference before, and wants the messages behind it.
+            # A reader that starts inside has read the reference before, and needs the messages after it.
             return inside or self._damage(position + NO_PAYLOAD_PART, damage)
         first, stop = stored.first, stored.last + b"\x00"
         if inside:
@@ -221,7 +221,7 @@ class Walk(InlineDelivery):
         return False
 
     def _close_reference(self) -> None:
-        """The payload rows have been read: take the rows that were read behind the reference."""
+        """After the payload rows of a reference, take the message rows that were read after it."""
         self.reference = None
         rest, self._rows_behind = self._rows_behind, ()
         if rest and not self.done:
@@ -233,14 +233,14 @@ def _flags(value: bytes) -> int:
 
 
 def _pointer_of(value: bytes) -> int:
-    """The pointer in a row that has one; 0 of one that is too short, which is reported where it is read."""
+    """Return the pointer in a row that has one; 0 if the row is too short, which is reported when it is decoded."""
     pointer: int = _POINTER.unpack_from(value, 1)[0] if len(value) > _POINTER.size else 0
     return pointer
 
 
 # --- pages -----------------------------------------------------------------------------------------
 #
-# A page is cut out of rows, or of items from the scan cache, and ends in the same place for both: at the span's end, at
+# A page is made from rows, or from items of the scan cache, and ends in the same place for both: at the span's end, at
 # the first undecided message, at its limit of messages, or where the next message would exceed its limit of bytes. It
 # has at least one message if there is one.
 
@@ -264,24 +264,24 @@ class Paging(Walk):
         self._bytes = 0
         self._last_id: bytes | None = None
         self._cut = False
-        #: Behind which message it ends although there may be more: all up to there has been read.
+        #: The message after which it ends although there may be more; everything up to it has been read.
         self._read_to: bytes | None = None
 
     @property
     def room(self) -> int:
-        """How many more messages it takes."""
+        """The number of further messages that fit."""
         return self._room
 
     @property
     def wanted(self) -> int:
-        """As for ``Walk``: one row more than there is room for shows whether there are more.
+        """See ``Walk.wanted``: one row more than fits, to find out whether there are more.
 
-        And a page that begins behind a message reads the row of that one, too.
+        A page that begins after a message also reads the row of that message.
         """
         return self._room + 1 + self._starts_inside
 
     def cut_by_damage(self) -> bool:
-        """End the page with what it has, since the next row cannot be read; False: it has nothing to show."""
+        """End the page early, since the next row cannot be read; return False if the page would be empty."""
         self._cut = self.held_by is None
         return self._count > 0 or self.held_by is not None
 
@@ -293,7 +293,7 @@ class Paging(Walk):
     ) -> bool:
         """Take visible messages in wire form, in order. Returns False when the page is full.
 
-        ``attributes``: those of the messages that have some, by index of the item.
+        ``attributes``: of the messages that have any, by index of the item.
         """
         self.attributes = (
             {items[index][1 : 1 + ID_BYTES]: each for index, each in attributes.items()} if attributes else {}
@@ -308,7 +308,7 @@ class Paging(Walk):
         pointers: Sequence[int] | None = None,
         attributes: Mapping[int, Mapping[str, str]] | None = None,
     ) -> bool:
-        """Take many visible messages as one part that fits. Returns True: the page is not full."""
+        """Take many visible messages as one part that fits. Always returns True, as the page is not full."""
         self.passed = False
         if attributes:
             self._attributes.update((self._count + index, each) for index, each in attributes.items())
@@ -316,11 +316,11 @@ class Paging(Walk):
         return True
 
     def fits(self, count: int, size: int) -> bool:
-        """Whether ``count`` more messages of together ``size`` bytes are within the bounds."""
+        """Return True if ``count`` more messages with a total of ``size`` bytes are within the bounds."""
         return count <= self._room and size <= self._bytes_room
 
     def page(self) -> Page:
-        """The page. It ends where the span does, unless a limit or an undecided message ended it earlier."""
+        """Return the page. It ends with the span, unless a limit or an undecided message ended it earlier."""
         page = Page(self._parts, self._count, self._bytes, self._last_id)
         page.attributes, page.pointers = self._attributes, self._pointers
         if self._cut:
@@ -331,12 +331,12 @@ class Paging(Walk):
             page.end, page.held, page.held_until_ms = "held", self.held, self.held_until_ms
             page.last_id = before(self.held_at)
         elif self._last_id is None or self.passed:
-            # Skipped messages will never be visible: the reader need not read them again.
+            # Skipped messages never become visible, so the reader need not read them again.
             page.last_id = self.span.resume
         return page
 
     def _deliver_plain(self, rows: Rows) -> bool:
-        """As for any walk; rows that fit become one part, without an item for each."""
+        """Deliver plain rows; those that fit become one part, without making an item for each."""
         if isinstance(rows, PlainRows):
             return self._deliver_together(rows)
         values = [value for _, value in rows]
@@ -347,7 +347,7 @@ class Paging(Walk):
         return self.feed_part(plain_wire(positions, values), len(values), positions[-1] + NO_PAYLOAD_PART)
 
     def _deliver_together(self, rows: PlainRows) -> bool:
-        """Of rows that the store keeps together those that fit are one part; the page ends before the others."""
+        """Deliver rows that the store keeps together: those that fit become one part, and the page ends there."""
         taken = rows.within(self._room, self._bytes_room)
         if self.held_by is not None or not (taken or self._count):
             return super()._deliver_plain(rows)
@@ -372,7 +372,7 @@ class Paging(Walk):
     def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
         if not self._count:
             raise damage
-        # The messages before it can be read; the next page reports the damage.
+        # End before it; the next page reports the damage.
         self._cut = True
         return False
 
@@ -409,11 +409,11 @@ class Paging(Walk):
 # --- extents ---------------------------------------------------------------------------------------
 #
 # An extent measures a bounded read, and finds where to split it, without keeping its messages. It ends exactly where a
-# poll with the same bounds and the same view would, and counts the bytes of the wire form. To split it into equal
-# parts it remembers the ids of messages at a stride of bytes; when there are too many, it drops every other one.
+# poll with the same bounds and the same view would, and counts the bytes of the wire form. To split it into equal parts
+# it remembers the ids of messages at a stride of bytes; when there are too many, it drops every other one.
 
 
-#: Most ids remembered; each of a thousand parts is then exact to a sixteenth.
+#: Maximum of ids remembered; each of a thousand parts is then exact to a sixteenth.
 MAX_SPLIT_POINTS = 16_384
 
 
@@ -442,7 +442,7 @@ class Extent(Walk):
         return max(self.span.since, self.span.until if self.held_by is None else self.held_at)
 
     def splits(self, parts: int) -> list[bytes]:
-        """At most ``parts - 1`` bounds, ascending, that split the extent into parts of about equal bytes.
+        """Return at most ``parts - 1`` bounds, ascending, that split the extent into parts of about equal bytes.
 
         A bound may be inside the stored messages of a transaction, which two parts then share.
         """
@@ -471,7 +471,7 @@ class Extent(Walk):
         return True
 
     def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
-        """As for a page: raise if there is no message before it, else end there."""
+        """Raise if there is no message before it, else end there, like a page."""
         if not self.count:
             raise damage
         return self._cut()
@@ -497,7 +497,7 @@ class Extent(Walk):
 # --- counts, and the newest message: both read a bounded number of rows -----------------------------
 
 
-#: The bytes by which an item is longer than a plain row's value and position, which usage counts.
+#: An item is longer by this than a plain row's value and position, which usage counts.
 _ITEM_EXTRA_BYTES = 10
 
 
@@ -507,7 +507,7 @@ class BoundedWalk(Walk):
     def __init__(self, span: Span, view: View | None, max_rows: int) -> None:
         super().__init__(span, view, hidden_limit=max_rows)
         self._rows_left = max_rows
-        #: Whether it gave up before the end.
+        #: True if it gave up before the end.
         self.gave_up = False
 
     def feed_rows(self, rows: Rows) -> bool:
@@ -528,7 +528,7 @@ class BoundedWalk(Walk):
 
 
 class Tally(BoundedWalk):
-    """Counts the messages that a reader would get; ``hidden`` and ``expired`` count those that it would not."""
+    """Counts the messages that a reader would get; ``hidden`` and ``expired`` count others."""
 
     def __init__(self, span: Span, view: View | None, max_rows: int) -> None:
         super().__init__(span, view, max_rows)
@@ -556,7 +556,7 @@ class Newest(BoundedWalk):
 
     @property
     def wanted(self) -> int:
-        """One row is mostly enough."""
+        """One row is usually enough."""
         return 1
 
     def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:

@@ -1,6 +1,6 @@
 """The extras of a request's message rows: a producer's stamp, the batch, indexes, attributes, a routing key, a segment.
 
-A plain publish has none; what they are called in a row, and when, ``plainsong.protocol.rows`` says.
+A plain publish has none. See ``plainsong.protocol.rows`` for their names in a row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 NO_STRINGS: Mapping[str, str] = MappingProxyType({})
 #: The attribute that holds a request's routing key.
 ROUTING_KEY = "routingKey"
-#: As many heads of rows are kept from request to request.
+#: Number of row heads that are cached.
 _KEPT_HEADS = 1024
 
 
@@ -32,10 +32,10 @@ _KEPT_HEADS = 1024
 class RowExtras:
     """The extras of one request's rows.
 
-    The first row has the stamp and the batch. The others of many are like those of a plain publish, so that they are
-    made, stored and read as such: whose they are is found by going back to the first. Rows that are encoded one by one,
-    since they have attributes or times to live of their own, have their index in the request besides. So has every row
-    where version 0.1 may own the topic next.
+    The first row has the stamp and the batch. The other rows are usually like those of a plain publish, so that they
+    are made, stored and read as fast; their request is found by going back to the first row. Rows that are encoded one
+    by one, for attributes or times to live of their own, also have their index in the request. So has every row if
+    version 0.1 may own the topic next.
     """
 
     first: Mapping[str, object] = field(default_factory=dict)
@@ -43,33 +43,33 @@ class RowExtras:
     every: Mapping[str, object] = field(default_factory=dict)
     """Extras of all rows."""
     indexed: bool = False
-    """Whether the other rows have their index, where rows are encoded one by one."""
+    """True if the other rows have their index when rows are encoded one by one."""
     one_by_one: bool = False
-    """Whether rows are encoded one by one although they are alike."""
+    """True to encode rows one by one although they are alike."""
     begin: int = 0
-    """The index of the first message: 1 behind a reference row, which then has the extras of ``first``."""
+    """The index of the first message: 1 after a reference row, which then has the extras of ``first``."""
     attributes: Sequence[Mapping[str, str]] | None = None
-    """One for each message; None: they all have ``shared``."""
+    """One for each message; None if all have ``shared``."""
     shared: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_attributes(self) -> bool:
-        """Whether any message may have attributes."""
+        """True if any message may have attributes."""
         return self.attributes is not None or bool(self.shared)
 
     def attributes_of(self, index: int) -> Mapping[str, str]:
         return self.shared if self.attributes is None else self.attributes[index]
 
     def attributes_from(self, first: int, count: int) -> dict[int, Mapping[str, str]]:
-        """The attributes of the messages that have any, by index, counted from ``first``."""
+        """Return the attributes of the messages that have any, by index, counted from ``first``."""
         if self.attributes is None:
             return dict.fromkeys(range(first, first + count), self.shared) if self.shared else {}
         return {index: each for index, each in enumerate(self.attributes, first) if each}
 
     def heads(self, pointer: int | None) -> tuple[bytes, bytes] | None:
-        """What stands before the length in the value of the first row, and in those of the others, if these are alike.
+        """Return the bytes before the length in the first row's value, and in those of the others, if these are alike.
 
-        Of messages without times to live of their own. None: they are encoded one by one.
+        For messages without times to live of their own. None if they must be encoded one by one.
         """
         if self.attributes is not None or (self.one_by_one and self.indexed):
             return None
@@ -80,7 +80,7 @@ class RowExtras:
         return others if self.begin or not self.first else row_head(pointer, {**self.first, **same}), others
 
     def head_of_one(self, pointer: int | None) -> bytes:
-        """What stands before the length in the row of a request's only message, which has no attributes of its own."""
+        """Return the bytes before the length in the row of a request's only message, without attributes of its own."""
         if not (self.begin or self.every or self.shared):
             return row_head(pointer, self.first)
         return row_head(pointer, self._extras_of(0))
@@ -88,7 +88,7 @@ class RowExtras:
     def values(
         self, messages: Sequence[bytes], ttls_s: Sequence[int | None] | None, pointer: int | None
     ) -> list[bytes]:
-        """The values of rows, one by one."""
+        """Encode the values of rows, one by one."""
         if ttls_s is None:
             heads = self._heads(pointer, len(messages))
             prefixes = {size: length_prefix(size) for size in set(map(len, messages))}
@@ -99,7 +99,7 @@ class RowExtras:
         ]
 
     def _heads(self, pointer: int | None, count: int) -> list[bytes]:
-        """What stands before the lengths in the values of the first ``count`` rows, without times to live."""
+        """Return the bytes before the lengths in the values of the first ``count`` rows, without times to live."""
         stop = self.begin + count
         if pointer is not None or not self.indexed or self.every or self.has_attributes or stop > _KEPT_HEADS:
             return [row_head(pointer, self._extras_of(index)) for index in range(count)]
@@ -118,21 +118,21 @@ class RowExtras:
         return extras
 
 
-#: Of rows that have none.
+#: For rows without extras.
 NO_EXTRAS = RowExtras()
 
 
 @lru_cache(maxsize=1)
 def _kept_heads() -> list[bytes]:
-    """The heads of rows that have nothing but their index: made once, since each is a map of msgpack."""
+    """Return the heads of rows that have only their index; made once, since each is a packed map."""
     return [row_head(None, {INDEX: index}) for index in range(_KEPT_HEADS)]
 
 
 def row_extras_of(request: PublishRequest) -> RowExtras | None:
-    """The extras of a request's rows; None: they have none.
+    """Return the extras of a request's rows; None if they have none.
 
-    Raises InvalidParameter: a message and its request have different routing keys, or the messages of an atomic
-    request do.
+    Raises InvalidParameter: a message and its request, or the messages of an atomic request, have different routing
+    keys.
     """
     first: dict[str, object] = {}
     if request.atomic and request.write_pointer is None:
@@ -154,7 +154,7 @@ def row_extras_of(request: PublishRequest) -> RowExtras | None:
 
 
 def with_stamp(row_extras: RowExtras | None, stamp: Stamp, *, begin: int = 0) -> RowExtras:
-    """The extras with a producer's stamp; ``begin`` 1: a reference row comes first, and has the stamp."""
+    """Return the extras with a producer's stamp; ``begin`` 1: a reference row comes first, and has the stamp."""
     if row_extras is None:
         return RowExtras({STAMP: stamp.packed()}, NOTHING, True, False, begin, None, NO_STRINGS)
     row_extras.first = {STAMP: stamp.packed(), **row_extras.first}
@@ -163,5 +163,5 @@ def with_stamp(row_extras: RowExtras | None, stamp: Stamp, *, begin: int = 0) ->
 
 
 def stamped_head(stamp: Stamp) -> bytes:
-    """What stands before the length in the row of a request's only message that has a stamp and no other extras."""
+    """Return the bytes before the length in the row of a request's only message, with a stamp as its only extra."""
     return row_head(None, {STAMP: stamp.packed()})

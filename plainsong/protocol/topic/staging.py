@@ -1,7 +1,7 @@
-"""Stored messages: kept in the payload table, invisible, until a publish refers to them.
+"""Stored messages: kept invisible in the payload table until a publish refers to them.
 
 A transaction stores messages under its write pointer; a producer without a transaction *stages* them under a pointer
-of the topic's own. Both are kept alike: under one pointer, by segments, at growing payload positions.
+that the topic assigns. Both are stored in the same way: under one pointer, by segments, at growing payload positions.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def check_segment(state: TopicState, pending: Pending | None, name: str | None) 
 
 
 def too_many_segments(state: TopicState, pending: Pending) -> TransactionTooLarge:
-    """The error for one segment too many."""
+    """Return the error for one segment too many."""
     whose = f"write pointer {pending.pointer}" if pending.staged_by is None else f"producer {pending.staged_by!r}"
     hint = f"at most {state.limits.max_segments}"
     if pending.staged_by is not None:
@@ -106,7 +106,7 @@ def store_messages(
 
 
 def reference_to(pending: Pending, segments: Collection[str] | None) -> Stored:
-    """The reference to a pointer's stored messages: all of them, or those of the given segments that exist."""
+    """Return the reference to a pointer's stored messages: all of them, or those of the given segments that exist."""
     assert pending.first_stored is not None
     assert pending.last_stored is not None  # messages are stored, and have positions
     staged = None if pending.staged_by is None else pending.pointer
@@ -119,7 +119,7 @@ def reference_to(pending: Pending, segments: Collection[str] | None) -> Stored:
 
 
 def links_of(pending: Pending, segments: Collection[str] | None) -> dict[int, bytes]:
-    """The links of the same messages, by the index of their segment; none where the topic has no chain."""
+    """Return the links of the same messages, by the index of their segment; empty if the topic has no chain."""
     names = pending.segments if segments is None else frozenset(segments)
     links = {each.index: each.link for name, each in pending.segments.items() if name in names and each.link}
     if segments is None and pending.link:
@@ -128,7 +128,7 @@ def links_of(pending: Pending, segments: Collection[str] | None) -> dict[int, by
 
 
 def drop_stored(state: TopicState, pending: Pending) -> None:
-    """A pointer has no stored messages any more: they were published, or removed."""
+    """Reset a pointer's stored messages, which were published or removed."""
     state.stored_bytes -= pending.stored_bytes
     pending.stored = pending.stored_bytes = 0
     pending.segments.clear()
@@ -136,7 +136,7 @@ def drop_stored(state: TopicState, pending: Pending) -> None:
 
 
 def _payload_positions(pending: Pending, time_ms: int, count: int) -> list[Run]:
-    """The next payload positions of a pointer: above all earlier ones, and never 0, which means a message table row."""
+    """Assign payload positions of a pointer: above all earlier ones, and never 0, which means a message table row."""
     sequence = (
         PositionSequence() if pending.last_stored is None else PositionSequence(*unpack_position(pending.last_stored))
     )
@@ -149,11 +149,11 @@ def _payload_positions(pending: Pending, time_ms: int, count: int) -> list[Run]:
 def deduplicate_store(
     state: TopicState, step: Step, pending: Pending | None, request: PublishRequest, *, staged: bool = False
 ) -> DeduplicationVerdict | None:
-    """The verdict on a store under its pointer and segment; None: it has no producer, or the topic remembers none.
+    """Return the verdict on a store under its pointer and segment; None if there is no producer to remember.
 
     Args:
-      staged: the messages are staged. These are deduplicated in every topic, since their own row has the ids; sessions
-        exist only where producers are remembered.
+      staged: the messages are staged. These are deduplicated in every topic, since their pointer's row has the ids;
+        sessions exist only if producers are remembered.
     Raises:
       InvalidSequenceIds, ProducerFenced, ProducerExpired, PartialDuplicate, TransactionTooLarge, DamagedRow: nothing
       happened.
@@ -187,26 +187,26 @@ def deduplicate_store(
 
 
 def record_store(pending: Pending, request: PublishRequest, dedup: DeduplicationVerdict) -> None:
-    """Record the sequence ids of a store; the pointer's row has them in the same commit."""
+    """Record the sequence ids of a store, in the pointer's row and the same commit."""
     epoch = 0 if dedup.producer is None else dedup.producer.epoch
     pending.record_store(dedup.name, request.segment or "", epoch, dedup.ids[-1])
 
 
 # --- staging ---------------------------------------------------------------------------------------
 #
-# A producer's messages are stored by segments and published as one plain batch, once, without a transaction.
+# A producer's messages are stored by segments, and published once as one plain batch, without a transaction.
 #
 #     store     payload rows under a negative pointer that the topic assigns to the producer; no reader sees them
-#     publish   one reference row without a pointer: every reader sees the listed segments at the same moment;
-#               the other segments are never shown
+#     publish   one reference row without a pointer: the listed segments become visible at once for every reader;
+#               the other segments stay invisible forever
 #
 # The pointer is derived from a position that no message gets, so it is unique, even after a crash or when the clock is
-# set back. A producer has one at a time. Transaction authorities and readers' snapshots do not know it.
+# set back. A producer has one at a time. Transaction authorities and readers' snapshots do not include it.
 
 
 #: The end of the highest id at a position.
 _LAST_PAYLOAD_PART = b"\xff" * len(NO_PAYLOAD_PART)
-#: Most segments named in an error.
+#: Maximum of segments named in an error.
 _MAX_NAMED = 5
 
 
@@ -218,7 +218,7 @@ def store_staged(state: TopicState, step: Step, ask: StoreStaged, now: Now) -> N
     Raises:
       TopicNotFound, GenerationChanged, TransactionRequired, NoMessages, MessageTooLarge, RequestTooLarge, LowSpace,
       TopicFull, TransactionTooLarge (too many segments), Overloaded, InvalidParameter (two routing keys),
-      ProducerFenced, ProducerExpired, DamagedRow, AlreadyPublished (what the segment had before is not staged any
+      ProducerFenced, ProducerExpired, DamagedRow, AlreadyPublished (the segment's earlier messages are not staged any
       more): nothing happened.
     """
     request = ask.request
@@ -242,7 +242,7 @@ def store_staged(state: TopicState, step: Step, ask: StoreStaged, now: Now) -> N
 
 
 def publish_staged(state: TopicState, step: Step, ask: PublishStaged, now: Now) -> Receipt:
-    """Publish the listed segments. A duplicate gets its original answer, without a look at the segments.
+    """Publish the listed segments. A duplicate gets its original answer, and its segments are not checked.
 
     Raises:
       TopicNotFound, GenerationChanged, TransactionRequired, LowSpace, InvalidParameter (nothing is staged under a
@@ -272,7 +272,7 @@ def publish_staged(state: TopicState, step: Step, ask: PublishStaged, now: Now) 
 
 
 def find_staged(state: TopicState, producer: str | None) -> Pending | None:
-    """The staged messages that a producer can still publish; None: it has none."""
+    """Return the staged messages that a producer can still publish; None if it has none."""
     pointer = state.staged.get(producer or "")
     return None if pointer is None else state.pending[pointer]
 
@@ -288,7 +288,7 @@ def _check_topic(state: TopicState, request: PublishRequest) -> Metadata:
 def _deduplicate(
     state: TopicState, step: Step, known: Pending | None, request: PublishRequest
 ) -> DeduplicationVerdict | None:
-    """The verdict on a staged store; None: it has no sequence ids. Raises as ``store_staged``."""
+    """Return the verdict on a staged store; None if it has no sequence ids. Raises as ``store_staged``."""
     if request.sequence_ids is None:
         if state.producers.enabled:
             session_of(state, step, request)
@@ -300,7 +300,7 @@ def _deduplicate(
 
 
 def _check_continuation(state: TopicState, known: Pending | None, request: PublishRequest, first_id: int) -> None:
-    """Raise AlreadyPublished when a segment continues that has nothing staged: its first messages would be missing."""
+    """Raise AlreadyPublished if a segment continues without its first messages being staged."""
     who = (request.producer or "", request.segment or "")
     if first_id and (known is None or who not in known.stored_by):
         raise AlreadyPublished(
@@ -321,14 +321,14 @@ def _open_staging(state: TopicState, step: Step, producer: str) -> Pending:
     pending = Pending(staged_pointer(run.ts_ms, run.first), state.time_ms, state.time_ms, staged_by=producer)
     state.pending[pending.pointer] = pending
     state.staged[producer] = pending.pointer
-    # Before the payload rows: if the commit is cut off behind them, the pointer must not be assigned a second time.
+    # Before the payload rows: if the commit is cut off after them, the pointer must not be assigned a second time.
     key = pointer_key(state.name, state.living().generation, pending.pointer)
     step.write(put_one(Table.METADATA, key, pending.encode()))
     return pending
 
 
 def _find_segments(state: TopicState, request: PublishRequest) -> Pending:
-    """The producer's staged messages, with every segment that the request lists. Raises InvalidParameter."""
+    """Return the producer's staged messages. Raises InvalidParameter if a listed segment is missing."""
     pending = find_staged(state, request.producer)
     known = {} if pending is None else pending.segments
     missing = [name for name in dict.fromkeys(request.segments or ()) if name not in known]
@@ -360,7 +360,7 @@ def _publish(
 
 
 def _with_enclosing_ids(receipt: Receipt) -> Receipt:
-    """The receipt with ids that enclose all messages, whose ids end with their payload positions."""
+    """Return the receipt with ids that enclose those of all messages, which end with their payload positions."""
     if receipt.last_id is None:
         return receipt
     return replace(receipt, last_id=receipt.last_id[: -len(NO_PAYLOAD_PART)] + _LAST_PAYLOAD_PART)

@@ -1,7 +1,7 @@
-"""The state of a topic, everything but its messages; its message positions; and how a load restores it.
+"""The state of a topic except its messages; its message positions; and how a load restores it.
 
-``actors/loading.py`` builds it from disk, the rules of this package alone change it, and when a write fails it is
-thrown away: the disk is then read again.
+``actors/loading.py`` builds it from disk, and only the rules of this package change it. When a write fails it is
+discarded, and read from disk again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class Now(NamedTuple):
-    """The time and other facts from outside, read once per step."""
+    """The time and other external facts, read once per step."""
 
     wall_ms: int
     """The machine's clock; may jump."""
@@ -70,11 +70,11 @@ class Now(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicLimits:
-    """Bounds of one topic; the settings of the same names explain what happens beyond them."""
+    """Bounds of one topic; see the settings of the same names for the behaviour beyond them."""
 
     max_message_bytes: int = 8 << 20
     message_bound: str = "topic.max_message_bytes"
-    """The setting that decides ``max_message_bytes``: a store may allow less than the setting of that name."""
+    """The setting that decides ``max_message_bytes``; a store may impose a lower bound."""
     max_request_messages: int = 1 << 20
     max_parked_polls: int = 10_000
     checkpoint_rows: int = 10_000
@@ -85,25 +85,25 @@ class TopicLimits:
     max_segments: int = 10_000
     """Segments of one write pointer."""
     max_lifetime_ms: int = 90_000_000
-    """How old a write pointer may be; 0: of any age."""
+    """The maximum age of a write pointer; 0: unlimited."""
     max_ahead_ms: int = 0
-    """How far in the future an unknown write pointer may be issued, by the topic's clock; 0: any time."""
+    """The maximum by which an unknown write pointer may be ahead of the topic's clock; 0: unlimited."""
     issues_pointers: bool = False
-    """The authority issues every write pointer: one that it does not know belongs to no transaction, and is refused."""
+    """The authority issues every write pointer: one that is unknown to it belongs to no transaction, and is refused."""
     deduplication_default: bool = True
-    """Whether producers are remembered where neither topic nor namespace decides."""
+    """True if producers are remembered when neither topic nor namespace decides."""
     snapshot_entries: int = 1000
     """Producers' requests after which a snapshot of the producers is written."""
     snapshot_interval_ms: int = 120_000
-    """The longest time between a change and the snapshot that has it."""
+    """The longest time between a change and the snapshot that includes it."""
     producer_retention_ms: int = 7 * 24 * 3600 * 1000
-    """How long an inactive producer is remembered; ``max_retention_ms``: the longest it may ask for."""
+    """The default retention of an inactive producer; ``max_retention_ms``: the longest that it may request."""
     max_retention_ms: int = 180 * 24 * 3600 * 1000
     max_producers: int = 10_000
     max_long_producers: int = 1_000
-    """Producers among them that asked for longer than ``producer_retention_ms``."""
+    """Producers among them with a longer retention than ``producer_retention_ms``."""
     producer_active_ms: int = 600_000
-    """How long after its last activity a producer is not evicted for a new one."""
+    """Time after its last activity in which a producer is not evicted for a new one."""
     max_atomic_messages: int = 1 << 16
     max_atomic_bytes: int = 16 << 20
     """Bounds of one atomic request: messages, and bytes of their payloads."""
@@ -111,11 +111,11 @@ class TopicLimits:
 
 # --- positions -------------------------------------------------------------------------------------
 #
-#     ts  = the later of the topic's time and the last timestamp given
+#     ts  = the later of the topic's time and the last timestamp assigned
 #     seq = 0 when ts grew, else the last plus one; a full millisecond continues in the next
 #
-# Never from the clock alone: after a restart the last position is recovered from the table and from the high-water
-# mark, so that no key is ever written twice.
+# Never from the clock alone: after a restart the last position is recovered from the table and the high-water mark, so
+# that no key is ever written twice.
 
 
 class Run(NamedTuple):
@@ -127,7 +127,7 @@ class Run(NamedTuple):
 
 
 class PositionSequence:
-    """The positions of one generation; it gives each once."""
+    """Assigns the positions of one generation, each once."""
 
     __slots__ = ("last_sequence_id", "last_ts_ms")
 
@@ -139,16 +139,16 @@ class PositionSequence:
         return f"<PositionSequence {self.last_ts_ms}:{self.last_sequence_id}>"
 
     def advance_past(self, ts_ms: int, sequence_id: int) -> None:
-        """Give no position up to this one any more."""
+        """Assign only positions after this one from now on."""
         if (ts_ms, sequence_id) > (self.last_ts_ms, self.last_sequence_id):
             self.last_ts_ms, self.last_sequence_id = ts_ms, sequence_id
 
     def take(self, now_ms: int, count: int) -> list[Run]:
-        """``count`` new positions, in order; more than one run when a millisecond is full."""
+        """Assign ``count`` new positions, in order; more than one run if a millisecond is full."""
         ts, seq = self.last_ts_ms, self.last_sequence_id + 1
         if now_ms > ts:
             ts, seq = now_ms, 0
-        if 0 < count <= SEQUENCES_PER_MS - seq:  # nearly always
+        if 0 < count <= SEQUENCES_PER_MS - seq:  # the common case
             self.last_ts_ms, self.last_sequence_id = ts, seq + count - 1
             return [Run(ts, seq, count)]
         runs = []
@@ -169,14 +169,14 @@ class PositionSequence:
 _UNDER_POINTERS = HAS_POINTER | NO_PAYLOAD
 
 
-#: How far the topic's time may be ahead of the durable one while messages expire. Each poll would have to be written
-#: otherwise, where one expires in every millisecond.
+#: How far the topic's time may be ahead of the durable one while messages expire. Without this slack, a topic in which
+#: messages expire every millisecond would write a mark for every poll.
 MAX_LAG_MS = 1_000
 
 
 @dataclass(slots=True)
 class TopicState:
-    """The state of a topic name: of its living generation, or of the last one."""
+    """The state of a topic name: that of its living or last generation."""
 
     name: TopicName
     limits: TopicLimits = field(default_factory=TopicLimits)
@@ -184,20 +184,20 @@ class TopicState:
     sequence: PositionSequence = field(default_factory=PositionSequence)
     usage: Usage = field(default_factory=Usage)
     time_ms: int = 0
-    """The topic's time: the clock, but never going back, so that expired messages stay expired."""
+    """The topic's time: the clock, except that it never goes back, so that expired messages stay expired."""
     watermark: bytes | None = None
     """The position (10 bytes) up to which readers may read."""
     _until: bytes | None = field(default=None, init=False, repr=False, compare=False)
-    """The bound behind it, once somebody has asked for that."""
+    """The bound after the watermark, computed on demand."""
     readers: dict[str, Reader] = field(default_factory=dict)
     authority: Authority = field(default_factory=NoAuthority)
     """Knows the standing of write pointers."""
     enlistment: Enlistment | None = None
-    """The pointers that may be written under, if another instance decides them; None: the authority is local."""
+    """The pointers that may be written under, if another instance decides them; None if the authority is local."""
     pending: dict[int, Pending] = field(default_factory=dict)
-    """Every undecided write pointer with rows in the last generation; those below 0 have staged messages."""
+    """All undecided write pointers with rows in the last generation; negative ones have staged messages."""
     staged: dict[str, int] = field(default_factory=dict)
-    """Producer → the pointer it stages under; without abandoned ones."""
+    """Producer → the pointer under which it stages; without abandoned ones."""
     appended: int = 0
     """Messages ever published in the generation."""
     stored_bytes: int = 0
@@ -208,23 +208,23 @@ class TopicState:
     """Write pointers whose rows the next commit removes."""
     rows_since_mark: int = 0
     marked: bool = False
-    """Whether the load found a high-water mark: replay begins behind it, not at the first row."""
+    """True if the load found a high-water mark: replay begins after it, not at the first row."""
     marked_own_expiry_ms: int = 0
     marked_ms: int = 0
     """The topic's time in the last high-water mark."""
     producers: ProducerTable = field(default_factory=lambda: ProducerTable(0))
     torn: list[bytes] = field(default_factory=list)
-    """Keys of the message rows of an atomic request that was cut off, last one first: the next step removes them."""
+    """Keys of the message rows of a cut-off atomic request, last one first; the next step removes them."""
     torn_bytes: int = 0
     """Bytes of these rows."""
     torn_payloads: list[bytes] = field(default_factory=list)
-    """Keys of payload rows that a cut-off commit left behind: the next step removes them too."""
+    """Keys of payload rows that a cut-off commit left; the next step removes them."""
     epoch: int = 0
-    """Of the owner that loaded it; 0 where a store has one writer."""
+    """The epoch of the owner that loaded it; 0 if the store has a single writer."""
     chain: Chain | None = None
-    """How far the chain of the last generation has come; None: it has none."""
+    """The end of the last generation's chain; None if it has none."""
     replaying: Replay | None = None
-    """During a load: the producers' requests in rows behind the mark."""
+    """During a load: the producers' requests in rows after the mark."""
 
     def __post_init__(self) -> None:
         self.producers = ProducerTable(self.limits.producer_retention_ms)
@@ -236,7 +236,7 @@ class TopicState:
     # --- loading -------------------------------------------------------------------------------
 
     def begin(self, metadata: Metadata, mark: HighWater | None) -> bytes:
-        """Take over the rows of the metadata table. Returns the message key behind which rows are to be replayed."""
+        """Start from the rows of the metadata table. Returns the message key from which rows are to be replayed."""
         self.metadata = metadata
         self.marked = mark is not None
         mark = mark or HighWater()
@@ -244,7 +244,7 @@ class TopicState:
         self.sequence = PositionSequence(mark.last_ts_ms, mark.last_sequence_id)
         self.usage = Usage(mark.buckets, mark.last_sequence_ids, mark.last_dropped)
         if not mark.last_sequence_ids and mark.last_dropped is None and self.appended > self.usage.messages:
-            # An older version wrote the mark, without the position of the last expired message.
+            # The mark is of an older version, without the position of the last expired message.
             self.usage.last_dropped = mark.before_buckets
         self.time_ms = max(self.time_ms, mark.time_ms)
         self.marked_ms = mark.time_ms
@@ -278,9 +278,9 @@ class TopicState:
             self.rows_since_mark += 1
 
     def _replay_under(self, position: bytes, value: bytes) -> tuple[int, int]:
-        """Replay a row that has a write pointer or refers to stored messages. Returns its messages and their bytes.
+        """Replay a row with a write pointer or a reference to stored messages. Returns its messages and their bytes.
 
-        If a commit was cut off before its pointer rows, this restores what they would have said.
+        If a commit was cut off before its pointer rows, this reconstructs them.
         """
         try:
             row = decode_row(value)
@@ -302,7 +302,7 @@ class TopicState:
         return messages, size
 
     def loaded(self) -> None:
-        """All rows have been replayed: everything on disk may be read."""
+        """Complete the load after all rows were replayed: everything on disk is readable."""
         if self.replaying is not None:
             self.replaying.end()
             self.replaying = None
@@ -316,23 +316,23 @@ class TopicState:
         self.advance_watermark()
 
     def _found_staged(self, pending: Pending) -> None:
-        """Restore a staged pointer: its position was given, and its producer has it unless it is abandoned."""
+        """Restore a staged pointer: reserve its position, and assign it to its producer unless it is abandoned."""
         self.sequence.advance_past(*position_of_staged(pending.pointer))
         if pending.last_stored is None:
-            pending.orphaned = True  # a commit was cut off: there may be rows that were never acknowledged
+            pending.orphaned = True  # a commit was cut off, and may have left rows that were never acknowledged
         if pending.staged_by is not None and not pending.orphaned:
             self.staged[pending.staged_by] = pending.pointer
 
     # --- queries -------------------------------------------------------------------------------
 
     def living(self) -> Metadata:
-        """The topic's metadata. Raises TopicNotFound when it does not exist or is deleted."""
+        """Return the topic's metadata. Raises TopicNotFound if it does not exist or is deleted."""
         if self.metadata is None or self.metadata.deleted_ms is not None:
             raise TopicNotFound(f"topic {self.name} does not exist", hint="create it with PUT, or check the name")
         return self.metadata
 
     def living_or_last(self) -> Metadata:
-        """The metadata of the last generation, alive or not. Raises TopicNotFound when there never was one."""
+        """Return the metadata of the last generation, deleted or not. Raises TopicNotFound if there never was one."""
         if self.metadata is None:
             raise TopicNotFound(f"topic {self.name} has never existed")
         return self.metadata
@@ -358,14 +358,14 @@ class TopicState:
         return max(0, metadata.floor_ms, self.time_ms - metadata.properties.ttl_ms)
 
     def advance_watermark(self) -> None:
-        """Every row that has a position is durable: readers may read up to the last one."""
+        """Let readers read up to the last assigned position; all rows up to it are durable."""
         last = self.sequence
         if last.last_sequence_id >= 0:
             self.watermark = pack_position(last.last_ts_ms, last.last_sequence_id)
             self._until = None
 
     def mark(self) -> Put:
-        """The operation that writes the high-water mark of now."""
+        """Return the operation that writes the present high-water mark."""
         self.rows_since_mark = 0
         self.marked_ms = self.time_ms
         self.marked_own_expiry_ms = self.usage.own_expiry_ms()
@@ -384,7 +384,7 @@ class TopicState:
         return put_one(Table.METADATA, key, mark.encode())
 
     def follows(self, policy: NamespacePolicy) -> bool:
-        """Whether a namespace's policy for producers, and the topic's own, have been applied."""
+        """Return True if a namespace's policy for producers, and the topic's own, have been applied."""
         metadata, producers = self.metadata, self.producers
         if metadata is None or metadata.deleted_ms is not None:
             return True
@@ -398,16 +398,16 @@ class TopicState:
         )
 
     def needs_mark(self) -> bool:
-        """Whether replaying from the last mark has become too long, or would miss a due expiry."""
+        """Return True if a replay from the last mark would be too long, or would miss a due expiry."""
         own = self.usage.own_expiry_ms()
         earlier = own != 0 and (self.marked_own_expiry_ms == 0 or own < self.marked_own_expiry_ms)
         many = self.rows_since_mark >= self.limits.checkpoint_rows
         return many or earlier or self.producers.entries >= self.limits.snapshot_entries
 
     def expires_ahead(self) -> bool:
-        """Whether something has expired by a time that a load would not find again.
+        """Return True if messages have expired by a time that is not durable yet.
 
-        Another owner, or this one after a restart, may have a clock that is behind, and must not show it again.
+        Another owner, or this one after a restart, may have a slower clock, and must not show them again.
         """
         durable_ms = max(self.marked_ms, self.sequence.last_ts_ms)
         if self.time_ms - durable_ms < MAX_LAG_MS or self.metadata is None or self.metadata.deleted_ms is not None:
@@ -415,10 +415,10 @@ class TopicState:
         return self.usage.expires_between(durable_ms, self.time_ms, self.metadata.properties.ttl_ms)
 
     def close_moment(self, at_ms: int, wall_ms: int) -> bool:
-        """Give no publish time up to a moment any more. Returns whether a mark has to make that durable.
+        """Assign only publish times after a moment from now on. Returns True if a mark has to make that durable.
 
-        Another owner, or this one after a restart, may have a clock that is behind. Raises InvalidParameter: the
-        moment is still to come, for the topic and for the clock.
+        Another owner, or this one after a restart, may have a slower clock. Raises InvalidParameter: the moment is in
+        the future, both by the topic's time and by the clock.
         """
         if self.metadata is None or self.metadata.deleted_ms is not None:
             return False
@@ -430,32 +430,32 @@ class TopicState:
 
 
 class Enlistment(Protocol):
-    """The write pointers for which one owner of a topic is enlisted; it ends with that ownership."""
+    """The write pointers for which one owner of a topic is enlisted; ends with that ownership."""
 
     def holds(self, pointer: int) -> bool:
-        """Whether the topic is enlisted for a pointer."""
+        """Return True if the topic is enlisted for a pointer."""
         ...
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
-        """All write pointers that the transaction of an enlisted pointer had at the enlistment."""
+        """Return all write pointers that the transaction of an enlisted pointer had at the enlistment."""
         ...
 
     def close(self, pointers: Iterable[int]) -> None:
-        """End the enlistment for pointers, also where one that began earlier is still under way."""
+        """End the enlistment for pointers, including requests for it that are still under way."""
         ...
 
 
 # --- replaying producers and batches ---------------------------------------------------------------
 #
-# A load finds again what requests behind the high-water mark say about producers and batches.
+# A load recovers producers and batches from the requests after the high-water mark.
 #
-# Rows of one request have consecutive positions, and a commit that was cut off lacks its last rows. So only the
-# last request can be incomplete. Of a producer's request the rows that are there count, and the positions of the
-# missing ones are skipped, so that no later row is taken for one of them; an atomic request has to be removed. Where
-# the mark was lost the topic is read from its first row, and rows may also be missing because they expired: what they
-# said is in the producers' rows, and nothing is removed.
+# Rows of one request have consecutive positions, and a commit that was cut off lacks its last rows. So only the last
+# request can be incomplete. A producer's request counts with the rows that exist, and the positions of the missing
+# ones are skipped, so that later rows are not attributed to it; an atomic request has to be removed. If the mark was
+# lost, the topic is read from its first row, and rows may also be missing because they expired: the producers' rows
+# have their information, and nothing is removed.
 
-#: First keys of the extras of rows that begin a request, as msgpack has them.
+#: First keys of the extras of rows that begin a request, packed.
 _BEGINNINGS = (b"\xa1" + STAMP.encode(), b"\xa1" + BATCH.encode())
 
 
@@ -466,16 +466,16 @@ class Replay:
         self._state = state
         self._open: _Request | None = None
         record = state.producers.record
-        #: The position up to which stamps are void; None: all are.
+        #: The position up to which stamps are void; None if all are.
         self._from = record.counts_from() if record is not None and record.on else None
 
     @property
     def is_open(self) -> bool:
-        """Whether the next row may be of the same request as the last: then it has to be taken, whatever is in it."""
+        """True if the next row may belong to the same request as the last; it must then be taken in any case."""
         return self._open is not None
 
     def take(self, key: bytes, value: bytes, size: int) -> None:
-        """Take a row, ``size`` as usage counts it; those without extras may be left out where ``is_open`` is false."""
+        """Take a row, with its ``size`` in usage; rows without extras may be skipped unless ``is_open``."""
         if _begins(value):
             self._begin(key, value, size)
         elif self._open is not None:
@@ -510,7 +510,7 @@ class Replay:
             self.end()
 
     def end(self) -> None:
-        """The request has no more rows: apply it."""
+        """Apply the current request, which has no more rows."""
         request, self._open = self._open, None
         if request is None:
             return
@@ -525,7 +525,7 @@ class Replay:
             self._apply(request, request.stamp, request.seen)
 
     def _apply(self, request: _Request, stamp: Stamp, seen: int) -> None:
-        """Remember the request of a stamp, of which ``seen`` rows were found."""
+        """Remember the request of a stamp, with the ``seen`` rows that were found."""
         producers, last = self._state.producers, request.first + seen - 1
         ts_ms = request.first // SEQUENCES_PER_MS
         first_position = position_at(request.first)
@@ -563,11 +563,11 @@ class _Request:
     """Rows up to the last one found, by position."""
     keys: list[bytes] = field(default_factory=list)
     size: int = 0
-    """Bytes of the rows of ``keys``, as usage counts them."""
+    """Bytes of the rows of ``keys``, in usage."""
 
 
 def _begins(value: bytes) -> bool:
-    """Whether a row may begin a request, from the first key of its extras."""
+    """Return True if a row may begin a request, by the first key of its extras."""
     flags = value[0] if value else 0
     if not flags & HAS_EXTRAS:
         return False

@@ -2,14 +2,13 @@
 
     operations   first, in this order, as one commit
     answers      then, and only then
-    looks        then too, against the watermark that the commit moved
+    looks        then too, with the watermark that the commit moved
 
-If the commit fails, no answer is given: the actor falls, and every open request learns that its outcome is unknown.
+If the commit fails, the actor falls, and requests that may have happened get OutcomeUnknown instead of these answers.
 
-Message rows gather in a ``RowBatch``, the inner loop of publishing: every message costs one key suffix and one value
-here; all are put into wire form at once, behind the commit. Any other work per message shows in the throughput of
-large requests (measured: 0.08 µs a message for key and value, 0.06 for the wire form; one item after the other it took
-0.15; 0.08 for all three where messages have one length).
+Message rows are collected in a ``RowBatch``, the hot path of publishing: each message costs one key suffix and one
+value here, and all are put into wire form at once, after the commit. Any other work per message is visible in the
+throughput of large requests, which take about 0.1 µs for a message.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.row_extras import RowExtras
     from plainsong.protocol.topic.state import Run
 
-#: Every sequence id as its two bytes: packing them one by one took a third of the time of ``RowBatch.add``.
+#: Every sequence id as two bytes: packing them one by one took a third of the time of ``RowBatch.add``.
 _SEQUENCE_BYTES = [sequence_id.to_bytes(2, "big") for sequence_id in range(SEQUENCES_PER_MS)]
-#: From this many messages on, the scan cache takes a commit's as one ``bytes``.
+#: From this many messages on, the scan cache gets a commit's messages as one ``bytes``.
 MANY_ROWS = 256
-#: Messages up to this length are put into wire form before their commit, where they have one length: of longer ones
-#: copying is most of the work, and the wire form is in memory for as long as the commit takes.
+#: Messages of equal length, up to this one, are put into wire form before their commit. For longer ones copying is most
+#: of the work, and the wire form would take memory during the commit.
 MAX_CUT_BYTES = 1 << 10
 
 
 class Step:
-    """The result of one step, in the order in which it has to happen."""
+    """The result of one step, in the order in which it must be carried out."""
 
     __slots__ = (
         "_links",
@@ -76,7 +75,7 @@ class Step:
     )
 
     def __init__(self, since: bytes) -> None:
-        #: From this bound on, the topic has no messages but those of this commit.
+        #: From this bound on, the topic has only the messages of this commit.
         self.since = since
         self.operations: list[Operation] = []
         self.answers: list[tuple[Hashable, object | PlainsongError]] = []
@@ -85,22 +84,22 @@ class Step:
         self.row_batches: list[tuple[bytes, RowBatch]] = []
         #: The topic was created, deleted or restored: everything cached before is stale.
         self.renewed = False
-        #: Readers that wait at an undecided message may pass now: the topic is another, or has fewer messages.
+        #: Readers that wait at an undecided message may continue: the topic was replaced, or has fewer messages.
         self.frees_readers = False
         #: Write pointers that this commit writes rows under, or about.
         self.pointers: set[int] = set()
-        #: Ranges that it rolls back: pointer, first and last position (10 bytes each).
+        #: Ranges that it rolls back: pointer, first and last position (10 bytes each), inclusive.
         self.rolled_back: list[tuple[int, bytes, bytes]] = []
         #: The number of messages that it publishes.
         self.messages = 0
-        #: Write pointers whose rows about them it removes.
+        #: Write pointers about which it removes the rows.
         self.dropped: list[int] = []
         #: Producers whose messages it publishes.
         self.producers: list[Producer] = []
         #: Outcomes of producers' requests and of producers, for metrics: ``duplicate``, ``partial``, ``unremembered``;
         #: ``expired``, ``evicted``, ``removed``.
         self.producer_outcomes: defaultdict[str, int] = defaultdict(int)
-        #: The entry of the topic's chain that covers the last message rows, while further ones may join them.
+        #: The entry of the topic's chain that covers the last message rows, while more rows may be added to it.
         self.open_entry: OpenEntry | None = None
         self._payloads: list[Put] = []
         self._links: Put | None = None
@@ -108,7 +107,7 @@ class Step:
         self._prefix = b""
 
     def row_batch(self, prefix: bytes) -> RowBatch:
-        """The batch to which message rows of one generation are added."""
+        """Return the batch for message rows of one generation."""
         if self._row_batch is None or self._prefix != prefix:
             self.flush()
             self._row_batch, self._prefix = RowBatch(), prefix
@@ -124,7 +123,7 @@ class Step:
         self._payloads.append(payloads)
 
     def add_link(self, prefix: bytes, suffix: bytes, value: bytes) -> None:
-        """Add an entry of the topic's chain; entries are written behind the message rows that were added before."""
+        """Add an entry of the topic's chain, to be written after the message rows that were added before."""
         links = self._links
         if links is None or links.prefix != prefix:
             self._links = Put(Table.PAYLOAD, prefix, [suffix], [value])
@@ -135,7 +134,7 @@ class Step:
         links.values.append(value)  # type: ignore[attr-defined]
 
     def write_entry(self) -> None:
-        """Add the open entry of the topic's chain, if there is one: what comes next is not covered by it."""
+        """Add the open entry of the topic's chain, if there is one; later rows are not covered by it."""
         if self.open_entry is not None:
             entry, self.open_entry = self.open_entry, None
             self.add_link(entry.prefix, *entry.row())
@@ -156,7 +155,7 @@ class Step:
             self._links = None
 
     def write(self, operation: Operation) -> None:
-        """Add an operation after everything gathered so far."""
+        """Add an operation after all rows collected so far."""
         self.flush()
         self.operations.append(operation)
 
@@ -167,9 +166,9 @@ class Step:
 class RowBatch:
     """The message rows of one commit, in key order, and the same messages in wire form.
 
-    The wire form of a message does not depend on the form of its row: the id, the length, the payload. So what stands
-    between its position and its end is kept in two columns, which a commit joins at once: for plain rows these are the
-    gap and the value, and are not kept until a row that is not plain comes along.
+    The wire form of a message (id, length, payload) does not depend on the form of its row. So the bytes after its
+    position are stored in two columns, which a commit joins at once. For plain rows these would be the gap and the
+    value, and are not stored before the first row that is not plain.
     """
 
     __slots__ = (
@@ -192,27 +191,27 @@ class RowBatch:
     def __init__(self) -> None:
         self.suffixes: list[bytes] = []
         self.values: list[bytes] = []
-        #: The bytes of all values together.
+        #: The total bytes of all values.
         self.value_bytes = 0
-        #: The row of the first item: that behind the last reference row.
+        #: The row of the first item, after the last reference row.
         self._begin = 0
-        #: What follows an item's position in wire form, in two parts; None: all are plain rows, whose value ends it.
+        #: The bytes after each item's position in wire form, in two parts; None if all rows are plain.
         self._middles: list[bytes] | None = None
         self._tails: list[bytes] = []
-        #: The wire forms that requests were joined to when they were added, and how many items those have.
+        #: Wire forms that were made when requests were added, and their number of items.
         self._wires: list[bytes] = []
         self._joined = 0
-        #: The lengths of the messages of all items.
+        #: The distinct lengths of the items' messages.
         self._lengths: set[int] = set()
         #: Index of an item → end of its own time to live (ms), for items that have one.
         self.expiries: dict[int, int] = {}
-        #: Whether any row may have a time to live of its own, those before the last reference row among them.
+        #: True if any row may have a time to live of its own, including those before the last reference row.
         self.may_expire = False
-        #: Index of an item → its attributes, for items that have some.
+        #: Index of an item → its attributes, for items that have any.
         self.attributes: dict[int, Mapping[str, str]] = {}
-        #: Items under a write pointer: index of the first, index after the last, pointer; ascending.
+        #: Runs of items under a write pointer: index of the first, index after the last, pointer; ascending.
         self.pointers: list[tuple[int, int, int]] = []
-        #: The bound behind the last reference row, whose messages are in the payload table; items begin there.
+        #: The bound after the last reference row, where the items begin.
         self.restart: bytes | None = None
 
     def __len__(self) -> int:
@@ -220,7 +219,7 @@ class RowBatch:
 
     @property
     def item_count(self) -> int:
-        """The number of messages behind the last reference row."""
+        """The number of messages after the last reference row."""
         return len(self.suffixes) - self._begin
 
     @property
@@ -234,7 +233,7 @@ class RowBatch:
         return self.items_from(0)
 
     def items_from(self, row: int) -> list[bytes]:
-        """The items of the rows from index ``row`` on."""
+        """Return the items of the rows from index ``row`` on."""
         row = max(row, self._begin)
         suffixes = self.suffixes[row:] if row else self.suffixes
         if self._middles is None:
@@ -247,9 +246,9 @@ class RowBatch:
         ]
 
     def wire(self) -> tuple[bytes, array[int] | range]:
-        """The wire form of all items and where in it each begins, with its end.
+        """Return the wire form of all items, and the offset of each item followed by the total length.
 
-        Of messages of one length that is a range, which is made at once and takes no memory.
+        For messages of equal length the offsets are a range.
         """
         wire = self.wire_of(self._begin, len(self.suffixes))
         if len(self._lengths) == 1:
@@ -263,7 +262,7 @@ class RowBatch:
         return wire, array("Q", accumulate(each, initial=0))
 
     def wire_of(self, first: int, stop: int) -> bytes:
-        """The wire form of the messages of rows ``first`` to ``stop``, all of them behind the last reference row."""
+        """Return the wire form of the messages of rows ``first`` to ``stop``, all after the last reference row."""
         if self._joined == self.item_count == stop - first:
             return b"".join(self._wires)
         suffixes = self.suffixes[first:stop]
@@ -286,9 +285,9 @@ class RowBatch:
         """Append one request's messages at the positions of ``runs``.
 
         Args:
-          length: that of every message, where it is known that they have the same.
+          length: the common length of all messages, if known.
 
-        Returns the time (ms) at which the first message with a time to live of its own expires, 0 without any.
+        Returns the time (ms) at which the first message with a time to live of its own expires, 0 if there is none.
         """
         plain = pointer is None and ttls_s is None and row_extras is None
         first_item = len(self.suffixes) - self._begin
@@ -327,10 +326,10 @@ class RowBatch:
         return 0 if ttls_s is None else self._expire(first_item, runs, ttls_s)
 
     def add_one(self, run: Run, message: bytes, head: bytes, pointer: int | None = None) -> int:
-        """As ``add``, of one message without a time to live and attributes; returns the bytes of its row's value.
+        """Append one message without a time to live and attributes; return the bytes of its row's value. See ``add``.
 
         Args:
-          head: what stands before the length in the value.
+          head: the bytes of the value before the length.
         """
         length = len(message)
         prefix = length_prefix(length)
@@ -355,7 +354,7 @@ class RowBatch:
         return size
 
     def add_reference(self, suffix: bytes, value: bytes) -> None:
-        """Append a row whose messages are in the payload table; items begin anew behind it."""
+        """Append a row whose messages are in the payload table; items start over after it."""
         self.value_bytes += len(value)
         self.suffixes.append(suffix)
         self.values.append(value)
@@ -366,7 +365,7 @@ class RowBatch:
         self.restart = after(suffix + b"\xff" * len(NO_PAYLOAD_PART))
 
     def _has_pointer(self, first_item: int, stop: int, pointer: int) -> None:
-        """The items from ``first_item`` to ``stop`` are under ``pointer``."""
+        """Record that the items from ``first_item`` to ``stop`` are under ``pointer``."""
         if self.pointers and self.pointers[-1][1:] == (first_item, pointer):
             first_item = self.pointers.pop()[0]
         self.pointers.append((first_item, stop, pointer))
@@ -388,16 +387,16 @@ class RowBatch:
 
 
 class OpenEntry:
-    """An entry of the topic's chain that covers all requests of a step that come one after the other.
+    """An entry of the topic's chain that covers consecutive requests of a step.
 
-    Only those without a write pointer, attributes, and times to live of their own. A commit of many small requests then
-    costs one entry: one row more, and two hashes.
+    The requests have no write pointer, no attributes and no times to live of their own. So a commit of many small
+    requests costs only one more row, and two hashes.
     """
 
     __slots__ = ("_batch", "_chain", "_first", "_size", "_stop", "prefix")
 
     def __init__(self, chain: Chain, prefix: bytes, batch: RowBatch, first: int, size: int) -> None:
-        """Cover the rows of ``batch`` from ``first`` on, which take ``size`` bytes; they must not exceed an entry."""
+        """Cover the rows of ``batch`` from ``first`` on, of ``size`` bytes; they must be within an entry's bounds."""
         self.prefix = prefix
         self._chain = chain
         self._batch = batch
@@ -405,7 +404,7 @@ class OpenEntry:
         self._size = size
 
     def join(self, batch: RowBatch, size: int) -> bool:
-        """Cover the further rows of ``batch``, which take ``size`` bytes, too; False: they need an entry of their own."""
+        """Cover the new rows of ``batch``, of ``size`` bytes, too; return False if they need another entry."""
         stop, at = len(batch), self._stop
         if batch is not self._batch or stop - self._first > MAX_ROWS or self._size + size > MAX_BYTES:
             return False
@@ -415,7 +414,7 @@ class OpenEntry:
         return True
 
     def row(self) -> tuple[bytes, bytes]:
-        """Go on with the chain by this entry; returns position and value."""
+        """Append this entry to the chain; return its position and value."""
         suffixes, first, stop = self._batch.suffixes, self._first, self._stop
         record = record_of_wire(suffixes[first], stop - first, self._batch.wire_of(first, stop))
         last = suffixes[stop - 1]
@@ -423,7 +422,7 @@ class OpenEntry:
 
 
 def positions(runs: Iterable[Run]) -> list[bytes]:
-    """The ten bytes of each position."""
+    """Return the ten bytes of each position."""
     out: list[bytes] = []
     for run in runs:
         ts = run.ts_ms.to_bytes(8, "big")
@@ -437,7 +436,7 @@ def values_of(
     pointer: int | None = None,
     row_extras: RowExtras | None = None,
 ) -> list[bytes]:
-    """The values of the rows of one request's messages."""
+    """Return the values of the rows of one request's messages."""
     extras = row_extras or NO_EXTRAS
     heads = None if ttls_s is not None else extras.heads(pointer)
     if heads is None:
@@ -448,7 +447,7 @@ def values_of(
 
 
 def _begin_with(heads: tuple[bytes, bytes], values: list[bytes]) -> int:
-    """Give the first of ``values``, which all have the second of ``heads``, the first; returns by how much it grows."""
+    """Replace the head of the first value, ``heads[1]`` as in all others, by ``heads[0]``; return its growth."""
     first, others = heads
     if first == others:
         return 0
@@ -459,7 +458,7 @@ def _begin_with(heads: tuple[bytes, bytes], values: list[bytes]) -> int:
 def own_ttls(
     count: int, request_ttl_s: int | None, message_ttls_s: Sequence[int | None] | None
 ) -> Sequence[int | None] | None:
-    """Each message's time to live in seconds, the shorter of the request's and its own; None: no message has one."""
+    """Return each message's time to live in seconds, the shorter of the request's and its own; None without any."""
     if message_ttls_s is None:
         return None if request_ttl_s is None else [request_ttl_s] * count
     if request_ttl_s is None:
@@ -468,10 +467,10 @@ def own_ttls(
 
 
 def _joined(run: Run, messages: Sequence[bytes], length: int) -> bytes:
-    """The wire form of messages of one length at the positions of ``run``.
+    """Return the wire form of messages of equal length at the positions of ``run``.
 
-    Joined first, it is cut like a table into what the rows have of it: half as much work as an object for each, and the
-    scan cache takes it as it is.
+    It is then cut like a table into the parts of the rows, which is half the work of making an object for each message,
+    and the scan cache uses it unchanged.
     """
     middle = NO_PAYLOAD_PART + length_prefix(length)
     parts = [ITEM_START + run.ts_ms.to_bytes(8, "big"), b"", middle, b""] * len(messages)
@@ -481,20 +480,20 @@ def _joined(run: Run, messages: Sequence[bytes], length: int) -> bytes:
 
 
 def _cut_plain(wire: bytes, count: int) -> tuple[list[bytes], list[bytes], int]:
-    """Suffixes and values of plain rows, and the bytes of all values, from the wire form of ``count`` messages."""
+    """Cut the wire form of ``count`` messages into suffixes and values of plain rows; also return the values' bytes."""
     value_length = len(wire) // count - PLAIN_BESIDE_BYTES
     fields = cut_rows(wire, f"{len(ITEM_START)}x{POSITION_BYTES}s{len(PLAIN_GAP)}x{value_length}s")
     return fields[::2], fields[1::2], count * value_length
 
 
 def _cut_positions(wire: bytes, count: int) -> list[bytes]:
-    """The suffixes of ``count`` rows from the wire form of their messages."""
+    """Cut the suffixes of ``count`` rows from the wire form of their messages."""
     behind = len(wire) // count - len(ITEM_START) - POSITION_BYTES
     return cut_rows(wire, f"{len(ITEM_START)}x{POSITION_BYTES}s{behind}x")
 
 
 def _middles_of(messages: Sequence[bytes], length: int | None) -> list[bytes]:
-    """What stands between the position and the payload of each message in wire form."""
+    """Return the bytes between position and payload of each message in wire form."""
     if length is not None:
         middle = NO_PAYLOAD_PART + length_prefix(length)
         return [middle] if len(messages) == 1 else [middle] * len(messages)
@@ -503,7 +502,7 @@ def _middles_of(messages: Sequence[bytes], length: int | None) -> list[bytes]:
 
 
 def _after_heads(head: bytes, messages: Sequence[bytes]) -> list[bytes]:
-    """``head``, the length and the bytes of each message."""
+    """Return ``head``, the length and the bytes of each message."""
     sizes = set(map(len, messages))
     if len(sizes) == 1:
         head += length_prefix(sizes.pop())

@@ -1,10 +1,10 @@
 """Requests under a write pointer: publish, store, roll back; and when a topic may forget the pointer.
 
-    store     adds payload rows, which no reader sees; a segment names the writer that stored them
-    publish   the first one adds a reference row for everything stored; then come the request's own messages
+    store     adds invisible payload rows; a segment names the writer that stored them
+    publish   the first one adds a reference row for everything stored, before the request's own messages
 
-Which readers see a published message follows from the sign in its row and from the reader's snapshot. The topic keeps,
-per pointer, the positions of its rows (``Pending``), so that it can roll them back and report that they hold readers.
+The sign in a message's row and the reader's snapshot determine its visibility. For each pointer the topic stores the
+positions of its rows (``Pending``), to roll them back, and to report that they hold readers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 def publish_under(state: TopicState, step: Step, ask: PublishUnder, now: Now) -> PublishResponse:
     """Publish everything stored under the request's write pointer, then its messages. Returns their positions.
 
-    A request with nothing to publish writes nothing: if the stored messages are published already, it repeats that
+    A request with nothing to publish writes nothing: if the stored messages are already published, it repeats that
     answer, else it answers an empty range.
 
     Raises:
@@ -162,13 +162,13 @@ def _publish_stored(
 
 
 def _without_first(runs: list[Run]) -> list[Run]:
-    """The positions without the first one."""
+    """Return the positions without the first one."""
     head, *rest = runs
     return [Run(head.ts_ms, head.first + 1, head.length - 1), *rest] if head.length > 1 else rest
 
 
 def _check_listed(state: TopicState, pending: Pending | None, request: PublishRequest) -> None:
-    """Check that the request lists no other segments than the publish before it: these would never be seen.
+    """Check that the request lists the same segments as an earlier publish: others would never become visible.
 
     Raises AlreadyPublished.
     """
@@ -237,7 +237,7 @@ def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> Non
 
 
 def answer_duplicate(state: TopicState, metadata: Metadata, dedup: DeduplicationVerdict) -> PublishResponse:
-    """The answer to a publish without new messages: the original one, if it is remembered.
+    """Return the answer to a publish without new messages: the original one, if it is remembered.
 
     Raises as ``admit_pointer``, unless the transaction is committed; and SequenceConsumed when nothing is published
     under the pointer.
@@ -256,7 +256,7 @@ def answer_duplicate(state: TopicState, metadata: Metadata, dedup: Deduplication
 
 
 def _whole_range(dedup: DeduplicationVerdict, pending: Pending | None) -> tuple[bytes, bytes]:
-    """The positions of the pointer's first and last row, if the ids are known to be published under it."""
+    """Return the positions of the pointer's first and last row, if the ids are known to be published under it."""
     if pending is not None and pending.runs and pending.has_ids(dedup.name, dedup.ids[0], dedup.ids[-1]):
         return pending.runs[0].first, pending.runs[-1].last
     own = [] if dedup.producer is None else dedup.producer.recent
@@ -273,12 +273,12 @@ def _whole_range(dedup: DeduplicationVerdict, pending: Pending | None) -> tuple[
 #
 # A rollback negates the pointer in its message rows; the rows stay where they are.
 #
-# A store may carry out a rollback in several steps. So the pointer's row is written before it as it was, and again
-# behind it: a load that finds a commit cut off in between still knows the rows, and the rollback can be repeated.
+# A store may carry out a rollback in several steps. So the pointer's row is written before the rollback unchanged, and
+# again after it: if the commit is cut off in between, a load still finds the rows, and the rollback can be repeated.
 
 
 def roll_back(state: TopicState, step: Step, ask: RollBackPointer, now: Now) -> None:
-    """Roll back rows of the pointer: those within a range, or all of them, after which no more may follow.
+    """Roll back rows of the pointer: those within a range; or all, after which writes under it are refused.
 
     Raises:
       TopicNotFound, InvalidParameter, TransactionNotInProgress (it was committed), NotEnlisted, Overloaded: nothing
@@ -325,7 +325,7 @@ def _is_refused(state: TopicState, pointer: int) -> bool:
 def _roll_back_range(state: TopicState, step: Step, pointer: int, first: bytes, last: bytes) -> None:
     pending = state.pending.get(pointer)
     if pending is None:
-        # Rows may outlive the topic's knowledge of their pointer.
+        # Rows may exist although the topic has forgotten their pointer.
         _negate_rows(state, step, pointer, first, last)
         return
     write_pointers(state, step)
@@ -337,26 +337,26 @@ def _roll_back_range(state: TopicState, step: Step, pointer: int, first: bytes, 
 
 
 def _negate_rows(state: TopicState, step: Step, pointer: int, first: bytes, last: bytes) -> None:
-    """Negate the pointer in its rows from ``first`` to ``last``, up to the last position given so far."""
+    """Negate the pointer in its rows from ``first`` to ``last``, up to the last assigned position."""
     if state.sequence.last_sequence_id < 0:
         return
     last = min(last, pack_position(state.sequence.last_ts_ms, state.sequence.last_sequence_id))
     if first <= last:
         step.write(RollBack(state.prefix + first, state.prefix + last + b"\x00", pointer))
         step.rolled_back.append((pointer, first, last))
-        # Behind the rollback: a load that finds neither rolls back again, and writes it then.
+        # After the rollback: a load that finds neither rolls back again, and then adds the entry.
         add_entry(state, step, ROLLBACK, p=pointer, f=first, l=last)
 
 
 # --- forgetting pointers ---------------------------------------------------------------------------
 #
-# A topic forgets a write pointer once it is decided, or older than any transaction may be.
+# A topic forgets a write pointer once it is decided, or older than any transaction can be.
 #
 #     committed, aborted      at once; stored messages that were never published are removed first
 #     rolled back, unknown    past the maximum lifetime; without one, a topic's ttl after it was last used
 #     in progress, invalid    never; an invalid one becomes unknown when the service prunes it
 
-#: Pointers whose stored messages one cleaning plan removes at most.
+#: Maximum of pointers whose stored messages one cleaning plan removes.
 MAX_ORPHANS = 10_000
 
 
@@ -369,7 +369,7 @@ def apply_decisions(state: TopicState, pointers: Iterable[int]) -> None:
 
 
 def apply_known_decisions(state: TopicState) -> None:
-    """Forget, after a load, the pointers that were decided in the meantime."""
+    """Forget the pointers that were decided while the topic was not loaded."""
     partly_cleaned = state.metadata is not None and state.metadata.partly_cleaned
     for pending in list(state.pending.values()):
         if partly_cleaned:
@@ -384,7 +384,7 @@ def has_open_pointers(state: TopicState) -> bool:
 
 
 def _standing(state: TopicState, pointer: int) -> Standing:
-    """The authority's word; while it is unavailable, pointers count as in progress, and nothing waits."""
+    """Ask the authority; while it is unavailable, pointers count as in progress. Never waits."""
     try:
         return state.authority.standing(pointer)
     except TransactionsUnavailable:
@@ -399,9 +399,9 @@ def _forget_decided(state: TopicState, pending: Pending) -> None:
 
 
 def plan_pointers(state: TopicState) -> list[tuple[int, bytes, bytes]]:
-    """Forget the pointers that may be forgotten. Returns pointer and ``[start, stop)`` of payload keys to remove.
+    """Forget pointers that are not needed any more. Returns pointers and ``[start, stop)`` of payload keys to remove.
 
-    Their messages are abandoned for good, since some rows may be removed before a crash and others not.
+    Their messages are abandoned permanently, since a crash may leave only some of the rows removed.
     """
     orphans: list[tuple[int, bytes, bytes]] = []
     for pending in list(state.pending.values()):
@@ -420,7 +420,7 @@ def plan_pointers(state: TopicState) -> list[tuple[int, bytes, bytes]]:
 
 
 def plan_staged(state: TopicState, pending: Pending, *, room: bool) -> list[tuple[int, bytes, bytes]]:
-    """The same for staged messages that were not published within the lifetime of a transaction."""
+    """Plan the removal of staged messages that were not published within the lifetime of a transaction."""
     life_ms = state.limits.max_lifetime_ms or state.living_or_last().properties.ttl_ms
     if not pending.orphaned and pending.used_ms + life_ms > state.time_ms:
         return []
@@ -431,7 +431,7 @@ def plan_staged(state: TopicState, pending: Pending, *, room: bool) -> list[tupl
 
 
 def abandon_stored(state: TopicState, pending: Pending) -> tuple[int, bytes, bytes]:
-    """Make sure that the pointer's stored messages are never published. Returns ``[start, stop)`` of their keys."""
+    """Ensure that a pointer's stored messages are never published. Returns pointer and ``[start, stop)`` of keys."""
     if not pending.orphaned:
         pending.orphaned = True
         state.changed.add(pending.pointer)
@@ -442,7 +442,7 @@ def abandon_stored(state: TopicState, pending: Pending) -> tuple[int, bytes, byt
 
 
 def forget_orphans(state: TopicState, pointers: Iterable[int]) -> None:
-    """The stored messages of these pointers are removed: forget the pointer, or that it had stored messages."""
+    """Forget these pointers, or at least their stored messages, which the janitor has removed."""
     for pointer in pointers:
         pending = state.pending.get(pointer)
         if pending is None or not pending.orphaned:
@@ -469,7 +469,7 @@ def _may_forget(pending: Pending, standing: Standing, *, old: bool) -> bool:
 
 def _is_old(state: TopicState, pending: Pending) -> bool:
     if pending.rolled_back and state.limits.issues_pointers and _standing(state, pending.pointer) == "unknown":
-        return True  # an earlier version took pointers that were never issued, of any age
+        return True  # earlier versions accepted pointers that were never issued, of any age
     if state.limits.max_lifetime_ms > 0:
         return too_old(state, pending.pointer)
     return pending.used_ms + state.living_or_last().properties.ttl_ms < state.time_ms

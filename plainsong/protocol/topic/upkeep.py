@@ -1,4 +1,4 @@
-"""Creating, changing, deleting and restoring a topic, and planning which of its rows may be removed.
+"""Creating, changing, deleting and restoring a topic, and planning the removal of rows.
 
     absent ──create──► generation 1 ──delete──► gone (1) ──create──► generation 2 …
                             ▲                     │
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 def create(state: TopicState, step: Step, ask: Create, now: Now) -> Description:
-    """Create a generation. Raises TopicExists, unless ``if_not_exists`` and the living one has the properties given."""
+    """Create a generation. Raises TopicExists, except with ``if_not_exists`` for a topic with the given properties."""
     old = state.metadata
     if old is not None and old.deleted_ms is None:
         if ask.if_not_exists and old.properties.agrees_with(ask.properties, ask.given):
@@ -79,7 +79,7 @@ def create(state: TopicState, step: Step, ask: Create, now: Now) -> Description:
         begin_chain(state, step)
     follow_policy(state, step, now)
     for removal in removals:
-        # Not at deletion: a generation that can still be restored needs its pointers' rows.
+        # Not at the deletion: until now the generation could be restored, and needed its pointers' rows.
         step.write(removal)
     return description
 
@@ -88,8 +88,8 @@ def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) 
     """Replace all properties; messages that expired under the old ones stay expired.
 
     Raises:
-      TopicNotFound, PreconditionFailed, InvalidProperty, Conflict (a chain cannot begin while messages are stored that
-      may be published behind its beginning: they have no links): nothing happened.
+      TopicNotFound, PreconditionFailed, InvalidProperty, Conflict (a chain cannot begin while there are stored
+      messages, which have no links and may be published after its beginning): nothing happened.
     """
     old = state.living()
     check_etag(old, ask.if_match)
@@ -114,7 +114,7 @@ def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) 
 
 
 def check_etag(metadata: Metadata, if_match: frozenset[str] | None) -> None:
-    """Raises PreconditionFailed unless the topic's etag is among those given."""
+    """Raise PreconditionFailed unless the topic's etag is one of those given."""
     if if_match is not None and metadata.etag not in if_match:
         raise PreconditionFailed(
             f"the topic's etag is {metadata.etag} now", hint="read it again, and decide by what it is now"
@@ -122,7 +122,7 @@ def check_etag(metadata: Metadata, if_match: frozenset[str] | None) -> None:
 
 
 def remove(state: TopicState, step: Step, ask: Remove, now: Now) -> TopicChange:
-    """Delete the topic by negating its generation, which no reader reads any more.
+    """Delete the topic.
 
     Raises:
       TopicNotFound, PreconditionFailed: nothing happened.
@@ -140,10 +140,10 @@ def undelete(state: TopicState, step: Step, ask: Undelete, now: Now) -> TopicCha
     """Restore the last generation.
 
     Raises:
-      TopicExists: there is a living one.
-      TopicNotFound: there never was one.
-      PartlyCleaned: rows of it have been removed, or might be by now.
-      PreconditionFailed: it is another generation.
+      TopicExists: the topic is not deleted.
+      TopicNotFound: there never was such a topic.
+      PartlyCleaned: rows have been removed, or may have been removed.
+      PreconditionFailed: the deleted generation has another etag.
     """
     del now
     old = state.metadata
@@ -157,7 +157,7 @@ def undelete(state: TopicState, step: Step, ask: Undelete, now: Now) -> TopicCha
             hint="`plainsong store dump` on the stopped daemon shows what is left",
         )
     if ask.grace_ms is not None and state.time_ms >= old.deleted_ms + ask.grace_ms:
-        # Not by whether anything has been removed: of a topic without rows nothing ever is.
+        # ``partly_cleaned`` is not enough: the janitor never sets it for a topic without rows.
         raise PartlyCleaned(
             f"generation {old.generation} could come back until {old.deleted_ms + ask.grace_ms}",
             hint="create it anew; retention.delete_grace_s says how long a deleted topic is kept",
@@ -172,10 +172,10 @@ def undelete(state: TopicState, step: Step, ask: Undelete, now: Now) -> TopicCha
 
 
 def note_set_aside(state: TopicState, step: Step, ask: NoteSetAside, now: Now) -> TopicChange:
-    """Note a stretch that is set aside.
+    """Record a range that is set aside.
 
     Raises:
-      TopicNotFound, GenerationChanged, Conflict (there are too many stretches): nothing happened.
+      TopicNotFound, GenerationChanged, Conflict (there are too many ranges): nothing happened.
     """
     old = state.living()
     if old.generation != ask.generation:
@@ -184,7 +184,7 @@ def note_set_aside(state: TopicState, step: Step, ask: NoteSetAside, now: Now) -
     kept = []
     for each in old.set_aside:
         if each.last < pack_position(state.oldest_ms, 0):
-            continue  # nobody reads there any more
+            continue  # all of it has expired
         if each.last < first or last < each.first:
             kept.append(each)
             continue
@@ -201,7 +201,7 @@ def note_set_aside(state: TopicState, step: Step, ask: NoteSetAside, now: Now) -
 
 
 def _held(state: TopicState) -> TopicStats:
-    """What readers have; of a deleted generation, what they would have."""
+    """Return the readable messages; of a deleted generation, those readable after a restore."""
     span = Span(
         generation=state.living_or_last().generation,
         prefix=state.prefix,
@@ -233,12 +233,12 @@ def describe(state: TopicState, step: Step, ask: Describe, now: Now) -> Descript
 
 # --- cleaning --------------------------------------------------------------------------------------
 #
-# The topic plans which rows may go, the janitor removes them, and no reader notices. A plan is answered only after
-# the topic's time is durable: what it removes stays expired after any restart.
+# The topic plans the removal of rows that are invisible, and the janitor removes them. A plan is answered only after
+# the topic's time is durable, so that its rows stay expired after any restart.
 
 
 def plan_cleaning(state: TopicState, step: Step, ask: PlanCleaning, now: Now) -> CleaningPlan:
-    """Plan the removal of the rows that no reader can see any more."""
+    """Plan the removal of the rows that readers can no longer see."""
     del now
     metadata = state.metadata
     if metadata is None:
@@ -264,7 +264,7 @@ def plan_cleaning(state: TopicState, step: Step, ask: PlanCleaning, now: Now) ->
 
 
 def _expired_entries(state: TopicState, metadata: Metadata) -> tuple[bytes, bytes] | None:
-    """``[start, stop)`` of the keys of a chain's entries, all of which but the last one may be removed."""
+    """Return ``[start, stop)`` of the keys of a chain's entries, of which all but the last may be removed."""
     if metadata.properties.chain == "none" and metadata.chain_end is None:
         return None
     prefix = chain_prefix(state)
@@ -276,7 +276,7 @@ def _plan_purge(state: TopicState, step: Step, ask: PlanCleaning) -> CleaningPla
     if metadata.deleted_ms is None or state.time_ms < metadata.deleted_ms + ask.delete_grace_ms:
         return CleaningPlan(purge=older_generations(metadata.generation))
     if not metadata.partly_cleaned and has_open_pointers(state):
-        # Created again it has to refuse them: see ``carry_pointers``.
+        # If the topic is created again it has to refuse them: see ``carry_pointers``.
         return CleaningPlan(purge=older_generations(metadata.generation))
     if not metadata.partly_cleaned:
         state.producers.clear()
@@ -289,24 +289,24 @@ def _plan_purge(state: TopicState, step: Step, ask: PlanCleaning) -> CleaningPla
 
 
 def _old_generations(metadata: Metadata, time_ms: int, grace_ms: int) -> tuple[int, int] | None:
-    """The generations whose producers can be forgotten: clients may ask about them for a while after a re-creation."""
+    """Return the generations whose producers can be forgotten; clients may ask for a while after a re-creation."""
     if metadata.generation == 1 or time_ms < metadata.created_ms + grace_ms:
         return None
     return 1, metadata.generation - 1
 
 
 def expired_range(prefix: bytes, oldest_ms: int) -> tuple[bytes, bytes]:
-    """``[start, stop)`` of the message keys of a generation that were published before ``oldest_ms``."""
+    """Return ``[start, stop)`` of the keys of messages that were published before ``oldest_ms``."""
     return prefix, prefix + pack_position(oldest_ms, 0)
 
 
 def older_generations(generation: int) -> tuple[int, int] | None:
-    """The first and the last generation before ``generation``: no reader sees any of their rows."""
+    """Return the first and the last generation before ``generation``, whose rows are invisible; None if none."""
     return (1, generation - 1) if generation > 1 else None
 
 
 def cleaned(state: TopicState, step: Step, ask: Cleaned, now: Now) -> None:
-    """Subtract what the janitor removed, unless the topic has a new generation by now."""
+    """Subtract the rows that the janitor removed, unless the topic has a new generation by now."""
     del now
     if state.metadata is None or state.metadata.deleted_ms is not None or state.prefix != ask.prefix:
         return
@@ -319,25 +319,25 @@ def cleaned(state: TopicState, step: Step, ask: Cleaned, now: Now) -> None:
 
 # --- torn commits ----------------------------------------------------------------------------------
 #
-# A store that writes a commit row by row may lose the end of it: some rows of an atomic request, or the pointer row
-# that speaks of payload rows. No client was acknowledged, so the client sends these messages again, under later
-# positions; without this cleaning readers would see part of a batch, or messages twice.
+# A store that writes a commit row by row may lose its end: some rows of an atomic request, or the pointer row about
+# payload rows. The request was not acknowledged, so the client sends it again, and it gets later positions. Without
+# this cleaning readers would see part of a batch, or messages twice.
 
 
 def remove_torn_rows(state: TopicState, step: Step) -> None:
-    """Remove the rows that a cut-off commit left of an atomic request, which no reader has seen."""
+    """Remove the rows of an atomic request that was cut off; no reader has seen them."""
     rows = len(state.torn)
     ts_ms = int.from_bytes(state.torn[-1][-10:-2], "big")
     state.usage.cleaned(ts_ms, ts_ms, rows, state.torn_bytes, state.usage.own_expiry_ms())
     state.appended -= rows
-    # The last row first: if this is cut off too, the next load still finds the request incomplete.
+    # Last row first: if this is cut off too, the next load still finds the request incomplete.
     step.write(Delete(Table.MESSAGE, state.torn))
     state.torn = []
     write_mark(state, step)
 
 
 def torn_ranges(state: TopicState) -> Iterator[tuple[bytes, bytes]]:
-    """``[start, stop)`` of the payload keys behind the last one that a pointer row knows, where more may be stored."""
+    """Yield ``[start, stop)`` of the payload keys after the last one in a pointer's row, if more may be stored."""
     for pending in state.pending.values():
         over = pending.rolled_back or pending.orphaned or pending.published is not None
         if pending.last_stored is not None and not over:
@@ -346,6 +346,6 @@ def torn_ranges(state: TopicState) -> Iterator[tuple[bytes, bytes]]:
 
 
 def remove_torn_payloads(state: TopicState, step: Step) -> None:
-    """Remove the payload rows found there, before messages are stored behind them."""
+    """Remove the payload rows found in ``torn_ranges``, before more messages are stored after them."""
     step.write(Delete(Table.PAYLOAD, state.torn_payloads))
     state.torn_payloads = []

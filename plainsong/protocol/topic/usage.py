@@ -1,9 +1,9 @@
-"""Messages and bytes of a topic, counted when they are written, in slices of publish time that expire as a whole.
+"""Messages and bytes of a topic, counted as they are written, in slices of publish time that expire as a whole.
 
-Counting rows again would cost a scan; a single number could not tell what has expired since. So messages are counted
-in buckets, each for a slice of about a 128th of the time to live. A bucket is dropped when its last message has
-expired, hence the sums are too high by at most one slice. The position of the last dropped message is kept, so that
-a late reader can learn whether it missed messages.
+Counting rows would take a scan, and a single total could not account for expiry. So messages are counted in buckets,
+each for a slice of about a 128th of the time to live. A bucket is dropped when its last message has expired, so the
+sums are too high by at most one slice. The position of the last dropped message is kept, to report missed messages to
+late readers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 #: Slices within one time to live.
 SLICES = 128
-#: Buckets a topic may have before neighbours are joined (a shortened ttl leaves many behind).
+#: Buckets a topic may have before neighbours are joined (shortening the ttl leaves many).
 MAX_BUCKETS = 4 * SLICES
-#: Bytes a row has beside its value and the topic's prefix: the position.
+#: Bytes of a row in addition to its value and the topic's prefix: the position.
 ROW_BYTES = 10
 _LAST_SEQUENCE_ID = SEQUENCES_PER_MS - 1
-#: The end of a bound just behind the message at its position, a message of the message table.
+#: The end of a bound directly after the message at its position, for a message of the message table.
 _BEHIND_ITS_MESSAGE = (1).to_bytes(len(NO_PAYLOAD_PART), "big")
 
 
@@ -36,9 +36,9 @@ class Bucket:
     messages: int
     bytes: int
     own_expiry_ms: int = 0
-    """When the first message with a time to live of its own expires; 0: there is none."""
+    """When the first message with a time to live of its own expires; 0 if there is none."""
     last_sequence_id: int = _LAST_SEQUENCE_ID
-    """That of the last message in ``last_ms``; the highest possible where it is not known."""
+    """That of the last message in ``last_ms``; the highest possible one if unknown."""
 
     def join(self, other: Bucket) -> None:
         """Merge the next bucket into this one."""
@@ -54,7 +54,7 @@ class Bucket:
 
 
 class Usage:
-    """The messages and bytes of one generation that have not expired, as far as is known."""
+    """The unexpired messages and bytes of one generation; sums may be too high by one slice."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class Usage:
         last_sequence_ids: Iterable[int] = (),
         last_dropped: bytes | None = None,
     ) -> None:
-        """Restore what ``stored``, ``last_sequence_ids`` and ``last_dropped`` said; the second may be missing."""
+        """Restore from ``stored``, ``last_sequence_ids`` (may be missing) and ``last_dropped``."""
         self.buckets = [Bucket(*bucket) for bucket in buckets]
         for bucket, last in zip(self.buckets, last_sequence_ids, strict=False):
             bucket.last_sequence_id = last
-        #: The position (10 bytes) of the last message of all buckets dropped; None: none was.
+        #: The position (10 bytes) of the last message of all dropped buckets; None if none was dropped.
         self.last_dropped = last_dropped
-        #: Whether any bucket may have messages with a time to live of their own.
+        #: True if any bucket may have messages with a time to live of their own.
         self._has_own = any(bucket.own_expiry_ms for bucket in self.buckets)
         self.messages = sum(bucket.messages for bucket in self.buckets)
         self.bytes = sum(bucket.bytes for bucket in self.buckets)
@@ -77,11 +77,11 @@ class Usage:
         return f"<Usage {self.messages} messages, {self.bytes} bytes, {len(self.buckets)} buckets>"
 
     def stored(self) -> list[list[int]]:
-        """The buckets, for the high-water mark."""
+        """Return the buckets, for the high-water mark."""
         return [[b.first_ms, b.last_ms, b.messages, b.bytes, b.own_expiry_ms] for b in self.buckets]
 
     def last_sequence_ids(self) -> list[int]:
-        """The last sequence id of each bucket, for the high-water mark."""
+        """Return the last sequence id of each bucket, for the high-water mark."""
         return [bucket.last_sequence_id for bucket in self.buckets]
 
     def add(
@@ -99,7 +99,7 @@ class Usage:
         if own_expiry_ms:
             self._has_own = True
         last = self.buckets[-1] if self.buckets else None
-        # No millisecond is in two slices, even if a shorter ttl shortens the slices in the middle of one.
+        # A millisecond is never in two slices, even if a shorter ttl makes the slices shorter within it.
         if last is not None and (ts_ms <= last.last_ms or ts_ms < last.first_ms + max(1, ttl_ms // SLICES)):
             last.add(ts_ms, messages, size, own_expiry_ms, last_sequence_id)
             return
@@ -108,7 +108,7 @@ class Usage:
             self._join_neighbours()
 
     def drop_before(self, oldest_ms: int) -> None:
-        """Drop the buckets that were published before ``oldest_ms`` as a whole."""
+        """Drop the buckets that were completely published before ``oldest_ms``."""
         gone = 0
         while gone < len(self.buckets) and self.buckets[gone].last_ms < oldest_ms:
             self.messages -= self.buckets[gone].messages
@@ -120,10 +120,10 @@ class Usage:
             del self.buckets[:gone]
 
     def expired_from(self, start: bytes, oldest_ms: int) -> bool:
-        """Whether a message published at or behind the bound ``start`` has expired by the topic's time to live.
+        """Return True if a message published at or after the bound ``start`` has expired by the topic's time to live.
 
-        Where only a part of a slice has expired, the position of the last expired message is not known; that counts as
-        yes. So does a start inside stored messages of one position, once that has expired.
+        Also True if only a part of a slice has expired, since the position of the last expired message is then unknown;
+        and for a start inside stored messages of one position once that has expired.
         """
         last_expired = self.last_dropped
         for bucket in self.buckets:
@@ -139,7 +139,7 @@ class Usage:
         return position < last_expired if inside == _BEHIND_ITS_MESSAGE else position <= last_expired
 
     def expires_between(self, before_ms: int, now_ms: int, ttl_ms: int) -> bool:
-        """Whether a message may have expired behind the first time and up to the second."""
+        """Return True if a message may have expired after the first time and up to the second."""
         return any(
             (bucket.first_ms + ttl_ms < now_ms and bucket.last_ms + ttl_ms >= before_ms)
             or 0 < bucket.own_expiry_ms < now_ms
@@ -147,24 +147,24 @@ class Usage:
         )
 
     def own_expiry_ms(self) -> int:
-        """When the next message with a time to live of its own expires; 0: none has one."""
+        """Return when the next message with a time to live of its own expires; 0 if there is none."""
         if not self._has_own:
             return 0
         return min((b.own_expiry_ms for b in self.buckets if b.own_expiry_ms), default=0)
 
     def due(self, now_ms: int) -> list[tuple[int, int]]:
-        """Slices ``(first_ms, last_ms)`` in which a message's own time to live has passed."""
+        """Return slices ``(first_ms, last_ms)`` in which a message's own time to live has passed."""
         return [(b.first_ms, b.last_ms) for b in self.buckets if 0 < b.own_expiry_ms < now_ms]
 
     def cleaned(self, first_ms: int, last_ms: int, messages: int, size: int, own_expiry_ms: int) -> None:
         """Subtract rows removed from the slice ``first_ms`` to ``last_ms``, and set its next expiry.
 
-        A slice that has grown or was joined meanwhile stays due: it has messages that the janitor has not seen.
+        A slice that has grown or was joined since stays due: it has messages that the janitor has not seen.
         """
         bucket = next((each for each in self.buckets if each.first_ms <= first_ms <= each.last_ms), None)
         if bucket is None:
             return
-        # Never below zero: rows at the edge of a slice may be counted in the next one.
+        # Not below zero: rows at the edge of a slice may be counted in the next one.
         messages, size = min(messages, bucket.messages), min(size, bucket.bytes)
         bucket.messages -= messages
         bucket.bytes -= size

@@ -1,12 +1,12 @@
-"""Verifies a chained topic: that its messages are those that its entries say, and that no entry is missing.
+"""Verifies a chained topic: that its messages match its entries, and that no entry is missing.
 
-    survey(entry)      all entries first: which rows were rolled back, and which were taken out
-    row(row)           then all rows and entries again, in the order of their positions
-    stored(row)        the payload rows of a row, behind it
+    survey(entry)      all entries first: which rows were rolled back or removed
+    row(row)           then all rows and entries, in the order of their positions
+    stored(row)        the payload rows of a row, after it
     entry(entry)
     end(…)
 
-Every fault has the id at which it was found. A fault ends nothing: the entries behind it are verified too.
+Every fault has the id at which it was found. Verification continues after a fault.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ if TYPE_CHECKING:
     from plainsong.protocol.rows import Stored
     from plainsong.protocol.topic.chain import StoredRow
 
-#: Faults that are kept; more are only counted.
+#: Faults kept; further ones are only counted.
 MAX_FAULTS = 100
-#: Rows that are kept while no entry covers them; beyond, they are reported as rows that none covers.
+#: Rows kept until their entry arrives; beyond, they are reported as not covered.
 _MAX_OPEN = 4 * MAX_ROWS
-#: Rows rolled back that no entry has explained yet; beyond, they are faults at once.
+#: Rolled back rows without an entry for that so far; beyond, they are faults at once.
 _MAX_UNEXPLAINED = 100_000
 
 
 class Fault(NamedTuple):
-    """Something that is not as the chain says."""
+    """A difference between the topic and its chain."""
 
     kind: str
-    """``changed``, ``removed``, ``inserted``, ``unreadable``, ``hidden`` (rolled back, and no entry says so), ``shown``
-    (not rolled back, and an entry says so), ``entry-changed``, ``entry-removed``, ``other-chain``, ``cut-off``."""
+    """``changed``, ``removed``, ``inserted``, ``unreadable``, ``hidden`` (rolled back without an entry for it),
+    ``shown`` (not rolled back despite an entry for it), ``entry-changed``, ``entry-removed``, ``other-chain``,
+    ``cut-off``."""
     position: bytes
     detail: str
 
@@ -61,7 +62,7 @@ class Fault(NamedTuple):
 
 
 class KnownHead(NamedTuple):
-    """The last entry of a chain, as somebody knew it."""
+    """The last entry of a chain, as recorded at an earlier time."""
 
     generation: int
     number: int
@@ -71,28 +72,28 @@ class KnownHead(NamedTuple):
 
 @dataclass(slots=True)
 class Verification:
-    """What verifying a topic came to."""
+    """The result of verifying a topic."""
 
     messages: int = 0
-    """Messages that are as their entries say."""
+    """Messages that match their entries."""
     entries: int = 0
     before: int = 0
-    """Messages that no entry covers, since they were published while the topic was not chained."""
+    """Messages without an entry, published while the topic was not chained."""
     expired: int = 0
-    """Entries some of whose messages have expired, or were stored by a transaction that a restore has undone: their links
+    """Entries with messages that have expired, or were stored by a transaction that a restore has undone. Their links
     were verified, these messages were not."""
     set_aside: int = 0
-    """The same, of which rows were set aside."""
+    """Entries with rows that were set aside; verified likewise."""
     found: int = 0
-    """Entries that were added at a start, of rows that a crash had left without one."""
+    """Entries that a load added for rows that a crash had left without one."""
     restored: int = 0
-    """How often the topic came back from a backup."""
+    """Number of restores of the topic from a backup."""
     begun: bytes | None = None
-    """Where the chain begins, if its beginning is still there."""
+    """The position where the chain begins, if that entry still exists."""
     first: ChainEntry | None = None
     last: ChainEntry | None = None
     known: str = ""
-    """What became of the head that was known: ``found``, ``cleaned`` (its entry has expired), or empty: none was, or it
+    """The outcome for the known head: ``found``, ``cleaned`` (its entry has expired), or empty if none was given, or it
     is a fault."""
     faults: list[Fault] = field(default_factory=list)
     more_faults: int = 0
@@ -106,8 +107,8 @@ class Verifier:
     """Verifies one generation of a topic.
 
     Args:
-      known: a head that the reader knows: the chain must still have it.
-      head: the head that whoever has the topic named at the start: the entries must reach it.
+      known: a head from an earlier time, which the chain must still have.
+      head: the head that the server reported at the start, which the entries must reach.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Verifier:
         self._known = known
         self._head = head
         self._compared: set[int] = set()
-        """Numbers of the heads that were compared with their entry, or whose entry expired during the reading."""
+        """Numbers of heads that were compared with their entry, or have lost it to expiry during the read."""
         self._rolled_back: dict[int, list[tuple[bytes, bytes]]] = {}
         self._taken_out: list[tuple[bytes, bytes]] = []
         self._restored = b""
@@ -127,7 +128,7 @@ class Verifier:
         self._covers = False
         self._open: list[ChainedRow] = []
         self._stored: dict[bytes, StoredRows] = {}
-        """Position of an open row → the stored messages that it publishes."""
+        """Position of an open row → its stored messages."""
         self._unexplained: dict[bytes, int] = {}
         if known is not None and known.generation != generation:
             there = f"generation {generation} is there, and {known.generation} known"
@@ -137,7 +138,7 @@ class Verifier:
     # --- first ------------------------------------------------------------------------------------
 
     def survey(self, position: bytes, value: bytes) -> None:
-        """Take an entry, in the order of positions; one that cannot be read is reported by ``entry``."""
+        """Take an entry, in the order of positions; an unreadable one is reported by ``entry``."""
         try:
             entry = ChainEntry.decode(position, value)
         except DamagedRow:
@@ -154,7 +155,7 @@ class Verifier:
     # --- then -------------------------------------------------------------------------------------
 
     def row(self, row: ChainedRow, oldest_ms: int) -> None:
-        """Take a row. ``oldest_ms``: what was published before has expired."""
+        """Take a row. ``oldest_ms``: messages published before have expired."""
         start = self._surveyed
         if self.result.entries == 0:
             if start is None or start.kind == BEGIN:
@@ -176,13 +177,13 @@ class Verifier:
             self._stored.clear()
 
     def stored(self, row: StoredRow) -> None:
-        """Take a payload row of the row before, in the order of their positions."""
+        """Take a payload row of the previous row, in the order of their positions."""
         rows = self._stored.get(row.position)
         if rows is not None:
             rows.take(row.id[POSITION_BYTES:], row.value)
 
     def entry(self, position: bytes, value: bytes, *, oldest_ms: int, now_ms: int) -> None:
-        """Take an entry, behind the rows up to its position."""
+        """Take an entry, after the rows up to its position."""
         result = self.result
         try:
             entry = ChainEntry.decode(position, value)
@@ -197,10 +198,10 @@ class Verifier:
             if entry.number == 1 and not entry.follows(bytes(len(entry.link))):
                 self._fault("entry-changed", position, f"entry {entry.number} is not the first one of a chain")
             elif entry.number != 1 and published_ms(position) >= oldest_ms:
-                # Cleaning keeps the last entry that has expired, so one that has not is never the first of those left.
+                # Cleaning keeps the last expired entry, so the first remaining entry has always expired.
                 self._fault("entry-removed", position, f"entry {entry.number} is the first, and has not expired")
         elif entry.number > last.number + 1 and published_ms(position) < oldest_ms:
-            # Those between have expired while the topic was being read, and this is the last link that was kept.
+            # The entries in between expired during the read, and this is the last link that cleaning kept.
             self._clean(last.number + 1, entry.number - 1)
         elif entry.number != last.number + 1:
             self._fault("entry-removed", position, f"entry {entry.number} comes behind entry {last.number}")
@@ -228,7 +229,7 @@ class Verifier:
             self._covers = True
             result.begun = entry.position
             if entry.of != (self._topic, self._generation) and not self._restored:
-                # A topic that was restored under another name is begun by the one that was backed up.
+                # The chain of a topic restored under another name begins with the original name.
                 self._fault("other-chain", entry.position, f"this is the chain of {entry.of}")
         elif entry.kind == END:
             self._covers = False
@@ -237,7 +238,7 @@ class Verifier:
             result.restored += entry.kind == RESTORED
 
     def _clean(self, first: int, last: int) -> None:
-        """Take it that these entries have expired."""
+        """Record that these entries have expired."""
         if self._known is not None and first <= self._known.number <= last:
             self._compared.add(self._known.number)
             self.result.known = "cleaned"
@@ -258,7 +259,7 @@ class Verifier:
             self._fault("other-chain", entry.position, f"entry {entry.number} is not the head that the topic named")
 
     def _verify(self, entry: ChainEntry, rows: Sequence[ChainedRow], oldest_ms: int, now_ms: int) -> None:
-        """Compare the rows up to an entry with what it says."""
+        """Compare the rows up to an entry with the entry."""
         result = self.result
         self._uncovered([row for row in rows if row.position < entry.first])
         rows = [row for row in rows if row.position >= entry.first]
@@ -291,7 +292,7 @@ class Verifier:
             if index not in dead:
                 good &= self._sign(entry, row)
             elif (row.item is not None or row.stored is not None) and row.expires_ms != dead[index]:
-                # Its digest is not looked at any more: a row that readers are still shown must not stand there.
+                # The digest of expired rows is not checked any more, so a row that is still visible must not be there.
                 self._fault("changed", row.position, "a message has expired here, and this one has not")
                 good = False
         result.expired += bool(dead)
@@ -299,7 +300,7 @@ class Verifier:
             result.messages += sum(row.messages for index, row in by_index.items() if index not in dead)
 
     def _is_undone(self, row: ChainedRow) -> bool:
-        """Whether a row's stored messages are gone because a restore has undone their transaction."""
+        """Return True if a row's stored messages are gone because a restore has undone their transaction."""
         if row.stored is None or not row.stored.messages or row.pointer >= 0 or row.position > self._restored:
             return False
         return not self._stored[row.position].messages
@@ -325,7 +326,7 @@ class Verifier:
         if unreadable is not None:
             self._fault("unreadable", unreadable.position, "the message cannot be read")
             return False
-        # A time to live that a message did not have would hide it from readers long before cleaning removes it.
+        # Also check the time to live: a forged one would hide a message from readers long before it is cleaned.
         other = next((row for row in rows if abs(row.pointer) != entry.pointer or row.expires_ms != expires_ms), None)
         items = [row.item or b"" for row in rows]
         attributes = {at: row.attributes for at, row in enumerate(rows) if row.attributes}
@@ -352,7 +353,7 @@ class Verifier:
         return False
 
     def _sign(self, entry: ChainEntry, row: ChainedRow) -> bool:
-        """Compare whether a row is rolled back with what the entries say."""
+        """Check that a row is rolled back exactly if an entry says so."""
         pointer = abs(row.pointer)
         said = any(first <= row.position <= last for first, last in self._rolled_back.get(pointer, ()))
         if row.pointer > 0 and said:
@@ -377,11 +378,11 @@ class Verifier:
     # --- the end ----------------------------------------------------------------------------------
 
     def end(self, *, undecided: Collection[int] = (), later: Sequence[tuple[bytes, bytes]] = ()) -> Verification:
-        """All rows and entries up to the last entry have been taken.
+        """Finish, after all rows and entries up to the last entry.
 
         Args:
-          undecided: write pointers that the topic does not know to be decided: their rollback may be under way.
-          later: entries behind the last one, as position and value: they may say what was rolled back meanwhile.
+          undecided: write pointers not known to be decided, whose rollback may be under way.
+          later: position and value of entries after the last one, for rollbacks since then.
         """
         for position, value in later:
             self.survey(position, value)
@@ -399,7 +400,7 @@ class Verifier:
         return self.result
 
     def _missed(self, head: KnownHead, why: str, *, is_known: bool = False) -> None:
-        """Say what became of a head that no entry had the number of."""
+        """Report on a head whose number no entry had."""
         first, last = self.result.first, self.result.last
         if first is not None and first.number > head.number:
             if is_known:

@@ -1,7 +1,7 @@
-"""Which rows one reader sees: from rows to visible messages in wire form, list by list where rows are alike.
+"""Visibility for one reader: from rows to visible messages in wire form, list by list if rows are alike.
 
-``Walk`` in ``reading.py`` decides which rows to read; a delivery decides what becomes of each: visible ones go to
-``_take``, hidden ones are counted, and the reader stops at the first undecided or unreadable one.
+``Walk`` in ``reading.py`` decides which rows to read; a delivery decides on each: visible ones go to ``_take``, hidden
+ones are counted, and the reader stops at the first undecided or unreadable one.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 
 class Delivery:
-    """The messages for one reader. Threads may use it in turn, one at a time."""
+    """Delivers messages to one reader. Different threads may use it, one at a time."""
 
-    #: Whether ``attributes`` is filled.
+    #: True to fill ``attributes``.
     with_attributes = False
 
     def __init__(
@@ -50,46 +50,46 @@ class Delivery:
         """Read ``span``.
 
         Args:
-          view: the reader's snapshot; None: it sees everything, undecided and rolled-back messages too.
-          with_pointers: whether ``_take`` gets each message's write pointer.
-          hidden_limit: the most messages to count behind one that holds the reader.
+          view: the reader's snapshot; None: everything is visible, including undecided and rolled back messages.
+          with_pointers: pass each message's write pointer to ``_take``.
+          hidden_limit: the maximum of messages to count after one that holds the reader.
         """
         self.span = span
         self.view = view
         self.with_pointers = with_pointers
-        #: No more rows are wanted.
+        #: No more rows are needed.
         self.done = False
         #: The write pointer that holds the reader, and the bound before its first undecided message.
         self.held_by: int | None = None
         self.held_at = b""
-        #: When that message expires by a time to live of its own; 0: it has none.
+        #: When that message expires by a time to live of its own; 0 if it has none.
         self.held_until_ms = 0
-        #: Messages counted from there on, which the reader would get next.
+        #: Counted messages from there on, which the reader would get next.
         self.hidden = 0
         #: Messages skipped because their own time to live is over.
         self.expired = 0
-        #: Whether the view skipped the last message.
+        #: True if the view skipped the last message.
         self.passed = False
-        #: Id → attributes, for the messages of the current list that have some.
+        #: Id → attributes, for the messages of the current list that have any.
         self.attributes: dict[bytes, Mapping[str, str]] = {}
         self._hidden_limit = hidden_limit
 
     # --- for subclasses to override -------------------------------------------------------------
 
     def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
-        """Take visible messages in wire form, in topic order. Returns False when no more are wanted.
+        """Take visible messages in wire form, in topic order. Returns False when no more are needed.
 
-        ``pointers`` is set if asked for, ``expiries`` (ms) if a message has a time to live of its own.
+        ``pointers`` is set with ``with_pointers``, ``expiries`` (ms) if a message has a time to live of its own.
         """
         raise NotImplementedError
 
     def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
-        """A row cannot be read. Returns whether to continue behind it."""
+        """Handle a row that cannot be read. Returns True to continue after it."""
         raise NotImplementedError
 
     @property
     def held(self) -> Held | None:
-        """The transaction that holds the reader; None: none does."""
+        """The transaction that holds the reader, if any."""
         if self.held_by is None:
             return None
         since_ms = published_ms(self.held_at)
@@ -105,16 +105,16 @@ class Delivery:
     # --- holding and delivering -----------------------------------------------------------------
 
     def hold(self, pointer: int, bound: bytes, expires_ms: int = 0) -> bool:
-        """Stop the reader before ``bound``. Returns False when no message after it is to be counted.
+        """Stop the reader before ``bound``. Returns False if later messages need not be counted.
 
-        ``expires_ms``: when the message there expires by a time to live of its own; 0: it has none.
+        ``expires_ms``: when the message there expires by a time to live of its own; 0 if it has none.
         """
         self.held_by, self.held_at, self.held_until_ms = pointer, bound, expires_ms
         self.done = self._hidden_limit == 0
         return not self.done
 
     def hide(self, count: int) -> bool:
-        """Count hidden messages behind ``held_at``. Returns False at the limit."""
+        """Count hidden messages after ``held_at``. Returns False at the limit."""
         self.hidden = min(self.hidden + count, self._hidden_limit)
         self.done = self.hidden == self._hidden_limit
         return not self.done
@@ -152,7 +152,7 @@ class VisibleMessages:
         self.expiries: list[int] = []
 
     def add(self, message_id: bytes, row: MessageRow, pointer: int, expires_ms: int) -> None:
-        assert row.payload is not None  # rows without are references
+        assert row.payload is not None  # rows without one are references
         self.items.append(item(message_id, row.payload))
         self.pointers.append(pointer)
         self.expiries.append(expires_ms)
@@ -160,9 +160,9 @@ class VisibleMessages:
 
 # --- rows that refer to stored messages ------------------------------------------------------------
 #
-# A reference is replaced by the payload rows it stands for, those of the winning segments only.
+# A reference is replaced by its payload rows, of the winning segments only.
 
-#: An item: the position of the reference, that of the payload row, and the payload behind its length.
+#: An item: the position of the reference, that of the payload row, and the payload preceded by its length.
 _STORED_ITEM = ITEM_START + b"%b%b%b"
 
 
@@ -172,11 +172,11 @@ class Reference:
 
     position: bytes
     pointer: int
-    """As in the row: negative when rolled back; 0: none, the messages were staged."""
+    """The pointer in the row: negative if rolled back, 0 for staged messages."""
     ttl_s: int | None
     winners: frozenset[int] | None
     held_at: bytes | None
-    """The bound before which the reader stops if there is a message it would get; None: it does not stop here."""
+    """The bound before which the reader stops if the reference has a message for it; None if it does not stop."""
     start: bytes
     stop: bytes
     """``[start, stop)`` of the payload keys."""
@@ -191,11 +191,11 @@ class StoredDelivery(Delivery):
         self, span: Span, view: View | None = None, *, with_pointers: bool = False, hidden_limit: int = 0
     ) -> None:
         super().__init__(span, view, with_pointers=with_pointers, hidden_limit=hidden_limit)
-        #: The reference whose payload rows are to be read next; None: message rows are.
+        #: The reference whose payload rows are to be read next; None if message rows are next.
         self.reference: Reference | None = None
 
     def feed_payloads(self, rows: Rows) -> bool:
-        """Take payload rows of ``reference``, in order. Returns and raises as ``feed_rows``."""
+        """Take payload rows of ``reference``, in order. Returns and raises the same as ``feed_rows``."""
         assert self.reference is not None  # while payload rows are read
         if self.attributes:
             self.attributes = {}
@@ -207,7 +207,7 @@ class StoredDelivery(Delivery):
         return self._feed_stored_one_by_one(rows)
 
     def _feed_extras_of_stored(self, rows: Rows) -> bool:
-        """Payload rows with extras; equal extras are decoded once."""
+        """Take payload rows with extras; equal extras are decoded once."""
         starts = PayloadStarts()
         known: dict[bytes, tuple[bool, Mapping[str, str] | None]] = {}
         winning, payloads = [], []
@@ -230,7 +230,7 @@ class StoredDelivery(Delivery):
         return self._deliver_stored(winning, payloads)
 
     def _decode_head(self, head: bytes) -> tuple[bool, Mapping[str, str] | None]:
-        """Of rows with these bytes before their payload: whether their segment won, and their attributes.
+        """Decode the bytes before the payload of rows; return whether their segment won, and their attributes.
 
         Raises DamagedRow.
         """
@@ -243,7 +243,7 @@ class StoredDelivery(Delivery):
         return winners is None or row.extras.get(SEGMENT) in winners
 
     def _deliver_stored(self, rows: Rows, payloads: Sequence[bytes]) -> bool:
-        """Deliver payload rows, given each one's payload behind its length."""
+        """Deliver payload rows, given their payloads, each preceded by its length."""
         assert self.reference is not None  # while payload rows are read
         position = self.reference.position
         items = [
@@ -300,16 +300,16 @@ class StoredDelivery(Delivery):
 
 # --- rows that have their payload ------------------------------------------------------------------
 #
-# Taken list by list, with one verdict for each pointer in the list: row by row would cost more than reading them.
+# Taken list by list, with one verdict for each pointer in the list: deciding row by row would cost more than reading.
 
-#: Flags and pointer of a row that has nothing else before its payload.
+#: Flags and pointer of a row that has only these before its payload.
 _HEAD_BYTES = 9
 _POINTER = struct.Struct(">q")
-#: Flags of rows that are taken list by list: those without extras, and all.
+#: Flags of rows that are taken list by list: without extras, and in all.
 _BARE = frozenset({PLAIN, HAS_POINTER})
 _BY_THE_LIST = frozenset({PLAIN, HAS_POINTER, HAS_EXTRAS, HAS_POINTER | HAS_EXTRAS})
 _UNDER_POINTERS = frozenset({HAS_POINTER, HAS_POINTER | HAS_EXTRAS})
-#: Items from a position and the rest of the value: of a plain row, and of a row under a pointer.
+#: Items made from a position and the rest of the value, for a plain row and for a row under a pointer.
 #: Formatting makes one object where concatenation makes three.
 _PLAIN_ITEM = ITEM_START + b"%b" + PLAIN_GAP + b"%b"
 _POINTER_ITEM = ITEM_START + b"%b" + NO_PAYLOAD_PART + b"%b"
@@ -319,13 +319,13 @@ class InlineDelivery(StoredDelivery):
     """A delivery that takes message rows other than references."""
 
     def _feed_inline(self, rows: Rows, flags: set[int]) -> bool:
-        """Take rows that have their payload; ``flags`` contains all their flags, and perhaps more."""
+        """Take rows that have their payload; ``flags`` includes all their flags, and perhaps more."""
         if self.attributes:
             self.attributes = {}
         if flags == {PLAIN}:
             return self._deliver_plain(rows)
         if not flags <= _BARE:
-            flags = {value[0] for _, value in rows}  # perhaps only rows of other lists have more
+            flags = {value[0] for _, value in rows}  # the others may be of rows in other lists
         if flags <= _BARE:
             return self._feed_pointers(rows, mixed=PLAIN in flags)
         if flags <= _BY_THE_LIST:
@@ -333,11 +333,11 @@ class InlineDelivery(StoredDelivery):
         return self._feed_one_by_one(rows)
 
     def _deliver_plain(self, rows: Rows) -> bool:
-        """Deliver rows that have a payload and nothing else."""
+        """Deliver rows that have only a payload."""
         return self._deliver([_PLAIN_ITEM % (key[-POSITION_BYTES:], value) for key, value in rows])
 
     def _feed_extras(self, rows: Rows, flags: set[int]) -> bool:
-        """Take rows of which some have extras, without decoding these."""
+        """Take rows, some with extras, without decoding the extras."""
         starts = PayloadStarts()
         if flags.isdisjoint(_UNDER_POINTERS):
             items = [
@@ -357,7 +357,7 @@ class InlineDelivery(StoredDelivery):
         return self._feed_pointers(bare, mixed=True)
 
     def _collect_attributes(self, rows: Rows, starts: PayloadStarts) -> bool:
-        """Collect the attributes of rows that have some. Returns False when one's cannot be read."""
+        """Collect the attributes of rows that have any. Returns False if some cannot be read."""
         if not (self.with_attributes and starts.with_attributes):
             return True
         try:
@@ -368,11 +368,11 @@ class InlineDelivery(StoredDelivery):
         return True
 
     def _feed_pointers(self, rows: Rows, *, mixed: bool) -> bool:
-        """Take rows that are plain or have a pointer and nothing else, with one verdict for each pointer."""
+        """Take rows that are plain or have only a pointer, with one verdict for each pointer."""
         values = [value for _, value in rows if value[0]] if mixed else [value for _, value in rows]
         if self.view is None or not values:
             return self._deliver_inline(rows, mixed=mixed)
-        # Flags and pointer come first: as bytes, the values sort as their pointers do, negative ones last.
+        # Values begin with flags and pointer, so that as bytes they sort like their pointers, negative ones last.
         low, high = min(values), max(values)
         if min(len(low), len(high)) < _HEAD_BYTES:
             return self._feed_one_by_one(rows)  # which reports the damage
@@ -454,7 +454,7 @@ class InlineDelivery(StoredDelivery):
 
 
 def _pointers(values: Sequence[bytes]) -> set[int]:
-    """The pointers of rows that all have one, cut out at once; arbitrary numbers if a row is too short."""
+    """Return the pointers of rows that all have one, unpacked at once; arbitrary numbers if a row is too short."""
     heads = b"".join([value[1:_HEAD_BYTES] for value in values])
     return set(struct.unpack_from(f">{len(heads) // _POINTER.size}q", heads))
 
@@ -466,9 +466,9 @@ def _pointer(value: bytes) -> int:
 
 # --- where the payload starts in a row with extras -------------------------------------------------
 #
-# Extras are stamps, indexes and attributes, and all but the last have only a few lengths. So the bytes that begin them
-# (their length, the head of the map, its first key) recur from row to row, and what follows from them is looked up:
-# where the payload starts, and whether there may be attributes, alone or behind another key. No row is decoded for it.
+# Extras are stamps, indexes and attributes, and all but the last have only a few lengths. So their first bytes (their
+# length, the head of the map, its first key) recur from row to row, and serve as a key to look up where the payload
+# starts, and whether there may be attributes, alone or after another key. No row has to be decoded for that.
 
 #: The end of the first bytes of the extras in a row without a pointer: flags, length, map, key of one letter.
 HEAD_STOP = 8
@@ -503,7 +503,7 @@ class PayloadStarts(dict[bytes, int]):
         return start
 
     def without_extras(self, value: bytes) -> bytes:
-        """The value of a row without its extras."""
+        """Return the value of a row without its extras."""
         flags = value[0]
         if not flags & HAS_EXTRAS:
             return value
@@ -513,7 +513,7 @@ class PayloadStarts(dict[bytes, int]):
         return b"\x01" + value[1:_POINTER_STOP] + value[start:]
 
     def attributes(self, rows: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, Mapping[str, str]]]:
-        """Key and attributes of each row that has some. Raises DamagedRow."""
+        """Yield key and attributes of each row that has any. Raises DamagedRow."""
         known: dict[bytes, Mapping[str, str]] = {}
         wanted = self.with_attributes
         for key, value in rows:
@@ -532,7 +532,7 @@ class PayloadStarts(dict[bytes, int]):
 
 
 def _attributes(packed: bytes) -> Mapping[str, str]:
-    """The attributes in packed extras. Raises DamagedRow."""
+    """Decode the attributes in packed extras. Raises DamagedRow."""
     try:
         extras = msgpack.unpackb(packed, strict_map_key=True)
     except (ValueError, msgpack.UnpackException) as error:

@@ -28,22 +28,22 @@ class Begun:
 
     transaction: Transaction
     expires_ms: int
-    """When it becomes invalid unless it is decided before; milliseconds since 1970."""
+    """When it becomes invalid if it is undecided, in milliseconds since 1970."""
     service: int = 0
-    """The first pointer that this service ever issued: it identifies the service, as others may issue the same ids."""
+    """Identifies the service, as others may issue the same ids; see ``Head.service``."""
 
 
 @dataclass(slots=True)
 class Begin(Ask[Begun]):
-    """Begin a transaction; ``timeout_s`` None: the default of its type."""
+    """Begin a transaction. ``timeout_s``: None for the default of its type."""
 
     type: TransactionType = TransactionType.SHORT
     timeout_s: int | None = None
     client_id: str = "unknown"
     owner: str | None = None
-    """The name that begins it; None: it has none."""
+    """The name that begins it, if any."""
     durable: bool = False
-    """True if its row must be durable before the answer, as for clients that write to other stores under the pointer."""
+    """True if its row must be durable before the answer: for clients that write to other stores under the pointer."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Decision:
     transaction_id: int
     state: State
     changed: bool
-    """Whether this request caused the state; False: it was so before."""
+    """True if this request changed the state; False if it had this state before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Abort(Ask["Decision | RollFirst"]):
 
 @dataclass(slots=True)
 class FinishAbort(Ask[Decision]):
-    """Complete an abort; ``complete``: whether its rows were rolled back in every topic."""
+    """Complete an abort; ``complete``: True if its rows were rolled back in every topic."""
 
     transaction_id: int
     complete: bool
@@ -131,7 +131,7 @@ class ChangeConflict(TransactionConflict):
 
 
 def shown_key(key: bytes) -> str:
-    r"""A key of a change set as text: printable ASCII as it is, every other byte as ``\xHH``."""
+    r"""Format a key of a change set: printable ASCII unchanged, every other byte as ``\xHH``."""
     return "".join(chr(byte) if 32 <= byte < 127 else f"\\x{byte:02X}" for byte in key)
 
 
@@ -148,38 +148,38 @@ class Enlist(Ask[tuple[int, ...]]):
 
 @dataclass(slots=True)
 class Nothing(Ask[None]):
-    """Do nothing: the answer proves that the service is the present one and up to date."""
+    """Do nothing; the answer proves that the service is the current one and up to date."""
 
 
-# --- looking at transactions -----------------------------------------------------------------------
+# --- the status of transactions --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionStatus:
-    """Everything known of a transaction; of an ``unknown`` one the id alone."""
+    """The status of a transaction; of an ``unknown`` one only the id is set."""
 
     transaction_id: int
     state: State
     write_pointer: int
-    """The newest; the id for an unknown one."""
+    """The newest one; the id for an unknown transaction."""
     type: TransactionType | None = None
     client_id: str | None = ""
-    """None: it is not to be shown."""
+    """None if it must not be shown."""
     started_ms: int = 0
     expires_ms: int = 0
     kept_until_ms: int | None = None
-    """Until when a decided transaction is remembered at least, unless ``max_outcomes`` others follow; None: it is not
-    decided, unknown, or invalid and on the list."""
+    """A decided transaction is remembered at least until then, unless ``max_outcomes`` others follow; None if it is
+    undecided, unknown, or on the invalid list."""
     decided_ms: int | None = None
-    """When it was decided, in milliseconds since 1970; None: it is not decided, or unknown."""
+    """When it was decided, in milliseconds since 1970; None if it is undecided or unknown."""
     pointers: tuple[int, ...] = ()
-    """The id and those of its checkpoints."""
+    """The id and the pointers of its checkpoints."""
     topics: tuple[TopicName, ...] = ()
     """Topics in which it has undecided rows."""
     hidden_messages: int | None = 0
-    """Messages hidden from transactional readers because of it, in all ``topics``; None: a topic did not answer."""
+    """Messages that it hides from transactional readers, in all ``topics``; None if a topic did not answer."""
     service: int = 0
-    """The service that answers, as in ``Begun``; 0: it has not issued a pointer."""
+    """The answering service, as in ``Begun``; 0 if it has not issued a pointer."""
     owner: str | None = None
     """The name that began it."""
 
@@ -193,7 +193,7 @@ class LookAt(Ask[TransactionStatus]):
 
 @dataclass(slots=True)
 class AsOf(Ask[Moment]):
-    """Find what had been decided by a moment, in milliseconds since 1970."""
+    """Find the transactions decided by a moment, in milliseconds since 1970."""
 
     at_ms: int
 
@@ -205,7 +205,7 @@ class ListAll(Ask["list[TransactionStatus]"]):
     state: State | None = None
     limit: int = 1_000
     after: int = 0
-    """Begin after the transaction with this id, the last one of the page before."""
+    """Begin after the transaction with this id, the last one of the previous page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +213,11 @@ class ServiceFigures:
     """Numbers for metrics and ``status``, taken without waiting."""
 
     open: int
-    """Transactions in progress, checkpoints not counted."""
+    """Transactions in progress, without checkpoints."""
     invalid: int
     outcomes: int
     oldest_open_ms: int | None
-    """When the longest open one began."""
+    """When the oldest open transaction began."""
     committed_bytes: int
     """Bytes of the committed change sets that may still cause conflicts."""
 
@@ -227,32 +227,32 @@ class ServiceFigures:
 
 @dataclass(frozen=True, slots=True)
 class CompletePass:
-    """A janitor's pass over all topics, as it begins; returned with ``KeepPass`` when it has reached every topic."""
+    """The state at the beginning of a janitor's pass; passed to ``KeepPass`` once it has reached every topic."""
 
     begun_ms: int
     invalids: tuple[int, ...]
-    """Pointers on the invalid list, ascending: rows that carry one are to be rolled back."""
+    """Pointers on the invalid list, ascending; their rows are to be rolled back."""
     bound: int
-    """When the pass is complete, no row below or at this pointer is undecided (Tephra's prune upper bound)."""
+    """After the pass, no row up to this pointer, inclusive, is undecided (Tephra's prune upper bound)."""
 
 
 @dataclass(slots=True)
 class KeepPass(Ask[int]):
-    """Record a pass that reached every topic. Answers how many pointers were pruned."""
+    """Record a pass that reached every topic. Answers the number of pruned pointers."""
 
     passed: CompletePass
 
 
 @dataclass(slots=True)
 class Unlist(Ask[int]):
-    """Remove pointers from the invalid list, whose rows are rolled back everywhere. Answers how many were on it."""
+    """Remove pointers from the invalid list; their rows must be rolled back everywhere. Answers how many were on it."""
 
     pointers: Sequence[int]
 
 
 @dataclass(slots=True)
 class InvalidBefore(Ask["tuple[int, ...]"]):
-    """Invalid pointers issued before a time. Raises InvalidTruncateTime if one in progress was issued before it too."""
+    """Find invalid pointers issued before a time. Raises InvalidTruncateTime if one issued then is in progress."""
 
     before_ms: int
 
@@ -270,11 +270,11 @@ class PruningFigures:
     """Pointers on the list."""
     oldest_invalid: int | None
     oldest_by_topic: Mapping[TopicName, int]
-    """Topic → the oldest undecided or invalid pointer of which it still has rows."""
+    """Topic → the oldest undecided or invalid pointer with rows there."""
     safe_bound: int | None
-    """No row has an invalid pointer up to this one; None: no pass was complete yet."""
+    """No row has an invalid pointer up to this one; None before the first complete pass."""
     last_pass_ms: int | None
     """When the last complete pass began."""
     max_lifetime_ms: int
     kept_because: str | None
-    """Why pointers are not pruned automatically; None: they are."""
+    """The reason if pointers are not pruned automatically, else None."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def begin(ledger: Ledger, step: ManagerStep, ask: Begin, now: ManagerNow) -> Begun:
-    """Begin a transaction: issue a pointer and take the snapshot of the moment before."""
+    """Begin a transaction: issue a pointer, and take a snapshot from before it."""
     settings = ledger.settings
     timeout_ms = _timeout_ms(settings, ask)
     _check_client_id(settings, ask.client_id)
@@ -127,7 +127,7 @@ def find_record(ledger: Ledger, transaction_id: int, *, to_undo: bool = False) -
 
 
 def open_record(ledger: Ledger, transaction_id: int) -> Record:
-    """The record of an open transaction that is not being decided.
+    """Return the record of an open transaction that is not being decided.
 
     Raises:
       TransactionNotFound, TransactionNotInProgress.
@@ -142,7 +142,7 @@ def open_record(ledger: Ledger, transaction_id: int) -> Record:
 
 
 def not_in_progress(record: Record) -> TransactionNotInProgress:
-    """The error with the present state of a transaction."""
+    """Return the error that names the present state of a transaction."""
     if record.state == "invalid":
         return TransactionNotInProgress(
             f"transaction {record.transaction_id} is invalid",
@@ -152,10 +152,10 @@ def not_in_progress(record: Record) -> TransactionNotInProgress:
 
 
 def _snapshot_of(ledger: Ledger, record: Record) -> Transaction:
-    """The snapshot with which a transaction began, reconstructed from the later outcomes of others.
+    """Reconstruct the snapshot with which a transaction began, from the later outcomes of others.
 
-    A transaction that was open then is still open, or was decided later. Those that were aborted or left the invalid
-    list since then count as open, which shows no more rows.
+    A transaction that was open then is still open, or was decided later. Those that have been aborted or have left the
+    invalid list since then count as open, which makes no more rows visible.
     """
     began = record.transaction_id
     if ledger.head.forgotten >= began:
@@ -225,17 +225,17 @@ def _check_max_open(ledger: Ledger) -> None:
 
 # --- enlisting -------------------------------------------------------------------------------------
 #
-# Before a topic first writes rows of a transaction, the service records the topic durably. So a commit or an abort,
-# by this owner of the service or the next one, knows every topic that could still write, and has each of them close
-# the pointer first. Pointers that the service did not issue are not checked.
+# Before a topic first writes rows of a transaction, the service records the topic durably. So this owner of the service
+# and the next one can have every topic that could still write close the pointer before a commit or an abort. Pointers
+# that the service did not issue are not checked.
 
 
 def enlist(ledger: Ledger, step: ManagerStep, ask: Enlist, now: ManagerNow) -> tuple[int, ...]:
     """Enlist a topic for an open transaction. Answers all its pointers.
 
     Raises:
-      TransactionNotInProgress: it is decided, or being decided, or was not issued here.
-      Overloaded: the transaction has as many topics as it may.
+      TransactionNotInProgress: the transaction is decided, being decided, or was not issued here.
+      Overloaded: the transaction has the maximum number of topics.
     """
     record = ledger.by_pointer.get(ask.pointer)
     if record is None:
@@ -268,7 +268,7 @@ def _not_writable(pointer: int, what: str) -> TransactionNotInProgress:
 
 
 def prepare(ledger: Ledger, step: ManagerStep, ask: Prepare, now: ManagerNow) -> None:
-    """Check a change set for conflicts, and keep it in place of an earlier one."""
+    """Check a change set for conflicts, and store it in place of an earlier one."""
     del now
     record = open_record(ledger, ask.transaction_id)
     keys = frozenset(ask.changes)
@@ -323,7 +323,7 @@ def abort(ledger: Ledger, step: ManagerStep, ask: Abort, now: ManagerNow) -> Dec
     if not (ask.has_rows or record.topics):
         return _aborted(ledger, step, record, now)
     if record.state == "in_progress" and not record.aborting:
-        # Durable before the first rollback: a transaction rolled back in one topic must not be committed in another.
+        # Durable before the first rollback: a transaction that is rolled back in one topic must not be committed.
         record.aborting = True
         step.write_record(record)
     return RollFirst(record.transaction_id, record.pointers)
@@ -383,7 +383,7 @@ def forget_changes(ledger: Ledger, step: ManagerStep, ask: object, now: ManagerN
 
 
 def _aborted(ledger: Ledger, step: ManagerStep, record: Record, now: ManagerNow) -> Decision:
-    """All rows are rolled back: the pointers leave every list, except those of a long one, as in Tephra."""
+    """Abort, after all rows are rolled back: the pointers leave every list, except a long one's, as in Tephra."""
     if record.state == "aborted":
         return Decision(record.transaction_id, "aborted", changed=False)
     if record.type is TransactionType.LONG:
@@ -447,7 +447,7 @@ def _check_size(ledger: Ledger, keys: frozenset[bytes]) -> None:
 
 
 def _check_room(ledger: Ledger, changes: ChangeSet) -> None:
-    """Raise Overloaded when the change sets of all open transactions together would exceed their bound."""
+    """Raise Overloaded if the total of the change sets of open transactions would exceed its bound."""
     replaced = ledger.prepared.get(changes.transaction_id)
     prepared_bytes = ledger.prepared.bytes - (0 if replaced is None else replaced.size)
     if prepared_bytes + changes.size > ledger.settings.max_prepared_bytes:
@@ -457,7 +457,7 @@ def _check_room(ledger: Ledger, changes: ChangeSet) -> None:
 
 
 def _check_conflict(ledger: Ledger, step: ManagerStep, record: Record, keys: frozenset[bytes]) -> None:
-    """Raise ChangeConflict on a conflict; then the transaction can commit only after a prepare that succeeds."""
+    """Raise ChangeConflict on a conflict; after that a commit requires a successful prepare."""
     if not keys:
         return
     found: tuple[bytes, str | None] | None = ledger.committed.conflict(record.transaction_id, keys)

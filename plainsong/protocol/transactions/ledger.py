@@ -1,4 +1,4 @@
-"""The ledger: everything that the transaction service knows, within its bounds, and the changes of one step."""
+"""The ledger: the state of the transaction service, with its bounds, and the changes of one step."""
 
 from __future__ import annotations
 
@@ -34,41 +34,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TransactionSettings:
-    """The bounds of the service; the settings of ``[transactions]`` explain what happens beyond them."""
+    """The bounds of the service; see the settings of ``[transactions]`` for the behaviour beyond them."""
 
     timeout_ms: int = 30_000
     """The default for short transactions."""
     long_timeout_ms: int = 86_400_000
     max_timeout_ms: int = 3_600_000
-    """The longest that a short transaction may ask for."""
+    """The maximum for short transactions."""
     max_lifetime_ms: int = 90_000_000
-    """Nothing is written under an older pointer. 0: no such bound, and no automatic pruning."""
+    """Writes under older pointers are refused. 0: no bound, and no automatic pruning."""
     max_open: int = 20_000
-    """Pointers in progress, with those of checkpoints."""
+    """Pointers in progress, including those of checkpoints."""
     max_checkpoints: int = 1_000
     """Checkpoints of one transaction."""
     max_topics: int = 10_000
-    """Topics that one transaction may enlist."""
+    """Enlisted topics of one transaction."""
     max_invalid: int = 100_000
-    """With so many invalid pointers no transaction begins any more."""
+    """With this number of invalid pointers, new transactions are refused."""
     max_outcomes: int = 200_000
-    """The most decisions remembered, however recent."""
+    """Maximum of remembered decisions, however recent."""
     outcome_retention_ms: int = 90_000_000
     max_changes: int = 100_000
     """Keys of one change set."""
     max_change_set_bytes: int = 16 << 20
-    """Bytes of one change set's keys together."""
+    """Total bytes of one change set's keys."""
     max_prepared_bytes: int = 256 << 20
     """Bytes of all change sets of open transactions."""
     max_committed_bytes: int = 256 << 20
     """Bytes of all committed change sets that are kept for conflict checks."""
     max_client_id_bytes: int = 256
     abort_deadline_s: float = 15.0
-    """How long none of the topics may roll back before the abort becomes an invalidation."""
+    """An abort becomes an invalidation if no topic has rolled back for this time."""
     commit_deadline_s: float = 15.0
-    """How long none of the topics may close a transaction's pointers before this attempt to commit fails."""
+    """An attempt to commit fails if no topic has closed the transaction's pointers for this time."""
     prune: bool = True
-    """Whether a complete pass removes pointers past their lifetime from the invalid list."""
+    """True if a complete pass removes pointers past their lifetime from the invalid list."""
     mailbox_requests: int = 20_000
     mailbox_bytes: int = 64 << 20
     commit_requests: int = 1_024
@@ -77,14 +77,14 @@ class TransactionSettings:
 
 # --- begins without a commit of their own ---------------------------------------------------------
 #
-# Where commits take place in the order in which they were begun, a begin is answered before its row is written. The row
-# goes into the next commit of the service, or into a topic's first commit under the pointer, which comes first; else the
-# service writes it soon. A crash may forget a begin under which nothing was published, but no pointer that was answered
-# is issued again: the head reserves the pointers of the next second, and a load continues after them.
+# If the store commits in order, a begin is answered before its row is written. The row goes into the next commit of the
+# service or into a topic's first commit under the pointer, whichever is first, or is written after a short time. A
+# crash may lose a begin without published messages, but a pointer is never issued twice: the head reserves the pointers
+# of the next second, and a load continues after them.
 
 #: How far ahead of the clock pointers are reserved by each commit of the service.
 RESERVED_MS = 1_000
-#: How long after its begin a transaction's row is written, if no commit has taken it by then.
+#: A transaction's row is written this long after its begin, if no commit has included it by then.
 WRITTEN_WITHIN_S = 0.1
 
 
@@ -93,11 +93,11 @@ WRITTEN_WITHIN_S = 0.1
 #     open ──► committed, aborted ──► forgotten
 #       └────► invalid (its pointers on the list) ──► aborted, or invalid and off the list ──► forgotten
 #
-# The rules decide; the ledger only moves a record from one of these states to the next.
+# The rules decide; the ledger only moves records between these states.
 
-#: Most outcomes forgotten in one commit, to keep commits short.
+#: Maximum of outcomes forgotten in one commit, to keep commits short.
 _FORGET_ROWS = 1_000
-#: Moments of which the undecided pointers are kept: those that readers are under way with.
+#: Moments for which the undecided pointers are cached, for readers as of a moment.
 _MOMENTS_KEPT = 32
 
 
@@ -108,7 +108,7 @@ class Ledger:
         self.settings = settings
         self.head = Head()
         self.by_pointer: dict[int, Record] = {}
-        """Every record, by each of its pointers."""
+        """All records, by each of their pointers."""
         self.open: dict[int, Record] = {}
         self.in_progress: list[int] = []
         """Pointers of open transactions, ascending; ``shorts``: ids of the short ones among them."""
@@ -125,7 +125,7 @@ class Ledger:
         self.unwritten: dict[int, Record] = {}
         """Transactions whose rows are not durable yet, by id, oldest first."""
         self.write_by_s: float | None = None
-        """When the rows of ``unwritten`` are due."""
+        """When the rows of ``unwritten`` must be written, on the monotonic clock."""
         self._undecided_at: OrderedDict[int, frozenset[int]] = OrderedDict()
         self._deadlines: list[tuple[float, int]] = []
 
@@ -135,9 +135,9 @@ class Ledger:
     # --- pointers ---------------------------------------------------------------------------------
 
     def next_pointer(self, now_ms: int) -> int:
-        """Issue a pointer above all earlier ones; of this millisecond unless the clock went back.
+        """Issue a pointer above all earlier ones, of the present millisecond unless the clock went back.
 
-        It is also behind every moment that a reader has been shown, so that all its rows are.
+        It is also after every moment of an as-of read so far, and so are all rows under it.
         """
         pointer = max(self.head.last + 1, max(now_ms, self.head.decided_ms) * POINTERS_PER_MS)
         self.head.last = pointer
@@ -153,18 +153,18 @@ class Ledger:
         return self.shorts[0] if self.shorts else NO_TRANSACTION
 
     def forgotten(self, pointer: int) -> bool:
-        """Whether a pointer without a record was issued here, decided and forgotten."""
+        """Return True if a pointer without a record was issued here, decided and forgotten."""
         return 0 < self.head.first <= pointer <= self.head.forgotten
 
     def may_be_lost(self, pointer: int) -> bool:
-        """True if a pointer without a record may have been issued here, and its begin forgotten by a crash."""
+        """Return True if a pointer without a record may have been issued here, and its begin lost by a crash."""
         head = self.head
         return self.defers_begins and 0 < head.first <= pointer <= head.last and pointer > head.forgotten
 
     # --- state changes ----------------------------------------------------------------------------
 
     def begin(self, record: Record) -> None:
-        """A transaction is open, with all its pointers."""
+        """Add an open transaction, with all its pointers."""
         self.open[record.transaction_id] = record
         if record.type is TransactionType.SHORT:
             insort(self.shorts, record.transaction_id)
@@ -177,7 +177,7 @@ class Ledger:
             heapify(self._deadlines)
 
     def defer(self, record: Record, now: ManagerNow) -> bool:
-        """Leave the row of a transaction that begins to a later commit; False: it must be written now."""
+        """Defer the row of a new transaction to a later commit; return False if it must be written now."""
         if not self.defers_begins or record.transaction_id > self.head.reserved:
             return False
         record.is_written = False
@@ -187,33 +187,33 @@ class Ledger:
         return True
 
     def reserve(self, now_ms: int) -> None:
-        """Reserve pointers: the head is about to be written."""
+        """Reserve pointers, before the head is written."""
         if self.defers_begins:
             until_ms = max(now_ms, self.head.last // POINTERS_PER_MS) + RESERVED_MS
             self.head.reserved = max(self.head.reserved, until_ms * POINTERS_PER_MS)
 
     def take_unwritten(self) -> list[Record]:
-        """The open transactions that no commit of the service has, which the caller writes.
+        """Return the open transactions that are in no commit of the service, which the caller must write.
 
-        They stay in ``unwritten`` until that commit is durable: until then a topic's commit takes their rows, too, because
-        the service's may be refused alone.
+        They stay in ``unwritten`` until that commit is durable: until then commits of topics include their rows too,
+        since the service's commit may fail alone.
         """
         self.write_by_s = None
         return [record for record in self.unwritten.values() if not record.is_written]
 
     def drop_written(self) -> None:
-        """The service's commit is durable, and with it every row that it has."""
+        """Drop the rows of a durable commit of the service from ``unwritten``."""
         if self.unwritten:
             self.unwritten = {id_: record for id_, record in self.unwritten.items() if not record.is_written}
 
     def add_checkpoint(self, record: Record, pointer: int) -> None:
-        """An open transaction gets one more pointer."""
+        """Add a pointer to an open transaction."""
         record.checkpoints += (pointer,)
         self.by_pointer[pointer] = record
         insort(self.in_progress, pointer)
 
     def close(self, record: Record) -> None:
-        """A transaction is open no more."""
+        """Remove a transaction from the open ones."""
         del self.open[record.transaction_id]
         if record.type is TransactionType.SHORT:
             _remove(self.shorts, record.transaction_id)
@@ -228,7 +228,7 @@ class Ledger:
             insort(self.invalid, pointer)
 
     def unlist(self, record: Record, pointers: Iterable[int]) -> tuple[int, ...]:
-        """Remove pointers from the invalid list. Returns those that were on it."""
+        """Remove pointers from the invalid list. Returns the ones that were on it."""
         gone = tuple(pointer for pointer in pointers if pointer in record.listed)
         for pointer in gone:
             _remove(self.invalid, pointer)
@@ -236,7 +236,7 @@ class Ledger:
         return gone
 
     def remember(self, record: Record) -> None:
-        """A transaction is decided, and none of its pointers is on the invalid list."""
+        """Add a decided transaction without pointers on the invalid list."""
         self.outcomes[record.transaction_id] = record
         self.outcomes.move_to_end(record.transaction_id)
         for pointer in record.pointers:
@@ -253,29 +253,29 @@ class Ledger:
             if oldest.decided_ms > horizon_ms and len(self.outcomes) <= self.settings.max_outcomes:
                 break
             if oldest.settling:
-                break  # decided in this very commit
+                break  # decided in this commit
             self.outcomes.popitem(last=False)
             for pointer in oldest.pointers:
                 del self.by_pointer[pointer]
             self.head.forgotten = max(self.head.forgotten, oldest.decided_at)
-            if oldest.state == "committed":  # the rows of others are rolled back, whatever is known of them
+            if oldest.state == "committed":  # the rows of others are rolled back, and need no record
                 self.head.oldest_ms = max(self.head.oldest_ms, oldest.decided_ms)
             gone.append(oldest)
         return gone
 
     def decide_ms(self, now_ms: int) -> int:
-        """The time of a decision made now: never before that of another one, or of a moment that a reader was shown.
+        """Return the time for a decision made now: not before an earlier decision, or the moment of an as-of read.
 
-        Nor before the begin of any transaction, since clocks go back, and another owner's may be behind.
+        Nor before the begin of any transaction, since the clock may go back, and another owner's clock may be slower.
         """
         head = self.head
         head.decided_ms = max(head.decided_ms, now_ms, head.last // POINTERS_PER_MS)
         return head.decided_ms
 
     def undecided_at(self, at_ms: int) -> frozenset[int]:
-        """The pointers that were issued up to a moment, and decided after it, or not yet.
+        """Return the pointers that were issued up to a moment, and decided after it or not at all.
 
-        No decision may have a time up to ``at_ms`` any more; so these stay the same.
+        New decisions must have times after ``at_ms``, so that the result never changes.
         """
         known = self._undecided_at.get(at_ms)
         if known is None:
@@ -284,7 +284,7 @@ class Ledger:
             for record in reversed(self.outcomes.values()):
                 if record.decided_ms <= at_ms:
                     break
-                if record.transaction_id < stop:  # most have begun after the moment, too
+                if record.transaction_id < stop:  # most have begun after the moment
                     found.update(pointer for pointer in record.pointers if pointer < stop)
             known = self._undecided_at[at_ms] = frozenset(found)
             if len(self._undecided_at) > _MOMENTS_KEPT:
@@ -293,7 +293,7 @@ class Ledger:
         return known
 
     def overdue(self, mono_s: float) -> Iterator[Record]:
-        """Open transactions that timed out, without those whose commit is under way."""
+        """Yield open transactions that timed out, except those with a commit under way."""
         frozen: list[Record] = []
         while self._deadlines and self._deadlines[0][0] <= mono_s:
             _, transaction_id = heappop(self._deadlines)
@@ -308,7 +308,7 @@ class Ledger:
             heappush(self._deadlines, (record.deadline_s, record.transaction_id))
 
     def next_deadline_s(self) -> float | None:
-        """When the next transaction times out, or rows are due; None: neither."""
+        """Return when the next transaction times out, or rows are due; None if neither."""
         times_out_s, due_s = self._next_time_out_s(), self.write_by_s
         return min(times_out_s, due_s) if times_out_s is not None and due_s is not None else times_out_s or due_s
 
@@ -319,7 +319,7 @@ class Ledger:
             if record is not None and not record.frozen:
                 return deadline_s
             if record is not None:
-                # The frozen one is looked at again when its commit has succeeded or given up.
+                # The frozen one is considered again once its commit has succeeded or failed.
                 return min((each.deadline_s for each in self.open.values() if not each.frozen), default=None)
             heappop(self._deadlines)
         return None
@@ -331,9 +331,9 @@ def _remove(pointers: list[int], pointer: int) -> None:
 
 # --- change sets -----------------------------------------------------------------------------------
 #
-# Two transactions conflict when one was committed after the other began and they share a key. A set is dropped when
-# every open short transaction began after its commit; long ones do not hold it back, as in Tephra, so they are checked
-# against the sets that are still here.
+# Two transactions conflict if one was committed after the other began and they share a key. A set is dropped once every
+# open short transaction began after its commit. As in Tephra, long ones do not delay that, and are checked only against
+# the remaining sets.
 
 
 class PreparedSets(dict[int, "ChangeSet"]):
@@ -350,7 +350,7 @@ class PreparedSets(dict[int, "ChangeSet"]):
         self.bytes += changes.size
 
     def discard(self, transaction_id: int) -> ChangeSet | None:
-        """Remove and return a transaction's change set; None when it has none."""
+        """Remove and return a transaction's change set; None if it has none."""
         changes = self.pop(transaction_id, None)
         if changes is not None:
             self.bytes -= changes.size
@@ -379,7 +379,7 @@ class CommittedSets:
             self._latest[key] = changes
 
     def conflict(self, transaction_id: int, keys: Iterable[bytes]) -> tuple[bytes, str] | None:
-        """A key that a commit changed after ``transaction_id`` began, and the id of its client; None: no conflict."""
+        """Return a key that a commit changed after ``transaction_id`` began, and its client's id; None: no conflict."""
         for key in keys:
             latest = self._latest.get(key)
             if latest is not None and _pointer(latest) > transaction_id:
@@ -394,7 +394,7 @@ class CommittedSets:
         return gone
 
     def drop_over(self, max_bytes: int) -> list[ChangeSet]:
-        """Drop the oldest sets until the rest is within ``max_bytes``. Returns what was dropped."""
+        """Drop the oldest sets until the rest is within ``max_bytes``. Returns the dropped ones."""
         gone: list[ChangeSet] = []
         while self.bytes > max_bytes:
             gone.append(self._drop())
@@ -410,7 +410,7 @@ class CommittedSets:
 
 
 def _pointer(changes: ChangeSet) -> int:
-    assert changes.commit_pointer is not None  # only committed ones come here
+    assert changes.commit_pointer is not None  # only committed ones are added
     return changes.commit_pointer
 
 
@@ -427,7 +427,7 @@ class ManagerNow(NamedTuple):
 
 
 class ManagerStep:
-    """The result of one step: rows to write, answers, and what is true once the rows are durable."""
+    """The result of one step: rows to write, answers, and changes that take effect once the rows are durable."""
 
     __slots__ = (
         "_removed",
@@ -453,9 +453,9 @@ class ManagerStep:
         self.changes: list[Change] = []
         #: Pointers of transactions that this step commits or aborts; topics may forget them.
         self.decided: list[int] = []
-        #: Pointers of transactions whose outcome this step forgets; only that they were decided stays known.
+        #: Pointers of transactions whose outcome this step forgets; it stays known that they were decided.
         self.forgotten: list[int] = []
-        #: Pointers that this step invalidates; polls that they hold are answered again.
+        #: Pointers that this step invalidates; polls that they hold check again.
         self.invalidated: list[int] = []
         #: The new states of transactions, for metrics.
         self.outcomes: list[State] = []
@@ -469,7 +469,7 @@ class ManagerStep:
         return bool(self._rows or self._removed or self._writes_head)
 
     def operations(self, head: Head) -> list[Operation]:
-        """The operations of the commit: the head first, removals last."""
+        """Return the operations of the commit: the head first, removals last."""
         if not self.writes:
             return []
         first: list[Operation] = [put_one(Table.METADATA, service_key(HEAD), head.encode())]
@@ -477,7 +477,7 @@ class ManagerStep:
         return first + self._rows + last
 
     def write_head(self) -> None:
-        """Write the head, even if nothing else is to be written."""
+        """Write the head, even if nothing else is written."""
         self._writes_head = True
 
     def write_record(self, record: Record) -> None:
@@ -485,17 +485,17 @@ class ManagerStep:
         self._put(TRANSACTION, record.transaction_id, record.encode())
 
     def write_changes(self, changes: ChangeSet) -> None:
-        """Write a change set's row; call it before the one that writes its transaction's."""
+        """Write a change set's row; must be called before that of its transaction is written."""
         self._put(CHANGES, changes.transaction_id, changes.encode())
 
     def enlist(self, record: Record, name: TopicName, now_ms: int) -> None:
-        """Write the row of one more topic of an open transaction."""
+        """Write the row that enlists a topic for an open transaction."""
         record.topics.add(name)
         value = pack_record({"m": now_ms})
         self._rows.append(put_one(Table.METADATA, enlisted_key(record.transaction_id, name), value))
 
     def release(self, record: Record) -> None:
-        """Remove the enlistments of a transaction, which is decided."""
+        """Remove the enlistments of a decided transaction."""
         self.remove(sorted(enlisted_key(record.transaction_id, name) for name in record.topics))
         record.topics = set()
 
@@ -509,7 +509,7 @@ class ManagerStep:
         self._removed.extend(keys)
 
     def decide(self, record: Record, change: Change) -> None:
-        """Write a transaction whose state has changed, and record the change."""
+        """Write a transaction with a new state, and record the change."""
         record.settling = True
         self.records.append(record)
         self.changes.append(change)

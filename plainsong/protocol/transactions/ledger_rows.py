@@ -6,7 +6,7 @@ A transaction has one row, from its begin until its outcome is forgotten:
                       p a commit or prepare conflicted: prepare first   a being aborted
                       o outcome  d when (ms)  w last pointer issued before  l pointers on the invalid list
 
-A decision rewrites this one row, so it is either durable or not, whatever else of a commit reached the disk.
+A decision rewrites only this row, so it is durable or not, whichever other rows of the commit reached the disk.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ class Record:
     started_ms: int
     expires_ms: int
     bound: int
-    """Everything up to this pointer was decided when it began."""
+    """All pointers up to this one were decided when it began."""
     read_pointer: int
     """Its read pointer at the begin."""
     checkpoints: tuple[int, ...] = ()
     must_prepare: bool = False
-    """It had a conflict: a commit is refused until a prepare succeeds."""
+    """True after a conflict: a commit is refused until a prepare succeeds."""
     aborting: bool = False
-    """Its rows are being rolled back: it can't be committed any more."""
+    """True if its rows are being rolled back, so that it cannot be committed any more."""
     state: State = "in_progress"
     decided_ms: int = 0
-    """When it was decided, by ``Ledger.decide_ms``: decisions are in the order of these times."""
+    """When it was decided, by ``Ledger.decide_ms``; decisions are ordered by these times."""
     decided_at: int = 0
     """The last pointer issued before the decision."""
     listed: tuple[int, ...] = ()
     """Its pointers on the invalid list."""
     owner: str | None = None
-    """The name that began it; None: it had none, as those of Tephra's clients and of 0.1."""
+    """The name that began it; None for Tephra's clients, those of version 0.1, and without authentication."""
     deadline_s: float = field(default=0.0, repr=False)
     """When it times out, on the service's monotonic clock; not in the row."""
     frozen: int = 0
-    """Not 0 while its commit waits for writes under way; the number identifies this wait. Not in the row."""
+    """Identifies the freeze while its commit waits for writes under way, else 0. Not in the row."""
     settling: bool = False
-    """It is decided, but not durably yet; not in the row."""
+    """True while its decision is not durable yet. Not in the row."""
     is_written: bool = True
-    """False while no commit has its row: it was begun, and nothing was published under it. Not in the row."""
+    """False until a commit has its row. Not in the row."""
     topics: set[TopicName] = field(default_factory=set)
-    """Enlisted topics, which have or may have rows of it. Each has a row of its own."""
+    """Enlisted topics, which may have rows of it. Each enlistment has a row of its own."""
 
     @property
     def pointers(self) -> tuple[int, ...]:
@@ -138,7 +138,7 @@ def _decoded(transaction_id: int, record: dict[str, Any]) -> Record:
 
 
 def number(value: object) -> int:
-    """``value`` if it can be a pointer or a time. Raises ValueError."""
+    """Return ``value`` if it can be a pointer or a time. Raises ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or not -1 <= value <= _MAX_POINTER:
         raise ValueError(f"{str(value)[:40]!r} is no pointer and no time")
     return value
@@ -150,18 +150,18 @@ def number(value: object) -> int:
 #
 #     00 'x' 'h'        head       l last pointer issued  r read pointer  f first one issued
 #                                  g decisions up to this pointer may be forgotten  u change sets too
-#                                  i the service's name, where a restore gave it another one than f
-#                                  t no later decision has a time before this one (ms)
+#                                  i the service's identity, if a restore has replaced f
+#                                  t later decisions have no time before this one (ms)
 #                                  n pointers up to this one may have been issued
-#                                  o reading as of a moment before this one is not possible any more (ms)
+#                                  o the earliest moment as of which one can read (ms)
 #     00 'x' 't' id     a transaction                  see above
 #     00 'x' 's' id     a change set                   k keys  n client  c commit pointer (once committed)
 #     00 'x' 'e' id n   an enlisted topic              m when (ms); n its name, namespace:topic in ASCII
 #     00 'x' 'p'        the last complete pass         m begun (ms)  b bound
 #     00 'x' 'a'        the authority                  a its name
 #
-# Pointers are i64. The rows of a commit are ordered so that any prefix of it leaves a consistent state: the head
-# first, a change set before its transaction, removals last.
+# Pointers are i64. The rows of a commit are ordered so that every prefix of it is a consistent state: the head first, a
+# change set before its transaction, removals last.
 
 
 _POINTER = struct.Struct(">q")
@@ -177,12 +177,12 @@ SERVICE_RANGE = (_PREFIX, stop_after(_PREFIX))
 
 
 def service_key(kind: bytes, pointer: int | None = None) -> bytes:
-    """The key of a row of the service."""
+    """Return the key of a row of the service."""
     return _PREFIX + kind + (b"" if pointer is None else _POINTER.pack(pointer))
 
 
 def parse_service_key(key: bytes) -> tuple[bytes, int]:
-    """Kind and pointer (0 when there is none). Raises DamagedRow."""
+    """Return kind and pointer (0 if there is none). Raises DamagedRow."""
     kind, rest = key[len(_PREFIX) : len(_PREFIX) + 1], key[len(_PREFIX) + 1 :]
     if kind == ENLISTED:
         rest = rest[: _POINTER.size]
@@ -192,12 +192,12 @@ def parse_service_key(key: bytes) -> tuple[bytes, int]:
 
 
 def enlisted_key(transaction_id: int, name: TopicName) -> bytes:
-    """The key of the row that enlists a topic for a transaction."""
+    """Return the key of the row that enlists a topic for a transaction."""
     return service_key(ENLISTED, transaction_id) + str(name).encode("ascii")
 
 
 def enlisted_topic(key: bytes) -> TopicName:
-    """The topic in a key from ``enlisted_key``. Raises DamagedRow."""
+    """Return the topic in a key from ``enlisted_key``. Raises DamagedRow."""
     try:
         return topic_name(*key[len(_PREFIX) + 1 + _POINTER.size :].decode("ascii").split(":", 1))
     except (InvalidName, TypeError, UnicodeDecodeError) as error:
@@ -212,23 +212,23 @@ class Head:
     """The last pointer issued."""
     read_pointer: int = 0
     first: int = 0
-    """The first pointer ever issued here; 0: none yet."""
+    """The first pointer ever issued here; 0 if none yet."""
     forgotten: int = 0
-    """A pointer issued up to this one that is not known any more was decided and forgotten."""
+    """A pointer up to this one without a record was decided and forgotten."""
     unchecked: int = 0
-    """Change sets of commits up to this pointer were forgotten for lack of room."""
+    """Change sets of commits up to this pointer were dropped for lack of room."""
     restored: int = 0
-    """The last pointer that may have been issued before the store was restored from a backup; 0: it never was."""
+    """The last pointer that may have been issued before a restore from a backup; 0 if there was none."""
     decided_ms: int = 0
-    """No decision from now on has a time before this one. 0: written by a version that kept no such order."""
+    """Later decisions have no time before this one. 0: written by a version without this order."""
     oldest_ms: int = 0
-    """The earliest moment as of which one can read: what was committed up to it may be forgotten."""
+    """The earliest moment as of which one can read; earlier commits may be forgotten."""
     reserved: int = 0
-    """Pointers up to this one may have been issued since this row was written; 0: none beyond ``last``."""
+    """Pointers up to this one may have been issued since this row was written; 0 if none beyond ``last``."""
 
     @property
     def service(self) -> int:
-        """What tells this service from others, which may have issued the same pointers; 0: it has issued none."""
+        """Distinguishes this service from others, which may have issued the same pointers; 0 before the first one."""
         return self.restored or self.first
 
     def encode(self) -> bytes:
@@ -253,7 +253,7 @@ class ChangeSet:
     client_id: str
     keys: frozenset[bytes]
     commit_pointer: int | None = None
-    """The pointer behind the last one issued before its commit; None: it is only prepared."""
+    """The next pointer after the last one issued before its commit; None if it is only prepared."""
 
     @property
     def size(self) -> int:

@@ -1,11 +1,11 @@
-"""The transaction manager: decides all requests that have arrived, and returns what to write and which answers to give.
+"""The transaction manager: decides all requests that have arrived, and returns the rows to write and the answers.
 
     step(arrivals, now)    decides everything, time-outs first; nothing has happened yet
     … the actor writes step.operations(head) …
-    settled(step)          it is durable: readers see it, and the answers are true
+    settled(step)          it is durable: readers see it, and the answers are valid
 
-Between the two a decided pointer's standing is ``deciding`` or ``invalid``: topics write nothing more under it, and do
-not forget it yet.
+Between the two the standing of a decided pointer is ``deciding`` or ``invalid``: topics write nothing more under it,
+and do not forget it yet.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.transaction import Durable, Standing
     from plainsong.protocol.transactions.view import View
 
-#: The rule for each kind of ask; it returns the answer or raises the error.
+#: The rule for each kind of ask; returns the answer or raises the error.
 RULES: dict[type[Ask[Any]], Callable[[Ledger, ManagerStep, Any, ManagerNow], object]] = {
     asks.Begin: begin,
     asks.Prepare: prepare,
@@ -91,10 +91,10 @@ RULES: dict[type[Ask[Any]], Callable[[Ledger, ManagerStep, Any, ManagerNow], obj
 
 
 class ManagerCore:
-    """The rules around the ledger. A ticket is the caller's own key for a request, returned with its answer."""
+    """The rules around the ledger. A ticket is the caller's key for a request, and for its answer."""
 
     def __init__(self, ledger: Ledger, leftovers: Sequence[bytes] = ()) -> None:
-        """``leftovers``: keys of obsolete rows that a crash left; removed with the first commit."""
+        """``leftovers``: keys of obsolete rows that a crash left, removed with the first commit."""
         self.ledger = ledger
         self._leftovers = leftovers
         self._freezings = 0
@@ -113,7 +113,7 @@ class ManagerCore:
             try:
                 answer: object = RULES[type(ask)](self.ledger, step, ask, now)
             except PlainsongError as error:
-                answer = error.with_traceback(None)  # which refers to this call, which refers to the error
+                answer = error.with_traceback(None)  # avoids a reference cycle of error, traceback and frame
             step.answers.append((ticket, answer))
         ledger = self.ledger
         if ledger.write_by_s is not None and now.mono_s >= ledger.write_by_s:
@@ -131,11 +131,11 @@ class ManagerCore:
         return step
 
     def operations(self, step: ManagerStep) -> list[Operation]:
-        """The operations of a step; any prefix of them leaves a consistent state."""
+        """Return the operations of a step; every prefix of them is a consistent state."""
         return step.operations(self.ledger.head)
 
     def close(self) -> list[Operation]:
-        """What is still to be written: the rows of begins; no pointers are reserved any more."""
+        """Return the operations for rows of begins that are not written yet, and for releasing reserved pointers."""
         step = ManagerStep()
         records = self.ledger.take_unwritten()
         if records or self.ledger.head.reserved > self.ledger.head.last:
@@ -146,7 +146,7 @@ class ManagerCore:
         return self.operations(step)
 
     def begins(self, pointers: Iterable[int]) -> list[Operation]:
-        """The rows of transactions that have no durable one: they become durable with what is published under these pointers."""
+        """Return the rows of these pointers' transactions that are not durable, to be written with the publish."""
         if not self.ledger.unwritten:
             return []
         records = (self.ledger.unwritten.get(pointer) for pointer in pointers)
@@ -157,7 +157,7 @@ class ManagerCore:
         ]
 
     def begun(self, pointers: Iterable[int]) -> None:
-        """A commit with ``begins`` of these pointers is durable."""
+        """Record that a commit with ``begins`` of these pointers is durable."""
         for pointer in pointers:
             record = self.ledger.unwritten.pop(pointer, None)
             if record is not None:
@@ -166,7 +166,7 @@ class ManagerCore:
             self.ledger.write_by_s = None
 
     def settled(self, step: ManagerStep) -> list[tuple[Hashable, object | PlainsongError]]:
-        """The step is durable: readers may see its decisions. Returns the answers."""
+        """Make the decisions of a durable step visible to readers. Returns the answers."""
         if step.writes:
             self.ledger.drop_written()
         for record in step.records:
@@ -176,16 +176,16 @@ class ManagerCore:
         return step.answers
 
     def next_deadline_s(self) -> float | None:
-        """When a step is due even if nothing arrives."""
+        """Return when a step is due even if no request arrives; None: never."""
         return self.ledger.next_deadline_s()
 
     # --- between steps ----------------------------------------------------------------------------
 
     def standing(self, pointer: int) -> Standing:
-        """The durable standing of a pointer."""
+        """Return the standing of a pointer, based on durable decisions."""
         record = self.ledger.by_pointer.get(pointer)
         if record is None:
-            # It is in no list, so readers see its rows as committed; an aborted one has no visible rows.
+            # It is in no list, so its rows count as committed; an aborted one has no visible rows.
             return "committed" if self.ledger.forgotten(pointer) else "unknown"
         if record.frozen or (record.settling and record.state == "committed"):
             return "deciding"
@@ -194,38 +194,38 @@ class ManagerCore:
         return "in_progress" if record.state == "unknown" else record.state
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
-        """All pointers of a pointer's transaction; itself if no transaction is known."""
+        """Return all pointers of a pointer's transaction; only itself if that is unknown."""
         record = self.ledger.by_pointer.get(pointer)
         return (pointer,) if record is None else record.pointers
 
     def durable(self, pointer: int) -> Durable:
-        """The standing of a pointer for replicas: until a decision is durable, the one before it."""
+        """Return the standing of a pointer for replicas: until a decision is durable, the previous one."""
         if self.visible.is_in_progress(pointer):
             return "in_progress"
         if self.visible.is_invalid(pointer):
             return "invalid"
         record = self.ledger.by_pointer.get(pointer)
         if record is None or record.settling or record.state == "in_progress":
-            return "forgotten"  # or not there yet
+            return "forgotten"  # or not durable yet
         if record.state == "invalid":
             return "pruned"
         return record.state if record.state in ("committed", "aborted") else "forgotten"
 
     def view(self) -> View:
-        """The view of committed transactions; the same object until it changes."""
+        """Return the view of committed transactions; the same object until it changes."""
         return self.visible.view()
 
     def pointers(self, transaction_id: int) -> tuple[int, ...]:
-        """The pointers of an open or invalid transaction; else none."""
+        """Return the pointers of an open or invalid transaction; else none."""
         record = self.ledger.by_pointer.get(transaction_id)
         if record is None or record.transaction_id != transaction_id or record.state not in ("in_progress", "invalid"):
             return ()
         return record.pointers
 
     def freeze(self, transaction_id: int) -> int:
-        """Refuse further writes under an open transaction while its commit waits for those under way.
+        """Refuse further writes under an open transaction while its commit waits for writes under way.
 
-        Returns a number that identifies this freeze; 0: the transaction is not open.
+        Returns a number that identifies this freeze; 0 if the transaction is not open.
         """
         record = self.ledger.open.get(transaction_id)
         if record is None or record.aborting:
@@ -236,36 +236,36 @@ class ManagerCore:
         return record.frozen
 
     def is_frozen(self, transaction_id: int, freezing: int) -> bool:
-        """Whether that freeze still holds, so that nothing was written since."""
+        """Return True if that freeze is still in effect, so that nothing was written since."""
         record = self.ledger.open.get(transaction_id)
         return record is not None and record.frozen == freezing
 
     def thaw(self, transaction_id: int, freezing: int) -> None:
-        """End a freeze, since its commit has given up: the transaction is in progress again."""
+        """End a freeze after a failed commit: the transaction is in progress again."""
         if self.is_frozen(transaction_id, freezing):
             self.ledger.open[transaction_id].frozen = 0
 
     def enlisted(self, pointer: int) -> frozenset[TopicName]:
-        """Topics that have or may have rows of the pointer's open or invalid transaction."""
+        """Return the topics that may have rows of the pointer's open or invalid transaction."""
         record = self.ledger.by_pointer.get(pointer)
         return frozenset() if record is None else frozenset(record.topics)
 
     def drop_enlistments(self) -> None:
-        """Topics need not be enlisted in this store: those copied from another go with the first commit."""
+        """Drop enlistments copied from another store, as this one needs none; the first commit removes their rows."""
         for record in {id(each): each for each in self.ledger.by_pointer.values() if each.topics}.values():
             self._leftovers = [*self._leftovers, *(enlisted_key(record.transaction_id, each) for each in record.topics)]
             record.topics = set()
 
     def is_unsettled(self, pointer: int) -> bool:
-        """Whether a pointer is in progress, or on the invalid list."""
+        """Return True if a pointer is in progress, or on the invalid list."""
         return self.visible.is_in_progress(pointer) or self.visible.is_invalid(pointer)
 
     def unsettled(self) -> list[int]:
-        """All pointers in progress or on the invalid list."""
+        """Return all pointers in progress or on the invalid list."""
         return [*self.visible.in_progress(), *self.visible.invalids()]
 
     def unfinished_aborts(self) -> list[asks.RollFirst]:
-        """Aborts that were begun before the load and not completed."""
+        """Return the aborts that were begun before the load and not completed."""
         return [
             asks.RollFirst(record.transaction_id, record.pointers)
             for record in self.ledger.open.values()
@@ -291,11 +291,11 @@ class ManagerCore:
 
 @dataclass(slots=True)
 class LedgerLoader:
-    """Collects the service's rows; one that cannot be read ends the load."""
+    """Collects the service's rows; an unreadable row fails the load."""
 
     head: Head = field(default_factory=Head)
     is_new: bool = True
-    """Whether there is no head yet: nothing was ever decided."""
+    """True if there is no head row: nothing was ever decided."""
     last_pass: LastPass | None = None
     records: dict[int, Record] = field(default_factory=dict)
     changes: list[ChangeSet] = field(default_factory=list)
@@ -319,10 +319,10 @@ class LedgerLoader:
                 raise DamagedRow(f"key {key.hex()}: the transaction service has no rows of this kind")
 
     def core(self, settings: TransactionSettings, now: ManagerNow, *, defers_begins: bool = False) -> ManagerCore:
-        """The manager of the collected rows. Time-outs continue by the clock, and never become longer.
+        """Make the manager from the collected rows. Time-outs continue by the clock, and never become longer.
 
         Args:
-          defers_begins: as ``Ledger.defers_begins``: commits take place in the order in which they are begun.
+          defers_begins: see ``Ledger.defers_begins``; requires a store that commits in order.
         """
         ledger = Ledger(settings)
         ledger.defers_begins = defers_begins
@@ -347,7 +347,7 @@ class LedgerLoader:
         return ManagerCore(ledger, self._take_changes(ledger) + self._take_enlisted(ledger))
 
     def _order_decisions(self, ledger: Ledger) -> None:
-        """Of what an older version decided the times are in no order: one can read as of their end at the earliest."""
+        """Order decision times after an upgrade from a version without that; earlier moments cannot be read as of."""
         head = ledger.head
         if head.decided_ms:
             return
@@ -357,7 +357,7 @@ class LedgerLoader:
             head.oldest_ms = head.decided_ms
 
     def _take_enlisted(self, ledger: Ledger) -> list[bytes]:
-        """Add the topics of open and invalid transactions. Returns the keys of obsolete rows that a crash left."""
+        """Add the topics of open and invalid transactions. Returns the keys of obsolete rows that a crash has left."""
         leftovers: list[bytes] = []
         for transaction_id, key in self.enlisted:
             record = ledger.by_pointer.get(transaction_id)
@@ -374,7 +374,7 @@ class LedgerLoader:
         for changes in self.changes:
             record = ledger.by_pointer.get(changes.transaction_id)
             if changes.transaction_id in ledger.open:
-                # Even with a commit pointer: the crash came between the set's row and the transaction's. It is open.
+                # Even with a commit pointer: a crash cut the commit off before the transaction's row, so it is open.
                 prepared = ChangeSet(changes.transaction_id, changes.client_id, changes.keys)
                 ledger.prepared.put(prepared)
             elif changes.commit_pointer is None or (record is not None and record.state != "committed"):
@@ -390,7 +390,7 @@ class LedgerLoader:
 
 
 def pruning_figures(core: ManagerCore, oldest_by_topic: Mapping[TopicName, int]) -> PruningFigures:
-    """Figures for operators about pruning."""
+    """Return figures for operators about pruning."""
     invalids, last, settings = core.visible.invalids(), core.ledger.last_pass, core.ledger.settings
     return PruningFigures(
         invalid=len(invalids),

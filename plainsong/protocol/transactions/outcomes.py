@@ -1,4 +1,4 @@
-"""The outcomes of transactions: the status of one or many, and the pruning of the invalid list."""
+"""The outcomes of transactions: the status of one or many, reading as of a moment, and pruning the invalid list."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def look_at(ledger: Ledger, step: ManagerStep, ask: LookAt, now: ManagerNow) -> 
 
 
 def list_transactions(ledger: Ledger, step: ManagerStep, ask: ListAll, now: ManagerNow) -> list[TransactionStatus]:
-    """List the transactions of one state, or the open and invalid ones; oldest first."""
+    """List the transactions of one state, or the open and invalid ones, oldest first."""
     del step
     if ask.state is not None and ask.state not in STATES:
         raise InvalidParameter(f"state {ask.state!r}", hint=nearest(ask.state, STATES))
@@ -43,12 +43,12 @@ def list_transactions(ledger: Ledger, step: ManagerStep, ask: ListAll, now: Mana
 
 
 def _after(records: Sequence[Record], ask: ListAll) -> Sequence[Record]:
-    """The records after the one that a page ended with; that one may be decided, or forgotten, by now."""
+    """Return the records after the last one of a page, which may have been decided or forgotten since."""
     at = next((index for index, record in enumerate(records) if record.transaction_id == ask.after), None)
     if at is not None:
         return records[at + 1 :]
     if ask.state in ("committed", "aborted"):
-        return records  # in the order of their decisions, in which they are forgotten
+        return records  # in the order of decisions, so that it was forgotten before all of these
     return [record for record in records if record.transaction_id > ask.after]
 
 
@@ -66,7 +66,7 @@ def _chosen(ledger: Ledger, ask: ListAll) -> Iterable[Record]:
 def _status(ledger: Ledger, record: Record, now: ManagerNow) -> TransactionStatus:
     expires_ms = record.expires_ms
     if record.state == "in_progress" and now.wall_ms < record.started_ms:
-        # The clock was set back, so the recorded time is too far in the future; the deadline counts.
+        # The clock was set back, so the recorded time is too far in the future; the deadline applies.
         expires_ms = min(expires_ms, now.wall_ms + max(0, round((record.deadline_s - now.mono_s) * 1000)))
     kept = record.transaction_id in ledger.outcomes
     return TransactionStatus(
@@ -89,10 +89,10 @@ def _status(ledger: Ledger, record: Record, now: ManagerNow) -> TransactionStatu
 
 
 def as_of(ledger: Ledger, step: ManagerStep, ask: AsOf, now: ManagerNow) -> Moment:
-    """What had been decided by a moment; from now on no decision has a time up to it.
+    """Return the transactions decided by a moment; later decisions get times after it.
 
-    That is made durable with the answer, since the next owner's clock may be behind, and a commit by it must not
-    appear in what readers have been shown.
+    That is made durable with the answer: the next owner's clock may be slower, and its commits must not change what
+    readers as of the moment have seen.
     """
     head, at_ms = ledger.head, ask.at_ms
     if at_ms < head.oldest_ms:
@@ -116,12 +116,12 @@ class InvalidTruncateTime(InvalidParameter):
 
 
 def unlist(ledger: Ledger, step: ManagerStep, ask: Unlist, now: ManagerNow) -> int:
-    """Remove pointers from the invalid list; their rows are rolled back everywhere."""
+    """Remove pointers from the invalid list; their rows must be rolled back everywhere."""
     return _unlist(ledger, step, ask.pointers, now)
 
 
 def invalid_before(ledger: Ledger, step: ManagerStep, ask: InvalidBefore, now: ManagerNow) -> tuple[int, ...]:
-    """Invalid pointers issued before a time."""
+    """Find invalid pointers issued before a time. Raises InvalidTruncateTime."""
     del step, now
     bound = ask.before_ms * POINTERS_PER_MS
     if ledger.in_progress and ledger.in_progress[0] < bound:
@@ -133,7 +133,7 @@ def invalid_before(ledger: Ledger, step: ManagerStep, ask: InvalidBefore, now: M
 
 
 def keep_pass(ledger: Ledger, step: ManagerStep, ask: KeepPass, now: ManagerNow) -> int:
-    """Record a complete pass, and remove those of its pointers from the list that are past their lifetime."""
+    """Record a complete pass, and remove its pointers from the list if they are past their lifetime."""
     passed = ask.passed
     ledger.last_pass = LastPass(passed.begun_ms, passed.bound)
     step.write_pass(ledger.last_pass)
@@ -145,7 +145,7 @@ def keep_pass(ledger: Ledger, step: ManagerStep, ask: KeepPass, now: ManagerNow)
 
 
 def kept_because(settings: TransactionSettings) -> str | None:
-    """Why pointers are not pruned automatically; None: they are."""
+    """Return the reason if pointers are not pruned automatically, else None."""
     if not settings.max_lifetime_ms:
         return "transactions.max_lifetime_s is 0: a client may still write under the oldest pointer"
     if not settings.prune:

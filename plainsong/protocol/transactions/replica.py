@@ -1,10 +1,10 @@
-"""Replicas of the transaction service's state on other instances, and how they are kept up to date.
+"""Replicas of the transaction service's state on other instances, and their updates.
 
-    the service     numbers its changes, and remembers which pointers changed
+    the service     numbers its changes, and records the changed pointers
     a replica       sends its version, and gets the standing of every pointer that changed since
     a full update   if its version is of another owner, or too old
 
-Only durable state is sent. Of two updates the one with the higher version is newer, whichever arrives first.
+Only durable state is sent. The update with the higher version is newer, in whichever order updates arrive.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _DURABLE: tuple[Durable, ...] = ("in_progress", "invalid", "committed", "aborted
 
 
 class ReplicaVersion(NamedTuple):
-    """The version of the state that a replica has."""
+    """The version of a replica's state."""
 
     term: int
-    """The epoch of its owner; later owners have higher ones. -1: nothing is known."""
+    """The epoch of the service's owner; later owners have higher ones. -1: no state."""
     changes: int
-    """The number of changes by this owner."""
+    """The number of changes under this owner."""
 
 
 UNKNOWN_VERSION = ReplicaVersion(-1, 0)
@@ -45,19 +45,19 @@ UNKNOWN_VERSION = ReplicaVersion(-1, 0)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaUpdate:
-    """An update of a replica: the whole state, or the changes since its version."""
+    """An update of a replica: the complete state, or the changes since its version."""
 
     version: ReplicaVersion
     complete: bool
     read_pointer: int
     first: int
-    """The first pointer ever issued; 0: none."""
+    """The first pointer ever issued; 0 if none."""
     forgotten: int
-    """A pointer issued up to this one that is not known any more was decided."""
+    """A pointer up to this one without a record was decided."""
     pointers: Mapping[Durable, tuple[int, ...]]
 
     def packed(self) -> bytes:
-        """The bytes sent to another instance."""
+        """Encode the update for another instance."""
         lists = [list(self.pointers.get(each, ())) for each in _DURABLE]
         fields = [*self.version, self.complete, self.read_pointer, self.first, self.forgotten, lists]
         packed: bytes = msgpack.packb(fields)
@@ -65,7 +65,7 @@ class ReplicaUpdate:
 
     @classmethod
     def unpack(cls, packed: bytes) -> ReplicaUpdate:
-        """The update that ``packed`` encoded. Raises MalformedTransaction."""
+        """Decode the result of ``packed``. Raises MalformedTransaction."""
         try:
             term, count, complete, read_pointer, first, forgotten, lists = msgpack.unpackb(packed)
             pointers = {each: tuple(map(int, given)) for each, given in zip(_DURABLE, lists, strict=True)}
@@ -76,7 +76,7 @@ class ReplicaUpdate:
 
 
 class PointerChanges:
-    """The pointers that have changed, in the order of their changes; kept by the service."""
+    """The changed pointers, in the order of their changes; recorded by the service."""
 
     def __init__(self, term: int, max_changes: int = MAX_CHANGES) -> None:
         self._term = term
@@ -99,7 +99,7 @@ class PointerChanges:
             self._dropped = self._changed.popitem(last=False)[1]
 
     def since(self, known: ReplicaVersion) -> list[int] | None:
-        """The pointers that changed after version ``known``; None: that is not known any more."""
+        """Return the pointers that changed after version ``known``; None if they are not recorded any more."""
         if known.term != self._term or not self._dropped <= known.changes <= self._count:
             return None
         found = []
@@ -111,7 +111,7 @@ class PointerChanges:
 
 
 def replica_update(core: ManagerCore, changes: PointerChanges, known: ReplicaVersion) -> ReplicaUpdate:
-    """The update for a replica of version ``known``."""
+    """Return the update for a replica of version ``known``."""
     pointers = changes.since(known)
     complete = pointers is None
     among = core.ledger.by_pointer if pointers is None else pointers
@@ -187,5 +187,5 @@ class ReplicaState:
         return "invalid" if known == "pruned" else known
 
     def view(self) -> View:
-        """The view for readers of committed messages; the same object until it changes."""
+        """Return the view for readers of committed messages; the same object until it changes."""
         return self._visible.view()

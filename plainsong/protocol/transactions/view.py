@@ -1,4 +1,4 @@
-"""The view of a transactional reader, a verdict on each row by its pointer: from a snapshot or the durable state.
+"""The view of a transactional reader, from a snapshot or the durable state: a verdict on each row by its pointer.
 
 no pointer      delivered
 negative        skipped: rolled back
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.transactions.transaction import Transaction
 
-#: The highest pointer there can be.
+#: The highest possible pointer.
 MAX_POINTER = (1 << 63) - 1
-#: Up to so many hidden pointers are compared one by one, before the pointers of many rows are extracted.
+#: Up to this number of hidden pointers are compared one by one, before the pointers of many rows are extracted.
 _FEW = 64
-#: The least cost of extracting the pointers of rows, in comparisons with a hidden pointer.
+#: The minimum cost of extracting the pointers of rows, in comparisons with a hidden pointer.
 _LOOK = 256
 
 
 class Verdict(IntEnum):
-    """What a reader does with a row."""
+    """A reader's treatment of a row."""
 
     DELIVER = 0
     SKIP = 1
@@ -64,7 +64,7 @@ class View:
 
     @classmethod
     def of(cls, transaction: Transaction) -> View:
-        """The view of a transaction."""
+        """Return the view of a transaction."""
         own = set(transaction.pointers)
         own.add(transaction.write_pointer)
         if transaction.visibility_level is VisibilityLevel.SNAPSHOT_EXCLUDE_CURRENT:
@@ -78,7 +78,7 @@ class View:
 
     @classmethod
     def without_service(cls, undecided: AbstractSet[int]) -> View:
-        """What a topic knows by itself: messages are committed unless their pointer is rolled back or ``undecided``.
+        """Return a topic's own view: messages are committed unless their pointer is rolled back or ``undecided``.
 
         A topic forgets a pointer only once it is committed, or all its rows are rolled back.
         """
@@ -86,15 +86,15 @@ class View:
 
     @property
     def parts(self) -> tuple[int, frozenset[int], frozenset[int], frozenset[int]]:
-        """Read pointer, pointers in progress, invalid and own ones: the arguments of an equal view."""
+        """Read pointer, pointers in progress, invalid and own ones: the arguments for an equal view."""
         return self._read_pointer, frozenset(self._excluded), frozenset(self._invalids), frozenset(self._own)
 
     def delivers_all(self, lowest: int, highest: int, pointers: Callable[[], Collection[int]]) -> bool:
-        """Whether all rows with some pointers are certainly delivered; False: decide them one by one.
+        """Return True if rows with these pointers are all delivered; False: decide them one by one.
 
         Args:
-          lowest, highest: the least and the greatest of the pointers; ``highest`` is negative if one was rolled back.
-          pointers: returns all of them; called only when the two do not suffice.
+          lowest, highest: the first and the last pointer in byte order; ``highest`` is negative if any was rolled back.
+          pointers: returns all of them; called only if the two do not suffice.
         """
         if not 0 < lowest <= highest <= self._read_pointer:
             return False
@@ -103,7 +103,7 @@ class View:
             if not any(lowest <= each <= highest for each in chain(self._excluded, self._invalids)):
                 return True
         elif self._looked_up >= hidden:
-            # Computing the ranges costs as much as was spent on extracting so far, and mostly saves it from now on.
+            # Computing the ranges costs as much as extracting has cost so far, and usually saves it from now on.
             if self._ranges is None:
                 self._ranges = [(min(each), max(each)) for each in (self._excluded, self._invalids) if each]
             if all(highest < first or last < lowest for first, last in self._ranges):
@@ -113,7 +113,7 @@ class View:
         return all(each.isdisjoint(among) for each in (self._excluded, self._invalids) if each)
 
     def verdict(self, pointer: int) -> Verdict:
-        """The verdict on a row with this pointer, as stored: negative when it was rolled back."""
+        """Return the verdict on a row with this stored pointer, which is negative if it was rolled back."""
         if pointer < 0:
             return Verdict.SKIP
         if pointer in self._own:
@@ -127,35 +127,35 @@ class View:
 
 # --- as of a moment --------------------------------------------------------------------------------
 #
-# A reader as of a moment sees what had been committed by then, and is never held: what was undecided then is skipped,
-# whatever became of it. Rows without a pointer are visible if they were published by then. Those under a pointer are
-# judged by the time of their transaction's decision alone, so that all of it is visible or nothing, in every topic,
-# whatever the clocks of the topics' owners say.
+# A reader as of a moment sees everything committed by then, and is never held: transactions that were undecided then
+# are skipped, whatever their outcome. Rows without a pointer are visible if they were published by then. The visibility
+# of rows under a pointer depends only on the time of their transaction's decision, so that it is atomic over all
+# topics, independent of the clocks of the topics' owners.
 
 
 class Moment(NamedTuple):
-    """What the transaction service says of a moment."""
+    """The decisions of the transaction service by a moment."""
 
     at_ms: int
     undecided: frozenset[int]
-    """Pointers issued up to the moment, and not decided by then."""
+    """Pointers issued up to the moment, and undecided then."""
     invalids: tuple[int, ...]
     first: int
     last: int
-    """The first and the last pointer that the service has issued; 0: none."""
+    """The first and the last pointer that the service has issued; 0 if none."""
 
     def view(self) -> AsOfView:
-        """What readers as of the moment see."""
+        """Return the view of readers as of the moment."""
         return AsOfView(self)
 
     def packed(self) -> bytes:
-        """The bytes sent to another instance."""
+        """Encode the moment for another instance."""
         packed: bytes = msgpack.packb([self.at_ms, sorted(self.undecided), self.invalids, self.first, self.last])
         return packed
 
     @classmethod
     def unpack(cls, packed: bytes) -> Moment:
-        """The moment that ``packed`` encoded. Raises MalformedTransaction."""
+        """Decode the result of ``packed``. Raises MalformedTransaction."""
         try:
             at_ms, undecided, invalids, first, last = msgpack.unpackb(packed)
             return cls(int(at_ms), frozenset(map(int, undecided)), tuple(map(int, invalids)), int(first), int(last))
@@ -181,7 +181,7 @@ class AsOfView(View):
         return Verdict.SKIP if verdict is Verdict.HOLD else verdict
 
     def is_later(self, pointer: int) -> bool:
-        """Whether the service issued a pointer after the moment, so that a row with it was written after it too."""
+        """Return True if the service issued a pointer after the moment, so that its rows were written after it too."""
         return self._issued[0] <= abs(pointer) <= self._issued[1]
 
 
@@ -198,7 +198,7 @@ class Change(NamedTuple):
 
 
 class Visible:
-    """The durable read pointer, pointers in progress and invalid list."""
+    """The durable state for readers: read pointer, pointers in progress and invalid list."""
 
     def __init__(self, read_pointer: int, in_progress: Iterable[int], invalids: Iterable[int]) -> None:
         self._read_pointer = read_pointer
@@ -223,7 +223,7 @@ class Visible:
 
     @property
     def read_pointer(self) -> int:
-        """The highest pointer that readers may see."""
+        """The highest pointer that can be visible."""
         return self._read_pointer
 
     def is_in_progress(self, pointer: int) -> bool:
@@ -233,21 +233,21 @@ class Visible:
         return pointer in self._invalids
 
     def in_progress(self) -> list[int]:
-        """Pointers in progress, ascending."""
+        """Return the pointers in progress, ascending."""
         return sorted(self._in_progress)
 
     def invalids(self) -> tuple[int, ...]:
-        """The invalid list, ascending."""
+        """Return the invalid list, ascending."""
         return tuple(sorted(self._invalids))
 
     def upper_bound(self) -> int:
-        """No pointer up to this one is undecided, or invalid once the list is handled: Tephra's prune bound."""
+        """Return Tephra's prune bound: once the list is processed, no pointer up to it is undecided or invalid."""
         if not self._invalids and not self._in_progress:
             return self._read_pointer - 1
         return min(max(self._invalids, default=NO_TRANSACTION), min(self._in_progress, default=NO_TRANSACTION) - 1)
 
     def view(self) -> View:
-        """The present view; the same object until something changes."""
+        """Return the present view; the same object until it changes."""
         if self._view is None:
             self._view = View(self._read_pointer, frozenset(self._in_progress), self._frozen_invalids)
         return self._view
