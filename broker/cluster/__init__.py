@@ -1,3 +1,3 @@
-"""Several daemons as one service: who owns what, and how a request comes to the owner."""
+"""Several daemons as one service: topic ownership, and the forwarding of requests to the owner."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Forwards a request to the owner of its topic; a poll of many topics is scattered to their owners and gathered.
+"""Forwards a request to the owner of its topic; a poll of many topics is scattered to the owners, and gathered.
 
-So any instance answers any request.
+Any instance can therefore answer any request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Forwarding:
     """Wraps handlers, so that each request is answered by the owner that its route names.
 
     Args:
-      decides: ``transactions.service``: the transaction service has an owner where it is ``embedded``, the invalid list
+      decides: ``transactions.service``: the transaction service has an owner if it is ``embedded``, the invalid list
         unless it is ``off``.
       max_wait_ms: ``poll.max_wait_ms``.
     """
@@ -60,7 +60,7 @@ class Forwarding:
         self._max_wait_s = max_wait_ms / 1000
 
     def endpoints(self, endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
-        """The same routes, each answered at its owner."""
+        """Return the same routes, each answered at its owner."""
         return tuple(Endpoint(each.route, self._routed(each)) for each in endpoints)
 
     def _routed(self, endpoint: Endpoint) -> Handler:
@@ -95,7 +95,7 @@ class Forwarding:
         return forwarded
 
     async def _at_owner(self, endpoint: Endpoint, name: TopicName, request: Request) -> Answer:
-        """The answer of the owner, wherever it is. Raises as ``Owners.run_at_owner``."""
+        """Return the owner's answer, wherever the owner is. Raises as ``Owners.run_at_owner``."""
         route, handler = endpoint
         before_ms = request.waited_ms
 
@@ -112,7 +112,7 @@ class Forwarding:
         return await self._owners.run_at_owner(name, local, remote, repeatable=route.reads_only, patience_s=wait_s)
 
     def _wait_s(self, route: Route[Any], request: Request) -> float:
-        """How long a request may wait, and so may wait for an owner."""
+        """Return how long a request may wait, and therefore how long it may wait for an owner."""
         return 0.0 if route.wait_ms is None else min(route.wait_ms(request) / 1000, self._max_wait_s)
 
     def _has_owner(self, route: Route[Any]) -> bool:
@@ -127,7 +127,7 @@ class Forwarding:
 
 
 class ScatterGather:
-    """Polls of many topics: forwarded whole to the instance that owns them all, else read at each owner."""
+    """Polls of many topics: forwarded whole if one other instance owns all of them, else read at each owner."""
 
     def __init__(self, owners: Owners, polling: PollingMany, topics: LocalTopics) -> None:
         self._owners = owners
@@ -135,7 +135,6 @@ class ScatterGather:
         self._topics = _RoutedTopics(topics, owners)
 
     async def poll(self, route: str, request: Request) -> Answer:
-        """As ``PollingMany.poll``."""
         begun_s = trio.current_time()
         names = topics_in(request)
         owners = {self._owners.remote_owner(name) for name in names}
@@ -157,7 +156,7 @@ class ScatterGather:
 
 
 def topics_in(request: Request) -> list[TopicName]:
-    """The topics of a poll of many; none where it cannot be read, which is refused where it is served."""
+    """Return the topics of a poll of many; empty if the body is malformed, which its handler refuses."""
     try:
         given: Any = request.json()
         topics = given.get("topics") if isinstance(given, dict) else None
@@ -167,25 +166,25 @@ def topics_in(request: Request) -> list[TopicName]:
 
 
 class _RoutedTopics:
-    """Topics of all instances, those of one owner in one call; a ``TopicsAccess``.
+    """The topics of all instances, with one call per owner; a ``TopicsAccess``.
 
     Args:
-      who: whose request they are read for; each owner looks up by itself what that name may.
+      who: the sender of the request; each owner looks up its rights itself.
     """
 
     def __init__(self, local: LocalTopics, owners: Owners, who: Identity = ANONYMOUS) -> None:
         self._local = local
         self._owners = owners
-        # Nothing is sent of nobody: version 0.1 knows of no names.
+        # ``anonymous`` is left out: version 0.1 does not support names.
         identity = encode_identity(who)
         self._identity = [] if identity is None else [identity]
 
     def asked_by(self, who: Identity) -> _RoutedTopics:
-        """The same, for somebody's request."""
+        """Return the same access on behalf of ``who``."""
         return _RoutedTopics(self._local, self._owners, who)
 
     async def look(self, wanted: Sequence[Since]) -> list[Span | PlainsongError]:
-        """See ``TopicsAccess.look``. A missing owner is looked for as long as for a request about one topic."""
+        """See ``TopicsAccess.look``. Waits for a missing owner as long as a request about one topic does."""
         found: dict[int, Span | PlainsongError | None] = {}
         left = list(range(len(wanted)))
         attempts = self._owners.attempts()
@@ -199,7 +198,7 @@ class _RoutedTopics:
         return [found[index] or NoOwner() for index in range(len(wanted))]
 
     async def wait(self, wanted: Sequence[Since], deadline_s: float) -> list[Span | PlainsongError | None]:
-        """See ``TopicsAccess.wait``. A topic without an owner is waited for like one without messages."""
+        """See ``TopicsAccess.wait``. A topic without an owner is treated like one without messages."""
         answers: list[Span | PlainsongError | None] = []
         async for _ in self._owners.attempts(deadline_s):
             found = await self._ask(list(enumerate(wanted)), deadline_s)
@@ -212,7 +211,7 @@ class _RoutedTopics:
     async def _ask(
         self, wanted: list[tuple[int, Since]], deadline_s: float | None
     ) -> dict[int, Span | PlainsongError | None]:
-        """The answers of all owners; with a deadline, those that are there when the first owner has something."""
+        """Return the answers of all owners; with a deadline, those available when the first owner has something."""
         by_owner: dict[Instance | None, list[tuple[int, Since]]] = {}
         for index, one in wanted:
             by_owner.setdefault(self._owners.remote_owner(one.name), []).append((index, one))
@@ -250,7 +249,7 @@ class _RoutedTopics:
         return answers
 
     async def page(self, name: TopicName, span: Span, limit: int, max_bytes: int, view: View | None) -> Page:
-        """See ``TopicsAccess.page``. Its owner most likely has it in memory; but any instance can read what is stored."""
+        """See ``TopicsAccess.page``. The owner probably has it in memory, but any instance can read stored messages."""
         owner = self._owners.remote_owner(name)
         if owner is not None:
 
@@ -260,7 +259,7 @@ class _RoutedTopics:
             try:
                 return await decode_page(await self._owners.call_owner((name,), owner, call, repeatable=True))
             except (Forbidden, Unauthenticated):
-                raise  # its owner says so, and what is stored must not be read round it
+                raise  # the owner refused it: reading the store here would bypass that
             except (LinkBroken, PlainsongError) as error:
                 log.debug("a page is read here, since its owner did not give it", exc_info=error)
         return await self._local.page(name, span, limit, max_bytes, view)

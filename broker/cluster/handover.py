@@ -1,11 +1,11 @@
-"""Hands topics over in steps, so that no topic is without an owner for longer than it has to be.
+"""Hands topics over in steps, so that no topic is without an owner for longer than necessary.
 
-A rebalance raises or lowers the number of slices in which this instance takes part, until it is as wanted:
+A rebalance raises or lowers the number of slices in which this instance takes part, until it has the intended value:
 
-came, undrained      0 ─► 1 ─► … ─► 64      before the next step, the others let go what is ours now, and we open it
-leaves, drained     64 ─► … ─► 0            before the next step, the next owners open what was ours
+entered, undrained   0 ─► 1 ─► … ─► 64      before the next step, the others release what is ours now, and we open it
+leaving, drained    64 ─► … ─► 0            before the next step, the next owners open what was ours
 
-It is one step while no other instance is there to take or to give, and when the time for a shutdown is over
+It is a single step if no other instance can take or give, and when the time for a shutdown is up
 (``broker.cluster.join``).
 """
 
@@ -32,36 +32,36 @@ if TYPE_CHECKING:
     from broker.link.server import Call, CallHandler
 
 log = logging.getLogger(__name__)
-#: How long a step may take; then the next one is made all the same.
+#: How long to wait after a step; then the next one is made regardless.
 STEP_S = 6.0
-#: The pause before a step is tried again that ZooKeeper did not record.
+#: The pause before a step is repeated that ZooKeeper did not record.
 RETRY_S = 0.5
 
 
 class HandoverSteps(Protocol):
-    """What a rebalance waits for between its steps. The waits are bounded."""
+    """The waits of a rebalance between its steps; they are bounded."""
 
     def open_topics(self) -> Collection[TopicName]:
-        """The topics that are open here."""
+        """Return the topics that are open here."""
         ...
 
     async def given_away(self) -> None:
-        """Waits until the next owners have opened what was ours."""
+        """Wait until the next owners have opened the topics that were ours."""
         ...
 
     async def taken_over(self, slices: int) -> None:
-        """Waits until the others have let go what is ours with so many slices, and we have opened it."""
+        """Wait until the others have released the topics that are ours with ``slices``, and we have opened them."""
         ...
 
 
 class Rebalance:
-    """Makes the steps. ``run`` it from before the cluster is entered."""
+    """Makes the steps. Start ``run`` before the cluster is entered."""
 
     def __init__(self, membership: Membership, handover: HandoverSteps) -> None:
         self.membership = membership
         self._handover = handover
         self._changed = trio.Event()
-        #: Where the present way up began: the number of slices, and of open topics.
+        #: The start of the current rise: the number of slices, and of open topics.
         self._begun: tuple[int, int] | None = None
         self._stepping = False
         membership.on_change(self._wake)
@@ -74,7 +74,7 @@ class Rebalance:
         self._changed = trio.Event()
 
     async def run(self) -> None:
-        """Makes steps whenever there are some to make, until cancelled. Never raises."""
+        """Make steps whenever there are any to make, until cancelled. Never raises."""
         while True:
             changed = self._changed
             if self.settled:
@@ -91,21 +91,21 @@ class Rebalance:
 
     @property
     def settled(self) -> bool:
-        """Whether there is no step to make."""
+        """True if there is no step to make."""
         return self.membership.slices == self.membership.wanted
 
     async def all_given_away(self) -> None:
-        """Waits until this instance takes part in no slice any more."""
+        """Wait until this instance takes part in no slice."""
         while self.membership.slices or self._stepping or not self.settled:
             await self._changed.wait()
 
     async def _step(self) -> bool:
-        """Makes one step and waits for what has to follow it. False: ZooKeeper did not record it."""
+        """Make one step, and wait for its effects. Return False if ZooKeeper did not record it."""
         membership = self.membership
         before = membership.slices
         up = before < membership.wanted
         after = self._up(before) if up else self._down(before)
-        # Without a connection nothing is let go, since it would only be taken back.
+        # Without a connection nothing is released, since the step would only be undone.
         if not (membership.connected and await membership.take_slices(after)):
             return False
         with trio.move_on_after(STEP_S):
@@ -130,24 +130,24 @@ class Rebalance:
 
 # --- calls between instances -----------------------------------------------------------------------
 #
-# topics.open     [[namespace, topic], …]   answered once the topics are open, as they are yours now, or cannot be
-# topics.given    [instance, slices]        answered once all topics that this many slices give to it are let go
+# topics.open     [[namespace, topic], …]   answered once the topics that the receiver owns are open, or cannot be
+# topics.given    [instance, slices]        answered once the topics that these slices give to it are released
 #
-# No promise rests on them: a topic whose next owner was not called is opened by its first request.
+# Correctness does not depend on them: a topic whose next owner was not called is opened by its first request.
 
 
-#: Topics of one call; further ones go in further calls, one after the other.
+#: Topics of one call; more are sent in further calls, one after the other.
 MAX_NAMES = 200
-#: How long the next owner may take for the topics of a call.
+#: How long the next owner may take to open the topics of a call.
 OPEN_S = 5.0
-#: How much later than others an instance may see a change.
+#: The longest expected delay between two instances' views of a change.
 VIEW_S = 2.0
-#: Topics of one call that are opened at a time.
+#: Topics of one call that are opened concurrently.
 OPENED_AT_ONCE = 64
 
 
 class Handover:
-    """Calls the other instances while topics change hands, and answers their calls.
+    """Calls the other instances while topics change owners, and answers their calls.
 
     Implements ``HandoverSteps`` and ``Directory.open_at_owners``.
     """
@@ -156,17 +156,17 @@ class Handover:
         self._directory = directory
         self._owners = owners
         self._opening = trio.CapacityLimiter(OPENED_AT_ONCE)
-        #: Calls of others about changes that this instance does not see yet.
+        #: Number of received calls about changes that this instance does not see yet.
         self.waiting = 0
 
     def kinds(self) -> dict[str, CallHandler]:
-        """The handlers of these calls, by kind."""
+        """Return the handlers of these calls, by kind."""
         return {"topics.open": self._on_open, "topics.given": self._on_given}
 
     # --- calling -------------------------------------------------------------------------------
 
     async def pass_on(self, names: Sequence[TopicName]) -> None:
-        """Has the next owners open topics that this instance has let go; returns when they have, or after a while."""
+        """Have the next owners open topics that this instance has released. Return when they have, or time out."""
         by_owner: dict[Instance, list[TopicName]] = {}
         for name in names:
             owner = self._owners.remote_owner(name)
@@ -225,7 +225,7 @@ class Handover:
         async with self._opening:
             try:
                 await self._directory.entry(name).first_load_ended.wait()
-            except PlainsongError as error:  # its first request is answered with it
+            except PlainsongError as error:  # its first request gets this error
                 log.debug("a topic was not opened", extra={"topic": str(name), "why": error.detail})
 
     async def _on_given(self, call: Call) -> Reply:
@@ -236,7 +236,7 @@ class Handover:
         return Reply()
 
     async def _seen(self, holds: Callable[[], bool], until_s: float) -> bool:
-        """Waits until the view shows a change; whether it does."""
+        """Wait until the view shows a change. Return False if it does not in time."""
         self.waiting += 1
         try:
             with trio.move_on_at(until_s):

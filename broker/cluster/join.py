@@ -1,4 +1,4 @@
-"""Enters a cluster and leaves it: this instance's name, its advertised address, and the next owners of its topics."""
+"""Entering and leaving a cluster: this instance's name, its advertised address, and the hand-over of its topics."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from broker.link.server import Call, CallHandler
 
 log = logging.getLogger(__name__)
-#: The part of a hand-over's time that may be spent on steps; then the rest of the topics goes at once.
+#: The part of a hand-over's time for steps; after that the remaining topics are released at once.
 REBALANCE_SHARE = 0.7
 
 
 async def find_others(config: Config, nursery: trio.Nursery) -> Membership | None:
-    """Follows the cluster, in ``nursery``; the instance owns nothing yet. None: it is configured to be alone."""
+    """Start to follow the cluster, in ``nursery``, without owning anything. None if no cluster is configured."""
     if not config.cluster.zookeeper:
         return None
     from broker.cluster.membership import (
@@ -58,18 +58,18 @@ async def find_others(config: Config, nursery: trio.Nursery) -> Membership | Non
 
 
 def instance_of(config: Config) -> str:
-    """This instance's name: ``cluster.instance``, or one made of its host and its port."""
+    """Return this instance's name: ``cluster.instance``, or one made of its host and port."""
     if config.cluster.instance:
         return config.cluster.instance
     address = advertised(config)
-    assert address is not None  # an instance of a cluster has one
+    assert address is not None  # required of an instance in a cluster
     port = address.port
     host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:80] or "instance"
-    return f"{host}-{port or os.getpid()}"  # a free port differs after a restart
+    return f"{host}-{port or os.getpid()}"  # port 0 is another port after each restart
 
 
 def describe_membership(membership: Membership) -> str:
-    """This instance's place in the cluster, for the banner."""
+    """Return this instance's state in the cluster, for the banner."""
     if membership.kept_out_by is not None:
         return f"{membership.me.name}, kept out: cluster.secret_file is not that of {membership.kept_out_by}"
     if not membership.entered:
@@ -78,7 +78,7 @@ def describe_membership(membership: Membership) -> str:
 
 
 async def enter(membership: Membership, address: str, stop: trio.Event) -> None:
-    """Enters the cluster, reached at ``address``, unless ``stop`` is set first. Raises NameTaken, in a group."""
+    """Enter the cluster under ``address``, unless ``stop`` is set first. Raises NameTaken, in a group."""
     async with trio.open_nursery() as nursery:
 
         async def cancel_at_stop() -> None:
@@ -91,17 +91,18 @@ async def enter(membership: Membership, address: str, stop: trio.Event) -> None:
 
 
 def start_rebalance(handover: Handover, membership: Membership, nursery: trio.Nursery) -> Rebalance:
-    """Starts what makes topics come and go in steps, in ``nursery``."""
+    """Start the task, in ``nursery``, that moves topics in steps."""
     rebalance = Rebalance(membership, handover)
     nursery.start_soon(rebalance.run)
     return rebalance
 
 
 async def hand_over(directory: Directory, stopping: trio.Event, rebalance: Rebalance, within_s: float) -> None:
-    """Leaves the cluster: other instances take the topics over, step by step.
+    """Leave the cluster: other instances take over the topics, step by step.
 
-    Requests for topics that are gone already are forwarded. A parked poll is answered when its topic goes. Readiness is
-    denied from now on. Returns when all topics are let go, or after ``within_s``, towards whose end the rest goes at once.
+    Requests for topics that have moved are forwarded. A waiting poll is answered when its topic moves. Readiness is
+    denied from now on. Returns when all topics are released, or after ``within_s``; near its end the remaining topics
+    are released at once.
     """
     stopping.set()
     membership, topics, begun_s = rebalance.membership, len(directory), trio.current_time()
@@ -122,15 +123,15 @@ async def hand_over(directory: Directory, stopping: trio.Event, rebalance: Rebal
 # --- advertised address ----------------------------------------------------------------------------
 
 
-#: The call that an instance answers with its name.
+#: The kind of call that an instance answers with its name.
 WHO = "who"
-#: How long verifying may take.
+#: The time-out of the verification.
 WITHIN_S = 5.0
 _HINT = "cluster.advertise must be an address by which the others reach this instance, and it reaches itself"
 
 
 def who_handler(name: str) -> CallHandler:
-    """Answers ``WHO`` at the instance of this name."""
+    """Return the handler of ``WHO`` for the instance of this name."""
 
     async def answer(call: Call) -> Reply:
         del call
@@ -147,9 +148,9 @@ async def verify_advertised_address(
     within_s: float = WITHIN_S,
     secret: LinkSecret | None = None,
 ) -> str:
-    """Connects to the instance's own advertised address, as all others will, and asks for its name.
+    """Connect to the instance's own advertised address, as the others will, and ask for its name.
 
-    Returns why the instance is not found there, and logs it; empty when it is.
+    Return the reason, which is also logged, if the instance is not found there; otherwise an empty string.
     """
     why = await _why_not(name, address, dial, within_s, secret)
     if why:
@@ -175,13 +176,13 @@ async def _why_not(
         except LinkBroken as error:
             return f"no instance of ours is there: {error.why}"
         except PlainsongError:
-            return ""  # an instance of an older version, which does not know the call
+            return ""  # an older version, which does not support the call
         return "" if found == name else f"the instance {str(found)[:100]!r} is there"
     return "it does not answer"
 
 
 async def _ask_name(stream: trio.abc.Stream, address: str, secret: LinkSecret | None) -> object:
-    """The name of the instance at the other end. Raises LinkBroken, PlainsongError."""
+    """Return the name of the instance at the other end. Raises LinkBroken, PlainsongError."""
     link = Link(stream, peer=address, secret=secret)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(link.run)

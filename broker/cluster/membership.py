@@ -1,11 +1,11 @@
-"""This instance among the others: its node in ZooKeeper, its view of the members, and from that who owns what.
+"""This instance among the others: its node in ZooKeeper, its view of the members, and the ownership that follows.
 
     an event ──► our node is kept ──► all nodes are read ──► the view changes ──► its listeners are notified
        ▲                                                                                  │
        └──────────────────────────────────────────────────────────────────────────────────┘
 
-Every event has all nodes read again. While ZooKeeper is away the last view stays in force, and owners go on; of the
-topics that other instances claim meanwhile, as the store reports, none is claimed back before the view has been read
+Every event triggers a read of all nodes. While ZooKeeper is unavailable the last view stays in force, and owners
+continue. Topics that the store reports as claimed by other instances are not claimed back before the view has been read
 again. Safety rests on the store alone.
 
 ``broker.cluster.handover`` changes the number of slices in which this instance takes part, step by step.
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
 
 log = logging.getLogger(__name__)
-#: The nodes are read again after this long without an event: what a lost watch costs.
+#: The nodes are read again after this long without an event, in case a watch was lost.
 REREAD_S = 30.0
-#: The same after a failure, or while another instance has our name.
+#: The same after a failure, or while another instance uses our name.
 RETRY_S = 0.5
-#: Topics lost to others that are remembered; beyond them the oldest is claimed again by its next request.
+#: How many lost topics to remember; the oldest beyond them is claimed again by its next request.
 MAX_LOST = 100_000
-#: What entering and leaving may take beyond the time of a session.
+#: The time for entering and leaving, in addition to the session time-out.
 PATIENCE_S = 2.0
-#: What recording our slices may take, once it is our turn. A slow ZooKeeper must be waited for: a step that is taken
-#: back would be made again, and taken back again, for ever.
+#: The time for recording our slices, once the lock is ours. It must suffice for a slow ZooKeeper: a step that is undone
+#: would be repeated and undone forever.
 SLICES_S = 15.0
 
 
 class Membership:
-    """Implements ``Ownership``; ``run`` it, and ``enter`` once connections are accepted."""
+    """Implements ``Ownership``. Call ``run``, and ``enter`` once connections are accepted."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Membership:
         self._clock = clock
         self._me = Member(name, "", weight, proof=proof)
         self._view = ClusterView()
-        #: The topics that others have claimed, each with the number of its loss.
+        #: The topics that others have claimed → the number of the loss.
         self._lost: OrderedDict[TopicName, int] = OrderedDict()
         self._losses = 0
         self._event = trio.Event()
@@ -78,13 +78,14 @@ class Membership:
         self._reading = trio.Lock()
         self._wanted = False
         self._session = 0
-        #: Whether this process has ever had its node.
+        #: True once this process has had its node.
         self.entered = False
-        #: The address of another instance with our name; None: there is none.
+        #: The address of another instance with our name; None if there is none.
         self.taken_by: str | None = None
-        #: The address of an instance with another ``cluster.secret_file``, which keeps this one out; None: there is none.
+        #: The address of an instance with another ``cluster.secret_file``, which keeps this one out; None if there is
+        #: none.
         self.kept_out_by: str | None = None
-        #: When ZooKeeper was last connected or lost; milliseconds since 1970.
+        #: Time of the last connection to ZooKeeper, or of its loss; milliseconds since 1970.
         self.since_ms = clock.now_ms()
         self._was_connected = False
         self._logged_why = ""
@@ -96,7 +97,7 @@ class Membership:
 
     @property
     def me(self) -> Instance:
-        """This instance; without an address until it has entered."""
+        """This instance; its address is empty until ``enter``."""
         return Instance(self._me.name, self._me.address)
 
     @property
@@ -105,17 +106,16 @@ class Membership:
 
     @property
     def assignment(self) -> Assignment:
-        """The view: members, leaving ones included, and placement."""
+        """The current view: members, including leaving ones, and placement."""
         return self._view.assignment
 
     @property
     def changes(self) -> int:
-        """Changes of members, pins and drains seen so far."""
+        """Number of changes of members, pins and drains seen so far."""
         return self._view.changes
 
     @property
     def connected(self) -> bool:
-        """Whether ZooKeeper is connected."""
         return self._zookeeper.connected
 
     def owner(self, name: TopicName) -> Instance | None:
@@ -142,15 +142,15 @@ class Membership:
 
     @property
     def wanted(self) -> int:
-        """The number of slices in which it should take part in the end, by placement and its own leaving."""
+        """The number of slices that it is to reach, by placement and by its own leaving."""
         if not self.entered or self.taken_by is not None or self._me.leaving:
             return 0
         if self._me.name not in self._view:
-            return self._me.slices  # until the view is read that has our node in it
+            return self._me.slices  # until a view contains our node
         return wanted_slices(self._view.assignment.members, self._view.assignment.placement, self._me.name)
 
     def deposed(self, name: TopicName) -> None:
-        """See ``Ownership.deposed``: the topic has no owner here until the view has been read again."""
+        """See ``Ownership.deposed``: here the topic has no owner until the view has been read again."""
         self._losses += 1
         self._lost[name] = self._losses
         self._lost.move_to_end(name)
@@ -164,7 +164,7 @@ class Membership:
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follows ZooKeeper until cancelled; then our node goes. Never raises."""
+        """Follow ZooKeeper until cancelled, which ends our session and removes our node. Never raises."""
         async with self._zookeeper:
             task_status.started()
             while True:
@@ -177,9 +177,9 @@ class Membership:
                     await event.wait()
 
     async def enter(self, address: str) -> None:
-        """Enters the cluster, reached at ``address``, without topics while others have them.
+        """Enter the cluster under ``address``, without topics while others own them.
 
-        Returns when the node is there, or after a while; then it is made as soon as ZooKeeper answers.
+        Returns once the node exists, or after a time-out; the node is then created as soon as ZooKeeper answers.
 
         Raises:
           NameTaken: another instance has our name, and keeps it.
@@ -196,17 +196,17 @@ class Membership:
             log.warning("the cluster is not reached yet, nothing is owned", extra={"instance": self._me.name})
 
     async def begin_to_leave(self) -> None:
-        """Announces that this instance leaves; it owns what it owns until ``take_slices`` or ``leave`` changes that."""
+        """Announce that this instance leaves; it keeps its topics until ``take_slices`` or ``leave`` changes that."""
         await self._announce(replace(self._me, leaving=True))
 
     async def leave(self) -> None:
-        """Owns nothing from now on, and announces it; without ZooKeeper the others learn it when our session ends."""
+        """Own nothing from now on, and announce it; without ZooKeeper the others notice when our session expires."""
         await self._announce(replace(self._me, leaving=True, slices=0))
 
     async def take_slices(self, slices: int) -> bool:
-        """Takes part in this many slices. False: ZooKeeper did not record it, and nothing has changed.
+        """Take part in this many slices. Return False, and undo the change, if ZooKeeper did not confirm it.
 
-        Topics that this takes from us are not ours from the call on; those that it gives us are, once it is recorded.
+        Topics that we lose by this stop being ours immediately; topics that we gain become ours once it is recorded.
         """
         before = self._me
         mine = self._become(replace(before, slices=slices))
@@ -215,7 +215,7 @@ class Membership:
             with trio.move_on_after(SLICES_S), suppress(Disconnected):
                 recorded = await self._keep()
         if recorded:
-            await self._reread()  # nothing is taken back if that fails, or takes long
+            await self._reread()  # if this fails or takes long, nothing is undone
             return True
         if self._me is mine:
             self._me = before
@@ -223,22 +223,22 @@ class Membership:
         return False
 
     async def _announce(self, mine: Member) -> None:
-        """Has our node say this, if ZooKeeper answers before long."""
+        """Write our new state to our node, if ZooKeeper answers soon."""
         self._become(mine)
         with trio.move_on_after(PATIENCE_S):
             await self._reread()
 
     def _become(self, mine: Member) -> Member:
-        """Is this from now on, here."""
+        """Apply our new state to the local view."""
         self._me = mine
         self._view.update_own(self._mine())
         return mine
 
     async def change_placement(self, edit: Callable[[Placement], Placement]) -> None:
-        """Changes pins and drains; in force here when this returns, elsewhere a moment later.
+        """Change pins and drains; effective here on return, elsewhere a moment later.
 
         Raises:
-          ClusterUnavailable: ZooKeeper does not answer; the same change may be made again.
+          ClusterUnavailable: ZooKeeper does not answer; the change is safe to repeat.
         """
         try:
             await self._nodes.change_placement(edit)
@@ -260,7 +260,7 @@ class Membership:
         self._event = trio.Event()
 
     async def _reread(self) -> bool:
-        """Keeps our node and reads all nodes; whether that succeeded."""
+        """Update our node, and read all nodes. Return True if that succeeded."""
         async with self._reading:
             losses = self._losses
             try:
@@ -282,7 +282,7 @@ class Membership:
             else:
                 self._logged_why = ""
                 while self._lost and next(iter(self._lost.values())) <= losses:
-                    self._lost.popitem(last=False)  # lost before these nodes were read, which show its owner
+                    self._lost.popitem(last=False)  # lost before this read, which shows its owner
                 self._view.update([each for each in members if self._fits(each)], placement, self._mine())
         self._read.set()
         self._read = trio.Event()
@@ -290,12 +290,12 @@ class Membership:
 
     # --- the cluster's secret ---------------------------------------------------------------------
     #
-    # Instances with different secrets refuse each other's links: none could ask the other for the topics that it owns.
-    # Instances of one secret ignore the nodes of others. An instance that finds only others stays out until they are
-    # gone; of two that enter at the same time, the later one goes out again.
+    # Instances with different secrets refuse each other's links, so neither could forward requests to the other.
+    # Instances with the same secret ignore the nodes of others. An instance that finds only strangers stays out until
+    # they are gone; of two that enter at the same time, the later one leaves again.
 
     def _fits(self, other: Member) -> bool:
-        """True if links with the other are possible, as far as its node says."""
+        """True if links with the other instance are possible, according to its node."""
         return None in (self._me.proof, other.proof) or self._me.proof == other.proof
 
     def _find_strangers(self, members: Sequence[Member]) -> None:
@@ -320,13 +320,13 @@ class Membership:
                 )
 
     def _not_read(self, error: Disconnected) -> None:
-        """Logs, once, why a connected ZooKeeper does not answer: the nodes may be closed to us by their ACLs."""
+        """Log, once, why a connected ZooKeeper does not answer: its ACLs may deny access to the nodes."""
         if self._zookeeper.connected and str(error) != self._logged_why:
             self._logged_why = str(error)
             log.warning("zookeeper cannot be used, owners go on", extra={"why": self._logged_why})
 
     async def _keep(self) -> bool:
-        """Keeps our node; False while another instance has our name."""
+        """Write our node. Return False while another instance has our name."""
         try:
             await self._nodes.keep(self._me, first=not self.entered)
         except NameTaken as error:
@@ -338,7 +338,7 @@ class Membership:
                 self.taken_by = error.address
                 self._view.notify()
             return False
-        # Also in another session: this instance may have missed what the others announced meanwhile.
+        # Also in a new session: this instance may have missed announcements of the others.
         came = not self.entered or self.taken_by is not None or self._session != self._zookeeper.session
         self.entered, self.taken_by, self._session = True, None, self._zookeeper.session
         if came:
@@ -347,7 +347,7 @@ class Membership:
         return True
 
     def _mine(self) -> Member | None:
-        """Our own member; None while another instance has the node of our name."""
+        """Return our own member; None while another instance has the node of our name."""
         return self._me if self.taken_by is None else None
 
 
@@ -355,14 +355,14 @@ class Membership:
 
 
 class ClusterView:
-    """The members and the placement as they were last read, and from them who owns what."""
+    """The members and the placement as last read, and the ownership that follows."""
 
     def __init__(self) -> None:
         self._members: Sequence[Member] = ()
         self._by_name: dict[str, Instance] = {}
         self.assignment = Assignment((), Placement())
         self.listeners: list[Callable[[], None]] = []
-        #: Changes so far, without the steps of a hand-over.
+        #: Number of changes so far, without the steps of hand-overs.
         self.changes = 0
 
     def __contains__(self, instance: str) -> bool:
@@ -373,14 +373,14 @@ class ClusterView:
         return [self._by_name[each.name] for each in self.assignment.members if each.slices or not each.leaving]
 
     def instance(self, name: str) -> Instance:
-        """The instance of this name. Raises KeyError."""
+        """Return the instance of this name. Raises KeyError."""
         return self._by_name[name]
 
     def slices_of(self, instance: str) -> int:
         return next((each.slices for each in self.assignment.members if each.name == instance), 0)
 
     def update(self, members: Sequence[Member], placement: Placement, me: Member | None) -> None:
-        """Takes over what was read, but for ``me``: slices that we give up are given up before other instances know.
+        """Apply what was read, except for ``me``: slices that we give up are given up before other instances know.
 
         Notifies the listeners if anything has changed.
         """
@@ -397,11 +397,11 @@ class ClusterView:
         self.notify()
 
     def update_own(self, me: Member | None) -> None:
-        """Takes over a change of ``me``."""
+        """Apply a change of ``me``."""
         self.update(self._members, self.assignment.placement, me)
 
     def notify(self) -> None:
-        """Calls every listener: something has changed, or may have."""
+        """Call every listener: something has changed, or may have."""
         for listener in self.listeners:
             listener()
 
@@ -411,7 +411,7 @@ def _own_member(node: Member, me: Member) -> Member:
 
 
 def _differs_by_a_step(before: Assignment, after: Assignment) -> bool:
-    """Whether only the numbers of slices differ."""
+    """True if only the numbers of slices differ."""
     return before.placement == after.placement and (
         [replace(each, slices=SLICES) for each in before.members]
         == [replace(each, slices=SLICES) for each in after.members]

@@ -25,41 +25,41 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
 
 A = TypeVar("A")
-#: How long an owner is looked for, unless the request itself may wait longer.
+#: How long to search for an owner, unless the request itself may wait longer.
 PATIENCE_S = 2.0
-#: Pauses between attempts, unless the view changes sooner; the last one repeats.
+#: Pauses in seconds between attempts, unless the view changes sooner; the last one repeats.
 PAUSES_S = (0.02, 0.04, 0.08, 0.16, 0.25)
 Direction = Literal["in", "out"]
 
 
 class ForwardingMetrics(Protocol):
-    """Counts what is forwarded; ``broker.metrics`` implements it."""
+    """Counts forwarded requests; ``broker.metrics`` implements it."""
 
     def forwarded(self, direction: Direction) -> None:
-        """A request left for its owner, or came from another instance."""
+        """Count a request sent to its owner (``out``), or received from another instance (``in``)."""
 
     def forward_retried(self) -> None:
-        """An owner was looked for again."""
+        """Count a further attempt to find an owner."""
 
     def no_owner_found(self) -> None:
-        """No owner was found in time."""
+        """Count a request for which no owner was found in time."""
 
 
 class ViewListener(Protocol):
-    """Looks again when the view of the cluster has changed."""
+    """Receives changes of the cluster's view."""
 
     def on_view_change(self) -> None:
-        """The view has changed. Must not raise."""
+        """Called when the view of the cluster has changed. Must not raise."""
 
 
 class Owners:
-    """Finds the owner of any name; one for an instance."""
+    """Finds the owner of any name; there is one ``Owners`` per instance."""
 
     def __init__(self, ownership: Ownership, links: Links, metrics: ForwardingMetrics) -> None:
         self.ownership = ownership
         self.links = links
         self.metrics = metrics
-        #: Set, and replaced by another one, at each change of the view.
+        #: Set, and replaced, at each change of the view.
         self.changed = trio.Event()
         self._listeners: WeakSet[ViewListener] = WeakSet()
         self._bound: set[_BoundToOwner] = set()
@@ -73,19 +73,19 @@ class Owners:
         present = {instance.address for instance in self.ownership.instances}
         for address in [*dict(self.links), *self.links.unreachable]:
             if address not in present:
-                self.links.forget(address)  # it still answers what is under way, unless it has died
+                self.links.forget(address)  # it still answers pending calls, unless it has died
 
     def listen(self, listener: ViewListener) -> None:
-        """Notifies ``listener`` of every change of the view, and does not keep it alive."""
+        """Notify ``listener`` of every change of the view, without keeping it alive."""
         self._listeners.add(listener)
 
     def remote_owner(self, name: TopicName) -> Instance | None:
-        """The other instance that owns a name; None: this instance owns it, or none does."""
+        """Return the other instance that owns a name; None if this instance owns it, or none does."""
         owner = None if self.ownership.is_mine(name) else self.ownership.owner(name)
         return None if owner is None or owner.name == self.ownership.me.name else owner
 
     def attempts(self, until_s: float | None = None) -> Attempts:
-        """Attempts at something that needs an owner; see ``Attempts``."""
+        """Return a loop of attempts at something that needs an owner."""
         return Attempts(self, until_s)
 
     async def run_at_owner(
@@ -97,14 +97,14 @@ class Owners:
         repeatable: bool,
         patience_s: Callable[[], float] = lambda: PATIENCE_S,
     ) -> A:
-        """Runs ``local`` if this instance owns the name, else ``remote`` over a link to its owner; retries without one.
+        """Run ``local`` if this instance owns the name, else ``remote`` over a link to its owner; retry without one.
 
         Args:
-          local, remote: get the milliseconds that the request has waited already.
-          repeatable: running it twice is the same as running it once. Such a request is run again when its answer was
-            lost, and as soon as the name has another owner than the one that was asked, which may never answer. Any
-            other request waits for its answer.
-          patience_s: how long an owner is looked for; asked once there was none.
+          local, remote: receive the milliseconds that the request has already waited.
+          repeatable: running the request twice has the same effect as once. It is then repeated if its answer was lost,
+            and as soon as the name has another owner than the one that was called, which may never answer. Any other
+            request waits for its answer.
+          patience_s: returns how long to search for an owner; called once there was none.
         Raises:
           NoOwner: no owner was found in time; nothing happened.
           OutcomeUnknown: the link broke before the answer came.
@@ -138,7 +138,7 @@ class Owners:
         *,
         repeatable: bool,
     ) -> A:
-        """Runs ``remote`` once. Raises NoOwner: nothing happened, or nothing that matters; OutcomeUnknown."""
+        """Run ``remote`` once. Raises NoOwner: nothing happened, or the request is repeatable; OutcomeUnknown."""
 
         async def forward(link: Link) -> A:
             self.metrics.forwarded("out")
@@ -156,11 +156,11 @@ class Owners:
     async def call_owner(
         self, names: Iterable[TopicName], owner: Instance, call: Callable[[Link], Awaitable[A]], *, repeatable: bool
     ) -> A:
-        """Runs ``call`` on the link to the instance that owns these names, once.
+        """Run ``call`` once, on the link to the instance that owns these names.
 
         Raises:
-          LinkBroken: there is no link to it, or the link broke; if ``repeatable``, also: it lost one of the names.
-          NoOwner: it is shutting down, and another instance takes over; nothing happened.
+          LinkBroken: there is no link to it, or the link broke; if ``repeatable``, also when it lost one of the names.
+          NoOwner: it is shutting down, and another instance will take over; nothing happened.
           PlainsongError: as ``call`` raises it.
         """
         link = await self.links.to(owner.address)
@@ -170,10 +170,10 @@ class Owners:
             raise NoOwner(error.detail) from error
 
     async def while_owner(self, names: Iterable[TopicName], owner: Instance, answer: Awaitable[A]) -> A:
-        """Waits for an answer for as long as ``owner`` owns all these names; then cancels the call.
+        """Wait for an answer while ``owner`` owns all these names; cancel the call when it does not.
 
         Raises:
-          LinkBroken: it does not own one of them any more. Whatever ``answer`` raises.
+          LinkBroken: it no longer owns one of them. Also whatever ``answer`` raises.
         """
         bound = _BoundToOwner(self, names, owner)
         self._bound.add(bound)
@@ -187,7 +187,7 @@ class Owners:
 
 
 class _BoundToOwner:
-    """Implements ``ViewListener``: cancels its scope when a name has another owner than the one that was asked."""
+    """Implements ``ViewListener``: cancels its scope when a name has another owner than the one that was called."""
 
     def __init__(self, owners: Owners, names: Iterable[TopicName], owner: Instance) -> None:
         self.scope = trio.CancelScope()
@@ -199,14 +199,14 @@ class _BoundToOwner:
 
 
 class Attempts:
-    """The retry loop: ``async for`` enters its body once at once, and again after each pause until the time is over.
+    """The retry loop: ``async for`` runs its body immediately, and again after each pause until time is up.
 
-    A pause ends early when the view changes, also if it changed while the body ran. It is never long, since the view
-    may be late. The body leaves the loop by ``return`` or ``break`` once it has succeeded.
+    A pause ends early if the view changes, even if it changed while the body ran. Pauses are short, since the view may
+    be out of date. The body leaves the loop by ``return`` or ``break`` once it has succeeded.
     """
 
     def __init__(self, owners: Owners, until_s: float | None) -> None:
-        #: The end on trio's clock; None: without an end. The body may set it.
+        #: The end on trio's clock; None for no end. The body may set it.
         self.until_s = until_s
         self._owners = owners
         self._backoff = Backoff(PAUSES_S)
@@ -232,25 +232,25 @@ class Attempts:
 # --- asks of topics, wherever they are -------------------------------------------------------------
 
 
-#: What a transaction's decision waits for: done twice it changes nothing, so it is repeatable as reads are.
+#: Asks by which transactions are completed. They are idempotent, and so as repeatable as reads.
 SETTLES = (ClosePointers, RollBackPointer)
 
 
 class RoutedAsks:
-    """``Directory.ask`` for the topics of all instances, for what is not a client's request."""
+    """``Directory.ask`` for the topics of all instances; for the daemon's own purposes, not for clients' requests."""
 
     def __init__(self, owners: Owners, directory: Directory) -> None:
         self._owners = owners
         self._directory = directory
 
     async def ask(self, name: TopicName, ask: Ask[A], *, patience_s: float = PATIENCE_S) -> A:
-        """The actor's answer.
+        """Return the actor's answer.
 
         Args:
-          patience_s: how long an owner is looked for, at least ``PATIENCE_S``.
+          patience_s: how long to search for an owner; ``PATIENCE_S`` at least.
         Raises:
           NoOwner: no owner was found in time; nothing happened.
-          OutcomeUnknown: the link broke before its answer came.
+          OutcomeUnknown: the link broke before the answer arrived.
           PlainsongError: whatever ``Directory.ask`` raises there.
         """
 
@@ -269,14 +269,14 @@ class RoutedAsks:
 
 
 def encode_ask(name: TopicName, ask: Ask[Any]) -> list[Any]:
-    """An ask as it travels: a deadline becomes the time that is left, since no two clocks are the same."""
+    """Encode an ask. A deadline becomes the remaining time, since clocks differ."""
     if isinstance(ask, Look) and ask.deadline_s is not None:
         return [name, replace(ask, deadline_s=None), max(0.0, ask.deadline_s - trio.current_time())]
     return [name, ask, None]
 
 
 def decode_ask(value: list[Any]) -> tuple[TopicName, Ask[Any]]:
-    """The reverse of ``encode_ask``. Raises ValueError."""
+    """Reverse ``encode_ask``. Raises ValueError."""
     name, ask, left_s = value
     if isinstance(ask, Look) and left_s is not None:
         ask.deadline_s = trio.current_time() + left_s

@@ -2,9 +2,9 @@
 
 A stream is local, remote or routed. ``LocalStream`` (``broker.api.stream``) puts requests into the mailbox of a topic
 that this instance owns. ``RemoteStream`` sends them over a link to the instance that owns it, where ``serve_stream``
-answers them. ``RoutedStream`` is what a client of a cluster gets: a row of local and remote ones, since its topic may
-change hands while it lives. The next one begins when all that the one before has taken is answered, so answers have the
-order of the requests throughout.
+answers them. ``RoutedStream`` is what a client of a cluster gets: a sequence of local and remote streams, since its
+topic may move while it lives. The next one begins when everything sent to the last one is answered, so answers keep the
+order of the requests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from broker.link.client import Channel
     from broker.link.server import ServedChannel
 
-#: Precedes answers that travel: how many requests of the conversation are answered, these included.
+#: Precedes the answers in a message: the number of requests answered so far, including these.
 ANSWERED = struct.Struct(">Q")
 
 
@@ -64,7 +64,7 @@ class RoutedStream:
         self._name = topic_name(namespace, topic)
         self._request_id = request_id
         self._reservation = reservation
-        #: The one that takes requests is the last, the one that answers is the first.
+        #: The last part accepts requests, the first one answers.
         self._parts: deque[LocalStream | RemoteStream] = deque()
         self._finished = False
         self._answered_before = 0
@@ -76,7 +76,7 @@ class RoutedStream:
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        """Where the owner is, for the client's next stream."""
+        """The owner's address, for the client's next stream."""
         return [] if self._first_owner is None else [(OWNER_HEADER, self._first_owner.address)]
 
     @property
@@ -84,7 +84,7 @@ class RoutedStream:
         return self._answered_before + (self._parts[0].answered if self._parts else 0)
 
     async def opened(self) -> None:
-        """See ``Conversation``: nothing to wait for."""
+        """See ``Conversation``. There is nothing to wait for."""
 
     @property
     def waiting(self) -> bool:
@@ -100,20 +100,20 @@ class RoutedStream:
             self._taking = False
 
     def on_view_change(self) -> None:
-        """Ends the last part if its instance does not own the topic any more; what it has taken is answered first."""
+        """End the last part if its instance no longer owns the topic; requests that it accepted are answered first."""
         last = self._parts[-1] if self._parts else None
         if last is not None and not self._taking and last.owner != self._owners.remote_owner(self._name):
             last.finish()
 
     def _current_part(self) -> LocalStream | RemoteStream | None:
-        """The last part, if the topic is still where it leads."""
+        """Return the last part, if it still leads to the owner."""
         last, owner = self._parts[-1] if self._parts else None, self._owners.remote_owner(self._name)
         if last is None or not last.is_usable or last.owner != owner:
             return None
         return last if owner is not None or self._owners.ownership.is_mine(self._name) else None
 
     async def _next_part(self) -> LocalStream | RemoteStream | None:
-        """The part that takes requests now; None: the stream has finished."""
+        """Return the part that accepts requests now; None: the stream has finished."""
         attempts = self._owners.attempts(trio.current_time() + PATIENCE_S)
         async for _ in attempts:
             if self._finished:
@@ -130,7 +130,7 @@ class RoutedStream:
                 return self._appended(part)
             if is_mine:
                 break
-        # Without an owner, the topic's directory refuses request by request.
+        # Without an owner, the topic's directory refuses each request.
         return self._appended(self._streams.begin(*self._name, self._request_id, self._reservation))
 
     def _appended(self, part: LocalStream | RemoteStream) -> LocalStream | RemoteStream | None:
@@ -141,11 +141,11 @@ class RoutedStream:
         return part
 
     async def _open_remote(self, owner: Instance) -> RemoteStream | None:
-        """A stream to the owner; None: nothing was sent, and the view may have changed."""
+        """Open a stream to the owner; None: nothing was sent, and the view may have changed."""
         try:
             link = await self._owners.links.to(owner.address)
             who = encode_identity(self._who)
-            # Version 0.1 knows of no name, and takes exactly three.
+            # Version 0.1 does not support identities, and requires exactly three values.
             channel = await link.converse("stream", [*self._name, self._request_id, *([] if who is None else [who])])
         except (LinkBroken, NoOwner, ShuttingDown):
             return None
@@ -199,25 +199,25 @@ class RoutedStream:
 # --- remote ----------------------------------------------------------------------------------------
 
 
-#: Messages that came together travel as one, up to this size.
+#: Messages that arrive together are sent as one, up to this size.
 JOINED_BYTES = 64 << 10
 
 
 @dataclass(slots=True)
 class _Sent:
-    """Requests that travel together."""
+    """Requests sent together."""
 
     numbers: deque[int]
     size: int
-    """Its share of the budget."""
+    """Its share of the budget, in bytes."""
     error: PlainsongError | None
-    """Why there is no answer from the owner."""
+    """The answer to these requests if the owner does not answer them."""
 
 
 class RemoteStream:
     """A stream over a link to the topic's owner, or to the process that owns the store; a ``Conversation``.
 
-    Messages travel as they are. Their numbers are kept, to answer them if the owner is lost.
+    Messages are sent unchanged. Their numbers are kept, to answer them if the owner is lost.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class RemoteStream:
         self._reader = codec.RequestReader()
         self._sent: deque[_Sent] = deque()
         self._requests = 0
-        #: Requests that the owner has answered.
+        #: Number of requests that the owner has answered.
         self.answered = 0
         self._finished = False
         self._broken: Exception | None = None
@@ -238,7 +238,7 @@ class RemoteStream:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it takes more."""
+        """True if it accepts more requests."""
         return self._broken is None and not self._finished
 
     @property
@@ -265,7 +265,7 @@ class RemoteStream:
 
     async def _send(self, joined: list[bytes], numbers: list[int]) -> None:
         if not numbers:
-            return  # nothing in it wants an answer
+            return  # nothing in it needs an answer
         data = b"".join(joined)
         size = len(data) + REQUEST_BYTES * len(numbers)
         await self._room(len(numbers), size)
@@ -283,7 +283,7 @@ class RemoteStream:
                 self._break(error)
 
     async def _refusal(self, size: int) -> PlainsongError | None:
-        """Why requests of this size are not sent; then all before them are answered, so answers keep their order."""
+        """Return why requests of this size cannot be sent; earlier ones are answered first, to keep the order."""
         while self._broken is None:
             try:
                 self._reservation.grow(size)
@@ -335,7 +335,7 @@ class RemoteStream:
             return answers
 
     def _settle(self, requests: int) -> None:
-        """The oldest requests, this many, are answered."""
+        """Remove the oldest ``requests`` requests, which are answered."""
         self._requests -= requests
         while requests and self._sent:
             oldest = self._sent[0]
@@ -349,7 +349,7 @@ class RemoteStream:
         self._wake()
 
     def _refused(self, error: PlainsongError) -> bytes:
-        """The answers of the oldest requests, which the owner does not answer."""
+        """Return the answers to the oldest requests, which the owner does not answer."""
         numbers = list(self._sent[0].numbers)
         self._settle(len(numbers))
         return b"".join([encoded_answer(number, error) for number in numbers])
@@ -384,13 +384,13 @@ async def serve_stream(
     reservation: Reservation,
     who: Identity = ANONYMOUS,
 ) -> None:
-    """Publishes what comes over a channel from another instance, and answers it.
+    """Publish what arrives on a channel from another instance, and answer it.
 
-    That instance may learn later than this one that the topic has another owner. Requests that come until then are
-    routed on to the next owner, as a client's would be: none is refused because views do not change in one moment.
+    That instance may notice later than this one that the topic has moved. Requests that arrive until then are routed to
+    the next owner, like those of a client: none is refused because two views differ for a moment.
 
     Raises:
-      NoOwner: this instance does not own the topic; nothing was taken.
+      NoOwner: this instance does not own the topic; no request was accepted.
     """
     name = topic_name(namespace, topic)
     if not owners.ownership.is_mine(name):
@@ -403,10 +403,10 @@ async def serve_stream(
 
 
 async def converse(conversation: Conversation, channel: ServedChannel) -> None:
-    """Answers what comes over a channel, until no more comes and all is answered."""
+    """Answer the messages of a channel, until no more arrive and all are answered."""
 
     async def take() -> None:
-        with suppress(MalformedBody):  # the other end has read it too, and tells the client
+        with suppress(MalformedBody):  # the other end has detected it, too, and reports it to the client
             while (message := await channel.receive()) is not None:
                 await conversation.take([message])
         conversation.finish()

@@ -1,4 +1,4 @@
-"""This instance as one of several: its links, the way to any owner, and its answers to other instances."""
+"""This instance as a member of a cluster: its links, the route to any owner, and its answers to other instances."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from broker.tls import Certificates
     from plainsong.protocol.errors import PlainsongError
 
-#: Calls of a link that are not clients' requests.
+#: Additional concurrent calls on a link, for those that are not clients' requests.
 OWN_CALLS = 1024
 
 
 class Cluster:
-    """This instance as one of several.
+    """This instance as a member of a cluster.
 
     Args:
-      nursery: runs the links, which end after all that needs them.
+      nursery: runs the links, which must outlive everything that uses them.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class Cluster:
         certificates: Certificates | None = None,
     ) -> None:
         self.ownership = ownership
-        #: What instances prove to each other; None: nothing.
+        #: The secret that instances prove to each other; None if there is none.
         self.secret = link_secret(config, ownership.me.name)
         dial: Callable[[str], Awaitable[trio.abc.Stream]] = (
             connect if certificates is None else partial(connect_by_tls, lambda: certificates.now.links)
         )
-        # Each connection may have one request under way, most often a poll that waits; and daemons call each other.
+        # Each client connection may have one request in progress, usually a waiting poll; and daemons call each other.
         self._bounds = LinkBounds(requests=config.http.max_connections + OWN_CALLS)
         self.links = Links(nursery, self._bounds, dial=dial, secret=self.secret)
         self.owners = Owners(ownership, self.links, metrics)
@@ -90,12 +90,12 @@ class Cluster:
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """Answers other instances; there once ``forward`` was called."""
+        """The handler of other instances' calls; available after ``forward``."""
         assert self._dispatcher is not None
         return self._dispatcher
 
     def forward(self, endpoints: tuple[Endpoint, ...], local: Local, tasks: RequestTasks) -> tuple[Endpoint, ...]:
-        """The same routes, each answered at its owner; the given ones answer other instances."""
+        """Return the same routes, each answered at its owner; the given endpoints answer other instances."""
         self._dispatcher = Dispatcher(endpoints, local, self.owners, self._budget)
         self._dispatcher.kinds |= self.handover.kinds()
         scatter = ScatterGather(self.owners, local.polling_many, local.topics)
@@ -104,7 +104,7 @@ class Cluster:
         return forwarding.endpoints(endpoints)
 
     def peer_handler(self) -> ServesPeer:
-        """Serves the connections of other instances."""
+        """Return the handler for connections of other instances."""
         return peer_handler(self.dispatcher, self._bounds, self.secret)
 
     def begin(
@@ -116,13 +116,13 @@ class Cluster:
         reservation: Reservation,
         who: Identity = ANONYMOUS,
     ) -> Conversation:
-        """A client's stream to a topic of any instance. Raises InvalidName."""
+        """Begin a client's stream to a topic of any instance. Raises InvalidName."""
         return RoutedStream(streams, self.owners, namespace, topic, request_id, reservation, who)
 
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What answers here, without other instances."""
+    """The parts of this instance that answer without other instances."""
 
     directory: Directory
     topics: LocalTopics
@@ -137,13 +137,13 @@ class Local:
 
 
 class Dispatcher:
-    """Answers the calls of other instances: at once, or with NoOwner, but never by a third instance.
+    """Answers the calls of other instances: here, or with NoOwner, but never by a third instance.
 
-    A stream that was begun here is the exception: it goes on when its topic has gone (``serve_stream``).
+    A stream that was begun here is the exception: it continues after its topic has moved (``serve_stream``).
 
     Args:
       endpoints: the local ones, as without a cluster.
-      budget: bounds the memory of other instances' streams.
+      budget: limits the memory of other instances' streams.
     """
 
     def __init__(self, endpoints: Iterable[Endpoint], local: Local, owners: Owners, budget: BodyBudget) -> None:
@@ -151,7 +151,7 @@ class Dispatcher:
         self._local = local
         self._owners = owners
         self._budget = budget
-        #: The handlers by kind of call; other parts of the daemon add their own, such as ``tx.sync``.
+        #: The handlers by kind of call; other parts of the daemon add theirs, such as ``tx.sync``.
         self.kinds: dict[str, CallHandler] = {
             REQUEST: self._request,
             HOT: self._hot,
@@ -163,7 +163,7 @@ class Dispatcher:
         }
 
     async def __call__(self, call: Call) -> Reply:
-        """The answer. Raises NoOwner: this instance does not own what the call is about, and nothing happened."""
+        """Answer a call. Raises NoOwner: this instance does not own the call's subject, and nothing happened."""
         handler = self.kinds.get(call.kind)
         if handler is None:
             raise BadRequest(f"{call.kind[:80]!r} is nothing this version answers", hint="are all of one version?")
@@ -180,7 +180,7 @@ class Dispatcher:
         route, handler = self._endpoints[name]
         for owned in topics_in(request) if route.owner == "topics" else [owned_name(route.owner, request.path)]:
             self._refuse_unless_mine(owned)
-        # The instance that was asked let the name in; what it may, each owner says by its own grants.
+        # The instance that was asked has authenticated the name; each owner authorizes it by its own grants.
         admission = self._local.guard.admission_of(request.who)
         self._local.guard.authorize(admission, route, request.path)
         request.who, request.rights = admission.who, admission.rights
@@ -191,7 +191,7 @@ class Dispatcher:
         return await self._request(replace(call, kind=REQUEST, value=hot_as_request(call.value)))
 
     async def _answered(self, answering: Awaitable[Answer], request_id: str, room: AnswerRoom) -> Reply:
-        """The whole answer, also a problem, so that the client sees what it would see here. Raises NoOwner."""
+        """Encode the answer, or the problem, for the client. Raises NoOwner and ShuttingDown, for the caller."""
         self._owners.metrics.forwarded("in")
         self._local.access.begin(request_id)
         try:
@@ -228,7 +228,7 @@ class Dispatcher:
         found: list[Any] = [self._forbidden(one.name, identity) for one in wanted]
         allowed = [at for at, error in enumerate(found) if error is None]
         here, asked = self._local.topics, [wanted[at] for at in allowed]
-        if left_s is None or len(asked) < len(wanted):  # a refusal is something new
+        if left_s is None or len(asked) < len(wanted):  # a refusal is news: do not wait
             answers: Sequence[Any] = await here.look(asked)
         else:
             answers = await here.wait(asked, trio.current_time() + left_s)
@@ -237,7 +237,7 @@ class Dispatcher:
         return Reply(found)
 
     def _forbidden(self, name: TopicName, identity: Sequence[Any]) -> PlainsongError | None:
-        """Why the name that another instance has let in may not poll a topic of this one. Raises Unauthenticated."""
+        """Return the error if the name that another instance let in may not poll a topic. Raises Unauthenticated."""
         guard = self._local.guard
         admission = guard.admission_of(decode_identity(identity[0]) if identity else ANONYMOUS)
         return None if admission.rights.on_topic("poll", *name) else forbidden(admission.who, "poll", str(name))

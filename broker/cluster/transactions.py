@@ -2,10 +2,10 @@
 
 tx.sync      [term, changes, wait_ms]         the state, as ``ReplicaUpdate.packed``, in the body
 tx.enlist    [pointer, namespace, topic]      all pointers of the transaction
-tx.owner     pointer                          whose transaction it is; "" if that is not known
-tx.as_of     a moment in milliseconds         what had been decided by then, as ``Moment.packed``, in the body
-tx.thrift    a message of Tephra's clients    the message that answers it, both in the body
-ns.changed   namespace                        once the row of its properties has been read again
+tx.owner     pointer                          the transaction's owner; "" if that is not known
+tx.as_of     a moment in milliseconds         the decisions up to then, as ``Moment.packed``, in the body
+tx.thrift    a message of Tephra's clients    the answer message; both in the body
+ns.changed   namespace                        answered once the row of its properties has been read again
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
     from broker.link.server import Call, CallHandler
     from plainsong.protocol.names import TopicName
 
-#: How long an answer may take that waits for nothing but the service.
+#: The time-out of calls that wait for nothing but the service.
 ANSWER_S = 5.0
-#: How long instances may take to read what another one has changed.
+#: The time for other instances to read a change.
 NOTIFY_S = 2.0
 log = logging.getLogger(__name__)
 
 
 class LinkedPeer:
-    """Implements ``actors.replica.Peer``: the service at the instance that owns it now.
+    """Implements ``actors.replica.Peer``: calls the service at its current owner.
 
-    A call whose answer was lost leaves nothing in doubt: it may be asked again.
+    All calls are safe to repeat after their answer was lost.
     """
 
     def __init__(self, owners: Callable[[], Owners]) -> None:
-        """``owners``: called at each call, since they are built later."""
+        """``owners``: called at each call, since they are created later."""
         self._owners = owners
 
     async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
@@ -67,14 +67,14 @@ class LinkedPeer:
 
     async def enlist(self, pointer: int, name: TopicName) -> tuple[int, ...]:
         value = (await self._call("tx.enlist", [pointer, *name], ANSWER_S)).value
-        return (pointer,) if value is True else tuple(map(int, value))  # True: from an instance of version 0.1
+        return (pointer,) if value is True else tuple(map(int, value))  # True: from version 0.1
 
     async def as_of(self, at_ms: int) -> Moment:
         try:
             reply = await self._call("tx.as_of", at_ms, ANSWER_S)
         except BadRequest as error:
             if isinstance(error, InvalidParameter):
-                raise  # the moment is still to come
+                raise  # the moment is in the future
             why = "the instance that owns the transaction service is of a version that knows no moments"
             raise TransactionsUnavailable(why, hint="upgrade it") from error
         return Moment.unpack(await collect(reply.body))
@@ -105,7 +105,7 @@ class LinkedPeer:
 
 
 async def announce_namespace(owners: Owners, namespace: str) -> None:
-    """Has every other instance read a namespace's row again; one that does not within ``NOTIFY_S`` reads it later."""
+    """Have all other instances read a namespace's row again; one that fails to within ``NOTIFY_S`` reads it later."""
 
     async def notify(instance: Instance) -> None:
         try:
@@ -126,14 +126,14 @@ async def announce_namespace(owners: Owners, namespace: str) -> None:
 
 
 class TransactionCalls:
-    """Answers the calls of other instances; those of the service raise NoOwner unless this instance owns it."""
+    """Answers the calls of other instances; calls of the service raise NoOwner unless this instance owns it."""
 
     def __init__(self, authority: Authority, namespaces: Namespaces) -> None:
         self._authority = authority
         self._namespaces = namespaces
 
     def kinds(self) -> dict[str, CallHandler]:
-        """The handlers of this module's calls, by kind."""
+        """Return the handlers of this module's calls, by kind."""
         return {
             "tx.sync": self._sync,
             "tx.enlist": self._enlist,
@@ -176,14 +176,14 @@ class TransactionCalls:
 
 
 class RoutedTephraMethods:
-    """Answers messages as ``TephraMethods`` does, at the instance that owns the service."""
+    """Answers messages like ``TephraMethods``, at the instance that owns the service."""
 
     def __init__(self, authority: Authority, owners: Owners | None) -> None:
         self._authority = authority
         self._owners = owners
 
     async def answer(self, message: bytes, remote: str = "") -> bytes:
-        """The message that answers a message. Raises MalformedThrift: it is no call."""
+        """Return the answer to a message. Raises MalformedThrift: it is not a call."""
         del remote
         try:
             call = decode_call(message)

@@ -1,14 +1,14 @@
-"""ZooKeeper from the event loop: sessions, small nodes and watches; and the nodes that a cluster keeps there.
+"""ZooKeeper for the event loop: sessions, small nodes and watches; and the nodes of a cluster.
 
     away ──► connected ──► away …        the library reconnects by itself, in threads of its own
                  │
                  └── another session     the one before expired: its ephemeral nodes are gone, and so are its watches
 
-A library client that has been away for longer than its session can live is replaced by a new one. It might never come
-back: a server refuses a client that has seen more than the server knows, as after the loss of its data.
+A library client that has been disconnected for longer than a session can live is replaced. It might never reconnect: a
+server refuses a client that has seen more than the server has, for example after the server lost its data.
 
-Every call has a deadline, and is made only while connected. Every event, a connection or a changed node, calls
-``on_event``, whose owner then reads all nodes again.
+Every call has a deadline, and is made only while connected. Every event, of the connection or of a node, calls
+``on_event``; its owner then reads all nodes again.
 """
 
 from __future__ import annotations
@@ -49,52 +49,52 @@ if TYPE_CHECKING:
     from broker.config.sections import ClusterConfig
 
 log = logging.getLogger(__name__)
-#: The library logs every attempt to connect; this module logs what an operator needs to know.
+#: The library logs every attempt to connect; this module logs what operators need.
 _quiet = logging.getLogger(f"{__name__}.library")
 _quiet.setLevel(logging.CRITICAL)
-#: How long a call may take; a node of ours is read in a millisecond.
+#: The time-out of a call; reading one of our nodes takes a millisecond.
 CALL_TIMEOUT_S = 5.0
-#: How long closing a session may take; then the ensemble expires it.
+#: The time-out of closing a session; the ensemble then expires it.
 STOP_TIMEOUT_S = 2.0
 #: The library's client is replaced after this many session time-outs without an answer.
 RENEW_SESSIONS = 2
-#: The library's errors for a missing answer; any other error is an answer.
+#: The library's errors for a missing answer; all other errors are answers.
 _NOT_ANSWERED = (ConnectionClosedError, ConnectionLoss, SessionExpiredError)
 
 
 class Disconnected(Exception):
-    """There is no connection, or no answer in time; whether a change happened is unknown."""
+    """There is no connection, or no answer in time; a change may or may not have happened."""
 
 
-#: The longest line of an auth file.
+#: The largest size of an auth file.
 MAX_AUTH_BYTES = 4096
 
 
 class Exists(Exception):
-    """A node of this path exists already."""
+    """The node already exists."""
 
 
 class Changed(Exception):
-    """The node has another version than expected, or is gone."""
+    """The node has another version than expected, or does not exist any more."""
 
 
 class Node(NamedTuple):
-    """A node as it was read."""
+    """A node as read."""
 
     value: bytes
     version: int
     session: int
     """The session that owns an ephemeral node; 0 for any other."""
     created: int = 0
-    """The transaction of ZooKeeper that created it: smaller for older nodes."""
+    """The ZooKeeper transaction that created it: smaller for older nodes."""
 
 
 def access_of(cluster: ClusterConfig) -> dict[str, Any]:
-    """How this deployment shows itself to ZooKeeper, and knows it. Raises FileUnusable."""
+    """Return the client's arguments for authentication and TLS. Raises FileUnusable."""
     access: dict[str, Any] = {}
     if cluster.zookeeper_auth_file:
         name, secret = _digest(Path(cluster.zookeeper_auth_file))
-        # Nodes that are made from now on are theirs alone who know the password.
+        # Only clients with the password can access nodes created from now on.
         access |= {
             "auth_data": [("digest", f"{name}:{secret}")],
             "default_acl": [make_digest_acl(name, secret, all=True)],
@@ -122,7 +122,7 @@ def _digest(path: Path) -> tuple[str, str]:
 
 
 class ZooKeeper:
-    """One client of an ensemble; ``async with`` it."""
+    """A client of one ensemble; use it with ``async with``."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class ZooKeeper:
         on_event: Callable[[], None],
         access: Mapping[str, Any] | None = None,
     ) -> None:
-        """``on_event``: called on the event loop; what was read before may be old. ``access``: see ``access_of``."""
+        """``on_event``: called on the event loop; earlier reads may be out of date. ``access``: see ``access_of``."""
         self._access = dict(access or {})
         self._on_event = on_event
         self._hosts = hosts
@@ -141,7 +141,7 @@ class ZooKeeper:
         self._token: trio.lowlevel.TrioToken | None = None
         self._unanswered_since_s: float | None = None
         self.connected = False
-        #: Of the present session; 0 before the first.
+        #: The current session; 0 before the first.
         self.session = 0
 
     def __repr__(self) -> str:
@@ -153,7 +153,7 @@ class ZooKeeper:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Closes the session, so that its ephemeral nodes go at once."""
+        """Close the session, so that its ephemeral nodes disappear immediately."""
         with trio.move_on_after(STOP_TIMEOUT_S, shield=True):
             await trio.to_thread.run_sync(_stop, self._client, abandon_on_cancel=True)
 
@@ -170,7 +170,7 @@ class ZooKeeper:
         return client
 
     async def renew(self) -> None:
-        """Replaces the library's client if its session is over; to be called while calls fail."""
+        """Replace the library's client if its session is over; call it while calls fail."""
         since_s, now_s = self._unanswered_since_s, trio.current_time()
         if since_s is None or now_s - since_s < RENEW_SESSIONS * self._session_timeout_s:
             return
@@ -184,7 +184,7 @@ class ZooKeeper:
     # --- calls ------------------------------------------------------------------------------------
 
     async def get(self, path: str) -> Node | None:
-        """Reads and watches a node; None: it does not exist, which is watched too. Raises Disconnected."""
+        """Read and watch a node; None if it does not exist, which is watched, too. Raises Disconnected."""
         while True:
             try:
                 value, stat = await self._call(lambda: self._client.get_async(path, watch=self._event_in_thread))
@@ -195,7 +195,7 @@ class ZooKeeper:
                 return None
 
     async def children(self, path: str) -> list[str]:
-        """Reads and watches the names of the nodes below one; none if it does not exist. Raises Disconnected."""
+        """Read and watch the names of a node's children; empty if it does not exist. Raises Disconnected."""
         try:
             names: list[str] = await self._call(
                 lambda: self._client.get_children_async(path, watch=self._event_in_thread)
@@ -206,7 +206,7 @@ class ZooKeeper:
         return sorted(names)
 
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
-        """Creates a node, and the missing ones above it. Raises Exists, Disconnected."""
+        """Create a node, and its missing parents. Raises Exists, Disconnected."""
         try:
             await self._call(
                 lambda: self._client.create_async(path, value, ephemeral=ephemeral, makepath=True),
@@ -215,14 +215,14 @@ class ZooKeeper:
             raise Exists(path) from None
 
     async def set(self, path: str, value: bytes, version: int) -> None:
-        """Replaces the value of a node that has not changed since ``version``. Raises Changed, Disconnected."""
+        """Replace the value of a node that has not changed since ``version``. Raises Changed, Disconnected."""
         try:
             await self._call(lambda: self._client.set_async(path, value, version=version))
         except (BadVersionError, NoNodeError):
             raise Changed(path) from None
 
     async def delete(self, path: str, version: int = -1) -> None:
-        """Removes a node, if it is there and has not changed since ``version``. Raises Changed, Disconnected."""
+        """Delete a node if it exists and has not changed since ``version``. Raises Changed, Disconnected."""
         try:
             await self._call(lambda: self._client.delete_async(path, version=version))
         except NoNodeError:
@@ -269,7 +269,7 @@ class ZooKeeper:
 
     def _on_state(self, client: KazooClient, connected: bool, session: int) -> None:
         if client is not self._client:
-            return  # it was replaced
+            return  # a replaced client
         self.connected = connected
         if connected:
             self.session = session
@@ -277,24 +277,24 @@ class ZooKeeper:
 
 
 class _TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # the library has no types
-    """Has the library read everything that a record of TLS brings.
+    """Makes the library read all decrypted data of a TLS record.
 
-    A watch's event and the answer behind it may share a record, as a proxy packs them. The library (2.11) reads one of
-    them and then waits for the socket, which has nothing more: without this, the answer is read after the next ping.
+    A watch's event and the answer that follows may share a record, as a proxy packs them. The library (2.11) reads one
+    of them and then waits for the socket, which has no more data: the answer would be read only after the next ping.
     """
 
     def select(
         self, reads: Sequence[Any], writes: Sequence[Any], errors: Sequence[Any], timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """What is ready, a decrypted rest included."""
+        """Return the ready sockets, including those with decrypted data."""
         decrypted = [each for each in reads if isinstance(each, ssl.SSLSocket) and each.pending()]
         ready, writable, failed = super().select(reads, writes, errors, 0 if decrypted else timeout)
         return [*ready, *(each for each in decrypted if each not in ready)], writable, failed
 
 
 def _stop(client: KazooClient) -> None:
-    client.state_listeners.clear()  # its end is not an event
-    with suppress(Exception):  # the ensemble may be away
+    client.state_listeners.clear()  # stopping is not an event
+    with suppress(Exception):  # the ensemble may be unavailable
         client.stop()
         client.close()
 
@@ -305,22 +305,22 @@ def _stop(client: KazooClient) -> None:
 # <path>/placement          the operators' pins and drains, changed by compare-and-set
 
 
-#: Attempts at a change that collides with another instance's.
+#: Attempts at a change that collides with those of other instances.
 ATTEMPTS = 20
 
 
 class Nodes:
-    """The nodes below one path; every call raises Disconnected."""
+    """The nodes below one path; every call may raise Disconnected."""
 
     def __init__(self, zookeeper: ZooKeeper, path: str) -> None:
         self._zookeeper = zookeeper
         self._instances = f"{path}/instances"
         self._placement = f"{path}/placement"
-        #: Sessions of ours that may be over: a node of one of them is our own, and is deleted.
+        #: Our sessions, which may have expired: a node of one of them is our own, and is deleted.
         self._sessions: deque[int] = deque(maxlen=16)
 
     async def members(self) -> list[Member]:
-        """All instances, by name; their nodes are read at once, so that many take as long as one."""
+        """Return all instances, sorted by name; their nodes are read concurrently."""
         names = await self._zookeeper.children(self._instances)
         found: dict[str, Member] = {}
         failed: list[Disconnected] = []
@@ -343,12 +343,12 @@ class Nodes:
         return [found[name] for name in names if name in found]
 
     async def placement(self) -> Placement:
-        """The pins and drains; none where they cannot be read."""
+        """Return the pins and drains; none if they cannot be decoded."""
         node = await self._zookeeper.get(self._placement)
         return Placement() if node is None else _decoded(node.value)
 
     async def change_placement(self, edit: Callable[[Placement], Placement]) -> Placement:
-        """Edits the placement; returns what holds now. Raises ClusterUnavailable, and whatever ``edit`` raises."""
+        """Edit the placement; return its current value. Raises ClusterUnavailable, and whatever ``edit`` raises."""
         for _ in range(ATTEMPTS):
             node = await self._zookeeper.get(self._placement)
             before = Placement() if node is None else _decoded(node.value)
@@ -368,7 +368,7 @@ class Nodes:
         raise ClusterUnavailable("others change the placement all the time", hint="nothing happened; ask again")
 
     async def remove(self, name: str) -> None:
-        """Removes our node of this name, if it is of a session of ours."""
+        """Delete our node of this name, if it belongs to one of our sessions."""
         path = f"{self._instances}/{name}"
         node = await self._zookeeper.get(path)
         if node is not None and node.session in self._sessions:
@@ -376,12 +376,12 @@ class Nodes:
                 await self._zookeeper.delete(path, node.version)
 
     async def keep(self, me: Member, *, first: bool) -> None:
-        """Creates our node in this session, or brings it up to date.
+        """Create our node in this session, or update it.
 
         Args:
-          first: whether this process has had no node yet; then one with our address is of a process that has ended.
+          first: True if this process has had no node yet; one with our address was then left by an ended process.
         Raises:
-          NameTaken: it belongs to another instance.
+          NameTaken: the node belongs to another instance.
         """
         path, value = f"{self._instances}/{me.name}", encode_member(me)
         for _ in range(ATTEMPTS):
@@ -408,7 +408,6 @@ class Nodes:
 
 
 def encode_member(member: Member) -> bytes:
-    """The value of an instance's node."""
     fields: dict[str, object] = {
         "address": member.address,
         "weight": member.weight,
@@ -421,11 +420,11 @@ def encode_member(member: Member) -> bytes:
 
 
 def decode_member(name: str, value: bytes) -> Member | None:
-    """The reverse; None, and a log line, for a value that cannot be read."""
+    """Decode an instance's node; None, with a log line, if it is malformed."""
     try:
         fields = json.loads(value)
         address, weight, leaving = fields["address"], fields["weight"], bool(fields["leaving"])
-        # Versions before slices take part in all of them or in none.
+        # Versions without slices take part in all of them or in none.
         slices = fields.get("slices", 0 if leaving else SLICES)
         proof = fields.get("proof")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

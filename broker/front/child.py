@@ -1,6 +1,6 @@
-"""A front end's process: serves HTTP on sockets that it inherits, and has the process that started it answer.
+"""A front end's process: serves HTTP on inherited sockets, and forwards requests to the owning process.
 
-It ends when it is told to, after its last answers, or when the owning process ends.
+It ends at SIGTERM, after its last answers, or when the owning process ends.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from plainsong.protocol.errors import PlainsongError
 
 log = logging.getLogger(__name__)
-#: How long the last answers may take to leave once the owning process has ended.
+#: The time for the last answers to leave once the owning process has ended.
 LAST_ANSWERS_S = 1.0
 
 
 class FrontEnd:
-    """The life of this process."""
+    """The life cycle of this process."""
 
     def __init__(self, link: socket.socket, handover: socket.socket, listeners: list[socket.socket]) -> None:
         self._link = Link(sockets.stream_of(link), WITHIN_DAEMON, peer="the owning process")
@@ -69,14 +69,14 @@ class FrontEnd:
         self._provider: OidcProvider | None = None
 
     async def run(self) -> None:
-        """Serves until SIGTERM, or until the owning process ends."""
+        """Serve until SIGTERM, or until the owning process ends."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_link)
             nursery.start_soon(Reclaim(lambda: 0).run)
             try:
                 answer: dict[str, Any] = (await self._link.call("settings", None)).value
             except LinkBroken:
-                return  # the owning process ended meanwhile
+                return  # the owning process has ended
             config = config_of(answer["settings"])
             logs = setup_logs(config.log, sys.stdout)
             try:
@@ -87,7 +87,7 @@ class FrontEnd:
                         nursery.start_soon(self._follow_tables, guard)
                         nursery.start_soon(guard.watch_ends)
                     if self._provider is not None:
-                        nursery.start_soon(self._provider.run)  # a process fetches the keys by itself
+                        nursery.start_soon(self._provider.run)  # each process fetches the keys itself
                     await self._serve(config, guard, nursery, has_peers=answer["peers"])
                     nursery.cancel_scope.cancel()
             finally:
@@ -109,7 +109,7 @@ class FrontEnd:
         await reloads.run()
 
     def _guard(self, config: Config, tables: dict[str, bytes]) -> Guard:
-        """Lets names in, by the tables of the owning process."""
+        """Return a guard with the tables of the owning process."""
         settings = config.security
         names = ConnectionNames(settings.certificate_name, unix=settings.unix_names)
         guard = Guard(
@@ -132,17 +132,17 @@ class FrontEnd:
         return guard
 
     def _tell_refused(self, refusal: RefusedRequest) -> None:
-        """Has the owning process record a refusal."""
+        """Have the owning process record a refusal."""
         address = "" if refusal.peer is None else refusal.peer.address
         told = [refusal.error, encode_identity(refusal.who), address, refusal.target, refusal.request_id]
         self._link.notify("refused", told)
 
     def _tell_refused_origin(self, what: str, peer: Peer, error: PlainsongError) -> None:
-        """The same for one that was refused for its Host or its Origin."""
+        """Have the owning process record a refusal for a request's Host or Origin."""
         self._tell_refused(RefusedRequest(error, NOBODY, peer, what))
 
     async def _follow_tables(self, guard: Guard) -> None:
-        """Puts the owning process's tables in force here whenever they change there, or a credential expires."""
+        """Apply the tables of the owning process whenever they change there, or a credential expires."""
         epoch = 0
         while True:
             try:
@@ -175,7 +175,7 @@ class FrontEnd:
             if not (await self._link.call("ready", None)).value:
                 return
         except LinkBroken:
-            return  # the owning process ended meanwhile
+            return  # the owning process has ended
         await serve_http(
             settings,
             endpoints,
@@ -200,21 +200,21 @@ class FrontEnd:
     async def _hand_peer_over(
         self, stream: trio.SocketStream | TlsStream, already_read: bytes, stop: trio.Event
     ) -> None:
-        """Hands a connection of another instance to the owning process."""
+        """Hand a connection of another instance over to the owning process."""
         del stop
         if isinstance(stream, trio.SocketStream):
             connection = socket.socket(fileno=os.dup(stream.socket.fileno()))
             await stream.aclose()
             await sockets.send_connection(self._handover, connection, with_binding(b"", already_read))
             return
-        # What TLS knows of a connection cannot be handed over: it stays here, and its bytes are passed on.
+        # TLS state cannot be handed over: the connection stays here, and its plain bytes are relayed.
         ours, theirs = socket.socketpair()
         await sockets.send_connection(self._handover, theirs, with_binding(stream.tls.binding, already_read))
         await sockets.passed_on(stream, sockets.stream_of(ours))
 
 
 def _put(guard: Guard, tables: dict[str, bytes]) -> None:
-    """Puts tables in force that the owning process has read from its files, and found good."""
+    """Apply tables that the owning process has read and validated."""
     tokens, grants = tables.get("tokens"), tables.get("grants")
     guard.replace(
         tokens=None if tokens is None else parse_tokens(tokens), grants=None if grants is None else parse_grants(grants)
@@ -222,10 +222,10 @@ def _put(guard: Guard, tables: dict[str, bytes]) -> None:
 
 
 def run_front_end(name: str, numbers: list[int]) -> None:
-    """Runs the process on the descriptors that it inherits: its link, its handover socket, its listeners."""
+    """Run the process on inherited descriptors: its link, its handover socket, its listeners."""
     process.set(name)
     keep_freed_memory()
-    # The owning process passes it on. Whoever has files to read again takes it; nobody ends by it.
+    # The owning process forwards SIGHUP, which would end this process. With files to reload, it gets a handler later.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     link, handover, *listeners = (socket.socket(fileno=number) for number in numbers)
     for each in (link, handover, *listeners):

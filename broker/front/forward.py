@@ -1,7 +1,7 @@
-"""The front end's side: handlers, views and streams that forward each request to the owning process.
+"""The front end's side: handlers and streams that forward each request to the owning process.
 
-A publish is decoded and checked here, and travels as values, so that the owning process does only what it alone can do.
-A request that is refused here is forwarded whole instead: the owning process refuses it in the usual words, and counts
+A publish is decoded and validated here and travels as values, so that the owning process does as little as possible. A
+request that would be refused here is forwarded whole: the owning process refuses it with the usual error, and counts
 it.
 """
 
@@ -40,15 +40,15 @@ _OWNER = Instance("the owning process", "")
 
 
 class FrontForwarding:
-    """Answers a front end's requests over its one link."""
+    """Answers the requests of a front end over its link to the owning process."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        #: Publishes under way; a single one has no other to share a write with.
+        #: Number of publishes in progress; a single one has no other to share a write with.
         self._publishing = 0
 
     def endpoints(self, tasks: RequestTasks) -> tuple[Endpoint, ...]:
-        """All routes."""
+        """Return endpoints for all routes."""
         return tuple(Endpoint(route, tasks.adapt(self._handler(route))) for route in ROUTES)
 
     def _handler(self, route: Route[Any]) -> AsyncHandler:
@@ -58,25 +58,25 @@ class FrontForwarding:
     def begin(
         self, namespace: str, topic: str, request_id: str, reservation: Reservation, who: Identity = ANONYMOUS
     ) -> Conversation:
-        """A client's stream. Raises InvalidName."""
+        """Begin a client's stream. Raises InvalidName."""
         open_channel = partial(self._link.converse, "stream", [namespace, topic, request_id, encode_identity(who)])
         return FrontStream(open_channel, _OWNER, namespace, topic, reservation)
 
     def count(self, route: str, status: int, seconds: float, requests: int = 1, /) -> None:
-        """Has the owning process count an answer of this one; answers are counted one at a time here."""
+        """Have the owning process count an answer of this process; here answers are counted one at a time."""
         del requests
         self._link.notify("counted", [route, status, seconds])
 
     def count_handshake(self, result: str) -> None:
-        """Has the owning process count a TLS handshake of this one."""
+        """Have the owning process count a TLS handshake of this process."""
         self._link.notify("handshake", result)
 
     def authenticated(self, via: str, result: str) -> None:
-        """Has the owning process count a credential that was looked at here."""
+        """Have the owning process count a credential that was checked here."""
         self._link.notify("authenticated", [via, result])
 
     def forbidden(self, verb: str) -> None:
-        """Has the owning process count a request that was refused here for want of a verb."""
+        """Have the owning process count a request that was refused here for lack of a verb."""
         self._link.notify("forbidden", verb)
 
     async def _call(self, kind: str, value: Any, body: bytes = b"", *, at_once: bool = False) -> Reply:
@@ -125,12 +125,12 @@ class FrontForwarding:
 
 
 def _is_plain(body: PublishRequest) -> bool:
-    """Whether it has messages and nothing else."""
+    """True if it has messages and nothing else."""
     return PublishRequest(body.messages) == body
 
 
 def _error_of(broken: LinkBroken) -> PlainsongError:
-    """The client's error when the owning process has ended."""
+    """Return the client's error for the end of the owning process."""
     if broken.sent:
         return OutcomeUnknown("the daemon ended before it answered", hint="read to see whether it happened")
     return ShuttingDown("the daemon is not there any more")
@@ -148,7 +148,7 @@ class FrontStream:
 
     Args:
       open_channel: begins the conversation with the owning process.
-      owner: stands for that process.
+      owner: represents that process.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class FrontStream:
         self._remote: RemoteStream | None = None
 
     async def opened(self) -> None:
-        """See ``Conversation``. The owning process first sends the headers."""
+        """See ``Conversation``. The owning process sends the headers first."""
         try:
             channel = await self._open_channel()
             self._remote = RemoteStream(channel, self._owner, self._reservation)
@@ -175,7 +175,7 @@ class FrontStream:
 
     @property
     def _stream(self) -> RemoteStream:
-        assert self._remote is not None  # a conversation is opened before anything else
+        assert self._remote is not None  # ``opened`` is called before anything else
         return self._remote
 
     @property

@@ -1,8 +1,8 @@
-"""The owning process's side of front ends: their sockets and lives, and answers to what they forward.
+"""The owning process's side of front ends: their sockets and processes, and answers to what they forward.
 
-Each front end has sockets of its own on the common address, among which the kernel shares the connections out. They
-listen once all front ends are there, so that no client is accepted that would have to wait. This process keeps them
-open when a front end dies, so that connections wait for its successor instead of being refused.
+Each front end has its own sockets on the common address; the kernel distributes connections among them. They listen
+only once all front ends are ready, so that no accepted client has to wait. This process keeps the sockets open when a
+front end dies, so that connections wait for its successor instead of being refused.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ if TYPE_CHECKING:
     from broker.tls import Certificates
 
 log = logging.getLogger(__name__)
-#: Pauses before a front end that ended is started again, in seconds; the last one repeats.
+#: Pauses in seconds before a front end is restarted; the last one repeats.
 PAUSES_S = (0.05, 0.2, 1.0, 5.0)
-#: A front end that lived this long did not fail to start.
+#: A front end that lived this long counts as started successfully.
 SETTLED_S = 10.0
-#: How long a front end may leave a ping unanswered before it is replaced: its share of the clients waits meanwhile.
+#: How long a front end may leave a ping unanswered before it is replaced: its share of the clients waits that long.
 SILENCE_S = 30.0
-#: How long a front end whose link has ended has for its last answers.
+#: The time for last answers of a front end whose link has ended.
 AFTER_LINK_S = 5.0
-#: How long after the grace of a stop a front end may take to end.
+#: How long a front end may take to end after the grace of a stop.
 LAST_S = 1.0
-#: The least budget of answers of a front end; they stream through it.
+#: The least answer budget of a front end; answers stream through it.
 MIN_ANSWER_BYTES = 4 << 20
 _SECTIONS = ("http", "security", "metrics", "tls", "otel", "cluster", "log", "shutdown")
 
@@ -83,10 +83,10 @@ async def serve_front_ends(
     reloads: Reloads | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Runs ``http.processes`` front ends until ``stop`` is set and they have left, within ``shutdown.drain_s``.
+    """Run ``http.processes`` front ends until ``stop`` is set and they have ended, within ``shutdown.drain_s``.
 
-    ``task_status`` gets the addresses once all of them accept; ``peers`` gets the connections of other instances;
-    ``certificates`` counts the handshakes of all. Front ends look at files again when this process does.
+    ``task_status`` receives the addresses once all front ends accept connections; ``peers`` receives the connections of
+    other instances; ``certificates`` counts the handshakes of all. Front ends reload files when this process does.
 
     Raises:
       OSError: the address cannot be listened on.
@@ -126,7 +126,7 @@ async def serve_front_ends(
 
 
 def _bind_all(config: Config) -> list[list[socket.socket]]:
-    """For each front end, its sockets on all places of ``http.bind``. Raises ValueError, BindFailed."""
+    """Return the sockets of each front end on all addresses of ``http.bind``. Raises ValueError, BindFailed."""
     rows: list[list[socket.socket]] = [[] for _ in range(config.http.processes)]
     try:
         for bind in map(str, config.http.binds):
@@ -142,7 +142,7 @@ def _bind_all(config: Config) -> list[list[socket.socket]]:
 
 
 def share_of(config: Config) -> dict[str, Any]:
-    """The settings of one front end: the daemon's, with its share of the common bounds."""
+    """Return the settings of one front end: the daemon's, with its share of the common limits."""
     http = config.http
     mine = replace(
         config,
@@ -161,7 +161,7 @@ def share_of(config: Config) -> dict[str, Any]:
 
 
 class _Shared:
-    """What all front ends of a daemon share."""
+    """State that all front ends of a daemon share."""
 
     def __init__(
         self,
@@ -181,31 +181,31 @@ class _Shared:
         self.nursery = nursery
         self.certificates = certificates
         self.reloads = reloads
-        #: Set once the sockets listen, or the stop came before.
+        #: Set once the sockets listen, or the daemon stops before that.
         self.begun = trio.Event()
-        #: Connections of other instances: how many there may be, and are.
+        #: The limit of connections of other instances, and their number.
         self.max_peers = max_peers
         self.open_peers = 0
 
 
 class _FrontEndProcess:
-    """One front end: its sockets, and one process after the other."""
+    """One front end: its sockets, and its process, which is replaced when it ends."""
 
     def __init__(self, name: str, listeners: list[socket.socket], shared: _Shared) -> None:
         self._name = name
         self._listeners = listeners
         self._shared = shared
-        #: Set once the first process is about to accept, or the stop came before.
+        #: Set once the first process is about to accept connections, or the daemon stops before that.
         self.ready = trio.Event()
 
     async def keep(self) -> None:
-        """Keeps a process running until the stop. Raises FrontEndFailed: the first did not start."""
+        """Keep a process running until the stop. Raises FrontEndFailed: the first one did not start."""
         backoff = Backoff(PAUSES_S)
         while True:
             begun_s = trio.current_time()
             try:
                 status: int | str = await self._run()
-            except OSError as error:  # out of descriptors, processes or memory: as if it had ended at once
+            except OSError as error:  # out of descriptors, processes or memory: the same as an immediate end
                 status = str(error)
             if self._shared.stop.is_set():
                 self.ready.set()
@@ -221,7 +221,7 @@ class _FrontEndProcess:
                 return
 
     async def _run(self) -> int:
-        """Runs one process; its exit status."""
+        """Run one process; return its exit status."""
         ours: list[socket.socket] = []
         theirs: list[socket.socket] = []
         try:
@@ -267,7 +267,7 @@ class _FrontEndProcess:
         bounds = replace(WITHIN_DAEMON, silence_s=SILENCE_S)
         await serve_link(link, self._dispatch, bounds, inline=inline, peer=self._name)
         await trio.sleep(AFTER_LINK_S)
-        process.kill()  # it is frozen: its connections would wait for ever
+        process.kill()  # it is frozen: its connections would wait forever
 
     async def _terminate_at_stop(self, process: trio.Process) -> None:
         await self._shared.stop.wait()
@@ -294,7 +294,7 @@ class _FrontEndProcess:
         return Reply(True)
 
     async def _take_peers(self, handover: socket.socket) -> None:
-        """Serves connections of other instances that the front end accepted; they outlive it."""
+        """Serve connections of other instances that the front end accepted; they outlive it."""
         while (taken := await sockets.receive_connection(handover)) is not None:
             self._shared.nursery.start_soon(self._serve_peer, *taken)
 
@@ -317,14 +317,14 @@ class _FrontEndProcess:
 
 
 class Answering:
-    """Answers the calls of front ends, with the handlers that a daemon of one process has.
+    """Answers the calls of front ends, with the same handlers as a daemon without front ends.
 
-    ``PublishBatcher`` answers the most frequent calls, small plain publishes, unless each has a line in the access log.
+    ``PublishBatcher`` answers the most frequent calls, small plain publishes, unless the access log is on.
 
     Args:
       endpoints, begin: as for a listener of this process, counted and forwarded.
-      budget: bounds the memory of all clients' streams.
-      descriptors: records connections that a front end refused since it had too few file descriptors.
+      budget: limits the memory of all clients' streams.
+      descriptors: records that a front end refused connections for lack of file descriptors.
     """
 
     def __init__(
@@ -361,19 +361,19 @@ class Answering:
         }
 
     async def changed_tables(self, epoch: int) -> list[Any]:
-        """The epoch of this process's guard, and the security files, once the epoch is not ``epoch`` any more."""
+        """Wait until the guard's epoch is no longer ``epoch``; return the new epoch and the security files."""
         await self._guard.moved_from(epoch)
         return [self._guard.epoch, {} if self.security is None else self.security.files.content]
 
     async def dispatch(self, call: Call) -> Reply:
-        """Answers one call of a front end."""
+        """Answer one call of a front end."""
         handler = self._kinds.get(call.kind)
         if handler is None:
             raise BadRequest(f"{call.kind[:80]!r} is no call of front ends")
         return await handler(call)
 
     def batcher(self) -> PublishBatcher:
-        """Answers the small publishes of one front end."""
+        """Return the handler of small publishes of one front end."""
         return PublishBatcher(self._publishing, self._accounting)
 
     # --- whole requests ------------------------------------------------------------------------
@@ -382,10 +382,10 @@ class Answering:
         name, request = decode_request(call.value, call.body)
         (route, handler), room = self._endpoints[name], self._answers.room()
         request.room = room
-        # The front end has let the name in, and asked for its verb; lists and views want the whole of what it may.
+        # The front end has authenticated the name and checked its verb; lists and views need all of its rights.
         request.rights = self._guard.rights_of(request.who)
         self._accounting.access.begin(request.request_id)
-        # Answers of other routes are refused by the front end, which reads their bodies and counts them.
+        # For other routes the front end refuses answers itself, since it reads their bodies and counts them.
         return await encode_admitted(answer_of(handler, request), room, only_looks=route.hot and route.reads_only)
 
     async def _stream(self, call: Call) -> Reply:
@@ -397,36 +397,36 @@ class Answering:
         return Reply()
 
     async def _refused(self, call: Call) -> Reply:
-        """Records a request that a front end has refused for who sent it."""
+        """Record a request that a front end has refused for its sender's identity or rights."""
         error, identity, address, target, request_id = call.value
         who = decode_identity(identity)
         self._guard.refused(RefusedRequest(error, who, Peer(address), target, request_id))
         return Reply()
 
     async def _quota_refused(self, call: Call) -> Reply:
-        """Counts a request that a front end has refused for its name's quota."""
+        """Count a request that a front end has refused for its name's quota."""
         self._guard.quotas.count_refusal(call.value)
         return Reply()
 
     async def _descriptors_short(self, call: Call) -> Reply:
-        """Records that a front end refused connections since it had too few file descriptors."""
+        """Record that a front end refused connections for lack of file descriptors."""
         del call
         self._descriptors.refused()
         return Reply()
 
     async def _authenticated(self, call: Call) -> Reply:
-        """Counts a credential that a front end has looked at."""
+        """Count a credential that a front end has checked."""
         via, result = call.value
         self._guard.counters.authenticated(via, result)
         return Reply()
 
     async def _forbidden(self, call: Call) -> Reply:
-        """Counts a request that a front end has refused for want of a verb."""
+        """Count a request that a front end has refused for lack of a verb."""
         self._guard.counters.forbidden(call.value)
         return Reply()
 
     async def _counted(self, call: Call) -> Reply:
-        """Counts a request that a front end has answered."""
+        """Count a request that a front end has answered."""
         route, status, seconds = call.value
         self._accounting.requested(route, status, seconds)
         return Reply()
@@ -467,7 +467,7 @@ class Answering:
 # --- small publishes -------------------------------------------------------------------------------
 
 
-#: A topic's answer to a run: one receipt for all of it, or an outcome for each, or an error for all.
+#: A topic's answer to a run: one receipt for the whole run, or an outcome for each publish, or one error for all.
 PublishOutcome: TypeAlias = "Receipt | list[Receipt | PlainsongError] | PlainsongError"
 
 
@@ -483,8 +483,8 @@ class _Run:
 class PublishBatcher:
     """Puts small plain publishes that arrive together into their topic's mailbox as one ask; an ``InlineHandler``.
 
-    A run is stored as one and answered one by one, as in a stream: neither the order nor the answers differ. So a
-    publish costs the owning process a frame read and a frame written, and no task.
+    A run is stored as one and answered one by one, as in a stream: neither order nor answers differ. A publish then
+    costs the owning process one frame read and one frame written, and no task.
     """
 
     def __init__(self, publishing: Publishing, accounting: Accounting) -> None:
@@ -544,7 +544,7 @@ class PublishBatcher:
     def _account(
         self, name: TopicName, outcome: Receipt | PlainsongError, requests: int, seconds: float, size: int
     ) -> None:
-        """Counts answered publishes; one that is forwarded to another owner is counted there."""
+        """Count answered publishes; those forwarded to another owner are counted there."""
         if isinstance(outcome, Receipt):
             self._accounting.requested("publish", 200, seconds, requests)
             self._publishing.rates.published(name, requests, trio.current_time(), size)
@@ -556,7 +556,7 @@ class PublishBatcher:
 
 
 async def serve_conversation(conversation: Conversation, channel: ServedChannel) -> None:
-    """The owning process's end of a front end's stream."""
+    """Serve the owning process's end of a front end's stream."""
     try:
         await channel.send(VOCABULARY.pack([list(each) for each in conversation.headers]))
         await converse(conversation, channel)

@@ -1,6 +1,7 @@
-"""What a compressed request is refused for before its body is decompressed: its name, its content type, its topic.
+"""Checks before a compressed body is decompressed: the names in the path, the content type, and the topic's existence.
 
-Who asks, and what they may, is looked at before (``broker.security.guard``), so that the order is that of any request.
+Authentication and authorization run earlier (``broker.security.guard``), so that errors have the same precedence as
+those of any other request.
 """
 
 from __future__ import annotations
@@ -21,25 +22,26 @@ if TYPE_CHECKING:
     from broker.api.route import Endpoint, Route
     from broker.http.messages import Answer, Request
 
-#: The route that says whether a topic is there, wherever its owner is.
+#: The route that tells if a topic exists, wherever its owner is.
 _ASKS_FOR_TOPIC = "get_topic"
-#: The one route whose topic need not be there.
+#: The only route whose topic need not exist.
 _CREATES_TOPIC = "create_topic"
-#: The one route whose body may be of any type, where headers say that it is an event's data.
+#: The only route whose body may have any content type, if its headers mark it as the data of an event.
 _TAKES_EVENTS = "publish"
 
 
 class Acceptance:
-    """Asks for each request with a compressed body whether it can be accepted at all.
+    """Decides whether a request with a compressed body can be accepted at all.
 
-    A bomb is then no cheaper than any other request: to have it decompressed takes a topic, and the right to write there.
+    A decompression bomb then costs its sender as much as any other request: it needs a topic, and the right to write to
+    it.
     """
 
     def __init__(self, endpoints: Iterable[Endpoint]) -> None:
         self._show = next((each.handler for each in endpoints if each.route.name == _ASKS_FOR_TOPIC), None)
 
     async def refusal(self, route: Route[Any], request: Request) -> Answer | None:
-        """The refusal of ``request``, whose body is not decompressed yet, or not even read; None: it is acceptable."""
+        """Return the refusal of ``request``, whose body may not have been read yet; None if it is acceptable."""
         try:
             return await self._refusal(route, request)
         except PlainsongError as error:
@@ -47,7 +49,7 @@ class Acceptance:
 
     async def _refusal(self, route: Route[Any], request: Request) -> Answer | None:
         if "topic" in request.path:
-            _ = request.name  # raises for one that is not allowed
+            _ = request.name  # raises for an invalid name
         elif "namespace" in request.path:
             _ = request.namespace
         if (

@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from broker.http.intake import BodyReader
 
 log = logging.getLogger("plainsong.http")
-#: Statuses whose answers have no body.
+#: Statuses of answers without a body.
 _BODILESS = (204, 304)
 
 
 class Framing(Enum):
-    """How the body of an answer is sent."""
+    """The framing of an answer's body."""
 
     WHOLE = "whole"
-    """As it is: its length is known, or the connection ends with it."""
+    """Unchanged: its length is known, or the end of the connection ends it."""
     CHUNKED = "chunked"
     NONE = "none"
-    """There is none, as for HEAD."""
+    """No body, as for HEAD."""
 
 
 class CutShort(Exception):
-    """An answer could not be finished: only the end of the connection can say so now."""
+    """An answer could not be completed: only the end of the connection can tell the client."""
 
 
 class ApplicationCall:
-    """A request on its way through the application.
+    """A request in the application.
 
     Args:
-      keeps: says whether the connection may be kept after the answer that is about to be sent.
-      watch: called when the application waits for the client to leave.
+      keeps: returns True if the connection may be kept after the answer that is about to be sent.
+      watch: called when the application starts to wait for the client to leave.
     """
 
     __slots__ = (
@@ -91,7 +91,7 @@ class ApplicationCall:
         self.has_ended = False
 
     async def answer(self, app: Any, tls: dict[str, Any] | None) -> bool:
-        """Have ``app`` answer. Return True if the connection is to be kept.
+        """Run ``app`` for the request. Return True if the connection is kept.
 
         Raises:
           CutShort: the answer broke off.
@@ -120,7 +120,7 @@ class ApplicationCall:
                 await self._body.next()
 
     def sending_ended(self) -> None:
-        """The client sends no more. It may still wait for its answer, unless that has no end."""
+        """Handle a half-close: the client still gets its answer, unless that never ends."""
         self._sending_end.come()
         if self._sending_end.is_endless:
             self._connection.scope.cancel()
@@ -154,7 +154,7 @@ class ApplicationCall:
         }
 
     async def _receive(self) -> Any:
-        """See ASGI. Raises PlainsongError: the body breaks off, or is not framed as its head says."""
+        """See ASGI. Raises PlainsongError: the body breaks off, or contradicts the framing in its head."""
         if self._body.is_taken:
             self._watch()
             await trio.sleep_forever()  # the end of the connection cancels the request
@@ -192,7 +192,7 @@ class ApplicationCall:
 
     @contextmanager
     def _ending_with_connection(self) -> Iterator[None]:
-        """Around what reads or writes: the end of a broken connection cancels the application, which sees no error."""
+        """Turn the error of a broken connection into its end, which cancels the application: that sees no error."""
         try:
             yield
         except OSError:
@@ -246,13 +246,13 @@ class ApplicationCall:
 # --- TLS -------------------------------------------------------------------------------------------
 
 
-#: The TLS versions as ASGI's ``tls`` extension numbers them.
+#: The TLS versions in the numbers of ASGI's ``tls`` extension.
 _TLS_VERSIONS = {"TLSv1.2": 0x0303, "TLSv1.3": 0x0304}
 _SHORT = {"commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C"}
 
 
 def tls_extension(stream: ssl.SSLObject) -> dict[str, Any]:
-    """ASGI's ``tls`` extension: the version, and the client's certificate if it sent one."""
+    """Return ASGI's ``tls`` extension: the version, and the client's certificate if it sent one."""
     shown = stream.getpeercert(binary_form=True)
     return {
         "server_cert": None,
@@ -265,7 +265,7 @@ def tls_extension(stream: ssl.SSLObject) -> dict[str, Any]:
 
 
 def _subject(certificate: Any) -> str:
-    """The subject's name as text, the most specific part first (RFC 4514)."""
+    """Return the subject's name as text, the most specific part first (RFC 4514)."""
     parts = [
         f"{_SHORT.get(kind, kind)}={value.replace(chr(92), chr(92) * 2).replace(',', chr(92) + ',')}"
         for group in certificate.get("subject", ())

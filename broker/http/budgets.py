@@ -1,4 +1,4 @@
-"""Bounds of the HTTP server: its settings, and the byte budgets over all request bodies and over all answers."""
+"""Bounds of the HTTP server: its settings, and the memory budgets of all request bodies and of all answers."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ class HttpSettings:
     """Bounds of the server, in bytes and seconds.
 
     Raises:
-      ValueError: ``max_inflight_bytes`` cannot hold one body beside its decompressed form.
+      ValueError: ``max_inflight_bytes`` is less than twice ``max_body_bytes``, for a body and its decompressed form.
     """
 
-    #: Of one request, as sent and decompressed; beyond it 413 ``body_too_large``.
+    #: For one request, both as sent and decompressed; larger ones get 413 ``body_too_large``.
     max_body_bytes: int = 64 * MIB
-    #: Open at a time; beyond it 503 ``overloaded``.
+    #: Open connections; more get 503 ``overloaded``.
     max_connections: int = 10_000
-    #: Bodies of all requests under way; beyond it 503 ``overloaded``.
+    #: Bytes of all request bodies in progress; beyond it 503 ``overloaded``.
     max_inflight_bytes: int = 256 * MIB
-    #: Answers that wait for their readers, in bytes; beyond it pages are cut, then 503 ``overloaded``.
+    #: Bytes of answers that are not sent yet; beyond it pages are cut short, then 503 ``overloaded``.
     max_answer_bytes: int = 256 * MIB
-    #: How long a connection may be idle between requests.
+    #: Idle time of a connection between requests.
     keep_alive_s: float = 75.0
     #: From the first byte of a request to the end of its head.
     header_timeout_s: float = 10.0
-    #: From the end of the head to the end of the body, and one second more per ``body_min_bytes_per_s`` received.
+    #: From the end of the head to the end of the body, plus one second per ``body_min_bytes_per_s`` received.
     body_timeout_s: float = 30.0
-    #: The least rate of a body once ``body_timeout_s`` is used up, and of an answer once ``send_timeout_s`` is.
+    #: The minimum rate of a body after ``body_timeout_s``, and of an answer after ``send_timeout_s``.
     body_min_bytes_per_s: int = 16 * KIB
-    #: The longest that a body may take, whatever its rate.
+    #: The longest time for a body, whatever its rate.
     body_max_s: float = 600.0
-    #: How long a reader may take nothing of its answer.
+    #: How long a reader may accept nothing of its answer.
     send_timeout_s: float = 30.0
-    #: Answers shorter than this are never compressed.
+    #: Smaller answers are never compressed.
     gzip_min_bytes: int = 1 * KIB
 
     def __post_init__(self) -> None:
@@ -64,7 +64,6 @@ class HttpSettings:
 
 
 def http_settings(config: Config) -> HttpSettings:
-    """The HTTP server's part of the settings."""
     http = config.http
     return HttpSettings(
         max_body_bytes=http.max_body_bytes,
@@ -86,45 +85,45 @@ def http_settings(config: Config) -> HttpSettings:
 
 #: Requests and answers up to this size are never refused for lack of room: a connection costs as much anyway.
 FREE_BYTES = 4 << 10
-#: Bodies up to this size may use the last part of the budget, which larger ones may not.
+#: Only bodies up to this size may use the last part of the budget.
 SMALL_BODY_BYTES = 64 << 10
-#: The last part, as a fraction of a budget.
+#: The last part is 1/LAST_PART of a budget.
 LAST_PART = 8
-#: A body that has come, or a request that has waited, for so long gives way to others when there is no room.
+#: A body that has been arriving, or a request that has been waiting, for this long may have to give way to others.
 YIELD_S = 1.0
-#: What is taken from them at once, as a fraction of the budget, so that the slowest are not looked for each time.
+#: Reclaim at least this fraction of the budget per search, so that the search does not run for every request.
 YIELDED_PART = 16
-#: After a search in vain there is none for so long.
+#: The pause after a search that could not reclaim enough.
 SEARCH_PAUSE_S = 0.05
-#: Compressed bodies up to this size are decompressed at once, as far as this: it takes some 0.2 ms. A worker thread
-#: does the rest, in steps that take a few milliseconds.
+#: Compressed bodies up to TINY_BYTES are decompressed inline, up to TINY_STEP_BYTES of output: that takes 0.2 ms. A
+#: worker thread does the rest, in steps of a few milliseconds.
 TINY_BYTES = 4 << 10
 TINY_STEP_BYTES = 64 << 10
 STEP_BYTES = 1 << 20
 _STEP_MEMBERS = 500
-#: Long work is a gzip body of more members, or one that decompresses to more than so many times its size; and what is
-#: read at once of a chunked body, if it has more chunks.
+#: Long work: a gzip body with more than FEW_PARTS members, or one that decompresses to more than LIKELY_RATIO times its
+#: size; and a read of a chunked body beyond its first FEW_PARTS chunks.
 FEW_PARTS = 64
 LIKELY_RATIO = 50
-#: After a slice of long work there is none for so many times as long: others have two thirds of the time at least.
+#: A slice of long work is followed by a pause of REST times its length: at least two thirds of the time are for others.
 REST = 2.0
-#: A body may decompress to so many times its size. Deflate cannot do much more: this is what bombs are made of.
+#: The largest ratio of decompressed to compressed size. Deflate's own limit is little higher; only bombs get near it.
 MAX_RATIO = 1000
-#: Beyond the first thousand a gzip body's members must have so many bytes on average; an empty one has 20.
+#: The least average size of a gzip body's members after the first thousand; an empty member has 20 bytes.
 LEAST_MEMBER_BYTES = 64
 _FREE_MEMBERS = 1000
-#: Worker threads that decompress.
+#: Size of the thread pool for decompression.
 INFLATING_THREADS = 2
 _FIRST_WINDOW_BYTES = 1 << 10
 _GZIP_WINDOW = 31
 
 
 class BodyBudget:
-    """The memory of all request bodies under way, of which a byte counts once it has come; and beside it the answers'.
+    """The memory budget of all request bodies in progress; ``answers`` is the budget of the answers.
 
-    So that no client can stop the others, requests of up to ``FREE_BYTES`` are always taken, those of up to
-    ``SMALL_BODY_BYTES`` have a part of the budget for themselves, and where there is no room for a body, the slowest of
-    those that are still coming, or wait for something, give way.
+    A byte counts once it has arrived. So that no client can block the others, requests of up to ``FREE_BYTES`` are
+    always accepted, and those of up to ``SMALL_BODY_BYTES`` have a part of the budget for themselves. When a body does
+    not fit, the slowest of the requests that are still arriving, or waiting, give way.
     """
 
     __slots__ = (
@@ -143,32 +142,32 @@ class BodyBudget:
         self.reserved_bytes = 0
         self.answers = answers or AnswerBudget()
         self.long_work = LongWork()
-        #: The threads that decompress bodies; others' work must not wait for them.
+        #: Limits decompression to its own threads, so that other threaded work does not queue for them.
         self.inflating = trio.CapacityLimiter(INFLATING_THREADS)
-        #: Requests that had to give way.
+        #: Number of requests that had to give way.
         self.yielded = 0
         #: Shares that can give way → since when.
         self._yielding: dict[Reservation, float] = {}
-        #: When the next search for them may be.
+        #: Time of the earliest next search.
         self._search_s = -inf
 
     def reserve(self) -> Reservation:
-        """A share for one request's bytes, empty at first."""
+        """Return an empty share of the budget, for one request."""
         return Reservation(self)
 
     def can_yield(self, share: Reservation) -> None:
-        """The share can give way from now on."""
+        """Allow the share to be reclaimed from now on."""
         self._yielding.setdefault(share, trio.current_time())
 
     def cannot_yield(self, share: Reservation) -> None:
-        """The share cannot give way any more. Idempotent."""
+        """Stop the share from being reclaimed. Idempotent."""
         self._yielding.pop(share, None)
 
     def make_room(self, asking: Reservation, size: int) -> None:
-        """Sees to it that ``asking`` may have ``size`` bytes. Raises Overloaded: there is no room."""
+        """Ensure that ``asking`` may grow to ``size`` bytes. Raises Overloaded: there is no room."""
         others = self.reserved_bytes - asking.reserved_bytes
         bound = self.max_bytes
-        if size > SMALL_BODY_BYTES and others:  # alone, a body and what it decompresses to have all of it
+        if size > SMALL_BODY_BYTES and others:  # alone, a body and its decompressed form may use all
             bound -= self.max_bytes // LAST_PART
         missing_bytes = others + size - bound
         if missing_bytes > 0 and not self._take(asking, missing_bytes):
@@ -178,7 +177,10 @@ class BodyBudget:
             )
 
     def _take(self, asking: Reservation, missing_bytes: int) -> bool:
-        """Has the slowest give way, all those that are slower than ``asking`` if need be; False: that is not enough."""
+        """Reclaim the slowest shares, at most all slower than ``asking``.
+
+        Return False, with nothing reclaimed, if that is not enough.
+        """
         now_s = trio.current_time()
         if now_s < self._search_s:
             return False
@@ -204,7 +206,7 @@ class BodyBudget:
 
 
 class Reservation:
-    """One request's share of the budget; released at the end of the ``with`` block."""
+    """The share of one request in the budget; released at the end of the ``with`` block."""
 
     __slots__ = ("_budget", "_gives_way", "gave_way", "inflating", "long_work", "reserved_bytes")
 
@@ -214,14 +216,14 @@ class Reservation:
         self.long_work = budget.long_work
         self._gives_way: Callable[[], object] | None = None
         self.reserved_bytes = 0
-        #: Whether it had to give way: the request is to be refused.
+        #: True if it had to give way: the request must be refused.
         self.gave_way = False
 
     def grow(self, more_bytes: int) -> None:
-        """Takes ``more_bytes`` of the budget.
+        """Reserve ``more_bytes``.
 
         Raises:
-          Overloaded: there is no room, or the request had to give way; nothing was taken.
+          Overloaded: there is no room, or the request had to give way; nothing was reserved.
         """
         budget = self._budget
         if self.gave_way:
@@ -233,18 +235,18 @@ class Reservation:
         self.reserved_bytes = size
 
     def may_give_way(self, gives_way: Callable[[], object]) -> None:
-        """From now on others that need room may take this share: ``gives_way`` is called then, and must not wait."""
+        """Allow this share to be reclaimed for other requests: ``gives_way`` is called then, and must not wait."""
         self._gives_way = gives_way
         self._budget.can_yield(self)
 
     def keeps(self) -> None:
-        """The share is no other's to take any more. Idempotent."""
+        """Stop this share from being reclaimed. Idempotent."""
         if self._gives_way is not None:
             self._gives_way = None
             self._budget.cannot_yield(self)
 
     def give_way(self) -> None:
-        """Gives everything back, and has the request refused."""
+        """Release the share, and have the request refused."""
         gives_way = self._gives_way
         self.release()
         self.gave_way = True
@@ -253,20 +255,20 @@ class Reservation:
 
     @staticmethod
     def refusal() -> Overloaded:
-        """The refusal of a request that had to give way."""
+        """Return the error for a request that had to give way."""
         return Overloaded(
             "the request came too slowly, or waited, while others needed its room",
             hint="retry a little later, send bodies faster, or raise http.max_inflight_bytes",
         )
 
     def shrink(self, fewer_bytes: int) -> None:
-        """Gives back ``fewer_bytes``."""
+        """Release ``fewer_bytes``."""
         fewer_bytes = min(fewer_bytes, self.reserved_bytes)
         self._budget.reserved_bytes -= fewer_bytes
         self.reserved_bytes -= fewer_bytes
 
     def release(self) -> None:
-        """Gives everything back; the share is as new. Idempotent."""
+        """Release everything; the share can be used again. Idempotent."""
         self._budget.reserved_bytes -= self.reserved_bytes
         self.reserved_bytes = 0
         self.gave_way = False
@@ -280,11 +282,10 @@ class Reservation:
 
 
 class LongWork:
-    """Bodies whose bytes cost far more than others' are taken apart in slices, one at a time for the whole server.
+    """Throttles bodies that cost far more time per byte than others: one slice at a time for the whole server.
 
-    ``async with`` it for a slice, of about a millisecond. Behind each there is none for a while, so that a few
-    connections that send nothing but such bodies cannot have the processor to themselves. Slices are granted in the
-    order in which they were asked for.
+    ``async with`` it for a slice of about a millisecond. A pause follows each slice, so that a few connections that
+    send only such bodies cannot monopolize the processor. Slices are granted in the order of request.
     """
 
     __slots__ = ("_begun_s", "_free_s", "_lock")
@@ -292,11 +293,11 @@ class LongWork:
     def __init__(self) -> None:
         self._lock = trio.Lock()
         self._begun_s = 0.0
-        #: When the rest behind the last slice is over.
+        #: When the pause after the last slice ends.
         self._free_s = -inf
 
     async def charge(self, seconds: float) -> None:
-        """Counts so much that was done outside of a slice, and rests for it."""
+        """Account for ``seconds`` of work done outside a slice, and sleep for its pause."""
         self._free_s = max(self._free_s, trio.current_time()) + (1 + REST) * seconds
         await trio.sleep_until(self._free_s)
 
@@ -317,40 +318,38 @@ class LongWork:
 
 
 def too_large(max_body_bytes: int) -> BodyTooLarge:
-    """The refusal of a body over the bound."""
     return BodyTooLarge(
         f"a body may have {max_body_bytes} bytes", hint="send several requests, or raise http.max_body_bytes"
     )
 
 
 def too_slow(received_bytes: int) -> MalformedBody:
-    """The refusal of a body that did not arrive in time."""
     return MalformedBody(f"the body did not arrive in time: {received_bytes} bytes did", hint="send it faster")
 
 
 def broke_off(received_bytes: int) -> MalformedBody:
-    """The refusal of a body whose sender stopped in the middle."""
+    """Return the error for a body whose sender stopped early."""
     return MalformedBody(f"the body breaks off after {received_bytes} bytes")
 
 
 def body_deadline(started: float, received_bytes: int, settings: HttpSettings) -> float:
-    """When the whole body must have arrived, on the clock of ``started``."""
+    """Return the time by which the whole body must have arrived, on the clock of ``started``."""
     within_s = settings.body_timeout_s + received_bytes / settings.body_min_bytes_per_s
     return started + min(within_s, settings.body_max_s)
 
 
 def needs_decoding(headers: Mapping[str, str]) -> bool:
-    """Whether the body is sent in a content coding."""
+    """True if the body has a content coding."""
     return headers.get("content-encoding", "identity") not in ("", "identity")
 
 
 async def decoded_body(
     body: bytes, headers: Mapping[str, str], max_body_bytes: int, reservation: Reservation, timeout_s: float
 ) -> bytes:
-    """``body`` without its content coding.
+    """Return ``body`` without its content coding.
 
-    What is not tiny is decompressed by a worker thread, a step at a time: others have their turns between the steps, and
-    a request that is cancelled takes no further one.
+    All but tiny bodies are decompressed by a worker thread, in steps: the thread serves other requests in between, and
+    a cancelled request takes no further step.
 
     Raises:
       UnsupportedMediaType: the coding is neither gzip nor identity.
@@ -380,10 +379,10 @@ async def decoded_body(
 
 
 class _Gunzip:
-    """Decompresses a gzip body of one or more members, a step at a time; ``size`` bytes came out so far."""
+    """Decompresses a gzip body of one or more members, in steps; ``size`` is the output so far."""
 
     def __init__(self, packed: bytes, max_bytes: int) -> None:
-        #: It gives its bytes away without a copy, which of 64 MiB would take as long as hundreds of publishes.
+        #: ``getvalue`` returns its buffer without a copy, which would block the event loop for a large body.
         self._body = io.BytesIO()
         self.size = 0
         self._members = 0
@@ -391,13 +390,13 @@ class _Gunzip:
         self._packed = memoryview(packed)
         self._max_bytes = max_bytes
         self._unpacker = zlib.decompressobj(_GZIP_WINDOW)
-        #: How far ``packed`` was given to the unpacker, what it has left of that, and how much it is given next.
+        #: Input offset, the input that the decompressor has not consumed, and the size of the next input window.
         self._at = 0
         self._left = b""
         self._window_bytes = _FIRST_WINDOW_BYTES
 
     def step(self, most_bytes: int) -> None:
-        """Decompresses about so many bytes, or so many members that it takes no longer. Raises as ``decoded_body``."""
+        """Decompress about ``most_bytes``, or up to ``_STEP_MEMBERS`` members. Raises as ``decoded_body``."""
         end, members = self.size + most_bytes, self._members + _STEP_MEMBERS
         try:
             while not self.ended and self.size < end and self._members < members:
@@ -407,17 +406,17 @@ class _Gunzip:
 
     @property
     def is_unlikely(self) -> bool:
-        """Whether hardly anybody means well who sends such a body."""
+        """True if the body looks like a decompression bomb."""
         return self._members > FEW_PARTS or self.size > LIKELY_RATIO * len(self._packed)
 
     def body(self) -> bytes:
-        """All of it, once it has ended."""
+        """Return the whole body; call it after ``ended``."""
         return self._body.getvalue()
 
     def _unpack(self, most_bytes: int) -> None:
         data: bytes | memoryview = self._left
         if not data:
-            # A window, since what is behind the end of a member is copied: all of it behind each would be quadratic.
+            # Windows, since zlib copies whatever follows the end of a member: for many small members that is quadratic.
             data = self._packed[self._at : self._at + self._window_bytes]
             self._at += len(data)
             self._window_bytes = min(4 * self._window_bytes, STEP_BYTES)
@@ -456,19 +455,19 @@ class _Gunzip:
 # --- answers ---------------------------------------------------------------------------------------
 
 
-#: Answers up to this size may use the last part of the budget, which larger ones may not.
+#: Only answers up to this size may use the last part of the budget.
 SMALL_BYTES = 512 << 10
-#: A page takes at most this fraction of what is left, so that there is something for the next ones.
+#: A page gets at most 1/SHARE of the free bytes, so that some are left for the next ones.
 SHARE = 4
 #: How long a request waits for room before it is refused.
 PATIENCE_S = 2.0
 
 
 class Pace:
-    """How slowly a reader may take one answer.
+    """The minimum rate at which a reader must accept an answer.
 
-    It may take nothing for ``send_timeout_s``. In all, an answer may wait for it as long, and a second more for each
-    ``body_min_bytes_per_s`` that it took meanwhile.
+    A reader may accept nothing for ``send_timeout_s`` at a time. The waits for one answer may add up to that time, plus
+    one second per ``body_min_bytes_per_s`` accepted.
     """
 
     __slots__ = ("_min_bytes_per_s", "_taken_bytes", "_timeout_s", "_waited_s")
@@ -479,24 +478,25 @@ class Pace:
         self.restart()
 
     def restart(self) -> None:
-        """The next answer begins."""
+        """Start counting for the next answer."""
         self._waited_s = 0.0
         self._taken_bytes = 0
 
     def left_s(self) -> float:
-        """How long it may wait for the reader now."""
+        """Return how long to wait for the reader now."""
         return min(self._timeout_s, self._timeout_s + self._taken_bytes / self._min_bytes_per_s - self._waited_s)
 
     def waited(self, seconds: float, taken_bytes: int) -> None:
-        """It waited for so long, and then so much was taken."""
+        """Record a wait of ``seconds``, after which the reader accepted ``taken_bytes``."""
         self._waited_s += seconds
         self._taken_bytes += taken_bytes
 
 
 class AnswerBudget:
-    """The memory of all answers until their readers have taken them.
+    """The memory budget of all answers until they are sent.
 
-    Where there is no room for an answer, readers that have taken nothing for ``YIELD_S`` are cut off, the longest first.
+    When an answer does not fit, readers that have accepted nothing for ``YIELD_S`` are cut off, the longest stalled
+    first.
     """
 
     __slots__ = ("_blocked", "_large", "_small", "cut", "max_bytes", "patience_s", "refused", "reserved_bytes")
@@ -505,22 +505,22 @@ class AnswerBudget:
         self.max_bytes = max_bytes
         self.patience_s = patience_s
         self.reserved_bytes = 0
-        #: Requests that were refused for lack of room, and readers that were cut off for it.
+        #: Number of requests refused for lack of room, and of readers cut off to make room.
         self.refused = 0
         self.cut = 0
-        #: Answers whose readers take nothing just now → since when, and what cuts them off; the longest first.
+        #: Stalled answers → since when, and the callback that cuts the reader off; the longest stalled first.
         self._blocked: dict[AnswerRoom, tuple[float, Callable[[], object]]] = {}
         self._small: deque[_Waiting] = deque()
         self._large: deque[_Waiting] = deque()
 
     def room(self) -> AnswerRoom:
-        """A share for the bytes of one answer at a time, empty at first."""
+        """Return an empty share, for the answers of one connection, one at a time."""
         return AnswerRoom(self)
 
     def share_of(self, least: int, most: int) -> int:
-        """What a page may take now, from ``least`` to ``most`` bytes; 0: not even ``least`` is left."""
+        """Return how many bytes a page may have now, from ``least`` to ``most``; 0 if not even ``least`` fit."""
         if not self.reserved_bytes:
-            return max(least, min(most, self.max_bytes))  # one answer is always possible, whatever its size
+            return max(least, min(most, self.max_bytes))  # one answer always fits, whatever its size
         left = self.max_bytes - self.reserved_bytes
         beyond_last_part = left - self.max_bytes // LAST_PART
         if least <= beyond_last_part:
@@ -528,13 +528,13 @@ class AnswerBudget:
         return least if least <= min(left, SMALL_BYTES) else 0
 
     def take_now(self, least: int, most: int) -> int:
-        """Takes and returns what ``share_of`` allows; nothing while larger requests wait before it."""
+        """Reserve what ``share_of`` allows, and return it; 0 for a large answer while other large ones are queued."""
         taken = 0 if self._large and least > SMALL_BYTES else self.share_of(least, most)
         self.reserved_bytes += taken
         return taken
 
     async def take(self, least: int, most: int) -> int:
-        """Takes ``least`` to ``most`` bytes as soon as there is room. Raises Overloaded: there was none in time."""
+        """Reserve ``least`` to ``most`` bytes as soon as there is room. Raises Overloaded: there was none in time."""
         if taken := self.take_now(least, most):
             return taken
         self._cut_blocked(least)
@@ -548,7 +548,7 @@ class AnswerBudget:
             with trio.move_on_at(begun_s + patience_s / 2):
                 await waiting.granted.wait()
             if not waiting.taken:
-                self._cut_blocked(least)  # those who took nothing since
+                self._cut_blocked(least)  # more readers may have stalled by now
                 with trio.move_on_at(begun_s + patience_s):
                     await waiting.granted.wait()
         except BaseException:
@@ -558,13 +558,13 @@ class AnswerBudget:
         finally:
             if not waiting.taken:
                 queue.remove(waiting)
-                self.give_back(0)  # there may be room for those behind it
+                self.give_back(0)  # those queued after it may fit
         if not waiting.taken:
             raise self.refusal()
         return waiting.taken
 
     def _cut_blocked(self, least: int) -> None:
-        """Cuts off readers that take nothing, until there is room for ``least`` bytes or there are none left."""
+        """Cut off stalled readers until ``least`` bytes fit, or none is left."""
         late_s = trio.current_time() - YIELD_S
         for room, (since_s, cut_off) in list(self._blocked.items()):
             if since_s > late_s or self.share_of(least, least):
@@ -575,15 +575,15 @@ class AnswerBudget:
                 room.release()
 
     def blocks(self, room: AnswerRoom, cut_off: Callable[[], object]) -> None:
-        """The reader of ``room`` takes nothing just now."""
+        """Record that the reader of ``room`` accepts nothing at present."""
         self._blocked[room] = (trio.current_time(), cut_off)
 
     def moves(self, room: AnswerRoom) -> None:
-        """The reader of ``room`` has taken something. Idempotent."""
+        """Record that the reader of ``room`` has accepted something. Idempotent."""
         self._blocked.pop(room, None)
 
     def refusal(self) -> Overloaded:
-        """The refusal of a request for which there is no room; counted."""
+        """Count a refusal for lack of room, and return its error."""
         self.refused += 1
         return Overloaded(
             f"answers of {self.reserved_bytes} bytes wait for their readers, of {self.max_bytes} that may",
@@ -591,7 +591,7 @@ class AnswerBudget:
         )
 
     def give_back(self, fewer_bytes: int) -> None:
-        """Gives back what was taken, and grants it to the requests that wait, in their order."""
+        """Release ``fewer_bytes``, and grant the free bytes to queued requests in order, small ones first."""
         self.reserved_bytes -= fewer_bytes
         for queue in (self._small, self._large):
             while queue and (taken := self.share_of(queue[0].least, queue[0].most)):
@@ -602,7 +602,7 @@ class AnswerBudget:
 
 
 class _Waiting:
-    """A request that waits for room, and has it when ``granted`` is set."""
+    """A queued request; ``granted`` is set once it has room."""
 
     __slots__ = ("granted", "least", "most", "taken")
 
@@ -614,7 +614,7 @@ class _Waiting:
 
 
 class AnswerRoom:
-    """One answer's share of the budget; released when the answer has left."""
+    """The share of one answer in the budget; released once the answer is sent."""
 
     __slots__ = ("_budget", "reserved_bytes")
 
@@ -623,7 +623,7 @@ class AnswerRoom:
         self.reserved_bytes = 0
 
     def has(self, size: int) -> bool:
-        """Changes the share to ``size`` bytes, more or fewer than before. False: there is no room, nothing changed."""
+        """Resize the share to ``size`` bytes. Return False, and change nothing, if there is no room."""
         more = size - self.reserved_bytes
         budget = self._budget
         if more <= 0:
@@ -640,26 +640,26 @@ class AnswerRoom:
         return True
 
     def must_have(self, size: int) -> None:
-        """Changes the share to ``size`` bytes without a check, for an answer that cannot be refused any more."""
+        """Resize the share to ``size`` bytes without a check, for an answer that cannot be refused any more."""
         self._budget.give_back(self.reserved_bytes - size)
         self.reserved_bytes = size
 
     def takes_now(self, most: int) -> bool:
-        """Changes the share to ``most`` bytes if half of the budget stays free. False: nothing changed."""
+        """Resize the share to ``most`` bytes if half of the budget stays free. Return False if not; nothing changed."""
         budget = self._budget
         return 2 * (budget.reserved_bytes + most) <= budget.max_bytes and self.has(most)
 
     def blocks(self, cut_off: Callable[[], object]) -> None:
-        """Its reader takes nothing just now: it may be cut off by ``cut_off``, which must not wait, if others need room."""
+        """Record that the reader is stalled: ``cut_off``, which must not wait, is called if others need the room."""
         if self.reserved_bytes:
             self._budget.blocks(self, cut_off)
 
     def moves(self) -> None:
-        """Its reader has taken something. Idempotent."""
+        """Record that the reader has accepted something. Idempotent."""
         self._budget.moves(self)
 
     async def take(self, least: int, most: int) -> int:
-        """Changes the share to between ``least`` and ``most`` bytes, as soon as there is room; returns how many.
+        """Resize the share to between ``least`` and ``most`` bytes as soon as there is room; return its size.
 
         Raises:
           Overloaded: there was no room in time; the share is empty.
@@ -672,7 +672,7 @@ class AnswerRoom:
         return self._budget.refusal()
 
     def release(self) -> None:
-        """Gives everything back. Idempotent."""
+        """Release everything. Idempotent."""
         if self.reserved_bytes:
             reserved, self.reserved_bytes = self.reserved_bytes, 0
             self._budget.give_back(reserved)

@@ -1,8 +1,8 @@
-"""A connection's socket: read and written directly, in the reactor's task or in its own.
+"""A connection's socket: read and written directly, in the reactor's task or in the connection's own.
 
-A publish costs little more than its system calls: a stream object or a time-out scope for each request would add a good
-part of it. One cancel scope lasts as long as the connection; its deadline is that of the present phase: resting, reading
-a head, handling (none), sending.
+A publish costs little more than its system calls: a stream object, or a time-out scope per request, would be a large
+part of that. One cancel scope lasts as long as the connection; its deadline is that of the current phase: resting,
+reading a head, handling (none), sending.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from broker.http.reactor import Reactor
 
 RECEIVE_BYTES = 64 << 10
-#: Bodies up to this size are waited for without a task, for so long.
+#: The limits of bodies that are awaited without a task: their size, and the time.
 GATHERED_BYTES = 256 << 10
 GATHER_S = 1.0
-#: What was waited for somebody who sends no more: longer than any request may.
+#: Reported as ``waited_ms`` after a half-close: longer than any wait, so that the handler answers at once.
 WAITED_MS = 1 << 40
-#: What a client may send ahead while its answer is awaited.
+#: Bytes that a client may send ahead while it waits for an answer.
 MAX_PIPELINED_BYTES = 64 << 10
-#: How long the rest of a refused body is read and dropped, so that the client sees the answer before a reset.
+#: How long the rest of a refused body is read and discarded, so that the client sees the answer before a reset.
 LINGER_S = 2.0
-#: The same for a client that may have sent ahead what will have no answer.
+#: The same for a client that may have pipelined requests that will not be answered.
 BRIEF_LINGER_S = 0.1
 #: The longest that TCP is asked to try to deliver what is left at a connection's end.
 MAX_USER_TIMEOUT_S = 3600.0
 _RESET = struct.pack("ii", 1, 0)
-#: A longer body is sent after its head as it is; below it, one piece is cheaper than two.
+#: A longer body is sent separately from its head; below this, one copy is cheaper than two buffers.
 COPIED_BYTES = 64 << 10
-#: Events of a socket whose other side sends no more.
+#: epoll events of a socket whose peer sends no more.
 _ENDS = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
@@ -52,14 +52,14 @@ class PeerLeft(Exception):
 
 
 class State(IntEnum):
-    """What a connection is doing. While it is in one of the first three, its task sleeps."""
+    """The state of a connection. In the first three its task sleeps."""
 
     RESTING = 0
     """It waits for a request."""
     GATHERING = 1
-    """The first part of a small body has arrived; the reactor reads the rest."""
+    """The start of a small body has arrived; the reactor reads the rest."""
     ANSWERING = 2
-    """A request is answered without the task."""
+    """A request is being answered without the task."""
     AWAKE = 3
     """Its task has been woken."""
     READING = 4
@@ -71,40 +71,40 @@ class State(IntEnum):
     TALKING = 7
     """It is a WebSocket."""
     LEAVING = 8
-    """Its last answer has been made: no further request is read."""
+    """Its last answer is decided: no further request is read."""
     CLOSED = 9
 
 
 class Input(Enum):
-    """What can be read of a connection, as far as the kernel has said."""
+    """The input of a connection that is left to read, as far as epoll and earlier reads have shown."""
 
     NOTHING = "nothing"
     SOME = "some"
     THE_LAST = "the last"
-    """There may be some, and then the end."""
+    """Maybe data, and then the end."""
     ENDED = "ended"
-    """The end has been read."""
+    """The end of input has been read."""
 
 
 class Owner(Protocol):
-    """Whoever reads requests off a connection."""
+    """The protocol that reads requests from a connection."""
 
     def data_arrived(self) -> bool:
-        """Something has arrived while the connection rests or gathers. Return True if its task is to see to it."""
+        """Handle data that arrived while the connection rests or gathers. Return True if the task must handle it."""
 
     @property
     def is_reading(self) -> bool:
-        """True if it answers a request without the task that may be cancelled."""
+        """True if a cancellable request is being answered without the task."""
 
     def gathered(self) -> None:
-        """The rest of a body is not waited for any more without the task."""
+        """Stop waiting for the rest of a body without the task."""
 
     def sending_ended(self) -> None:
-        """The client has closed its sending half, which may be all of it."""
+        """The client has half-closed or closed the connection."""
 
 
 class Connection:
-    """One accepted socket, not blocking, and its place in the reactor."""
+    """One accepted, non-blocking socket, registered with the reactor."""
 
     __slots__ = (
         "_input",
@@ -135,16 +135,16 @@ class Connection:
     ) -> None:
         self._sock = sock
         self.pace = Pace(settings)
-        #: What its answers hold until they have left.
+        #: The memory reservation of its answers until they are sent.
         self.room = budget.answers.room()
         self._reactor = reactor
-        #: None once it has left, so that neither keeps the other.
+        #: None after ``leave``, to break the reference cycle.
         self._owner: Owner | None = owner
         #: The task that sleeps in ``_sleep``.
         self._task: trio.lowlevel.Task | None = None
         self._watching: trio.CancelScope | None = None
         self._unsent = memoryview(b"")
-        # What came with the end of a handshake makes no edge.
+        # Data that was read along with the end of the handshake triggers no edge.
         self._input = Input.SOME if isinstance(sock, TlsSocket) else Input.NOTHING
         self.state = State.AWAKE
         #: True if its scope was cancelled while it rested: all its answers are in the kernel's hands.
@@ -152,14 +152,13 @@ class Connection:
         #: Around everything; its end is the connection's.
         self.scope = trio.CancelScope()
         self.peer = peer
-        #: Received, and not yet part of a request.
+        #: Received bytes that are not part of a request yet.
         self.pending = b""
-        #: How much is read at once while the connection rests.
+        #: Size of the next read while the connection rests or gathers.
         self.wanted_bytes = RECEIVE_BYTES
         reactor.add(sock, self)
 
     def __repr__(self) -> str:
-        """Its other end, and what it is doing."""
         return f"<Connection of {self.peer.address or 'unknown'}: {self.state.name.lower()}, input {self._input.value}>"
 
     @property
@@ -169,12 +168,12 @@ class Connection:
 
     @property
     def is_quiet(self) -> bool:
-        """True if there is nothing to see to: no input that is not read, and no end that is not acted on."""
+        """True if there is nothing to handle: no unread input, and no end of input."""
         return self._input is Input.NOTHING
 
     @property
     def ended(self) -> bool:
-        """True if the client sends no more, and all that it sent has been read."""
+        """True if the client sends no more, and everything it sent has been read."""
         return self._input is Input.ENDED
 
     def addresses(self) -> tuple[tuple[str, int] | None, tuple[str, int | None] | None]:
@@ -189,7 +188,7 @@ class Connection:
         return client, sock.getsockname()[:2]
 
     def leave(self) -> None:
-        """Have neither the reactor nor the owner do anything more with the socket. Idempotent."""
+        """Detach the socket from the reactor and the owner. Idempotent."""
         self.state = State.CLOSED
         self._reactor.remove(self._sock, self)
         self._owner = None
@@ -197,7 +196,7 @@ class Connection:
     # --- in the reactor's task --------------------------------------------------------------------
 
     def readable(self, events: int = 0) -> None:
-        """Something has arrived, or the other side has gone."""
+        """Handle arrived data, or the end of input."""
         if self._input is not Input.ENDED:
             if events & _ENDS:
                 self._input = Input.THE_LAST
@@ -218,20 +217,20 @@ class Connection:
                 return
 
     def read_ahead(self) -> None:
-        """Keep what the client sends while it waits for an answer; tell the owner when it sends no more."""
+        """Buffer what the client sends while it waits for an answer; notify the owner at the end of input."""
         while self._owner is not None and self.has_input and len(self.pending) < MAX_PIPELINED_BYTES:
             self._read()
         if self.ended:
             self._tell_end()
 
     def give_up(self) -> None:
-        """End the connection: nothing came for ``keep_alive_s``, or it has failed."""
+        """End the connection: it was idle for ``keep_alive_s``, or has failed."""
         self.scope.cancel()
 
     def _read(self) -> bool:
-        """Read what is there, without waiting. Return True if there is something to see to."""
+        """Read without waiting. Return True if there is something to handle."""
         if len(self.pending) >= MAX_PIPELINED_BYTES and self.state is not State.GATHERING:
-            return True  # what was sent ahead is enough; the rest is read when that has been answered
+            return True  # enough was sent ahead; the rest is read once that is answered
         try:
             data = self._sock.recv(self.wanted_bytes)
         except BlockingIOError:
@@ -247,14 +246,17 @@ class Connection:
         return True
 
     def _have_read(self, size: int, wanted_bytes: int) -> None:
-        """After a short read nothing is left, but for the end: that came with the same edge, or has one of its own."""
+        """Note the size of a read: after a short one, the socket is empty.
+
+        The end of input, if it follows, came with the same edge or triggers one of its own.
+        """
         if self._input is not Input.THE_LAST:
             sock = self._sock
             is_more = size == wanted_bytes or (type(sock) is TlsSocket and sock.ended)
             self._input = Input.SOME if is_more else Input.NOTHING
 
     def wake(self) -> None:
-        """Wake the task, if it sleeps."""
+        """Wake the task if it sleeps."""
         if self.state is State.GATHERING and self._owner is not None:
             self._owner.gathered()
         if self.state <= State.ANSWERING:
@@ -265,13 +267,13 @@ class Connection:
             trio.lowlevel.reschedule(task)
 
     def send_now(self, data: bytes) -> bool:
-        """Send ``data`` without waiting; False: not all of it, and ``send_rest`` sends the rest, or raises."""
+        """Send ``data`` without waiting. Return False if some is left: ``send_rest`` then sends it, or raises."""
         try:
             sent = self._sock.send(data)
         except BlockingIOError:
             sent = 0
         except OSError:
-            sent = 0  # the task meets it again
+            sent = 0  # the task gets the same error
         if sent < len(data):
             self._unsent = memoryview(data)[sent:]
             return False
@@ -284,11 +286,11 @@ class Connection:
         self.state = State.RESTING
         self._reactor.rests(self)
         if self.has_input:
-            self._reactor.again(self)  # not here: what is started has its turn after the reactor's
+            self._reactor.again(self)  # requests are started in the reactor's task only, which then runs the actors
         await self._sleep()
 
     async def send_rest(self) -> None:
-        """Send what ``send_now`` left. Raises OSError."""
+        """Send what ``send_now`` left over. Raises OSError."""
         rest, self._unsent = self._unsent, memoryview(b"")
         if rest:
             await self._send_rest(rest)
@@ -310,7 +312,7 @@ class Connection:
         """Return at least one byte.
 
         Raises:
-          PeerLeft: there will be no more.
+          PeerLeft: the client sends no more.
           OSError: the connection is broken.
         """
         while True:
@@ -330,7 +332,7 @@ class Connection:
             return data
 
     async def send_all(self, data: bytes, body: bytes = b"") -> None:
-        """Send ``data``, then ``body``, at once if the socket takes it; each wait for the reader has its time-out.
+        """Send ``data``, then ``body``, at once if the socket accepts them; each wait for the reader may time out.
 
         Raises:
           OSError: the connection is broken.
@@ -366,7 +368,7 @@ class Connection:
             pace.waited(trio.current_time() - begun_s, sent_bytes)
 
     async def watch(self) -> None:
-        """Keep what the client sends ahead, and tell the owner when it sends no more; until ``unwatch``.
+        """Buffer what the client sends ahead, and notify the owner at the end of input; runs until ``unwatch``.
 
         A half-closed client is indistinguishable from a dead one until we write to it.
         """
@@ -379,7 +381,7 @@ class Connection:
             while len(self.pending) < MAX_PIPELINED_BYTES:
                 await wait_readable(self._sock)
                 if watching.cancel_called:
-                    return  # the owner reads again; to wait here once more would be in its way
+                    return  # the owner reads again; another wait here would compete with it
                 try:
                     data = self._sock.recv(RECEIVE_BYTES)
                 except BlockingIOError:
@@ -398,16 +400,16 @@ class Connection:
             self._owner.sending_ended()
 
     def unwatch(self) -> None:
-        """Ends ``watch``; the socket is free for our own reading at once, before its task has ended."""
+        """End ``watch``; the socket can be read at once, even before the watching task has ended."""
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
 
     async def linger(self, linger_s: float) -> None:
-        """Says that nothing more will be sent, and drops what still comes, until the client leaves or time is over.
+        """Send the end of output, then discard input until the client leaves or time is up.
 
         Raises:
-          PeerLeft: the client has seen it all.
+          PeerLeft: the client has closed the connection.
         """
         self._sock.shutdown(socket.SHUT_WR)
         with trio.move_on_after(linger_s):
@@ -422,5 +424,5 @@ class Connection:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, sent_by_ms)
 
     def reset_on_close(self) -> None:
-        """Lets closing break the connection at once, and free what the kernel holds for a reader that fell asleep."""
+        """Make close send a reset and free the kernel's send buffer, for a reader that has stalled."""
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -1,4 +1,4 @@
-"""What small frames may cost: those of HTTP/2 and of WebSockets, which take as much processor time as thousands of bytes."""
+"""Limits on small frames of HTTP/2 and WebSockets, each of which takes as much processor time as thousands of bytes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import logging
 import trio
 
 log = logging.getLogger("plainsong.http")
-#: Frames without content that a connection may send at once, and further ones a second.
+#: A token bucket of frames without content, for each connection: its size, and its refill per second.
 CONTROL_BURST = 1000
 CONTROLS_PER_S = 100
-#: For so many bytes of content, sent or received, a connection may send a control frame: twice as often as clients do that
-#: open their window after each frame.
+#: Content, sent or received, refills it too: one control frame for this many bytes, twice the rate at which clients do
+#: that open their window after each frame.
 BYTES_PER_CONTROL = 4 << 10
-#: How often refusals of one kind are logged.
+#: The shortest time between two log lines about refusals of one kind.
 LOG_PAUSE_S = 60.0
 
 
 class FrameAllowance:
-    """Counts the frames of a connection that have no content: pings, settings, empty pieces, unknown ones."""
+    """A connection's allowance of frames without content: pings, settings, empty pieces, unknown ones."""
 
     __slots__ = ("_left", "_since_s")
 
@@ -27,11 +27,11 @@ class FrameAllowance:
         self._since_s = trio.current_time()
 
     def content(self, size_bytes: int) -> None:
-        """So much content was sent or received."""
+        """Record that ``size_bytes`` of content were sent or received."""
         self._left = min(self._left + size_bytes / BYTES_PER_CONTROL, CONTROL_BURST)
 
     def control(self, frames: int = 1) -> bool:
-        """Takes control frames into account. False: there were too many, which ends the connection."""
+        """Spend ``frames`` control frames. Return False if there were too many: the connection must end."""
         now_s = trio.current_time()
         self._left = min(self._left + CONTROLS_PER_S * (now_s - self._since_s), CONTROL_BURST) - frames
         self._since_s = now_s
@@ -39,7 +39,7 @@ class FrameAllowance:
 
 
 class CountedWarning:
-    """A warning about what clients do: one line for the first, then one a minute at most, with their number."""
+    """A warning about clients' behaviour: logged at once the first time, then once a minute at most, with a count."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -1,7 +1,7 @@
-"""The gate before the application: who may pass, bounds of bodies and answers, request ids, problems as refusals.
+"""The gate before the application: authentication, bounds of bodies and answers, request ids, problems as refusals.
 
-A framework reads a body as fast as it comes, wherever it goes. So the gate counts and times bodies, and refuses them
-before the application sees them. What passes it has come over HTTP/1.1 (``broker.http.asgi``) or over HTTP/2.
+A framework reads a body as fast as it arrives. The gate therefore counts and times bodies, and refuses them before the
+application sees them. Requests arrive over HTTP/1.1 (``broker.http.asgi``) or over HTTP/2.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ if TYPE_CHECKING:
     from broker.http.peer import Peer
     from broker.security.guard import Admission, Guard
 
-#: What brings less than this of a body may be made of as many chunks. Behind the first few of a body each is counted as
-#: so much long work: measured with chunks of one byte.
+#: An event with fewer bytes of body may consist of as many chunks. Once a body has had ``FEW_PARTS`` such events, each
+#: further event is charged as this much long work, the cost of an event of one-byte chunks.
 TINY_EVENT_BYTES = 1 << 10
 TINY_EVENT_S = 0.0004
-#: How long the last answer of a connection over HTTP/2 has to leave before it is cut.
+#: How long the last answer of an HTTP/2 connection may take to leave before the connection is cut.
 LAST_ANSWER_S = 0.1
 #: The key of a scope's ``extensions`` for the request's ``Passage``.
 PASSAGE = "plainsong.passage"
-#: The key for a function that ends the request's connection.
+#: The key for a function that cuts the request's connection.
 CUT = "plainsong.cut"
 #: The key for the connection's ``Peer``.
 PEER = "plainsong.peer"
 #: The key for the connection's ``SendingEnd``.
 SENDING_END = "plainsong.sending-end"
-#: What is sent within this time was not waited for.
+#: A send that took less did not wait for the reader.
 AT_ONCE_S = 0.01
-#: Answers are given to the server in pieces of this size.
+#: Answers are passed to the server in pieces of this size.
 PIECE_BYTES = 64 << 10
 
 
 class Passage:
-    """One request on its way through the gate."""
+    """The state of one request in the gate."""
 
     def __init__(self, scope: Any, budget: BodyBudget, settings: HttpSettings) -> None:
         self.pace = Pace(settings)
@@ -70,26 +70,26 @@ class Passage:
         for raw_name, raw_value in scope["headers"]:
             name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
             self.headers[name] = f"{self.headers[name]}, {value}" if name in self.headers else value
-        #: The client's own if it is sane, else a new one.
+        #: The client's id if it is sane, else a new one.
         self.request_id = sane_request_id(self.headers.get("x-request-id")) or new_request_id()
         #: The body's share of the budget, until the application has answered.
         self.reservation: Reservation = budget.reserve()
-        #: The answer's share of the budget, until it has left.
+        #: The answer's share of the budget, until it is sent.
         self.room: AnswerRoom = budget.answers.room()
         self.intake = Intake(self.reservation, settings)
-        #: Parts of the body that had hardly a byte.
+        #: Number of events with hardly any body.
         self.tiny_events = 0
         self.body_ended = trio.Event()
-        #: Whether the application waits for more of the body.
+        #: Number of calls of the application that wait for more of the body.
         self.receiving = 0
         self.started = trio.current_time()
         self.refusal: PlainsongError | None = None
         self.answering = False
-        #: Whether its connection ends behind its answer.
+        #: True if its connection ends after the answer.
         self.is_last = False
-        #: The answer's body, if it is made while it is sent.
+        #: The answer's body, if it is a stream.
         self.stream: BodyStream | None = None
-        #: Who sent it, and what decides whether they may.
+        #: Authenticates and authorizes the sender; the result of authentication.
         self.guard: Guard = OPEN
         self.admission: Admission = OPEN_ADMISSION
         extensions = scope.setdefault("extensions", {})
@@ -98,7 +98,7 @@ class Passage:
         extensions[PASSAGE] = self
 
     def enter(self, route: Route[Any], path: Mapping[str, str]) -> None:
-        """Its route is known: whether its sender may ask it. Raises PlainsongError."""
+        """Authorize the sender for the request's route, and take its cost from the quotas. Raises PlainsongError."""
         length = self.headers.get("content-length", "")
         size = int(length) if length.isascii() and length.isdigit() and len(length) <= MAX_LENGTH_DIGITS else 0
         try:
@@ -108,7 +108,10 @@ class Passage:
             raise
 
     async def answer_reader(self, answer: Callable[[Asked], Awaitable[Answer]], asked: Asked) -> Answer:
-        """The answer to a request that may wait for something: as ``Exchange`` does."""
+        """Return the answer to a request that may wait for something.
+
+        A half-closed client is answered without further waiting; a request that had to give way is refused.
+        """
         with trio.CancelScope() as waiting, self.sending_end.telling(waiting.cancel):
             self.reservation.may_give_way(waiting.cancel)
             try:
@@ -122,23 +125,23 @@ class Passage:
 
 
 class SendingEnd:
-    """What the requests of a connection know of its client's sending half: whether it has been closed."""
+    """The state of the client's sending half, shared by all requests of a connection."""
 
     def __init__(self) -> None:
         self.has_come = False
-        #: Whether an answer is under way that has no end, so that a client that sends no more is taken to have gone.
+        #: True while an endless answer is sent: a client that sends no more is then taken to have left.
         self.is_endless = False
         self._told: dict[Callable[[], object], None] = {}
 
     def come(self) -> None:
-        """The client has closed its sending half, which may be all of it."""
+        """Record that the client has half-closed or closed the connection."""
         self.has_come = True
         for tell in list(self._told):
             tell()
 
     @contextmanager
     def telling(self, tell: Callable[[], object]) -> Iterator[None]:
-        """Calls ``tell`` once the client sends no more."""
+        """Call ``tell`` if the client sends no more, now or within the block."""
         self._told[tell] = None
         if self.has_come:
             tell()
@@ -149,7 +152,7 @@ class SendingEnd:
 
 
 class Gate:
-    """An ASGI application around ``app``. ``is_stopping``: whether kept-alive connections should end."""
+    """An ASGI application around ``app``. ``is_stopping`` returns True once kept-alive connections should end."""
 
     def __init__(
         self,
@@ -168,7 +171,7 @@ class Gate:
         self._is_stopping = is_stopping
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Passes one request to ``app``, or refuses it; only the application's life passes untouched."""
+        """Pass one request to ``app``, or refuse it. Lifespan events are passed on unchanged."""
         if scope["type"] == "websocket":
             await _refuse_websocket(send)
             return
@@ -179,13 +182,13 @@ class Gate:
         try:
             with passage.reservation:
                 await self._pass(passage, scope, receive, send)
-            if passage.is_last and scope["http_version"] >= "2":  # where no header says so
+            if passage.is_last and scope["http_version"] >= "2":  # there is no header for it
                 await trio.sleep(LAST_ANSWER_S)
                 cut: Any = scope.get("extensions", {}).get(CUT)
                 if cut is not None:
                     cut()
         finally:
-            if passage.stream is not None:  # the framework closes only a stream that it has begun to send
+            if passage.stream is not None:  # the framework closes only streams it has started to send
                 with trio.CancelScope(shield=True):
                     await passage.stream.aclose()
             passage.room.release()
@@ -248,7 +251,7 @@ class Gate:
             await self._refuse(passage, scope, receive, send)
 
     async def _admit(self, passage: Passage, scope: Any) -> PlainsongError | None:
-        """Finds out who sent a request; the refusal, if that cannot be said and a name is needed."""
+        """Authenticate the sender; return the refusal if that fails and the request needs a name."""
         guard = passage.guard = self._guard
         if not guard.required:
             return None
@@ -269,7 +272,7 @@ class Gate:
         return None
 
     async def _send(self, passage: Passage, message: Any, scope: Any, send: Any) -> None:
-        """Sends a message in pieces, since the server below buffers whatever it gets until it is sent."""
+        """Send a message in pieces, since the server below buffers a message until it is sent."""
         rest = memoryview(message.get("body", b""))
         while len(rest) > PIECE_BYTES:
             piece = {"type": "http.response.body", "body": bytes(rest[:PIECE_BYTES]), "more_body": True}
@@ -279,9 +282,9 @@ class Gate:
         await self._send_piece(passage, message, scope, send)
 
     async def _send_piece(self, passage: Passage, message: Any, scope: Any, send: Any) -> None:
-        """Sends one piece at the pace that its reader has to keep.
+        """Send one piece within the time that the minimum rate allows its reader.
 
-        Over HTTP/2 a reader may stop while its connection lives.
+        Over HTTP/2 a reader may stall while its connection stays alive.
         """
         cut = scope.get("extensions", {}).get(CUT)
         if cut is None:
@@ -302,7 +305,7 @@ class Gate:
             pace.waited(waited_s, len(message.get("body", b"")))
 
     def _refusal(self, passage: Passage) -> PlainsongError | None:
-        """Why the request is refused by its head alone."""
+        """Return the refusal if the head alone is enough to refuse the request."""
         length = passage.headers.get("content-length")
         if length is None:
             return None
@@ -315,13 +318,13 @@ class Gate:
         return None
 
     def _stream_refusal(self, message: Any, passage: Passage, scope: Any) -> PlainsongError | None:
-        """Why an answer that is a stream of events is refused to a page, which could read one where it reads no other."""
+        """Return the refusal of an event stream to a foreign page, which could read it, unlike other answers."""
         if scope["method"] != "GET" or not _is_endless(message["headers"]):
             return None
         return self._check.refusal("GET", passage.headers, passage.peer, streams=True)
 
     def _preflight(self, message: Any, passage: Passage) -> Any:
-        """The answer to OPTIONS, which names the path's methods, as a browser wants it before it sends a request."""
+        """Return the answer to OPTIONS, with CORS headers if it is a preflight."""
         allow = dict(message["headers"]).get(b"allow", b"").decode("latin-1")
         added = self._check.preflight_headers(passage.headers, allow) if message["status"] == 200 and allow else []
         if not added:
@@ -337,7 +340,7 @@ class Gate:
             passage.reservation.keeps()
         intake = passage.intake
         intake.count(len(message.get("body", b"")))
-        announced = passage.headers.get("content-length")  # over HTTP/2 a frame says where a body ends
+        announced = passage.headers.get("content-length")  # over HTTP/2 a frame marks the end of the body
         if (
             announced is not None
             and (intake.received_bytes > int(announced) or is_last)
@@ -353,7 +356,7 @@ class Gate:
         return marked
 
     async def _refuse(self, passage: Passage, scope: Any, receive: Any, send: Any) -> None:
-        """Answers, then reads the rest of the body: with a reset, the client would lose the answer."""
+        """Send the refusal, then read the rest of the body: after a reset the client would lose the answer."""
         assert passage.refusal is not None
         answer = answer_for(passage.refusal)
         assert isinstance(answer.body, bytes)
@@ -367,9 +370,9 @@ class Gate:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _linger(self, passage: Passage, receive: Any) -> None:
-        """Read the rest of the body for a while and drop it, unless the application still reads it.
+        """Read and discard the rest of the body for a while, unless the application still reads it.
 
-        Over HTTP/1.1 the connection does so.
+        Over HTTP/1.1 the connection does that.
         """
         with trio.move_on_after(LINGER_S):
             if passage.receiving:
@@ -381,7 +384,7 @@ class Gate:
 
 
 async def _refuse_websocket(send: Any) -> None:
-    """Refuses what is no conversation of ours: over HTTP/2, where hypercorn takes WebSockets, nothing would check it."""
+    """Refuse a WebSocket over HTTP/2, which hypercorn accepts and which would bypass all checks."""
     answer = answer_for(BadRequest("there are no WebSockets over HTTP/2 here", hint="open it over HTTP/1.1"))
     headers = [
         *_encoded([("content-type", str(answer.content_type)), *answer.headers]),
@@ -396,5 +399,5 @@ def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
 
 
 def _is_endless(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether this is the head of an answer without an end."""
+    """True if these are the headers of an answer that never ends."""
     return any(name.lower() == b"content-type" and value.startswith(EVENT_STREAM.encode()) for name, value in headers)

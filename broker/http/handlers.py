@@ -1,7 +1,7 @@
-"""The one form of a handler: it is given a request and what takes the answer, and calls that once.
+"""The one form of a handler: it receives a request and a callback for the answer, and calls that exactly once.
 
-A handler that only asks an actor answers from the actor's turn. One that waits for something else is an ``async def``, and
-``RequestTasks`` makes a handler of it: the only place where a request gets a task.
+A handler that only asks an actor answers within the actor's turn. One that waits for something else is an ``async
+def``; ``RequestTasks`` turns it into a handler, and is the only place where a request gets a task.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ A = TypeVar("A")
 
 
 class RequestCancelled(Exception):
-    """Stands for the answer to a request that was cancelled; only the canceller receives it."""
+    """The outcome of a cancelled request; only its canceller receives it."""
 
 
 class RequestTasks:
@@ -33,15 +33,15 @@ class RequestTasks:
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
-        #: A task keeps its context for life, and that of its first caller may hold a request.
+        #: A task keeps the context it is started with, and a caller's context could keep a request alive.
         self._context = copy_context()
 
     def adapt(self, handler: AsyncHandler) -> Handler:
-        """A handler that runs ``handler`` in a task for each request."""
+        """Return a handler that runs ``handler`` in a task for each request."""
         return partial(self.run, handler)
 
     def run(self, handler: AsyncHandler, request: Request, answered: Answered) -> None:
-        """Answer one request by ``handler``, in a task that ``Request.cancel`` cancels."""
+        """Run ``handler`` in a task, which ``Request.cancel`` cancels."""
         scope = trio.CancelScope()
         if request.is_cancelled:
             scope.cancel()
@@ -49,7 +49,7 @@ class RequestTasks:
         request.on_cancel = scope.cancel
 
     def settle(self, ask: Callable[[], Awaitable[A]], settled: Callable[[A | Exception], object]) -> None:
-        """Give ``settled`` the outcome of ``ask``, which runs in a task."""
+        """Run ``ask`` in a task, and pass its outcome to ``settled``."""
         self._context.run(self._nursery.start_soon, _settle, ask, settled)
 
 
@@ -84,11 +84,11 @@ async def _run(
     finally:
         request.on_cancel = outer
         answered(outcome)
-        del outcome  # an error refers to this call by its traceback
+        del outcome  # the traceback of an error refers to this frame
 
 
 async def _without_reader(answer: Answer) -> RequestCancelled:
-    """What the canceller receives in place of an answer that was made all the same; a stream needs its end."""
+    """Close the stream of an answer that was made despite the cancellation, and return the outcome to give instead."""
     if not isinstance(answer.body, bytes):
         with trio.CancelScope(shield=True):
             await answer.body.aclose()
@@ -96,9 +96,9 @@ async def _without_reader(answer: Answer) -> RequestCancelled:
 
 
 async def answer_of(handler: Handler, request: Request) -> Answer:
-    """The answer, for a task that waits for it. Raises the error that is given instead.
+    """Return the handler's answer. Raises the error given instead.
 
-    If it is cancelled it cancels the request, and waits until the handler's task, if it has one, has ended.
+    Cancellation cancels the request, and waits until the handler's task, if it has one, has ended.
     """
     future: Future[Answer] = Future()
     outer = request.on_cancel
@@ -114,9 +114,9 @@ async def answer_of(handler: Handler, request: Request) -> Answer:
 
 
 def answer_with(answered: Answered, answer: Callable[[A], Answer], found: A | Exception) -> None:
-    """Give the answer that ``answer`` makes of what an actor has found.
+    """Give the answer that ``answer`` makes of an actor's outcome.
 
-    It is called in the actor's turn, where a bug must not be raised.
+    Called in the actor's turn, so a bug in ``answer`` is given as an outcome instead of raised.
     """
     if isinstance(found, Exception):
         answered(found)

@@ -1,7 +1,7 @@
-"""Heads of HTTP/1.1: which request this is, and how its body is framed.
+"""Heads of HTTP/1.1: the route of a request, and the framing of its body.
 
-``hot_head`` takes what every reader of HTTP understands alike and a hot route serves, in a few microseconds. h11 reads
-all others, strictly: what it refuses is refused.
+``hot_head`` parses, in a few microseconds, requests of hot routes that no two HTTP parsers could read differently. h11
+parses all others strictly; a head that it refuses is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNKED = -1
 
 
 class _Shape(NamedTuple):
-    """The path of a route, cut at its slashes."""
+    """A route's path, split at its slashes."""
 
     endpoint: Endpoint
     words: tuple[tuple[int, str], ...]
@@ -37,7 +37,7 @@ class _Shape(NamedTuple):
 
 
 class HotRoutes:
-    """Finds the hot route of a method and path: one look-up by the number of segments and the last one, or two."""
+    """Finds the hot route of a method and path, in one or two look-ups by segment count and last segment."""
 
     def __init__(self, endpoints: Iterable[Endpoint]) -> None:
         self._shapes: dict[tuple[str, int, str], _Shape] = {}
@@ -51,14 +51,14 @@ class HotRoutes:
             places = [(word[1:-1], at) for at, word in enumerate(segments) if word.startswith("{")]
             shape = _Shape(endpoint, tuple(words), tuple(places))
             last = "" if segments[-1].startswith("{") else segments[-1]
-            # Else more looks are needed.
+            # Two routes with the same key would need more look-ups.
             assert self._shapes.setdefault((route.method, len(segments), last), shape) is shape
             starts.add(f"{route.method} {route.path.partition('{')[0]}".encode())
         #: Every hot request starts with one of these.
         self.prefixes = tuple(sorted(starts))
 
     def find(self, method: str, path: str) -> tuple[Endpoint, Mapping[str, str]] | None:
-        """The route and what stands in its places, if none of them is empty."""
+        """Return the route and its path parameters, if none of them is empty."""
         segments = path.split("/")
         count = len(segments)
         shape = self._shapes.get((method, count, segments[-1])) or self._shapes.get((method, count, ""))
@@ -76,23 +76,23 @@ class Head:
     """The head of a hot request."""
 
     endpoint: Endpoint
-    #: What stands in the places of the route's path: percent-decoded.
+    #: Values of the route's path parameters: percent-decoded.
     path: Mapping[str, str]
     query: str
     headers: Mapping[str, str]
     #: Bytes of the body, or ``CHUNKED``.
     length: int
-    #: Whether the client wants the connection kept.
+    #: True if the client wants the connection kept.
     keep_alive: bool
-    #: Whether the answer may be chunked (HTTP/1.0 knows no chunks).
+    #: True if the answer may be chunked (HTTP/1.0 has no chunks).
     chunks: bool
     expects_continue: bool
-    #: The client's own request id, if it sent a sane one.
+    #: The client's request id, if it sent a sane one.
     request_id: str | None
 
 
 class _HeadParts:
-    """What httptools calls back with."""
+    """Receives httptools' callbacks."""
 
     __slots__ = ("complete", "headers", "url")
 
@@ -112,19 +112,19 @@ class _HeadParts:
 
 
 def hot_head(data: bytes, routes: HotRoutes) -> Head | None:
-    """Return the head in ``data``, which ends with its empty line; None when no hot route serves the request.
+    """Return the head in ``data``, which ends with its empty line; None if no hot route serves the request.
 
-    Anything that two readers could take differently (two lengths, a length with chunks, folded lines, no host or two) is
-    none of them. No hot route can be upgraded, so that an ``Upgrade`` header is ignored (RFC 9110, section 7.8). Of a
-    quick route, a request to upgrade, a body whose length is not known or is larger than it may be, and a compressed one
-    are the application's.
+    A head that two parsers could read differently (two lengths, a length and chunks, folded lines, no host or two) is
+    not hot. No hot route can be upgraded, so an ``Upgrade`` header is ignored (RFC 9110, section 7.8). On a quick
+    route, the application handles requests with an ``Upgrade`` header, a compressed body, or a body that is too large
+    or of unknown length.
     """
     parts = _HeadParts()
     parser = httptools.HttpRequestParser(parts)
     try:
         parser.feed_data(data)
     except httptools.HttpParserUpgrade:
-        pass  # raised behind the head
+        pass  # raised at the end of the head
     except httptools.HttpParserError:
         return None
     route = _route(parser.get_method().decode("ascii"), parts.url, routes) if parts.complete else None
@@ -157,7 +157,7 @@ def hot_head(data: bytes, routes: HotRoutes) -> Head | None:
 
 
 def _route(method: str, url: bytes, routes: HotRoutes) -> tuple[tuple[Endpoint, Mapping[str, str]], str] | None:
-    """The route, the places of its path, and the query; None if no hot route serves it."""
+    """Return the route, its path parameters, and the query; None if no hot route serves the request."""
     if not url.isascii():
         return None
     path, _, query = url.decode("ascii").partition("?")
@@ -170,7 +170,7 @@ def _route(method: str, url: bytes, routes: HotRoutes) -> tuple[tuple[Endpoint, 
 
 
 def _joined(pairs: list[tuple[str, str]]) -> dict[str, str] | None:
-    """The headers by name, repeated ones joined; None when one is repeated that must not be."""
+    """Return the headers by name, with repeated ones joined; None if one is repeated that must be unique."""
     headers: dict[str, str] = {}
     for name, value in pairs:
         if name not in headers:
@@ -183,7 +183,7 @@ def _joined(pairs: list[tuple[str, str]]) -> dict[str, str] | None:
 
 
 def _framing(headers: Mapping[str, str], version: str) -> int | None:
-    """The length of the body, or ``CHUNKED``; None where readers could differ."""
+    """Return the length of the body, or ``CHUNKED``; None if parsers could differ."""
     if version == "1.1" and "host" not in headers:
         return None
     length = headers.get("content-length")
@@ -195,7 +195,7 @@ def _framing(headers: Mapping[str, str], version: str) -> int | None:
     return int(length) if length.isascii() and length.isdigit() and len(length) <= MAX_LENGTH_DIGITS else None
 
 
-# --- all others ------------------------------------------------------------------------------------
+# --- other heads -----------------------------------------------------------------------------------
 
 
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
@@ -204,7 +204,7 @@ _ABSOLUTE = re.compile(rb"(?i:https?)://((?:[0-9A-Za-z._~-]+|\[[0-9A-Fa-f:.]+\])
 
 
 class HeadRefused(Exception):
-    """The head is no HTTP/1.1 that we read: answered with ``status``, and the connection ends."""
+    """The head is not valid HTTP/1.1: it is answered with ``status``, and the connection ends."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -233,17 +233,17 @@ class PlainHead:
 
 
 def end_of_head(data: bytes) -> int:
-    """Return where the head at the start of ``data`` ends; 0: it has not.
+    """Return the end of the head at the start of ``data``; 0 if it is incomplete.
 
     Raises:
-      HeadRefused: it is over the bound, or cannot become one.
+      HeadRefused: it is over the bound, or is not the start of a head.
     """
     found = _END_OF_HEAD.search(data, 0, MAX_HEAD_BYTES + 1)
     if found is not None:
         return found.end()
     if len(data) > MAX_HEAD_BYTES:
         raise HeadRefused(431)
-    if data and data[:1] < b"!" and data != b"\r":  # such as a TLS handshake; all but the start of an empty line
+    if data and data[:1] < b"!" and data != b"\r":  # such as a TLS handshake; "\r" may start an empty line
         raise HeadRefused(400)
     return 0
 

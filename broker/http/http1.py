@@ -1,8 +1,8 @@
-"""HTTP/1.1 on one connection: requests one after the other, answered by handlers or by the application, and upgrades.
+"""HTTP/1.1 on one connection: requests in sequence, answered by handlers or by the application, and upgrades.
 
-A hot request that has arrived whole, and whose handler can be started without waiting, is answered in the reactor's task,
-while the connection's own task sleeps: to wake it would take as long as serving the request. All else is read, answered and
-sent by that task.
+A hot request that has arrived completely, and whose handler can start without waiting, is answered in the reactor's
+task while the connection's own task sleeps: waking that takes as long as serving the request. The connection's task
+reads, answers and sends everything else.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ if TYPE_CHECKING:
     from broker.http.watch import Watch
     from broker.security.guard import Admission, Guard
 
-#: Answers of handlers that were started without the task are sent without it up to this size.
+#: Larger answers are sent by the connection's task.
 SENT_NOW_BYTES = 64 << 10
-#: How HTTP/2 begins when the client knows that we speak it.
+#: The preface of HTTP/2 with prior knowledge.
 HTTP_2 = b"PRI * HTTP/2.0\r\n\r\n"
 log = logging.getLogger("plainsong.http")
 
 
 @dataclass(slots=True, frozen=True)
 class Http1Parts:
-    """What all connections of a server share."""
+    """State that all connections of a server share."""
 
     settings: HttpSettings
     routes: HotRoutes
@@ -83,37 +83,37 @@ class Http1Parts:
     acceptance: Acceptance
     stopping: trio.Event
     application: Callable[[], Awaitable[Any]]
-    """Returns the application that answers what is not hot. Raises Overloaded: it cannot be loaded now."""
+    """Return the application that answers all but hot requests. Raises Overloaded: it cannot be loaded now."""
     conversations: Conversations | None
-    """None: there are no WebSockets."""
+    """None: WebSockets are off."""
     others: tuple[bytes, ...]
-    """How connections begin that speak something else."""
+    """The first bytes of other protocols on the same port."""
     guard: Guard = OPEN
     accounting: Accounting | None = None
-    """Of quick routes, whose handlers count nothing; None: they are not counted."""
+    """For quick routes, whose handlers do not count; None: they are not counted."""
 
     def hot_head_in(self, raw: bytes, peer: Peer) -> Head | None:
-        """The head of a hot request; None: the application answers it, or refuses it, such as a browser's."""
+        """Return the head of a hot request; None if the application answers it, or refuses it, such as a browser's."""
         head = hot_head(raw, self.routes) if raw.startswith(self.routes.prefixes) else None
         if head is None or not self.check.is_clear(head.headers, peer):
             return None
         if head.endpoint.route.quick and self.check.origins:
-            return None  # what caches have to know of pages from elsewhere is written there
+            return None  # the application adds the headers for caches and CORS
         if not self.guard.required and writes_audit(head.endpoint.route.name, head.path):
-            return None  # the guard is asked here only where names are needed; the application always does
+            return None  # here the guard runs only if names are required; in the application it always does
         return head
 
 
 class _LastHead:
-    """The last hot head and who was let in by it: clients repeat theirs, and the same bytes say the same."""
+    """The last hot head and its admission: clients repeat their heads, and equal bytes have equal meaning."""
 
     __slots__ = ("admission", "head", "is_admitted", "is_metered", "raw")
 
     def __init__(self, raw: bytes, head: Head | None) -> None:
         self.raw = raw
-        #: None: it is not hot.
+        #: None if it is not hot.
         self.head = head
-        #: It counts for as long as the guard's epoch stands.
+        #: Valid while the guard's epoch is unchanged.
         self.admission = OPEN_ADMISSION
         self.is_admitted = False
         #: True if its name has a quota.
@@ -144,28 +144,27 @@ class Http1:
         self._parts = parts
         self._connection = Connection(sock, self, parts.reactor, parts.budget, parts.settings, peer)
         self._last = _NO_HEAD
-        #: Until when its first head has to be whole: an unauthenticated client may hold a connection for no longer.
+        #: The deadline for the first head: an unauthenticated client may hold a connection no longer.
         self._head_due_s = trio.current_time() + parts.settings.header_timeout_s if parts.guard.required else inf
         #: True if an empty line before the next head was skipped: RFC 9112, section 2.2, asks for patience with one.
         self._has_skipped = False
         #: True until the first request: then a connection may still turn out to speak something else.
         self._is_new = True
-        #: Of the present request's body.
+        #: The memory reservation of the current request's body.
         self._held = parts.budget.reserve()
-        #: The last request that was begun without the task, and when, if it is of a quick route.
+        #: The last request that was started without the task; and its start time, if its route is quick.
         self._request: Request | None = None
         self._begun_s = 0.0
-        #: An answer that is about to be given, or that the task is to send; whether the connection is kept; its bytes.
+        #: An answer prepared in advance, or left to the task; whether the connection is kept; the encoded bytes.
         self._made: tuple[Answer, bool, bytes | None] | None = None
-        #: Called when the client sends no more while its request is handled.
+        #: Called when the client stops sending while its request is handled.
         self._on_end: Callable[[], object] | None = None
 
     def __repr__(self) -> str:
-        """The connection and its state."""
         return f"<Http1 {self._connection!r}>"
 
     async def run(self, *, tls: TlsSocket | None = None) -> bytes | None:
-        """Serve until the connection is to be closed (None), or speaks something else and begins with these bytes."""
+        """Serve until the connection must be closed (None), or return the first bytes of another protocol."""
         connection = self._connection
         linger_s = BRIEF_LINGER_S
         try:
@@ -178,7 +177,7 @@ class Http1:
                         if linger_s or self._parts.stopping.is_set():
                             break
                         if connection.pending:
-                            await trio.lowlevel.checkpoint()  # pipelined requests must not keep the others waiting
+                            await trio.lowlevel.checkpoint()  # pipelined requests must not starve other connections
                 except HeadRefused as refused:
                     await self._refuse(refused.status)
                     linger_s = LINGER_S
@@ -203,9 +202,9 @@ class Http1:
         return None
 
     def stop(self) -> None:
-        """Let the current request be the last; a connection that rests is closed if none comes right now.
+        """Let the current request be the last; close a resting connection unless a request arrives right now.
 
-        The client just answered may be sending its next request already: it gets an answer, not a cut.
+        A client that was just answered may already be sending its next request: it gets an answer, not a reset.
         """
         connection = self._connection
         if connection.state is State.GATHERING:
@@ -214,7 +213,7 @@ class Http1:
             connection.scope.deadline = trio.current_time() + BRIEF_LINGER_S
 
     async def watch(self) -> None:
-        """Notice when the client sends no more, or has gone, while its request is handled."""
+        """Notice when the client stops sending, or leaves, while its request is handled."""
         if self._on_end is not None:
             await self._connection.watch()
 
@@ -222,12 +221,12 @@ class Http1:
 
     @property
     def is_reading(self) -> bool:
-        """True if a request is answered without the task that changes nothing, and so may be cancelled."""
+        """True if a read-only request, which may be cancelled, is being answered without the task."""
         head = self._last.head
         return self._connection.state is State.ANSWERING and head is not None and head.endpoint.route.reads_only
 
     def data_arrived(self) -> bool:
-        """Something has arrived while the connection rests. Return True if its task is to see to it.
+        """Handle data that arrived while the connection rests or gathers. Return True if the task must handle it.
 
         Called in the reactor's task.
         """
@@ -253,7 +252,7 @@ class Http1:
         if self._head_due_s < inf:
             self._head_due_s = connection.scope.deadline = inf
         is_whole = len(pending) >= end
-        # Whoever is over its quota is refused by the task, before more of the body is read.
+        # The task refuses a request that is over its quota, before more of the body is read.
         if last.is_metered and not self._is_within(head, takes=is_whole):
             return True
         if not is_whole:
@@ -289,10 +288,10 @@ class Http1:
             if route.reads_only:
                 self._held.may_give_way(request.cancel)
                 connection.read_ahead()
-        return False  # an answer that needs the task has woken it
+        return False  # an answer that needs the task has already woken it
 
     def _is_admitted(self, last: _LastHead, head: Head) -> bool:
-        """True if its sender is let in, without waiting; False: its task answers why not, or waits for it."""
+        """True if the sender is admitted. If False, the task refuses the request, or waits for the guard's decision."""
         guard = self._parts.guard
         if last.is_admitted and last.admission.epoch == guard.epoch:
             return True
@@ -310,12 +309,12 @@ class Http1:
         return True
 
     def _is_within(self, head: Head, *, takes: bool) -> bool:
-        """True if a request is within the quotas of its name; if it ``takes``, its cost is then taken."""
+        """True if a request is within the quotas of its name; with ``takes``, its cost is then charged."""
         peer, guard = self._connection.peer, self._parts.guard
         return guard.is_within(self._last.admission, head.endpoint.route, head.path, peer, head.length, takes=takes)
 
     def _gather(self, head: Head, missing_bytes: int) -> bool:
-        """Wait for the rest of a body without the task; False: that is better left to it."""
+        """Wait for the rest of a body without the task. Return False if the task must do it."""
         connection, reactor = self._connection, self._parts.reactor
         if connection.ended or head.expects_continue or len(connection.pending) + missing_bytes > GATHERED_BYTES:
             return False
@@ -332,14 +331,14 @@ class Http1:
         return True
 
     def gathered(self) -> None:
-        """The rest of a body is not waited for any more; what was gathered is counted until the request is answered."""
+        """Stop waiting for the rest of a body without the task; its gathered bytes stay reserved until the answer."""
         self._connection.state = State.RESTING
         self._held.keeps()
         self._connection.wanted_bytes = RECEIVE_BYTES
         self._parts.reactor.answered(self._connection)
 
     def _cut_head(self, pending: bytes) -> Head | None:
-        """The head that ``pending`` begins with, remembered; None: it is not whole, or not hot."""
+        """Return the head at the start of ``pending``, and cache it; None: it is incomplete, or not hot."""
         end = pending.find(b"\r\n\r\n") + 4
         if not 4 <= end <= MAX_HEAD_BYTES:
             return None
@@ -349,14 +348,14 @@ class Http1:
         return self._last.head
 
     def _prepare(self, answer: Answer) -> None:
-        """The handler that was started without the task is about to give this answer."""
+        """Encode the answer that the handler, started without the task, is about to give."""
         head, request = self._last.head, self._request
         if head is not None and request is not None:
             keep = head.keep_alive and not self._parts.stopping.is_set()
             self._made = answer, keep, self._framed(answer, head, request.request_id, keep=keep)
 
     def _framed(self, answer: Answer, head: Head, request_id: str, *, keep: bool) -> bytes | None:
-        """The bytes of an answer; None if the task is to send it."""
+        """Return the encoded answer; None if the task must send it."""
         body = answer.body
         if not isinstance(body, bytes) or len(body) > SENT_NOW_BYTES:
             return None
@@ -368,7 +367,7 @@ class Http1:
         return wire.answer_head(answer, request_id, chunks=head.chunks, close=not keep) + body
 
     def _answered(self, outcome: Answer | Exception) -> None:
-        """The handler that was started without the task has answered. It neither waits nor raises."""
+        """Send the outcome of a handler that was started without the task. It neither waits nor raises."""
         connection, head, request = self._connection, self._last.head, self._request
         if connection.state is not State.ANSWERING or head is None or request is None:
             connection.room.release()  # the connection has ended
@@ -376,7 +375,7 @@ class Http1:
         if isinstance(outcome, RequestCancelled):
             if self._held.gave_way:
                 outcome = self._held.refusal()
-            elif request.waited_ms < WAITED_MS:  # the client sends no more: it is answered with what there is
+            elif request.waited_ms < WAITED_MS:  # the client sends no more: answer with what there is now
                 request.is_cancelled, request.waited_ms = False, WAITED_MS
                 head.endpoint.handler(request, self._answered)
                 return
@@ -408,7 +407,7 @@ class Http1:
         if data is None:
             self._made = (answer, keep, None)
         else:
-            self._request = None  # its body may be large, and the next may be long in coming
+            self._request = None  # its body may be large, and the connection idle for long
         if not keep:
             connection.wake()
             connection.state = State.LEAVING
@@ -423,10 +422,10 @@ class Http1:
     # --- heads ------------------------------------------------------------------------------------
 
     async def _read_head(self) -> Head | PlainHead | bytes | None:
-        """The next head, taken off what is pending; None: there is none; bytes: this is not HTTP/1.1.
+        """Return the next head, removed from ``pending``; None: there is none; bytes: the start of another protocol.
 
         Raises:
-          HeadRefused: it is no head.
+          HeadRefused: it is not a valid head.
         """
         connection, parts = self._connection, self._parts
         self._skips_line()
@@ -466,7 +465,7 @@ class Http1:
         return True
 
     async def _rest(self) -> None:
-        """Sleep until there is a request that needs the task; send what an answer without it could not."""
+        """Sleep until a request needs the task; send what could not be sent without it."""
         connection = self._connection
         while True:
             stops_s = trio.current_time() + BRIEF_LINGER_S if self._parts.stopping.is_set() else inf
@@ -497,7 +496,7 @@ class Http1:
             room.release()
 
     async def _refuse(self, status: int) -> None:
-        """Refuse what cannot be parsed: 400, 431 for a head over the bound, 501 for an unknown coding or method, or 505."""
+        """Refuse a head that cannot be parsed: 400; 431 if too long; 501 for an unknown coding or method; or 505."""
         error = BadRequest("this is no HTTP/1.1 request that we can read", hint="see the status for what is wrong")
         answer = answer_for(error)
         assert isinstance(answer.body, bytes)
@@ -507,7 +506,7 @@ class Http1:
     # --- one request ------------------------------------------------------------------------------
 
     async def _serve_one(self, head: Head | PlainHead, tls: TlsSocket | None) -> float:
-        """Answer one request. Return how long to linger before the connection is closed; 0: it is kept."""
+        """Answer one request. Return how long to linger before the connection is closed; 0 if it is kept."""
         if isinstance(head, Head):
             return await self._serve_hot(head)
         if head.opens_websocket and self._parts.conversations is not None:
@@ -562,7 +561,7 @@ class Http1:
         parts, connection = self._parts, self._connection
         accounting = parts.accounting if head.endpoint.route.quick else None
         begun_s = perf_counter()
-        with self._held as held:  # it has what was gathered of the body
+        with self._held as held:  # it already covers the gathered part of the body
             body = BodyReader(connection, head.length, held, expects_continue=head.expects_continue)
             try:
                 answer = await self._answer_to(head, body, held, request_id)
@@ -577,7 +576,7 @@ class Http1:
         return BRIEF_LINGER_S if body.has_ended else LINGER_S
 
     async def _answer_to(self, head: Head, body: BodyReader, held: Reservation, request_id: str) -> Answer:
-        """The answer, whose body is held in the connection's room."""
+        """Return the answer, with its body accounted for in the connection's room."""
         connection = self._connection
         peer, room = connection.peer, connection.room
         try:
@@ -601,7 +600,7 @@ class Http1:
         return await admitted(answer, room, only_looks=_only_looks(head.endpoint.route, answer))
 
     async def _admitted(self, head: Head, body: BodyReader, request_id: str) -> Admission:
-        """Who sent it, before anything of its body is read. Raises PlainsongError: it is not let in."""
+        """Authenticate and authorize the sender, before the body is read. Raises PlainsongError: it is refused."""
         guard, connection, route = self._parts.guard, self._connection, head.endpoint.route
         if not guard.required:
             return OPEN_ADMISSION
@@ -614,17 +613,17 @@ class Http1:
                 raise
             guard.enter(admission, route, head.path, connection.peer, request_id, max(head.length, 0))
         except PlainsongError as error:
-            if route.hot:  # others are counted and logged where they are answered
+            if route.hot:  # the others are counted and logged with their answers
                 guard.answered(route.name, route.path.format(**head.path), status_of(error), request_id)
             if ends_connection(error):
                 body.give_up()
             else:
-                body.drop_pending()  # nothing more of it is read
+                body.drop_pending()  # the rest of it is not read
             raise
         return admission
 
     async def _read_body(self, head: Head, reader: BodyReader, held: Reservation) -> bytes:
-        """The body as it was sent."""
+        """Return the body as sent."""
         connection, settings = self._connection, self._parts.settings
         if 0 <= head.length <= len(connection.pending) and head.length <= settings.max_body_bytes:
             held.grow(head.length - held.reserved_bytes)
@@ -649,7 +648,7 @@ class Http1:
             self._end_watch()
 
     async def _decode(self, endpoint: Endpoint, request: Request, held: Reservation) -> Answer | None:
-        """Decompress the body of a request that can be accepted; the refusal of any other."""
+        """Decompress the body if the request is acceptable; return the refusal if not."""
         settings = self._parts.settings
         refusal = await self._parts.acceptance.refusal(endpoint.route, request)
         if refusal is not None:
@@ -663,10 +662,10 @@ class Http1:
         return None
 
     async def _answer_reader(self, endpoint: Endpoint, request: Request, held: Reservation) -> Answer:
-        """The answer to a request that may wait for something.
+        """Return the answer to a request that may wait for something.
 
-        A client that closes its sending half is answered without further waiting. One whose body takes room that others
-        need gives way to them.
+        A half-closed client is answered without further waiting. A request whose reservation is needed for others is
+        refused.
         """
         gzip_min_bytes = self._parts.settings.gzip_min_bytes
         with trio.CancelScope() as waiting:
@@ -683,7 +682,7 @@ class Http1:
         return await respond(endpoint.handler, request, gzip_min_bytes)
 
     def sending_ended(self) -> None:
-        """The client has closed its sending half, which may be all of it: it is answered, but not waited for longer."""
+        """Handle a half-close: the client is still answered, but without further waiting."""
         if self._on_end is not None:
             self._on_end()
         elif self._connection.state is State.ANSWERING and self._request is not None:
@@ -707,12 +706,12 @@ class Http1:
             try:
                 await self._send_stream(answer.body, length, chunks=chunks)
             except OSError:
-                raise  # the reader has gone
+                raise  # the reader has left
             except Exception as error:
                 plain, about = only_plain(error), {"request_id": request_id}
                 if plain is None:
                     log.exception("a streamed answer broke off", extra=about)
-                else:  # no bug: such as no room for its next block
+                else:  # not a bug, such as no room for the next block
                     log.warning("a streamed answer broke off", extra={**about, "why": plain.detail})
                 raise CutShort from error
 
@@ -732,16 +731,16 @@ class Http1:
 
 
 def _wait_on() -> None:
-    """A request that waits for nothing is answered in any case."""
+    """A request that waits for nothing is always answered."""
 
 
 def _only_looks(route: Route[Any], answer: Answer) -> bool:
-    """True if an answer may be refused for lack of room: the request can be sent again, and nothing has happened by it."""
+    """True if an answer may be refused for lack of room: nothing has happened, and the request can be sent again."""
     return route.reads_only and (route.hot or may_be_refused(answer))
 
 
 def _account(accounting: Accounting, head: Head, answer: Answer, seconds: float, request_id: str) -> None:
-    """Count an answer of a quick route, and log it, as the application does."""
+    """Count and log an answer of a quick route, as the application does for other routes."""
     route = head.endpoint.route
     accounting.requested(route.name, answer.status, seconds)
     accounting.access.answered(

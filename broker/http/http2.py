@@ -1,8 +1,8 @@
-"""Hypercorn's HTTP/2 with what it lacks: requests that are refused alone, bounds on small frames, windows for uploads.
+"""Hypercorn's HTTP/2, extended: requests are refused one by one, small frames are bounded, uploads get large windows.
 
-Hypercorn 0.18 lets exceptions end the connection, with all streams of it, for a request without a path (CONNECT), for
-bytes beyond ASCII in one, and for DATA of a stream that was answered already. Behind a balancer these streams are of many
-clients.
+Hypercorn 0.18 lets an exception end the connection, with all its streams, for a request without a path (CONNECT), for
+bytes beyond ASCII in one, and for DATA of a stream that was already answered. On a load balancer's connection the
+streams belong to many clients.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
     from broker.http.budgets import HttpSettings, LongWork
 
-#: What a client may send before it hears that the application has taken it: of one stream, and of a connection. Nothing of
-#: it waits in memory, since a connection is not read while the application takes nothing.
+#: Flow-control windows: how much a client may send before the application has read it, on one stream and on a
+#: connection. None of it is buffered, since a connection is not read while the application reads nothing.
 STREAM_WINDOW_BYTES = 2 << 20
 CONNECTION_WINDOW_BYTES = 4 << 20
 _FIRST_WINDOW_BYTES = 65_535
 _PREFACE_BYTES = 24
 _FRAME_HEAD_BYTES = 9
 _DATA, _HEADERS, _RST_STREAM = 0, 1, 3
-#: Control frames that a request may have with it, such as those that open the windows of its answer; a reset takes them
-#: back, and one more.
+#: Control frames that are free with each request, such as those that open the windows of its answer; a reset takes them
+#: back, plus one.
 _CONTROLS_OF_REQUEST = 4
 _END_STREAM = 1
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -54,18 +54,18 @@ _VISIBLE = re.compile(rb"[\x21-\x7e]+")
 
 
 class FrameCutter:
-    """Finds where frames end in what was read, so that a read can be handled a few frames at a time."""
+    """Finds the ends of frames in received data, so that it can be handled a few frames at a time."""
 
     __slots__ = ("_allowance", "_head", "_left")
 
     def __init__(self, allowance: FrameAllowance) -> None:
         self._allowance = allowance
-        #: What has arrived of a frame's head, and what is missing of the present frame.
+        #: The received part of a frame's head, and the missing bytes of the current frame.
         self._head = b""
         self._left = _PREFACE_BYTES
 
     def cut(self, data: bytes, at: int) -> tuple[int, bool]:
-        """Where a few frames end that begin, or go on, at ``at``; and whether their sender may send such frames."""
+        """Return the end of the next few frames from ``at``, and whether the client's allowance covers them."""
         frames = controls = content_bytes = 0
         size = len(data)
         while at < size:
@@ -97,7 +97,7 @@ class FrameCutter:
 
 
 class _Connection(H2Connection):
-    """Leaves lengths to the gate: h2 ends the connection, with all its streams, for a body that contradicts its own."""
+    """Leaves body lengths to the gate: h2 ends the connection, with all its streams, if a body contradicts its own."""
 
     def _begin_new_stream(self, stream_id: int, allowed_ids: Any) -> Any:
         stream: Any = super()._begin_new_stream(stream_id, allowed_ids)
@@ -109,12 +109,12 @@ def _ignores(*_: object) -> None: ...
 
 
 class BoundedH2(H2Protocol):
-    """Hypercorn's HTTP/2 of one connection.
+    """Hypercorn's HTTP/2 protocol on one connection.
 
     Args:
-      others: those of hypercorn's.
+      others: hypercorn's own arguments.
       long_work: grants slices of time for the frames of one read beyond the first few.
-      refused: counts requests and connections that were refused, with the reason.
+      refused: counts refused requests and connections, with the reason.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class BoundedH2(H2Protocol):
         self._window_bytes = min(CONNECTION_WINDOW_BYTES, max(settings.max_inflight_bytes, _FIRST_WINDOW_BYTES))
         config = self.config
         self.connection = _Connection(self.connection.config)
-        self.connection.config.validate_inbound_headers = False  # see ``fault_of``
-        # Without CONNECT of RFC 8441, which hypercorn announces: a browser would then open its WebSockets that way.
+        self.connection.config.validate_inbound_headers = False  # ``fault_of`` validates them
+        # No extended CONNECT (RFC 8441), which hypercorn announces: browsers would open WebSockets that way.
         self.connection.local_settings = Settings(
             client=False,
             initial_values={
@@ -140,14 +140,14 @@ class BoundedH2(H2Protocol):
         )
 
     async def initiate(self, headers: list[tuple[bytes, bytes]] | None = None, settings: bytes | None = None) -> None:
-        """Sends our settings and opens the window of the connection."""
+        """Send our settings, and open the window of the connection."""
         await super().initiate(headers, settings)
         if self._window_bytes > _FIRST_WINDOW_BYTES:
             self.connection.increment_flow_control_window(self._window_bytes - _FIRST_WINDOW_BYTES)
             await self._flush()
 
     async def handle(self, event: Event) -> None:
-        """Takes what was read a few frames at a time: each frame takes as much time as thousands of bytes."""
+        """Handle received data a few frames at a time: each frame takes as much time as thousands of bytes."""
         if not isinstance(event, RawData):
             await super().handle(event)
             return
@@ -171,11 +171,11 @@ class BoundedH2(H2Protocol):
             await self._handle_events(events)
 
     def _events(self, data: bytes) -> list[H2Event] | None:
-        """What has happened by ``data``; None: the connection has to end, and GOAWAY is about to be sent."""
+        """Return the events in ``data``; None: the connection must end, and GOAWAY is ready to be sent."""
         try:
             return self.connection.receive_data(data)
         except ProtocolError as error:
-            self._refused(type(error).__name__)  # its words may quote a header
+            self._refused(type(error).__name__)  # only the class: the message may quote a header
         except Exception as error:  # noqa: BLE001 - what a client sends ends its own connection, in one counted line
             self._refused(type(error).__name__)
             self._go_away(ErrorCodes.PROTOCOL_ERROR)
@@ -194,7 +194,8 @@ class BoundedH2(H2Protocol):
     async def _handle_events(self, events: Sequence[H2Event]) -> None:
         for event in events:
             if isinstance(event, DataReceived):
-                # Without a stream it was answered already; the data is dropped, and the connection's window opens again.
+                # The stream may have been answered already: its data is dropped, and the connection's window opens
+                # again.
                 stream = self.streams.get(event.stream_id)
                 if stream is not None:
                     await stream.handle(Body(stream_id=event.stream_id, data=event.data))
@@ -232,7 +233,7 @@ class BoundedH2(H2Protocol):
             await self.send(RawData(data=data))
 
     async def _send_data(self, stream_id: int) -> None:
-        """Sends a piece of an answer. After its end, resets the stream of a client that still sends its request."""
+        """Send a piece of an answer. After the last one, reset the stream if the client still sends its request."""
         await super()._send_data(stream_id)
         if stream_id not in self.stream_buffers:
             with suppress(ProtocolError):
@@ -245,16 +246,16 @@ class BoundedH2(H2Protocol):
             self.connection.reset_stream(stream_id, ErrorCodes.NO_ERROR)
 
     async def _priority_updated(self, event: Any) -> None:
-        """Ignores priorities, as RFC 9113 allows: hypercorn keeps a tree of them that clients can fill."""
+        """Ignore priorities, as RFC 9113 allows: hypercorn keeps a tree of them that clients can fill."""
 
 
 _OF_REQUEST = HeaderValidationFlags(is_client=False, is_trailer=False, is_response_header=False, is_push_promise=False)
 
 
 def fault_of(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-    """Why a request is malformed (RFC 9113, section 8.1.1); None: it is not. Says nothing of what the client sent.
+    """Return why a request is malformed (RFC 9113, section 8.1.1), without quoting it; None if it is well-formed.
 
-    h2 checks the same when it is left to, but ends the connection, with all other requests on it.
+    h2 can check the same, but then ends the connection, with all its other requests.
     """
     try:
         for _ in validate_headers(headers, _OF_REQUEST):
@@ -276,7 +277,7 @@ def fault_of(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
 
 
 def _is_unknown(headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """True for CONNECT, and for a method in lower case, which hypercorn would take for another.
+    """True for CONNECT, and for a method in lower case, which hypercorn would treat as another method.
 
     A WebSocket over HTTP/2 (RFC 8441) is no such CONNECT: its answer says to open it over HTTP/1.1.
     """
@@ -289,16 +290,16 @@ def _value(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> bytes | None:
 
 
 class Tasks(TaskGroup):
-    """Hypercorn's task group of a connection, whose applications do not have to read what has arrived.
+    """Hypercorn's task group of a connection, for applications that do not read the whole body.
 
-    Hypercorn waits for ever for the application to take a part of a body, also after that has ended: nothing more of the
-    connection would be read, whatever its other streams wait for.
+    Hypercorn waits for the application to read a part of a body, forever, even after the application has ended. Nothing
+    more would be read from the connection, whatever its other streams wait for.
     """
 
     async def spawn_app(
         self, app: AppWrapper, config: Config, scope: Scope, send: Callable[[ASGISendEvent | None], Awaitable[None]]
     ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
-        """Begins a request; returns what gives it its events."""
+        """Start a request; return the function that passes events to it."""
         sending, receiving = trio.open_memory_channel[Any](config.max_app_queue_size)
 
         async def receive() -> Any:

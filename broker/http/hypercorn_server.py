@@ -1,7 +1,7 @@
-"""Hypercorn's trio server for HTTP/2, in front of the same application as our HTTP/1.1; it also runs the lifespan.
+"""Hypercorn's trio server for HTTP/2, with the same application as our HTTP/1.1; it also runs the lifespan.
 
-Two things differ from hypercorn's own ``TCPServer`` (0.18). Sends have a deadline and can be cut: its own are shielded for
-ever, so that a reader that stopped holds up the exit. An unauthenticated client has a time-out for its first request.
+Two things differ from hypercorn's own ``TCPServer`` (0.18). Sends have a deadline and can be cut: hypercorn shields
+them forever, so that a stalled reader blocks the exit. An unauthenticated client has a time-out for its first request.
 """
 
 from __future__ import annotations
@@ -37,48 +37,48 @@ if TYPE_CHECKING:
     from broker.http.peer import Peer
     from broker.http.tls_socket import TlsStream
 
-#: Answers are sent in pieces of this size, each with its deadline: a slow reader is served, one that stopped is cut.
+#: Answers are sent in pieces of this size, each with a deadline: a slow reader is served, a stalled one is cut.
 SEND_BYTES = 64 << 10
-#: Connections are long-lived here; hypercorn's default of 1000 requests would close them under publishers.
+#: Connections are long-lived: hypercorn's default of 1000 requests would close them while publishers use them.
 KEEP_ALIVE_MAX_REQUESTS = 1 << 62
 
 
 class Http2Connection(TCPServer):
-    """One connection that speaks HTTP/2."""
+    """One HTTP/2 connection."""
 
     def __init__(self, server: HypercornServer, stream: trio.SocketStream | TlsStream, peer: Peer) -> None:
-        channel: Any = stream  # it uses what both have
+        channel: Any = stream  # TCPServer uses only what both types have
         super().__init__(server.wrapped, server.config, server.context, server.state, channel)
         self._server = server
         self._peer = peer
-        #: Of the readers of all streams together.
+        #: For the readers of all streams together.
         self._pace = Pace(server.settings)
         self._idle = True
         self._life = trio.CancelScope()
         self._sending: trio.CancelScope | None = None
-        #: Around each read. An unauthenticated client may hold a connection for ``header_timeout_s`` at most.
+        #: Covers each read. An unauthenticated client may hold a connection for ``header_timeout_s`` at most.
         self._reading = trio.CancelScope()
         if server.asks_for_names:
             self._reading.deadline = trio.current_time() + server.settings.header_timeout_s
         self._closing = False
         self._sending_end = SendingEnd()
-        #: Set when all requests that have come are answered.
+        #: Set when all requests received so far are answered.
         self._answered = trio.Event()
-        #: The reader has gone or is given up: nothing more is sent, also by tasks that wait for the lock.
+        #: True once the reader has left or is given up: nothing more is sent, even by tasks that wait for the lock.
         self._cut = False
 
     async def serve(self, already_read: bytes) -> None:
-        """Serve until the connection is closed; its first bytes have been read already."""
+        """Serve until the connection is closed; ``already_read`` are its first bytes."""
         with self._life:
             try:
                 await self._serve(already_read)
             except (OSError, trio.BrokenResourceError):
-                pass  # the client has gone
+                pass  # the client has left
             finally:
                 await trio.aclose_forcefully(self.stream)
 
     def cut(self) -> None:
-        """End the connection now, also in the middle of a send."""
+        """End the connection now, even during a send."""
         self._cut = True
         self._life.cancel()
         if self._sending is not None:
@@ -109,14 +109,15 @@ class Http2Connection(TCPServer):
             await self.protocol.initiate()
             await self.idle_task.restart(tasks, self._idle_timeout)
             await self._read(already_read)
-            await self.idle_task.stop()  # else it keeps a connection that is over until its time-out
+            await self.idle_task.stop()  # otherwise it would keep an ended connection until its time-out
         await self._close()
 
     async def protocol_send(self, event: Event) -> None:
-        """Send bytes, each piece with its deadline, or follow the connection's state.
+        """Send bytes, each piece with a deadline, or follow the connection's state.
 
-        All of it is shielded: half a frame would spoil the connection, and hypercorn reports an idle connection from
-        the very task that quart-trio cancels once it has answered (the time-out would never start again).
+        All of it is shielded from cancellation: half a frame would corrupt the connection, and hypercorn reports an
+        idle connection from the task that quart-trio cancels after its answer, so that the idle time-out would not
+        start again.
         """
         if isinstance(event, RawData):
             if not await self._send_pieces(event.data):
@@ -135,16 +136,16 @@ class Http2Connection(TCPServer):
             await super().protocol_send(event)
 
     async def _idle_timeout(self) -> None:
-        """Close the connection when it was idle too long, or when the server stops."""
+        """Close the connection when it was idle for too long, or when the server stops."""
         with trio.move_on_after(self.config.keep_alive_timeout):
             await self.context.terminated.wait()
-            # A client that was just answered may be sending its next request already, which is answered too.
+            # A client that was just answered may already be sending its next request, which is answered too.
             await trio.sleep(BRIEF_LINGER_S)
         with trio.CancelScope(shield=True):
             await self._initiate_server_close()
 
     async def _send_pieces(self, data: bytes) -> bool:
-        """Send ``data``; False: the reader has gone, or has stopped reading."""
+        """Send ``data``. Return False if the reader has left or stalled."""
         rest = memoryview(data)
         async with self.send_lock:
             while rest:
@@ -166,9 +167,9 @@ class Http2Connection(TCPServer):
         return True
 
     async def _close(self) -> None:
-        """Half-close; the reading task closes once the client has seen that, or the time is over.
+        """Half-close; the reading task closes the connection once the client has seen that, or time is up.
 
-        Closing at once would reset a connection that has unread bytes, and the client would lose its last answer.
+        Closing immediately would reset a connection with unread bytes, and the client would lose its last answer.
         """
         if self._closing:
             return
@@ -179,10 +180,10 @@ class Http2Connection(TCPServer):
                 await self.stream.send_eof()
 
     async def _read(self, already_read: bytes) -> None:
-        """Feed the protocol until the client leaves, or is given up."""
+        """Pass input to the protocol until the client leaves, or is given up."""
         data = already_read or await self._received()
         while data is not None:
-            if not self._closing:  # else nothing would answer it
+            if not self._closing:  # nothing would be answered any more
                 await self.protocol.handle(RawData(data))
             if not data:
                 await self._answer_the_last()
@@ -191,7 +192,7 @@ class Http2Connection(TCPServer):
         await self.protocol.handle(Closed())
 
     async def _received(self) -> bytes | None:
-        """What arrives next; empty at the end; None: the time for it is over, or the connection is broken."""
+        """Return what arrives next, empty at the end; None: time is up, or the connection is broken."""
         with self._reading:
             try:
                 return bytes(await self.stream.receive_some(MAX_RECV))
@@ -202,7 +203,7 @@ class Http2Connection(TCPServer):
         return None
 
     async def _answer_the_last(self) -> None:
-        """The client has closed its sending half, and still gets its answers; there may be none for it to read."""
+        """Complete the answers to a half-closed client, unless one of them never ends."""
         if not (self._idle or self._closing or self._cut or self._sending_end.is_endless):
             self._answered = trio.Event()
             self._sending_end.come()
@@ -210,12 +211,12 @@ class Http2Connection(TCPServer):
 
 
 class HypercornServer:
-    """Hypercorn before ``app``, for as long as the server lives."""
+    """The HTTP/2 server of ``app``, for the life of the daemon's server."""
 
     def __init__(self, app: Any, settings: HttpSettings, budget: BodyBudget, *, asks_for_names: bool) -> None:
         self.settings = settings
         self.long_work = budget.long_work
-        #: Counts what was refused over HTTP/2 before it was a request.
+        #: Counts HTTP/2 requests and connections refused before they reach the application.
         self.refused_h2 = CountedWarning("malformed requests over HTTP/2 are refused")
         self.asks_for_names = asks_for_names
         self.config = Config()
@@ -232,7 +233,7 @@ class HypercornServer:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """The application's lifespan: started on entry, shut down on exit."""
+        """Run the application's lifespan: startup on entry, shutdown on exit."""
         lifespan = Lifespan(self.wrapped, self.config, self.state)
         async with trio.open_nursery() as nursery:
             await nursery.start(lifespan.handle_lifespan)
@@ -242,7 +243,7 @@ class HypercornServer:
             nursery.cancel_scope.cancel()
 
     async def serve(self, stream: trio.SocketStream | TlsStream, already_read: bytes, peer: Peer) -> None:
-        """Serve one connection that speaks HTTP/2, whose first bytes have been read already, until it is closed."""
+        """Serve one HTTP/2 connection until it is closed; ``already_read`` are its first bytes."""
         connection = Http2Connection(self, stream, peer)
         self._connections.add(connection)
         try:
@@ -261,7 +262,7 @@ class HypercornServer:
 
 
 def with_extensions(app: AppWrapper, extensions: dict[str, Any]) -> AppWrapper:
-    """``app`` with ``extensions`` in its scopes."""
+    """Return ``app`` with ``extensions`` added to its scopes."""
 
     async def extended(scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
         scope.setdefault("extensions", {}).update(extensions)

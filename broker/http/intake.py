@@ -1,4 +1,4 @@
-"""The intake: bytes of a request's body in; done, refused or late. A body is bounded before it is read, and while it is."""
+"""The intake of request bodies: their size and time are bounded before and while they are read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from broker.http.budgets import HttpSettings
 
 T = TypeVar("T")
-#: A large body is read in pieces of this size.
+#: Size of one read of a large body.
 BODY_RECEIVE_BYTES = 256 << 10
 #: A client that waits for leave to send more than this is not asked for it only to keep the connection.
 MAX_DROPPED_BYTES = 64 << 10
@@ -29,7 +29,7 @@ SLICE_CHUNKS = 500
 
 
 class Intake:
-    """Counts and times the body of one request, over HTTP/1.1 and HTTP/2 alike."""
+    """Counts and times the body of one request, over HTTP/1.1 or HTTP/2."""
 
     __slots__ = ("_held", "_settings", "_started_s", "_waiting", "received_bytes")
 
@@ -41,11 +41,11 @@ class Intake:
         self.received_bytes = 0
 
     async def within(self, receive: Callable[[], Awaitable[T]]) -> T:
-        """Return what ``receive`` does, in time.
+        """Return the result of ``receive``, if it comes in time.
 
         Raises:
           MalformedBody: the body is late.
-          Overloaded: it gave way to others.
+          Overloaded: the request had to give way to others.
         """
         deadline_s = body_deadline(self._started_s, self.received_bytes, self._settings)
         if self._held.gave_way:
@@ -57,11 +57,11 @@ class Intake:
         raise self._held.refusal() if self._held.gave_way else too_slow(self.received_bytes)
 
     def count(self, size: int) -> None:
-        """Count ``size`` more bytes, which have arrived: what is announced costs nothing.
+        """Count ``size`` bytes that have arrived; a body that is only announced takes no room.
 
         Raises:
           BodyTooLarge: the body is over the bound.
-          Overloaded: there is no room for it, or it gave way.
+          Overloaded: there is no room for it, or the request had to give way.
         """
         self.received_bytes += size
         if self.received_bytes > self._settings.max_body_bytes:
@@ -69,13 +69,13 @@ class Intake:
         self._held.grow(max(0, self.received_bytes - self._held.reserved_bytes))
 
     def give_way(self) -> None:
-        """Others need the room of the body: ``within`` raises Overloaded."""
+        """Make ``within`` raise Overloaded: others need the room of the body."""
         if self._waiting is not None:
             self._waiting.cancel()
 
 
 class BodyReader:
-    """Takes the body of one request off its connection, a piece at a time; what follows it stays ``pending``."""
+    """Reads the body of one request from its connection, piece by piece; what follows it stays ``pending``."""
 
     __slots__ = (
         "_chunked",
@@ -94,7 +94,7 @@ class BodyReader:
         self._held = held
         self._left_bytes = length
         self._chunked = ChunkedBody() if length == CHUNKED else None
-        #: True until the client has been told that it may send the body.
+        #: True until the client has been asked to send the body, or needs no asking.
         self._expects_continue = expects_continue
         #: Once set, the body has no known end, so that no request can follow it.
         self._failure: PlainsongError | None = None
@@ -104,7 +104,7 @@ class BodyReader:
         self.received_bytes = 0
 
     def takes_continue(self) -> bool:
-        """Return True, once, if the client may wait for a word before it sends the body."""
+        """Return True, once, if the client may be waiting for 100 Continue before it sends the body."""
         expects, self._expects_continue = self._expects_continue, False
         return expects and not (self.has_ended or self._connection.pending)
 
@@ -114,7 +114,7 @@ class BodyReader:
         return not self.has_ended and (self._chunked is not None or self._left_bytes > MAX_DROPPED_BYTES)
 
     def take_pending(self) -> bytes:
-        """Return the whole body, which has a length and has arrived."""
+        """Return the whole body; it must have a Content-Length and have arrived."""
         connection, length = self._connection, self._left_bytes
         body = connection.pending[:length]
         connection.pending = connection.pending[length:]
@@ -122,16 +122,16 @@ class BodyReader:
         return body
 
     def drop_pending(self) -> None:
-        """Read past the body if it has a length and has arrived."""
+        """Skip the body if it has a Content-Length and has arrived."""
         if 0 <= self._left_bytes <= len(self._connection.pending):
             self.take_pending()
 
     def give_up(self) -> None:
-        """Nothing more of the connection is read, whatever has arrived."""
+        """Mark the body as unread, whatever has arrived, so that the connection ends after the answer."""
         self.has_ended = False
 
     async def next(self) -> bytes:
-        """Return the next piece, not empty unless the body has ended.
+        """Return the next piece; it is empty only at the end of the body.
 
         Raises:
           MalformedBody: it breaks off, or is not chunked as it says; each later call raises it again.
@@ -159,7 +159,7 @@ class BodyReader:
         return data
 
     async def _received(self, most_bytes: int) -> bytes:
-        """All that is pending; else what arrives next, up to ``most_bytes``."""
+        """Return all pending bytes, or else what arrives next, up to ``most_bytes``."""
         connection = self._connection
         data, connection.pending = connection.pending, b""
         if data or self.has_ended:
@@ -183,17 +183,17 @@ class BodyReader:
             piece = chunked.taken()
             if piece:
                 return piece
-            await trio.lowlevel.checkpoint()  # not before what was read has been kept
+            await trio.lowlevel.checkpoint()  # only after the decoded bytes are stored: it may be cancelled
         return b""
 
 
 async def read_body(reader: BodyReader, length: int, held: Reservation, settings: HttpSettings) -> bytes:
-    """Return the whole body, as sent. After an error what follows is not a request.
+    """Return the whole body, as sent. After an error, the connection's next bytes are not a request.
 
     Raises:
-      BodyTooLarge: before a byte of it was read, where its length was announced.
-      Overloaded: there is no room for what has arrived, or this body is so slow that its room was needed for others.
-      MalformedBody: it breaks off, is too slow, or is not chunked as it says.
+      BodyTooLarge: raised before anything is read, if the announced length is over the bound.
+      Overloaded: there is no room for what has arrived, or the body was slow and its room was needed for others.
+      MalformedBody: it breaks off, is too slow, or its chunks are malformed.
     """
     if length > settings.max_body_bytes:
         raise too_large(settings.max_body_bytes)

@@ -1,4 +1,4 @@
-"""The request and the answer of every route, free of any server; parameters, errors as answers, streams, request ids."""
+"""The request and the answer of every route, independent of any server; parameters, errors as answers, request ids."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ if TYPE_CHECKING:
     from broker.security.guard import Guard
     from plainsong.protocol.codec.json_values import Kind
 
-#: Says on an answer that was forwarded where the owner is.
+#: On a forwarded answer: the address of the instance that owns the topic.
 OWNER_HEADER = "Plainsong-Owner"
 
 
 class BodyStream(Protocol):
-    """A body that is made while it is sent, such as an async generator of bytes. Its holder closes it."""
+    """A body that is produced while it is sent, such as an async generator of bytes. Its holder closes it."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
     async def aclose(self) -> None:
-        """Ends it, and frees what it holds; a second call does nothing."""
+        """Stop producing and free all resources. Idempotent."""
 
 
 class BodyPieces:
-    """A large body that has been made, in pieces, each of which is let go of as it is sent. A ``BodyStream``."""
+    """A large body in pieces; each is freed once it is sent. A ``BodyStream``."""
 
     __slots__ = ("_pieces", "length")
 
@@ -85,41 +85,41 @@ class BodyPieces:
 
 @dataclass(slots=True)
 class Request:
-    """One request, its body read, decompressed and within bounds."""
+    """One request; its body has been read, decompressed and checked against the limits."""
 
     path: Mapping[str, str]
-    """What stands in the places of the route's path: percent-decoded, not validated."""
+    """Values of the route's path parameters: percent-decoded, not validated."""
     query: str
     """The raw query string, without its question mark."""
     headers: Mapping[str, str]
-    """Lower-case names; a repeated header's values are joined by a comma and a space."""
+    """By lower-case name; the values of a repeated header are joined by a comma and a space."""
     body: bytes = b""
     request_id: str = ""
-    """The client's ``X-Request-Id``, or one made here."""
+    """The client's ``X-Request-Id``, or a generated one."""
     waited_ms: int = 0
-    """How much of the wait it asks for is over already, at an instance that could not answer."""
+    """Milliseconds of the requested wait that are already over, spent at an instance that could not answer."""
     room: AnswerRoom | None = None
-    """What its answer holds until it has left; None: nothing is counted."""
+    """The memory reservation of the answer until it is sent; None if it is not counted."""
     who: Identity = ANONYMOUS
-    """Who asks; ``anonymous`` while authentication is off."""
+    """The authenticated sender; ``anonymous`` while authentication is off."""
     rights: Rights = EVERYTHING
-    """What the name may, by the grants of this instance; everything while authentication is off."""
+    """Rights by the grants of this instance; everything while authentication is off."""
     messages: int = 0
-    """How many it publishes or stores, once its body was decoded."""
+    """Number of messages that it publishes or stores; set once the body is decoded."""
     decoded: Any = None
-    """The decoded body, kept by whatever decodes it first: forwarding may look into it before the handler does."""
+    """The decoded body, cached by its first reader: forwarding may decode it before the handler does."""
     peer: Peer = NO_PEER
-    """Who is at the other end of the connection it came by."""
+    """The other end of the connection that the request arrived on."""
     page_bytes: int | None = None
-    """How many bytes a page may have by the quotas of the name; None: as many as any."""
+    """Page size in bytes by the quotas of the sender; None if no quota limits it."""
     prepare: Callable[[Answer], object] | None = None
-    """May be called with the answer that is about to be given, if all goes well, so that less is left to do then."""
+    """A handler may call it with the answer it expects to give, so that it is already encoded when it is due."""
     on_cancel: Callable[[], object] | None = None
-    """Cancels what waits for something in order to answer it; None while nothing does."""
+    """Cancels the wait for the answer; None while nothing waits."""
     is_cancelled: bool = False
 
     def cancel(self) -> None:
-        """Its answer is not wanted any more: what would wait for one ends. What an actor has received still happens."""
+        """End any wait for the answer, which is not wanted any more. What an actor has received still happens."""
         self.is_cancelled = True
         if self.on_cancel is not None:
             self.on_cancel()
@@ -135,55 +135,55 @@ class Request:
         return topic_name(self.path["namespace"], self.path["topic"])
 
     def parameters(self, *known: str) -> dict[str, str]:
-        """The query's parameters. Raises InvalidParameter for one that is not among ``known``."""
+        """The query's parameters. Raises InvalidParameter for one that is not in ``known``."""
         if self.query and not known:
             raise InvalidParameter("this route has no query parameters", hint="leave out what stands after the ?")
         return parse_query(self.query, known)
 
     def json(self) -> Any:
-        """The body as JSON, whatever its ``Content-Type``; None when there is none. Raises MalformedBody."""
+        """The body as JSON, whatever its ``Content-Type``; None if it is empty. Raises MalformedBody."""
         if self.decoded is None and self.body.strip():
             self.decoded = parse_json(self.body)
         return self.decoded
 
     def fields(self, kinds: Mapping[str, tuple[str, Kind]]) -> dict[str, Any]:
-        """The body as a record: our name → value. Raises MalformedBody, UnknownField."""
+        """The body as a record, by our field names. Raises MalformedBody, UnknownField."""
         return fields_of(as_object(self.json()), kinds) if self.body.strip() else {}
 
 
 @dataclass(slots=True)
 class Answer:
-    """What goes back. The listeners add ``Date``, ``X-Request-Id`` and the framing."""
+    """An answer. The listeners add ``Date``, ``X-Request-Id`` and the framing."""
 
     status: int
-    #: All of it, or a stream, which is sent chunked and always closed.
+    #: The whole body, or a stream, which is sent chunked and always closed.
     body: bytes | BodyStream = b""
     content_type: str | None = None
     headers: list[tuple[str, str]] = field(default_factory=list)
-    #: How many bytes a stream will have, where that is known: it is then sent as a whole body is, not chunked.
+    #: Bytes of a stream, if known: it is then sent with a Content-Length instead of chunks.
     length: int | None = None
 
 
-#: Takes the answer to a request, or the error instead of one: ``PlainsongError``, ``RequestCancelled`` after
-#: ``Request.cancel``, or a bug, which is answered as one. It neither waits nor raises.
+#: Receives the answer to a request, or an error: ``PlainsongError``, ``RequestCancelled`` after ``Request.cancel``, or
+#: any other exception, which is a bug and answered as one. It neither waits nor raises.
 Answered: TypeAlias = Callable[[Answer | Exception], None]
 #: Answers one request: calls ``Answered`` once, before it returns or later. It neither waits nor raises.
 Handler: TypeAlias = Callable[[Request, Answered], None]
-#: A handler that waits for something, for ``broker.http.handlers.RequestTasks``; it may raise.
+#: A handler that may wait and may raise; ``broker.http.handlers.RequestTasks`` makes a ``Handler`` of it.
 AsyncHandler: TypeAlias = Callable[[Request], Awaitable[Answer]]
 
 
 # --- query -----------------------------------------------------------------------------------------
 #
-# The few there are, each given once; an unknown one is refused with the nearest known name.
+# Each parameter may be given once; an unknown one is refused with the nearest known name as a hint.
 
 
-#: Parameters one request may have; ours are a handful.
+#: Parameters that one request may have; our routes have a handful.
 MAX_PARAMETERS = 32
 
 
 def parse_query(query: str, known: Collection[str]) -> dict[str, str]:
-    """The parameters of a raw query string.
+    """Parse a raw query string.
 
     Raises:
       InvalidParameter: one is unknown or given twice, or it is not UTF-8; nothing happened.
@@ -205,7 +205,7 @@ def parse_query(query: str, known: Collection[str]) -> dict[str, str]:
 
 
 def whole_number(parameters: dict[str, str], key: str) -> int | None:
-    """A parameter that is a whole number, None when it is not given. Raises InvalidParameter."""
+    """A parameter as a whole number; None if it is not given. Raises InvalidParameter."""
     text = parameters.get(key)
     if text is None:
         return None
@@ -216,7 +216,7 @@ def whole_number(parameters: dict[str, str], key: str) -> int | None:
 
 
 def one_of(parameters: dict[str, str], key: str, allowed: Sequence[str], default: str) -> str:
-    """A parameter with few values. Raises InvalidParameter."""
+    """A parameter that takes one of a few values. Raises InvalidParameter."""
     text = parameters.get(key, default)
     if text in allowed:
         return text
@@ -229,25 +229,25 @@ def flag(parameters: dict[str, str], key: str) -> bool:
 
 
 def wants_representation(prefer: str) -> bool:
-    """Whether a ``Prefer`` header asks to be told what came of the request (RFC 7240)."""
+    """True if a ``Prefer`` header asks for ``return=representation`` (RFC 7240)."""
     preferences = (part.split(";")[0].strip().lower() for part in prefer.split(","))
     return any(part.replace(" ", "").replace('"', "") == "return=representation" for part in preferences)
 
 
 # --- status ----------------------------------------------------------------------------------------
 #
-# Errors as answers: one table from error classes to statuses, and their form as problem+json.
+# Errors as answers: a table from error classes to statuses, and problem+json.
 
 
 PROBLEM_TYPE = "application/problem+json"
-#: Of answers without an end.
+#: The content type of answers that never end.
 EVENT_STREAM = "text/event-stream"
-#: How long a stream of events says nothing, and what it says then.
+#: An event stream that was silent for this long sends the comment.
 PING_S = 15.0
 PING = b": ping\n\n"
-#: Where a client that meets an error finds the whole interface (RFC 8631).
+#: Refers a client that gets an error to the description of the interface (RFC 8631).
 PROBLEM_LINK = ("Link", '</openapi.json>; rel="service-desc"')
-#: The most specific class of an error that stands here decides.
+#: Looked up along the error's class hierarchy: the most specific entry wins.
 STATUS_OF: dict[type[PlainsongError], int] = {
     BadRequest: 400,
     Unauthenticated: 401,
@@ -267,12 +267,12 @@ STATUS_OF: dict[type[PlainsongError], int] = {
 
 
 def status_of(error: PlainsongError) -> int:
-    """The HTTP status that ``error`` is answered with."""
+    """Return the HTTP status of ``error``."""
     return next(STATUS_OF[cls] for cls in type(error).__mro__ if cls in STATUS_OF)
 
 
 def problem_of(error: PlainsongError) -> dict[str, str | int]:
-    """``error`` under the names of problem+json."""
+    """Return ``error`` as the members of problem+json."""
     return {
         "type": f"/errors/{error.code}",
         "title": error.title,
@@ -285,30 +285,30 @@ def problem_of(error: PlainsongError) -> dict[str, str | int]:
 
 
 def answer_for(error: PlainsongError, *, allow: Iterable[str] = ()) -> Answer:
-    """``error`` as problem+json; ``allow`` are the methods that a 405 names instead."""
+    """Return ``error`` as problem+json. A 405 lists the methods in ``allow``."""
     problem = problem_of(error)
     status = status_of(error)
     headers = [PROBLEM_LINK]
     if error.retry_after_s is not None:
         headers.append(("Retry-After", str(error.retry_after_s)))
     if isinstance(error, Unauthenticated | Forbidden) and error.challenge:
-        headers.append(("WWW-Authenticate", masked(error.challenge)))  # it names the topic, as the body does
+        headers.append(("WWW-Authenticate", masked(error.challenge)))  # masked like the body: it contains the topic
     if isinstance(error, QuotaExceeded) and error.policy:
         headers += [("RateLimit-Policy", error.policy), ("RateLimit", error.state)]
     if status == 405:
         headers.append(("Allow", ", ".join(sorted(allow))))
-    # surrogateescape cannot occur in what we decode ourselves, but a detail may quote anything: never fail here.
+    # What we decode has no surrogates, but a detail may quote anything: encoding must never fail here.
     body = masked(json.dumps(problem, ensure_ascii=False)).encode("utf-8", "replace")
     return Answer(status, body, PROBLEM_TYPE, headers)
 
 
 def ends_connection(error: BaseException) -> bool:
-    """Whether a refusal is about the connection itself, which then has to end."""
+    """True if a refusal is about the connection itself, which must then be closed."""
     return isinstance(error, QuotaExceeded) and error.ends_connection
 
 
 def only_plain(error: BaseException) -> PlainsongError | None:
-    """The ``PlainsongError`` that ``error`` is, or that a nursery wrapped alone; None when it is, or holds, a bug."""
+    """Return ``error``, or the one error inside its groups, if it is a ``PlainsongError``; None: it is a bug."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error if isinstance(error, PlainsongError) else None
@@ -316,33 +316,33 @@ def only_plain(error: BaseException) -> PlainsongError | None:
 
 # --- conversation ----------------------------------------------------------------------------------
 #
-# What stands behind one WebSocket, free of any server: messages go in, answers come out, in order.
+# The stream of one WebSocket, independent of any server: messages in, answers out, in order.
 
 
 class Conversation(Protocol):
-    """Requests of one connection that are answered in their order. One task takes, another one answers."""
+    """Requests of one connection, answered in order. One task calls ``take``, another ``answers``."""
 
     @property
     def headers(self) -> Sequence[tuple[str, str]]:
-        """What its handshake is answered with besides; known once it is opened."""
+        """Additional headers of the handshake's answer; known after ``opened``."""
         ...
 
     async def opened(self) -> None:
-        """Opens it, before anything else is asked of it. Raises PlainsongError: it cannot be; close it all the same."""
+        """Open it; called before anything else. Raises PlainsongError: it failed, and must still be closed."""
         ...
 
     @property
     def waiting(self) -> bool:
-        """Whether there are requests that are not answered yet."""
+        """True if there are unanswered requests."""
         ...
 
     @property
     def answered(self) -> int:
-        """Requests that have been answered, refusals included."""
+        """Number of requests answered, refusals included."""
         ...
 
     async def take(self, messages: Sequence[bytes]) -> None:
-        """Takes all requests of these messages; waits while too much is under way, which is the back-pressure.
+        """Accept all requests of these messages; wait while too much is in progress (backpressure).
 
         Raises:
           MalformedBody: something cannot be read; what stood before it has been taken.
@@ -350,26 +350,26 @@ class Conversation(Protocol):
         ...
 
     async def answers(self) -> bytes | None:
-        """The next answers, as soon as there are some; None once all is answered and no more is taken."""
+        """Return the next answers as soon as there are any; None once all are given and no more requests come."""
         ...
 
     def finish(self) -> None:
-        """Takes no more; what was taken is answered."""
+        """Accept no more requests; those already accepted are answered."""
         ...
 
     def close(self) -> None:
-        """The connection has ended. What was taken still happens, unanswered."""
+        """The connection has ended. Accepted requests still run; their answers are dropped."""
         ...
 
 
-#: Begins a conversation: namespace, topic, request id, what its requests hold in memory until they are answered, who asks.
-#: Raises ``PlainsongError`` for one that cannot be.
+#: Begins a conversation, given namespace, topic, request id, the memory reservation of its unanswered requests, and the
+#: sender. Raises ``PlainsongError`` if it cannot begin.
 Begin: TypeAlias = Callable[[str, str, str, "Reservation", Identity], Conversation]
 
 
 @dataclass(frozen=True, slots=True)
 class Conversations:
-    """What all WebSockets of a server share."""
+    """State that all WebSockets of a server share."""
 
     begin: Begin
     settings: HttpSettings
@@ -380,20 +380,20 @@ class Conversations:
 
 # --- request ids -----------------------------------------------------------------------------------
 #
-# The client's own if it is sane, else one that is unique among the daemons of a fleet.
+# The client's id if it is sane; else one that is unique among all daemons.
 
 
-#: Longer ones, and ones a log line could choke on, are replaced.
+#: Ids that are longer, or have characters that could corrupt a log line, are replaced.
 _SANE = re.compile(r"[\x21-\x7e]{1,128}")
 _process = secrets.token_hex(5)
 _numbers = count(1)
 
 
 def new_request_id() -> str:
-    """A request id that no other request has: ten random digits of this process, and a number."""
+    """Return a unique request id: ten random hex digits of this process, and a counter."""
     return f"{_process}-{next(_numbers):x}"
 
 
 def sane_request_id(sent: str | None) -> str | None:
-    """``sent`` if it is at most 128 visible ASCII characters, and no credential, else None."""
+    """Return ``sent`` if it is at most 128 visible ASCII characters and holds no credential, else None."""
     return sent if sent is not None and _SANE.fullmatch(sent) and not holds_credential(sent) else None

@@ -1,8 +1,8 @@
-"""The Host and Origin checks: what a web page that a user of this machine visits may ask of the daemon.
+"""The Host and Origin checks: they decide which requests of web pages, in a browser on this machine, are served.
 
-A browser sends requests of any page to any address. Host names tell pages that reached this address by a name of their
-own (DNS rebinding); ``Origin`` and ``Sec-Fetch-Site`` tell pages of other sites that reached it by its right name.
-Requests that are no browser's have neither of the latter, and pass.
+A browser sends requests of any page to any address. ``Host`` reveals pages that reached this address under a name of
+their own (DNS rebinding); ``Origin`` and ``Sec-Fetch-Site`` reveal pages of other sites that used the right name.
+Requests that do not come from a browser have neither of the latter, and pass.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from broker.http.peer import Peer
     from plainsong.protocol.errors import PlainsongError
 
-#: A host and maybe a port, as in ``Host``.
+#: A host with an optional port, as in ``Host``.
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)(?:%[\w.%-]*)?\]|([\w.-]{1,255}))(?::(\d{0,5}))?", re.ASCII)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-#: Methods by which a page of another origin changes nothing, and whose answers its browser does not show it.
+#: Methods with which a page of another origin changes nothing, and whose answers browsers do not show to it.
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-#: What a page that may use the daemon may read of an answer besides the headers of our own, and send with a request.
+#: Headers that a page of an allowed origin may read, besides our own headers; and those that it may send.
 _EXPOSED = ("Retry-After", "X-Request-Id", "RateLimit", "RateLimit-Policy")
 _SENT = "authorization, content-type, accept, last-event-id, traceparent, prefer"
 PREFLIGHT_S = 600
 
 
 class OriginCheck:
-    """Decides by the head of a request whether it may be served at all, before anything else is looked at.
+    """Decides from the head of a request whether it may be served; runs before all other checks.
 
     Args:
       hosts: names by which clients may address this daemon; ``*.example.org`` is every name below it. IP addresses,
         ``localhost`` and names below it are always allowed: rebinding needs a name.
-      origins: of pages that may use it besides its own, each exact.
+      origins: exact origins of pages that may use the daemon, in addition to its own.
     """
 
     def __init__(self, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
@@ -46,29 +46,29 @@ class OriginCheck:
         self._names = frozenset(name for name in names if not name.startswith("*."))
         self._suffixes = (".localhost", *(name[1:] for name in names if name.startswith("*.")))
         self.origins = frozenset(_origin(origin) for origin in origins)
-        #: DNS names of the certificate that is served now; a ``*`` there stands for one label.
+        #: DNS names of the current certificate; a ``*`` stands for one label.
         self.certificate_names: frozenset[str] = frozenset()
-        #: Called with what was refused (``host`` or ``origin``), by whom it was sent, and the refusal.
+        #: Called with the refused header (``host`` or ``origin``), its sender, and the error.
         self.on_refused: Callable[[str, Peer, PlainsongError], None] = lambda what, peer, error: None
-        #: Writes the line of ``log.access`` of a request that is refused here: the refused value, and the refusal.
+        #: Writes the ``log.access`` line of a refused request, from the refused value and the error.
         self.on_answered: Callable[[str, PlainsongError], None] = lambda target, error: None
 
     def serve_names(self, names: frozenset[str]) -> None:
-        """The certificate that is served has these names."""
+        """Set the DNS names of the current certificate."""
         self.certificate_names = names
 
     def is_clear(self, headers: Mapping[str, str], peer: Peer) -> bool:
-        """Whether a head is allowed by its host alone: no browser sent it. Anything else needs ``refusal``."""
+        """True if no browser sent the request, and its host is allowed. All other requests need ``refusal``."""
         return "origin" not in headers and "sec-fetch-site" not in headers and self._host_problem(headers, peer) is None
 
     def refusal(
         self, method: str, headers: Mapping[str, str], peer: Peer, *, streams: bool = False
     ) -> PlainsongError | None:
-        """Why a request is refused; None: it is not.
+        """Return the error for a request that must be refused, or None.
 
         Args:
-          headers: by lower-case names, repeated ones joined.
-          streams: a GET that becomes a stream, whose data browsers show to any page.
+          headers: by lower-case name, with repeated ones joined.
+          streams: True for a GET that becomes a stream, whose data browsers show to any page.
         """
         problem = self._host_problem(headers, peer)
         if problem is not None:
@@ -87,7 +87,7 @@ class OriginCheck:
     def _host_problem(self, headers: Mapping[str, str], peer: Peer) -> PlainsongError | None:
         host = headers.get("host")
         if host is None:
-            return None  # HTTP/1.0; the parsers refuse others without it
+            return None  # HTTP/1.0; other requests without it are refused by the parsers
         found = _HOST.fullmatch(host)
         if found is None:
             return BadRequest("the header Host names no host", hint="send Host: as HTTP/1.1 says (RFC 9112, 3.2)")
@@ -101,7 +101,7 @@ class OriginCheck:
         )
 
     def allows_name(self, name: str) -> bool:
-        """Whether a lower-case name without its last dot, or an IPv4 address, may stand in ``Host``."""
+        """True if ``Host`` may be this name, in lower case and without a final dot, or this IPv4 address."""
         if name == "localhost" or name in self._names or name in self.certificate_names or _is_ipv4(name):
             return True
         if name.endswith(self._suffixes) and not name.startswith("."):
@@ -119,14 +119,14 @@ class OriginCheck:
         if sent in self.origins:
             return True
         host = headers.get("host")
-        # Behind a Unix socket stands a proxy, which may have ended TLS.
+        # A Unix socket is used by a proxy, which may have terminated TLS.
         schemes = (peer.scheme,) if peer.unix is None else ("http", "https")
         return host is not None and sent is not None and sent in {_origin(f"{each}://{host}") for each in schemes}
 
     # --- CORS -------------------------------------------------------------------------------------
 
     def cors_headers(self, headers: Mapping[str, str], answered: Iterable[str]) -> list[tuple[str, str]]:
-        """What every answer has besides, where pages of other origins are allowed; else nothing.
+        """Return the CORS headers of every answer; none unless other origins are allowed.
 
         Args:
           headers: of the request.
@@ -134,7 +134,7 @@ class OriginCheck:
         """
         if not self.origins:
             return []
-        added = [("Vary", "Origin")]  # an answer that is stored must not be shown to another origin
+        added = [("Vary", "Origin")]  # a stored answer must not be shown to another origin
         origin = headers.get("origin")
         if origin is not None and _origin(origin) in self.origins:
             own = sorted({name.title() for name in answered if name.lower().startswith("plainsong-")})
@@ -143,7 +143,7 @@ class OriginCheck:
         return added
 
     def preflight_headers(self, headers: Mapping[str, str], allow: str) -> list[tuple[str, str]]:
-        """What a preflight is answered with besides, at a path with the methods ``allow``; ``[]``: this is none."""
+        """Return the CORS headers for a preflight to a path with the methods ``allow``; ``[]`` for other requests."""
         origin = headers.get("origin")
         if "access-control-request-method" not in headers or origin is None or _origin(origin) not in self.origins:
             return []
@@ -155,7 +155,7 @@ class OriginCheck:
 
 
 def origin_check(config: Config) -> OriginCheck:
-    """The checks as the settings want them."""
+    """Return the checks that the settings ask for."""
     hosts = _listed(config.security.allowed_hosts)
     places = [*config.http.binds, *([parse_address(config.cluster.advertise)] if config.cluster.advertise else [])]
     hosts += [place.host for place in places if isinstance(place, Address)]
@@ -171,7 +171,7 @@ def _plain_name(name: str) -> str:
 
 
 def _is_ipv4(name: str) -> bool:
-    """Whether a name is an address in the only form that browsers write into Host."""
+    """True for an address in the only form that browsers write into Host."""
     try:
         ipaddress.IPv4Address(name)
     except ValueError:
@@ -180,7 +180,7 @@ def _is_ipv4(name: str) -> bool:
 
 
 def _origin(text: str) -> tuple[str, str, int] | None:
-    """Scheme, host and port of an origin; None: it has none, such as ``null``, or is malformed."""
+    """Return scheme, host and port of an origin; None if it is malformed, or opaque (``null``)."""
     scheme, mark, rest = text.strip().partition("://")
     found = _HOST.fullmatch(rest)
     if not mark or found is None or scheme.lower() not in _DEFAULT_PORTS:

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, as the connection itself shows it."""
+"""The other end of a connection, as far as the connection itself identifies it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class UnixPeer(NamedTuple):
-    """The process at the other end of a Unix socket when it connected, as the kernel knows it (SO_PEERCRED)."""
+    """The process at the other end of a Unix socket when it connected, from the kernel (SO_PEERCRED)."""
 
     pid: int
     uid: int
@@ -24,10 +24,10 @@ class UnixPeer(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """A connection's place among those of one name, whose number a quota may bound."""
+    """A connection's place in the connection quota of a name."""
 
     name: str = ""
-    """For whom it is counted; empty: for nobody."""
+    """The name whose connection quota this counts against; empty if none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +35,32 @@ class Peer:
     """The other end of a connection; the same for all its requests."""
 
     address: str = ""
-    """``host:port``; ``unix`` on a Unix socket; empty: unknown."""
+    """``host:port``; ``unix`` on a Unix socket; empty if unknown."""
     tls: bool = False
     certificate: bytes | None = None
-    """The certificate (DER) that the client proved to hold, verified against ``tls.client_ca``."""
+    """The client's certificate (DER), verified against ``tls.client_ca``."""
     unix: UnixPeer | None = None
-    """None: this is not a Unix socket."""
+    """None if this is not a Unix socket."""
     seat: Seat | None = field(default=None, compare=False, repr=False)
-    """None: it is no connection of this process."""
+    """None if the connection is not one of this process."""
 
     @property
     def scheme(self) -> str:
-        """Of the URLs by which this connection is reached."""
+        """The scheme of the URLs of this connection."""
         return "https" if self.tls else "http"
 
 
-#: Of a request that came by no connection of this process.
+#: The peer of a request that did not arrive on a connection of this process.
 NO_PEER = Peer()
 
 
 def peer_of(connection: socket.socket | trio.socket.SocketType) -> Peer:
-    """Who is at the other end of a connected socket, before any TLS."""
+    """Return the other end of a connected socket, before any TLS."""
     if connection.family == socket.AF_UNIX:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return Peer("unix", unix=UnixPeer(*_CREDENTIALS.unpack(credentials)), seat=Seat())
     try:
         host, port = connection.getpeername()[:2]
-    except OSError:  # it has gone already
+    except OSError:  # it has closed the connection already
         return NO_PEER
     return Peer(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", seat=Seat())

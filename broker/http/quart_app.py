@@ -1,4 +1,4 @@
-"""The application: every route as Quart sees it, each answer counted, errors as problems, never HTML."""
+"""The application: all routes for Quart, with accounting of answers and with errors as problem+json, never HTML."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 
 __all__ = ["UNKNOWN_ROUTE", "Application", "build_application"]
 log = logging.getLogger("plainsong.http")
-#: What answers of no route are counted under: their paths are not ours to name.
+#: The name under which requests to unknown paths are counted.
 UNKNOWN_ROUTE = "unknown"
 
 
 class _Rule(QuartRule):
-    """A rule that finds the route of a path, and makes no path of a route.
+    """A rule that matches paths, but cannot build them.
 
-    Nothing asks for that here, and compiling the code that would do it took 26 of the 30 ms in which the application is
-    built, while the first request that needs it waits.
+    Nothing here builds paths. Werkzeug's compilation of that code took most of the time to create the application, for
+    which the first request has to wait.
     """
 
     def _compile_builder(self, append_unknown: bool = True) -> Callable[..., NoReturn]:
@@ -67,7 +67,7 @@ class Application(QuartTrio):
 
 
 def build_application(endpoints: Iterable[Endpoint], settings: HttpSettings, accounting: Accounting) -> Application:
-    """Every route, the hot ones too: for HTTP/2, and for requests that cannot be answered without the application."""
+    """Build the application of all routes, including the hot ones: for HTTP/2, and for unusual requests to those."""
     endpoints = tuple(endpoints)
     acceptance = Acceptance(endpoints)
     app = Application("plainsong", static_folder=None)
@@ -88,10 +88,9 @@ def build_application(endpoints: Iterable[Endpoint], settings: HttpSettings, acc
 
 @cache
 def _map_of(routes: tuple[tuple[str, str, str], ...]) -> QuartMap:
-    """Finds the name of a view by method and path; ``routes`` are names, methods and paths.
+    """Return the map from method and path to the name of a view; ``routes`` are names, methods and paths.
 
-    Reading the rules took two thirds of what building an application costs, and they are the same for each one that is
-    built in a process.
+    Cached, since parsing the rules takes two thirds of the time to create an application.
     """
     found = QuartMap(merge_slashes=False, converters={"anytext": _AnyText})
     for name, method, path in routes:
@@ -102,24 +101,27 @@ def _map_of(routes: tuple[tuple[str, str, str], ...]) -> QuartMap:
 
 
 class _AnyText(BaseConverter):
-    """The rest of a path, whatever it is: slashes and line ends included."""
+    """The rest of a path, including slashes and line ends."""
 
     part_isolating = False
     regex = r"[\s\S]+"
 
 
 def rule_of(path: str) -> str:
-    """A path as the framework writes it. Names of producers and of files are any text."""
+    """Return a path in the framework's syntax. Names of producers and files may be any text."""
     for name in ("producer", "file"):
         path = path.replace(f"{{{name}}}", f"<anytext:{name}>")
     return path.replace("{", "<").replace("}", ">")
 
 
 def _places(route: Route[Any], path: dict[str, str]) -> dict[str, str]:
-    """``path`` with a producer's name as it was sent: the framework has replaced what is no UTF-8. Raises InvalidName."""
+    """Return ``path`` with the producer's name decoded from the raw path: the framework replaces invalid UTF-8.
+
+    Raises InvalidName.
+    """
     if "producer" not in path:
         return path
-    # The name is the last of the path, and may have slashes of its own.
+    # The name is the end of the path, and may contain slashes.
     sent = request.scope["raw_path"].split(b"/", route.path.count("/"))[-1]
     try:
         return {**path, "producer": unquote_to_bytes(sent).decode()}
@@ -161,7 +163,7 @@ def _view(
 
 
 def _asked(through: Passage, path: Mapping[str, str]) -> Request:
-    """The current request, its body not read yet."""
+    """Return the current request, without its body."""
     query = request.query_string.decode("latin-1")
     admission = through.admission
     return Request(
@@ -179,7 +181,7 @@ def _asked(through: Passage, path: Mapping[str, str]) -> Request:
 async def _decode(
     route: Route[Any], asked: Request, acceptance: Acceptance, max_bytes: int, settings: HttpSettings
 ) -> Answer | None:
-    """Decompresses the body of a request that can be accepted; the refusal of any other. Raises as ``decoded_body``."""
+    """Decompress the body if the request is acceptable; return the refusal if not. Raises as ``decoded_body``."""
     if not needs_decoding(asked.headers):
         return None
     refusal = await acceptance.refusal(route, asked)
@@ -190,7 +192,7 @@ async def _decode(
 
 
 async def _read_small(max_bytes: int) -> bytes:
-    """The body as it was sent; refused as soon as it is known to be larger than ``max_bytes``."""
+    """Return the body as sent. Raises BodyTooLarge as soon as it is known to exceed ``max_bytes``."""
     through = passage()
     announced = through.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
@@ -227,7 +229,7 @@ def _count_unknown(app: Application, accounting: Accounting) -> None:
 
 
 def passage() -> Passage:
-    """The current request's way through the gate: its id, its joined headers, what its body holds."""
+    """Return the current request's state in the gate: its id, its joined headers, its reservations."""
     scope: Any = request.scope
     found = scope.get("extensions", {}).get(PASSAGE)
     return (
@@ -236,7 +238,7 @@ def passage() -> Passage:
 
 
 def hot_view(endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance) -> Callable[..., Awaitable[Response]]:
-    """A view that answers as hot requests are answered without it, byte for byte."""
+    """Return a view whose answers are the same, byte for byte, as without the application."""
     route, handler = endpoint
 
     async def view(**path: str) -> Response:
@@ -247,7 +249,7 @@ def hot_view(endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance)
             through.guard.answered(route.name, request.path, status_of(error), through.request_id)
             raise
         asked = _asked(through, path)
-        asked.body = await request.body  # the gate has seen to its size
+        asked.body = await request.body  # the gate has checked its size
         answer = await _decode(route, asked, acceptance, settings.max_body_bytes, settings)
         if answer is None:
             answering = partial(respond, handler, gzip_min_bytes=settings.gzip_min_bytes)
@@ -258,7 +260,7 @@ def hot_view(endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance)
 
 
 def as_response(answer: Answer) -> Response:
-    """``answer`` for Quart."""
+    """Return ``answer`` as Quart's response."""
     response = Response(answer.body, answer.status)
     response.headers.clear()
     if answer.content_type is not None:
@@ -269,13 +271,13 @@ def as_response(answer: Answer) -> Response:
         response.headers["Content-Length"] = str(answer.length)
     for name, value in answer.headers:
         response.headers.add(name, value)
-    response.timeout = None  # sends have their own deadlines, and a stream may be long
+    response.timeout = None  # sends have their own deadlines, and a stream may last
     return response
 
 
 def install_errors(app: Quart, settings: HttpSettings) -> None:
-    """Makes ``app`` answer every error as a problem, and compress what its other routes answer."""
-    # Bounds and time-outs are the gate's.
+    """Make ``app`` answer all errors as problems, and compress the answers of its other routes."""
+    # The gate has bounds and time-outs of its own.
     app.config.update(
         MAX_CONTENT_LENGTH=None, BODY_TIMEOUT=None, RESPONSE_TIMEOUT=None, PROVIDE_AUTOMATIC_OPTIONS=False
     )
@@ -306,7 +308,7 @@ def install_errors(app: Quart, settings: HttpSettings) -> None:
 
 
 def _plain(error: HTTPException) -> PlainsongError:
-    """Our word for an error that the framework found."""
+    """Return our error for one that the framework raised."""
     match error.code:
         case 404:
             return NotFound(f"there is nothing at {request.path}", hint=_elsewhere(request.path))
@@ -323,5 +325,5 @@ def _plain(error: HTTPException) -> PlainsongError:
 
 
 def _elsewhere(path: str) -> str:
-    """Where to look instead of a path at which nothing is."""
+    """Return a hint for a path that does not exist."""
     return f"try {path.rstrip('/')}" if path.endswith("/") and path.strip("/") else ""

@@ -1,13 +1,13 @@
 """The reactor: one task that waits for the sockets of all connections at once.
 
-A task of its own for every wait costs trio a registration with the kernel, a deadline and a turn of the loop for each
-read: with small requests more than the requests themselves. Here each socket is registered once, edge-triggered, in an
-epoll of its own, and one task waits for that. For a connection that rests it calls ``readable``, which may answer a
-request on the spot; otherwise it wakes the connection's task.
+If each task waited for its own socket, trio would need a kernel registration, a deadline and a turn of the loop for
+each read, which costs more than a small request itself. Here each socket is registered once, edge-triggered, in a
+separate epoll, and one task waits for that. For a resting connection it calls ``readable``, which may answer a request
+directly; otherwise it wakes the connection's task.
 
-A client that sends its next request as soon as it has its answer does so before the event loop has gone to sleep and
-been woken, which takes as long as serving the request. While one such client is all that there is, the reactor spins for
-a moment until its next request is there (``_busy_poll``).
+A client that sends its next request right after an answer would find the event loop asleep, and waking it takes as
+long as serving the request. While a single such client is active, the reactor spins briefly for its next request
+(``_busy_poll``).
 """
 
 from __future__ import annotations
@@ -32,47 +32,47 @@ if TYPE_CHECKING:
 log = logging.getLogger("plainsong.http")
 _RINGS = select.EPOLLIN | select.EPOLLET
 _EDGES = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
-#: Sockets served in one turn of the loop, so that other tasks are never far from theirs.
+#: Sockets served in one turn of the loop, so that other tasks run soon.
 MAX_READY = 128
-#: A client is quick that sends its next request so soon after its answer, with the time it takes to be woken for it.
+#: A client is quick if its next request arrives within this time of its answer, including the time to wake the task.
 QUICK_S = 120e-6
-#: From so many quick requests of one client on, one turn of the loop after the other, the reactor spins.
+#: The reactor spins after this many turns in a row with quick requests of one client only.
 QUICK_TURNS = 3
-#: It spins for so long, and asks the kernel so often, at a microsecond each.
+#: The limits of one spin: its time, and its calls of epoll, of a microsecond each.
 SPIN_S = 60e-6
 MAX_POLLS = 100
-#: After so long other tasks have their turn, whatever comes.
+#: Other tasks run after this time in any case.
 BUSY_POLL_S = 2e-3
-#: How often connections that rest too long, and requests that wait too long, are looked for.
+#: The interval of the search for idle connections and overdue requests.
 SWEEP_S = 0.25
-#: So many are ended in one turn of the loop.
+#: Number of members ended in one turn of the loop.
 SWEPT_AT_ONCE = 8
 
 
 class Socket(Protocol):
-    """Anything with a descriptor."""
+    """Any object with a file descriptor."""
 
     def fileno(self) -> int: ...
 
 
 class Member(Protocol):
-    """A connection in the reactor."""
+    """A connection registered with the reactor."""
 
     def readable(self, events: int = 0) -> None:
-        """Something has come, or the other side has gone. Called in the reactor's task: it neither waits nor raises.
+        """Handle arrived data, or the end of input. Called in the reactor's task: it neither waits nor raises.
 
         Args:
-          events: what epoll told of it.
+          events: the event mask from epoll.
         """
 
     def give_up(self) -> None:
-        """End the connection: nothing came for ``keep_alive_s``, or it has failed. It neither waits nor raises."""
+        """End the connection: it was idle for ``keep_alive_s``, or has failed. It neither waits nor raises."""
 
 
 class _ReadyTasks(trio.abc.Instrument):
-    """The tasks that were scheduled and have not had their turn; those scheduled before ``watch`` are not among them.
+    """The runnable tasks that have not run yet, as far as they were scheduled after ``watch``.
 
-    Trio's statistics leave out those whose turn is in the present round of the event loop.
+    Trio's statistics leave out tasks that run in the current round of the event loop.
     """
 
     def __init__(self) -> None:
@@ -80,13 +80,13 @@ class _ReadyTasks(trio.abc.Instrument):
         self._watches = False
 
     def watch(self) -> None:
-        """Know of them from now on. Idempotent."""
+        """Start to record tasks. Idempotent."""
         if not self._watches:
             self._watches = True
             trio.lowlevel.add_instrument(self)
 
     def leave(self) -> None:
-        """Cost the event loop nothing. Idempotent."""
+        """Stop recording, so that the event loop has no overhead. Idempotent."""
         if self._watches:
             self._watches = False
             trio.lowlevel.remove_instrument(self)
@@ -102,54 +102,53 @@ class _ReadyTasks(trio.abc.Instrument):
 
 
 class Reactor:
-    """Waits for all its members. Run ``run`` and ``sweep``, both until cancelled."""
+    """Waits for the sockets of all its members. Run ``run`` and ``sweep``, both until cancelled."""
 
     def __init__(self, keep_alive_s: float, bell: Bell | None = None) -> None:
-        """Use it in ``run``; ``close`` frees it.
+        """Create it in the event loop that runs it; ``close`` frees it.
 
         Args:
-          bell: that of a store, which it hears while it runs: the event loop is awake then, and that is all.
+          bell: the store's; registered while the reactor runs, only so that its ring wakes the event loop.
         """
         self._keep_alive_s = keep_alive_s
         self._loop_s = trio.lowlevel.current_clock().current_time
         self._store_bell = bell
-        #: Called before the requests of each turn of the loop are taken in, and after.
+        #: Called before and after the requests of each turn of the loop are read.
         self.takes_in: Callable[[], None] = lambda: None
         self.took_in: Callable[[], None] = lambda: None
-        #: Called when it takes in no more.
+        #: Called when ``run`` ends.
         self.ended: Callable[[], None] = lambda: None
-        #: Whether spinning takes nothing from other threads.
+        #: Returns True if spinning takes no time from other threads.
         self.may_spin: Callable[[], bool] = lambda: False
-        #: How many sockets had something in this turn, and which was the last.
+        #: Number of sockets with events in this turn, and the descriptor of the last one.
         self._told = 0
         self._client = -1
         self._ended_s = 0.0
-        #: How many turns in a row had a request of one and the same client only, each soon behind the turn before.
+        #: Number of turns in a row with one request of the same client, each soon after the last.
         self._quick_turns = 0
         self._ready = _ReadyTasks()
         self._epoll = select.epoll()
-        #: Wakes the reactor's task for what came by no socket.
+        #: Wakes the reactor's task for other reasons than a socket.
         self._bell = Bell()
         self._epoll.register(self._bell, _RINGS)
         self._members: dict[int, Member] = {}
         self._again: deque[Member] = deque()
-        #: Member → since when it rests; the longest first.
+        #: Member → since when it rests; the longest resting first.
         self._resting: OrderedDict[Member, float] = OrderedDict()
-        #: By time-out: member → when its request has waited too long, and what to do then; the oldest first.
+        #: Time-out → members, each with its deadline and what to call then; the earliest deadline first.
         self._timed: dict[float, OrderedDict[Member, tuple[float, Callable[[], object]]]] = {}
 
     def close(self) -> None:
-        """Free the epoll."""
         self._epoll.close()
         self._bell.close()
 
     def add(self, sock: Socket, member: Member) -> None:
-        """Have ``member`` told of what comes from now on; also of what has come before."""
+        """Notify ``member`` of events of ``sock`` from now on, and of those that are already there."""
         self._members[sock.fileno()] = member
         self._epoll.register(sock, _EDGES)
 
     def remove(self, sock: Socket, member: Member) -> None:
-        """Forget a member. Idempotent."""
+        """Unregister a member. Idempotent."""
         if self._members.get(sock.fileno()) is member:
             del self._members[sock.fileno()]
             self._epoll.unregister(sock)
@@ -157,26 +156,26 @@ class Reactor:
         self.answered(member)
 
     def again(self, member: Member) -> None:
-        """Call ``readable`` soon, although no edge will come: there may be more to read."""
+        """Call ``readable`` soon, without an edge: there may be more to read."""
         if not self._again:
             self._bell.ring()
         self._again.append(member)
 
     def wake(self) -> None:
-        """Have the next turn of the event loop take in what has come, and call ``took_in``."""
+        """Make the next turn of the event loop read all sockets, and call ``took_in``."""
         self._bell.ring()
 
     def rests(self, member: Member) -> None:
-        """The member waits for its next request from now on."""
+        """Start the idle time of a member."""
         self._resting.pop(member, None)
         self._resting[member] = self._loop_s()
 
     def works(self, member: Member) -> None:
-        """The member does not rest any more."""
+        """End the idle time of a member."""
         self._resting.pop(member, None)
 
     def expire(self, member: Member, timeout_s: float, expired: Callable[[], object]) -> None:
-        """Call ``expired`` if the member's request is not answered in ``timeout_s``; there are few different ones."""
+        """Call ``expired`` if the member's request is not answered in ``timeout_s``, of which there are few values."""
         if timeout_s == inf:
             return
         waiting = self._timed.get(timeout_s)
@@ -185,12 +184,12 @@ class Reactor:
         waiting[member] = (self._loop_s() + timeout_s, expired)
 
     def answered(self, member: Member) -> None:
-        """The member's request is answered."""
+        """Cancel the time-out of the member's request."""
         for waiting in self._timed.values():
             waiting.pop(member, None)
 
     async def run(self) -> NoReturn:
-        """Serve the sockets."""
+        """Serve the sockets until cancelled."""
         with self._hearing():
             while True:
                 await wait_readable(self._epoll)
@@ -211,9 +210,10 @@ class Reactor:
                 self._ended_s = perf_counter()
 
     def _busy_poll(self, until_s: float) -> None:
-        """Serve one client's next requests without sleeping in between.
+        """Serve the next requests of one client without sleeping in between.
 
-        It ends when a task can run, and after ``BUSY_POLL_S`` for what the event loop learns of the kernel only.
+        It ends when a task can run, and after ``BUSY_POLL_S``, for events that only the event loop gets from the
+        kernel.
         """
         client = self._client
         while self.may_spin() and not self._again and not self._ready.tasks:
@@ -250,7 +250,7 @@ class Reactor:
             self.ended()
 
     def take_in(self) -> None:
-        """Serve what has come by now, without waiting."""
+        """Serve everything that has arrived, without waiting."""
         for _ in range(len(self._again)):
             self._tell(self._again.popleft(), 0)
         self._tell_all(self._epoll.poll(0, MAX_READY))
@@ -275,7 +275,7 @@ class Reactor:
             member.give_up()
 
     async def sweep(self) -> NoReturn:
-        """End what takes too long, a little at a time: a thousand may be due at once, and each wakes a task."""
+        """End idle connections and overdue requests, a few at a time: thousands may be due, and each wakes a task."""
         while True:
             await trio.sleep(SWEEP_S)
             now_s = trio.current_time()

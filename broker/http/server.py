@@ -1,4 +1,4 @@
-"""The server: accepts connections, serves each by HTTP/1.1, HTTP/2 or as a link, and ends them in good order."""
+"""The server: accepts connections, serves them by HTTP/1.1, HTTP/2 or as links, and ends them in an orderly way."""
 
 from __future__ import annotations
 
@@ -53,26 +53,26 @@ if TYPE_CHECKING:
 
 
 class Listening(Protocol):
-    """How TLS is spoken to those who connect."""
+    """The TLS side of the listeners."""
 
     def context(self) -> ssl.SSLContext:
-        """For the next handshake."""
+        """Return the context for the next handshake."""
         ...
 
     def count(self, result: str, /) -> None:
-        """A handshake has ended: ``ok``, ``failed``, ``timeout``, or ``plain`` where there was none."""
+        """Count a finished handshake: ``ok``, ``failed``, ``timeout``, or ``plain`` if the client did not speak TLS."""
 
 
 log = logging.getLogger("plainsong.http")
-#: Out of file descriptors or memory: accepting again at once would only spin.
+#: Out of file descriptors or memory: accepting again immediately would only spin.
 _SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 ACCEPT_PAUSE_S = 0.1
-#: Connections that are being refused at a time, and how long each may take to read the refusal.
+#: The limit of connections being refused at the same time, and the time for each to read the refusal.
 MAX_REFUSING = 64
 REFUSAL_S = 1.0
-#: A handshake in which nothing has arrived for so long may be cut for a new connection, when ``max_connections`` are open.
+#: With ``max_connections`` open, a handshake that received nothing for this long may be cut for a new connection.
 STALLED_S = 3.0
-#: The interpreter's switch interval while hypercorn is loaded. Less gained nothing.
+#: The interpreter's switch interval while hypercorn is loaded. Shorter intervals gained nothing.
 LOOP_FIRST_S = 0.0001
 
 
@@ -97,23 +97,23 @@ async def serve_http(
     descriptors: Descriptors | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serves until ``stop`` is set and the connections have left, at most ``grace_s`` later.
+    """Serve until ``stop`` is set and the connections have ended, at most ``grace_s`` later.
 
     Args:
       build: makes the application, in a thread, when the first request needs it.
-      binds: addresses and Unix sockets to listen on, or sockets that listen already.
+      binds: addresses and Unix sockets to listen on, or sockets that already listen.
       unix_mode: the permissions of Unix sockets.
-      tls: with it, connections to addresses are TLS; those to Unix sockets are not.
-      check: of Host and Origin; None: addresses, ``localhost`` and the daemon's own pages alone.
-      guard: says who asks, and whether they may.
+      tls: if given, connections to addresses use TLS; those to Unix sockets do not.
+      check: of Host and Origin; None: only addresses, ``localhost`` and the daemon's own pages are allowed.
+      guard: authenticates and authorizes requests.
       begin: begins the conversation of a WebSocket; None: there are no WebSockets.
-      peers: gets connections that begin with the preface of a link, and the bytes read so far; None: they are refused
-        like any other that is not HTTP.
-      turns: those of the actors that requests are started at without a task; None: there are no such routes.
-      bell: that of the store, which the server hears while it serves.
-      accounting: counts and logs what quick routes answer without the application, which does of the others.
-      descriptors: bounds the connections by the limit on open files, and records refusals for want of them.
-      task_status: gets the addresses as ``host:port`` or ``unix:/path``.
+      peers: receives connections that begin with the preface of a link, and the bytes read so far; None: they are
+        refused like any other that is not HTTP.
+      turns: the run queue of the actors that hot routes ask without a task; None: there are no such routes.
+      bell: the store's, which the server registers while it serves.
+      accounting: counts and logs answers of quick routes; the application does so for the others.
+      descriptors: limits connections by the limit on open files, and records refusals because of it.
+      task_status: receives the addresses as ``host:port`` or ``unix:/path``.
 
     Raises:
       OSError: the server cannot listen on an address of ``binds``; nothing is left open.
@@ -169,7 +169,7 @@ async def serve_http(
 
 
 def load_application(endpoints: Iterable[Endpoint], settings: HttpSettings, accounting: Accounting) -> ASGIFramework:
-    """Every route as an application; loads the framework."""
+    """Build the application with all routes; imports the framework."""
     from broker.http.quart_app import build_application
 
     return build_application(endpoints, settings, accounting)
@@ -191,7 +191,7 @@ class _Server:
         self._parts = parts
         self._application = application
         self._tls = tls
-        #: Handshakes under way, and when the last bytes of each arrived: the longest ago first.
+        #: Handshakes in progress → when each last received bytes; the longest ago first.
         self._shaking: OrderedDict[trio.CancelScope, float] = OrderedDict()
         self._peers = peers
         self._connections: set[Http1] = set()
@@ -224,8 +224,8 @@ class _Server:
     async def _cut_after(self, grace_s: float, connections: trio.Nursery) -> None:
         try:
             await trio.sleep(grace_s)
-        finally:  # also when the caller cancels at the same moment
-            self._application.cut()  # its sends are shielded
+        finally:  # also when the caller cancels at the same time
+            self._application.cut()  # its sends are shielded from cancellation
         connections.cancel_scope.cancel()
 
     async def _accept(self, listener: socket.socket, connections: trio.Nursery) -> None:
@@ -256,7 +256,7 @@ class _Server:
                 sock.close()
 
     def _refusal(self, sock: socket.socket) -> PlainsongError | None:
-        """Why a connection is refused; None: it is not."""
+        """Return the error for a connection that must be refused, or None."""
         wanted = self._settings.max_connections
         allowed = self._descriptors.connections(wanted)
         has_room = self._descriptors.has_room_for(sock.fileno())
@@ -272,7 +272,7 @@ class _Server:
         )
 
     async def _serve(self, sock: socket.socket) -> None:
-        """Serves one connection; its errors end no other."""
+        """Serve one connection; an error ends only this one."""
         peer = peer_of(sock)
         try:
             await self._dispatch(sock, peer)
@@ -293,7 +293,7 @@ class _Server:
             await self._talk(tls, secured(peer, tls))
 
     async def _talk(self, sock: socket.socket | TlsSocket, peer: Peer) -> None:
-        """Serve a connection whose handshake, if there is one, is over."""
+        """Serve a connection after its TLS handshake, if there is one."""
         tls = sock if isinstance(sock, TlsSocket) else None
         first = HTTP_2 if tls is not None and tls.alpn == "h2" else None
         if first is None:
@@ -310,7 +310,7 @@ class _Server:
             await self._peers(stream, already_read, self._parts.stopping)
 
     async def _serve_http_1(self, sock: socket.socket | TlsSocket, peer: Peer, tls: TlsSocket | None) -> bytes | None:
-        """Serve HTTP/1.1; what was read of something else."""
+        """Serve HTTP/1.1; return the bytes read if the connection uses another protocol."""
         connection = Http1(sock, self._parts, peer)
         self._connections.add(connection)
         try:
@@ -324,12 +324,12 @@ class _Server:
         except BaseException as error:
             await trio.aclose_forcefully(stream)
             if isinstance(error, Overloaded):
-                return  # the log says why
+                return  # it is logged already
             raise
         await hypercorn.serve(stream, already_read, peer)
 
     async def _secure(self, sock: socket.socket, listening: Listening) -> TlsSocket | None:
-        """The connection behind its handshake; None: there was none, and the connection is to be closed."""
+        """Complete the handshake; return None if it failed, or did not happen: the connection must be closed."""
         result, tls = "timeout", None
         with trio.move_on_after(self._settings.header_timeout_s) as scope:
             self._shaking[scope] = trio.current_time()
@@ -344,13 +344,13 @@ class _Server:
         return tls
 
     def _progressed(self, scope: trio.CancelScope) -> None:
-        """Bytes of a handshake have arrived."""
+        """Record that a handshake has received bytes."""
         if scope in self._shaking:
             self._shaking[scope] = trio.current_time()
             self._shaking.move_to_end(scope)
 
     def _cut_stalled(self) -> bool:
-        """Ends the handshake that has stalled longest, so that its connection makes room. False: none has stalled."""
+        """Cancel the handshake that has stalled longest, to make room. Return False if none has stalled."""
         scope, moved_s = next(iter(self._shaking.items()), (None, 0.0))
         if scope is None or trio.current_time() - moved_s < STALLED_S:
             return False
@@ -361,7 +361,7 @@ class _Server:
     async def _shake_hands(
         self, sock: socket.socket, listening: Listening, progressed: Callable[[], None]
     ) -> tuple[str, TlsSocket | None]:
-        """How it went, and the connection if it went well. Raises OSError."""
+        """Return the result of the handshake, and the connection if it succeeded. Raises OSError."""
         first = sock.recv(len(PREFACE), socket.MSG_PEEK)
         if first and first[0] != HANDSHAKE:
             await self._refuse_plain(sock, first)
@@ -371,14 +371,14 @@ class _Server:
         return "ok", tls
 
     async def _refuse_plain(self, sock: socket.socket, first: bytes) -> None:
-        """Answers plain HTTP as such; anything else, links among it, is cut."""
+        """Answer plain HTTP with an explanation; close other connections, including links."""
         if first.isascii() and first[:1].isalpha() and first != PREFACE:
             await _answer_and_leave(sock, TlsRequired("this port speaks TLS", hint="use https:// in the URL"))
 
     async def _refuse(self, sock: socket.socket, refusal: PlainsongError) -> None:
-        """Answers a connection over the bound with 503, and waits a little for the client to read it."""
+        """Answer a connection over the limit with 503, and give the client time to read it."""
         try:
-            if self._tls is None or sock.family == socket.AF_UNIX:  # else it would take a handshake to say so
+            if self._tls is None or sock.family == socket.AF_UNIX:  # with TLS, an answer would need a handshake
                 await _answer_and_leave(sock, refusal)
         finally:
             sock.close()
@@ -386,7 +386,7 @@ class _Server:
 
 
 async def _answer_and_leave(sock: socket.socket, error: PlainsongError) -> None:
-    """Answers a connection of which nothing was read, and waits a little for the client to read that."""
+    """Answer a connection from which nothing was read, and give the client time to read the answer."""
     answer = answer_for(error)
     assert isinstance(answer.body, bytes)
     try:
@@ -412,14 +412,14 @@ async def _drain(sock: socket.socket) -> None:
 
 @contextmanager
 def _loop_first() -> Iterator[None]:
-    """Around a thread that runs Python for a good part of a second: the event loop has the interpreter lock back sooner.
+    """Give the event loop priority over a thread that runs Python for a good part of a second.
 
-    With the interpreter's own 5 ms the loop waits that long after each of its system calls. Measured with 4000 publishes
-    a second, when the first request for the application came: a p99 of 79 to 164 ms, with this 8 to 21.
+    With the interpreter's default of 5 ms, the loop waits that long for the lock after each of its system calls:
+    publishes then had a p99 of 79 ms or more, instead of 21 ms at most.
     """
     interval_s, collects = sys.getswitchinterval(), gc.isenabled()
     sys.setswitchinterval(LOOP_FIRST_S)
-    gc.disable()  # what is loaded stays, and each look through it stops all threads
+    gc.disable()  # modules stay in memory, and a collection would stop all threads
     try:
         yield
     finally:
@@ -429,10 +429,10 @@ def _loop_first() -> Iterator[None]:
 
 
 class _Application:
-    """The application, and hypercorn before it, from the first request that needs them on.
+    """The application and hypercorn, loaded at the first request that needs them.
 
-    To load both takes as much processor time as the rest of the daemon's start, and a quarter of its memory. A daemon
-    that is asked for nothing but hot routes does without; another loads them in a thread, while hot requests are answered.
+    Loading both takes as much processor time as the rest of the daemon's start, and a quarter of its memory. A daemon
+    that serves only hot routes never loads them; otherwise a thread loads them while hot requests are answered.
     """
 
     def __init__(
@@ -448,13 +448,13 @@ class _Application:
         self._settings, self._budget, self._check, self._guard = settings, budget, check, guard
         self._server: HypercornServer | None = None
         self._wanted = trio.Event()
-        #: Set once it is loaded, or that has failed.
+        #: Set once loading has succeeded or failed.
         self._tried = trio.Event()
         self._ended = trio.Event()
         self._stopping = stopping
 
     async def run(self) -> None:
-        """Live as long as the server: load the application when it is wanted, and end its life after the last connection."""
+        """Load the application when it is first needed, and run its lifespan until the last connection has ended."""
         server = None
         while server is None:
             await self._wanted.wait()
@@ -463,7 +463,7 @@ class _Application:
             try:
                 with _loop_first():
                     server = await trio.to_thread.run_sync(self._load)
-            except Exception as error:  # such as no file descriptor for a module: the next request tries it again
+            except Exception as error:  # such as no free file descriptor for a module: the next request tries again
                 log.exception("a part of the server cannot be loaded", extra={"why": str(error)[:300]})
                 self._wanted = trio.Event()
                 tried, self._tried = self._tried, trio.Event()
@@ -478,16 +478,16 @@ class _Application:
             await self._ended.wait()
 
     def end(self) -> None:
-        """All connections have left."""
+        """End the lifespan: all connections have ended."""
         self._ended.set()
         self._wanted.set()
 
     async def loaded(self) -> Any:
-        """The application. Raises Overloaded: it cannot be loaded now."""
+        """Return the application. Raises Overloaded: it cannot be loaded now."""
         return (await self.hypercorn()).app
 
     async def hypercorn(self) -> HypercornServer:
-        """Hypercorn, before it. Raises as ``loaded``."""
+        """Return the HTTP/2 server. Raises as ``loaded``."""
         if self._server is None:
             self._wanted.set()
             await self._tried.wait()
@@ -496,12 +496,12 @@ class _Application:
         return self._server
 
     async def stop(self) -> None:
-        """Close idle connections over HTTP/2, and the others after their current answer."""
+        """Close idle HTTP/2 connections, and the others after their current answer."""
         if self._server is not None:
             await self._server.stop()
 
     def cut(self) -> None:
-        """End all connections over HTTP/2 now."""
+        """End all HTTP/2 connections now."""
         if self._server is not None:
             self._server.cut()
 
@@ -510,5 +510,5 @@ class _Application:
         from broker.http.hypercorn_server import HypercornServer
 
         gate = Gate(self._build(), self._settings, self._budget, self._stopping.is_set, self._check, self._guard)
-        gc.freeze()  # as after the start: what was loaded stays
+        gc.freeze()  # as after the start: modules stay in memory
         return HypercornServer(gate, self._settings, self._budget, asks_for_names=self._guard.required)

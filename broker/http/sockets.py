@@ -1,4 +1,4 @@
-"""Listening sockets, from ``host:port`` to sockets that accept; and connected sockets handed to another process."""
+"""Listening sockets for ``host:port`` and ``unix:/path``; and connected sockets handed over to another process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BACKLOG = 1024
 
 
 class BindFailed(OSError):
-    """An address of ``bind`` cannot be listened on; the message has the address and the reason."""
+    """The daemon cannot listen on an address; the message has the address and the reason."""
 
     def __init__(self, number: int, message: str, bind: str) -> None:
         super().__init__(number, message)
@@ -29,10 +29,10 @@ class BindFailed(OSError):
 
 
 def split_bind(bind: str) -> tuple[str, int]:
-    """``(host, port)`` of ``host:port`` or ``[v6 address]:port``.
+    """Return ``(host, port)`` of ``host:port`` or ``[v6 address]:port``.
 
     Raises:
-      ValueError: it is neither.
+      ValueError: it has another form.
     """
     host, colon, port = bind.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 0xFFFF or (":" in host and not host.startswith("[")):
@@ -41,10 +41,10 @@ def split_bind(bind: str) -> tuple[str, int]:
 
 
 def listen_on(bind: str, unix_mode: str = "0660") -> list[socket.socket]:
-    """Sockets that listen on every address of ``bind``; port 0 takes a free port, the same on all of them.
+    """Return sockets that listen on every address of ``bind``; for port 0, all on the same free port.
 
     Args:
-      unix_mode: the permissions of the file of ``unix:/path``; see ``SocketFiles`` for its end.
+      unix_mode: the permissions of the socket file of ``unix:/path``; ``SocketFiles`` removes the file.
     Raises:
       ValueError: ``bind`` is neither host:port nor unix:/path.
       BindFailed: no address could be bound.
@@ -60,7 +60,7 @@ def listen_on(bind: str, unix_mode: str = "0660") -> list[socket.socket]:
         for family, _, _, _, address in dict.fromkeys(found):
             if port == 0 and listeners:
                 address = (address[0], listeners[0].getsockname()[1], *address[2:])
-            # A name such as localhost may have addresses that this machine lacks; one that works is enough.
+            # A name such as localhost may have addresses that this machine lacks; one working address is enough.
             with suppress(_Unavailable):
                 listeners.append(_listener(family, address))
     except OSError as error:
@@ -73,7 +73,7 @@ def listen_on(bind: str, unix_mode: str = "0660") -> list[socket.socket]:
 
 
 def address_of(listener: socket.socket) -> str:
-    """The address of a listening socket, as ``host:port`` or ``unix:/path``."""
+    """Return the address of a listening socket, as ``host:port`` or ``unix:/path``."""
     if listener.family == socket.AF_UNIX:
         return UNIX + str(listener.getsockname())
     host, port = listener.getsockname()[:2]
@@ -81,17 +81,17 @@ def address_of(listener: socket.socket) -> str:
 
 
 def bind_shared(bind: str, count: int, unix_mode: str = "0660") -> list[list[socket.socket]]:
-    """For each of ``count`` processes, sockets that will share every address of ``bind``.
+    """Return sockets for each of ``count`` processes, to share every address of ``bind``.
 
-    They hold the address and do not listen yet: until ``start_listening`` clients are refused, and no other process can
-    take it.
+    The sockets reserve the address but do not listen: until ``start_listening`` connections are refused, and no other
+    process can take the address.
 
     Raises:
-      ValueError, BindFailed: as ``listen_on``; also when another process would have to share the address.
+      ValueError, BindFailed: as ``listen_on``; also if the address would be shared with another process.
     """
     if bind.startswith(UNIX):
         sock = _unix_socket(bind, unix_mode)
-        # The kernel shares out no Unix socket: all processes accept from the same one.
+        # The kernel does not balance Unix sockets: all processes accept from the same one.
         return [[sock], *([sock.dup()] for _ in range(count - 1))]
     found = listen_on(bind)  # fails if the address is taken
     addresses = [(sock.family, sock.getsockname()) for sock in found]
@@ -111,14 +111,14 @@ def bind_shared(bind: str, count: int, unix_mode: str = "0660") -> list[list[soc
 
 
 def start_listening(rows: list[list[socket.socket]]) -> None:
-    """Has them listen; the kernel shares the connections out. Raises OSError."""
+    """Make the sockets listen; the kernel distributes the connections. Raises OSError."""
     for sock in (each for row in rows for each in row):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.listen(BACKLOG)
 
 
 def _unix_socket(bind: str, mode: str) -> socket.socket:
-    """A socket bound to the path of ``bind``, not listening yet: until then a connect is refused. Raises BindFailed."""
+    """Return a socket bound to the path of ``bind``; connections are refused until it listens. Raises BindFailed."""
     path = bind.removeprefix(UNIX)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
@@ -133,7 +133,7 @@ def _unix_socket(bind: str, mode: str) -> socket.socket:
 
 
 def _remove_stale(path: str) -> None:
-    """Removes a socket's file that a process left that ended at once. Raises OSError: another process listens there."""
+    """Remove the socket file of a process that did not exit cleanly. Raises OSError: another process listens there."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise OSError(errno.EEXIST, "there is a file of this name that is no socket")
@@ -147,19 +147,19 @@ def _remove_stale(path: str) -> None:
             os.unlink(path)
             return
         except BlockingIOError:
-            pass  # so many wait to be accepted that it must be alive
+            pass  # its backlog is full, so it must be alive
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 class SocketFiles:
-    """The files of Unix sockets among ``listeners``, which closing does not remove."""
+    """The socket files of the Unix sockets in ``listeners``; closing a socket does not remove its file."""
 
     def __init__(self, listeners: Iterable[socket.socket]) -> None:
         paths = [str(each.getsockname()) for each in listeners if each.family == socket.AF_UNIX]
         self._files = [(path, os.lstat(path).st_ino) for path in paths]
 
     def remove(self) -> None:
-        """Removes those that are still theirs: another daemon may have come meanwhile."""
+        """Remove the files that are unchanged: another daemon may have created its own since."""
         for path, inode in self._files:
             with suppress(OSError):
                 if os.lstat(path).st_ino == inode:
@@ -182,7 +182,8 @@ def _listener(family: int, address: tuple[Any, ...]) -> socket.socket:
 
 def _holder(family: int, address: tuple[Any, ...]) -> socket.socket:
     sock = _bound(family, address, shared=True)
-    # It was set to bind beside what an earlier process left; if it stayed set, others could listen before we do.
+    # SO_REUSEADDR allowed the bind despite old connections in TIME_WAIT. Left on, it would let others listen before we
+    # do.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     return sock
 
@@ -215,16 +216,16 @@ def _explained(error: OSError, bind: str) -> BindFailed:
 # --- connections handed to another process ---------------------------------------------------------
 
 
-#: The most that may have been read of a connection that is handed over: its preface and a little more.
+#: The most that may have been read from a connection before it is handed over: its preface and a little more.
 MAX_READ_BYTES = 64 << 10
-#: The most that precedes these bytes: see ``broker.link.proof.with_binding``.
+#: The most that precedes those bytes: see ``broker.link.proof.with_binding``.
 MAX_BINDING_BYTES = 256
-#: What is read at once of a connection whose bytes are passed on.
+#: Size of one read while relaying.
 PASSED_BYTES = 64 << 10
 
 
 async def send_connection(handover: socket.socket, connection: socket.socket, already_read: bytes) -> None:
-    """Hands ``connection``, and the bytes read of it, over a Unix socket of packets to another process; closes it here.
+    """Hand ``connection``, and the bytes read from it, to another process over a Unix SEQPACKET socket; close it here.
 
     Raises:
       OSError: the other end is closed.
@@ -241,7 +242,7 @@ async def send_connection(handover: socket.socket, connection: socket.socket, al
 
 
 async def receive_connection(handover: socket.socket) -> tuple[socket.socket, bytes] | None:
-    """The next connection that was handed over, and the bytes read of it; None: the other end is closed."""
+    """Return the next connection handed over, and the bytes read from it; None if the other end is closed."""
     while True:
         await wait_readable(handover)
         with suppress(BlockingIOError):
@@ -253,7 +254,7 @@ async def receive_connection(handover: socket.socket) -> tuple[socket.socket, by
 
 
 def handover_pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a Unix socket of packets, for connections that are handed over."""
+    """Return both ends of a Unix SEQPACKET socket, for handing over connections."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setblocking(False)
@@ -261,7 +262,7 @@ def handover_pair() -> tuple[socket.socket, socket.socket]:
 
 
 async def passed_on(one: trio.abc.HalfCloseableStream, other: trio.abc.HalfCloseableStream) -> None:
-    """Passes bytes on both ways until one side ends or breaks; closes both."""
+    """Relay bytes both ways until one side ends or breaks; close both."""
 
     async def pump(source: trio.abc.ReceiveStream, target: trio.abc.SendStream, nursery: trio.Nursery) -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
@@ -275,6 +276,6 @@ async def passed_on(one: trio.abc.HalfCloseableStream, other: trio.abc.HalfClose
 
 
 def stream_of(connection: socket.socket) -> trio.SocketStream:
-    """A stream over a connected socket, which it owns from then on."""
+    """Return a stream that owns the connected socket."""
     connection.setblocking(False)
     return trio.SocketStream(trio.socket.from_stdlib_socket(connection))

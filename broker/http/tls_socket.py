@@ -1,7 +1,7 @@
-"""TLS on a connection's own socket, over memory: what the lane reads and writes as if it were the socket itself.
+"""TLS over a connection's own socket and memory buffers, with the interface of a non-blocking socket.
 
-A ``trio.SSLStream`` would cost the lane a good part of its speed: per request two locks, several checkpoints, and a task
-that waits. Here the bytes of a request are decrypted where they are read, by the call that read them.
+A ``trio.SSLStream`` would slow down the hot path: two locks, several checkpoints and a waiting task per request. Here
+the call that reads a request also decrypts it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 
     from broker.http.peer import Peer
 
-#: What is read off the socket, and encrypted, at once.
+#: Size of one read from the socket, and of one piece to encrypt.
 RAW_BYTES = 64 << 10
 #: The first byte of a TLS handshake.
 HANDSHAKE = 0x16
 
 
 class TlsSocket:
-    """A connected socket, not blocking, that speaks TLS; with those calls of a socket that the lane makes.
+    """A connected, non-blocking socket that speaks TLS; it has those methods of a socket that ``Connection`` uses.
 
-    ``recv`` raises BlockingIOError when there is no data, and returns less than was asked for only when nothing is left
-    behind it. After ``send`` has taken less than all, the next call must begin with the rest: some of it is encrypted.
+    ``recv`` raises BlockingIOError when there is no data, and returns less than requested only when no more is
+    available. If ``send`` accepts only part of the data, the next call must begin with the rest: some of it is already
+    encrypted.
     """
 
     __slots__ = ("_incoming", "_outgoing", "_owed_bytes", "_sock", "_tls", "_unsent", "ended")
@@ -39,23 +40,23 @@ class TlsSocket:
         self._sock = sock
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
-        #: The other side has said that it sends no more, or has gone.
+        #: The peer has sent the end of its data, or has closed the connection.
         self.ended = False
-        #: Encrypted and not sent, and how many bytes of the next ``send`` it stands for.
+        #: Encrypted bytes that are not sent yet, and how many bytes of the next ``send`` they stand for.
         self._unsent = memoryview(b"")
         self._owed_bytes = 0
 
     @property
     def binding(self) -> bytes:
-        """Bytes that both ends of this connection know, and that no other connection has; empty before the handshake."""
+        """The channel binding: bytes that only the two ends of this connection know; empty before the handshake."""
         return self._tls.get_channel_binding("tls-unique") or b""
 
     # --- handshake --------------------------------------------------------------------------------
 
     async def shake_hands(self, progressed: Callable[[], None] = lambda: None) -> None:
-        """Ends with the handshake; calls ``progressed`` whenever bytes have arrived.
+        """Complete the handshake; call ``progressed`` whenever bytes have arrived.
 
-        Raises OSError (SSLError among them): it failed, or the other side has gone.
+        Raises OSError (including SSLError): it failed, or the peer has left.
         """
         while True:
             try:
@@ -70,7 +71,7 @@ class TlsSocket:
                     self._incoming.write(raw)
                     progressed()
             except ssl.SSLError:
-                self._push()  # says why
+                self._push()  # sends the alert
                 raise
             else:
                 await self._flush()
@@ -78,32 +79,32 @@ class TlsSocket:
 
     @property
     def alpn(self) -> str | None:
-        """The protocol that was agreed on."""
+        """The negotiated protocol."""
         return self._tls.selected_alpn_protocol()
 
     @property
     def ssl_object(self) -> ssl.SSLObject:
-        """For what it knows of the other side."""
+        """For its view of the peer."""
         return self._tls
 
     def certificate(self) -> bytes | None:
-        """The other side's certificate (DER), verified; None: it showed none."""
+        """Return the peer's verified certificate (DER); None if it sent none."""
         return self._tls.getpeercert(binary_form=True)
 
     # --- reading ----------------------------------------------------------------------------------
 
     def recv(self, max_bytes: int) -> bytes:
-        """What is there; ``b""`` at the end. Raises BlockingIOError, and OSError for what is no TLS."""
+        """Return the available data; ``b""`` at the end. Raises BlockingIOError, and OSError if the data is not TLS."""
         parts: list[bytes] = []
         left_bytes = max_bytes
-        # The socket may have got something since the last call, which has seen no end of it.
+        # The last call may not have emptied the socket, and data may have arrived since.
         more = True
         while left_bytes:
             if self._incoming.pending or self._tls.pending():
                 try:
                     data = self._tls.read(left_bytes)
                 except ssl.SSLWantReadError:
-                    pass  # a record of which only a part has come
+                    pass  # an incomplete record
                 except ssl.SSLZeroReturnError:
                     self.ended = True
                 else:
@@ -126,13 +127,13 @@ class TlsSocket:
             more = len(raw) == RAW_BYTES
             self._incoming.write(raw)
         if self._outgoing.pending:
-            self._push()  # answers of the protocol itself
+            self._push()  # messages of the protocol itself, such as a key update
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     # --- writing ----------------------------------------------------------------------------------
 
     def send(self, data: bytes | memoryview) -> int:
-        """Sends what the socket takes; how much of ``data`` that was. Raises OSError."""
+        """Send without waiting; return how many bytes of ``data`` were accepted. Raises OSError."""
         if self._unsent and not self._push():
             return 0
         sent_bytes, self._owed_bytes = self._owed_bytes, 0
@@ -148,7 +149,7 @@ class TlsSocket:
         return sent_bytes
 
     def sendmsg(self, buffers: tuple[bytes, bytes]) -> int:
-        """As ``send``, for one behind the other."""
+        """Send the two buffers in order; see ``send``."""
         sent_bytes = 0
         for data in buffers:
             taken_bytes = self.send(data)
@@ -158,7 +159,7 @@ class TlsSocket:
         return sent_bytes
 
     def _push(self) -> bool:
-        """Sends what is encrypted; whether all of it has left. Raises OSError."""
+        """Send pending encrypted bytes. Return True if none are left. Raises OSError."""
         rest = self._unsent
         if self._outgoing.pending:
             rest = memoryview(bytes(rest) + self._outgoing.read() if rest else self._outgoing.read())
@@ -179,44 +180,43 @@ class TlsSocket:
 
     @property
     def socket(self) -> socket.socket:
-        """The socket below."""
+        """The underlying socket."""
         return self._sock
 
     def fileno(self) -> int:
-        """Its descriptor; -1 once it is closed."""
+        """Return the descriptor; -1 once closed."""
         return self._sock.fileno()
 
     def setsockopt(self, level: int, option: int, value: bytes) -> None:
-        """Sets an option of the socket."""
+        """Set an option of the underlying socket."""
         self._sock.setsockopt(level, option, value)
 
     def shutdown(self, how: int) -> None:
-        """Says that nothing more will be sent: in TLS, then below it. Raises OSError."""
+        """Send the end of output: TLS's close_notify, then that of the socket. Raises OSError."""
         self.say_goodbye()
         self._sock.shutdown(how)
 
     def say_goodbye(self) -> None:
-        """Ends our half of the conversation, if that can be sent at once; a cut would look like an attack."""
-        with suppress(OSError):  # it waits for the other side's, or there was no handshake
+        """Send close_notify if possible without waiting; an end without it would look like a truncation attack."""
+        with suppress(OSError):  # the peer's close_notify has not arrived, or there was no handshake
             self._tls.unwrap()
         with suppress(OSError):
             self._push()
 
     def close(self) -> None:
-        """Closes the socket."""
         self._sock.close()
 
 
 class TlsStream(trio.abc.HalfCloseableStream):
-    """The same connection as a stream, for whoever gets it from the lane."""
+    """The connection as a trio stream, for HTTP/2 and links."""
 
     def __init__(self, tls: TlsSocket) -> None:
         self.tls = tls
-        #: Hypercorn takes the addresses of both ends from it.
+        #: Hypercorn reads the addresses of both ends from it.
         self.socket = tls.socket
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """The next bytes; ``b""`` at the end."""
+        """Return the next bytes; ``b""`` at the end."""
         while True:
             self._check_open()
             try:
@@ -230,7 +230,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
             return data
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Sends all of ``data``."""
+        """Send all of ``data``."""
         rest = memoryview(data)
         while True:
             self._check_open()
@@ -244,12 +244,12 @@ class TlsStream(trio.abc.HalfCloseableStream):
             await self._wait(wait_writable)
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Waits until a send may succeed at once."""
+        """Wait until a send may succeed without waiting."""
         self._check_open()
         await self._wait(wait_writable)
 
     async def send_eof(self) -> None:
-        """Sends no more."""
+        """Send the end of output."""
         self._check_open()
         try:
             self.tls.shutdown(socket.SHUT_WR)
@@ -258,7 +258,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
         await checkpoint()
 
     async def aclose(self) -> None:
-        """Closes the connection."""
+        """Close the connection, after close_notify."""
         if self.tls.fileno() >= 0:
             self.tls.say_goodbye()
             trio.lowlevel.notify_closing(self.socket)
@@ -274,5 +274,5 @@ class TlsStream(trio.abc.HalfCloseableStream):
 
 
 def secured(peer: Peer, tls: TlsSocket) -> Peer:
-    """``peer`` with what its handshake has shown."""
+    """Return ``peer`` with the result of its TLS handshake."""
     return replace(peer, tls=True, certificate=tls.certificate())

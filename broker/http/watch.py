@@ -1,4 +1,4 @@
-"""The watch: a client that leaves while its answer is awaited is noticed at once."""
+"""The watch: notices at once when a client leaves while its answer is pending."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import trio
 if TYPE_CHECKING:
     from typing import NoReturn
 
-#: Requests answered sooner than this are never watched: a task for each would cost more than they do.
+#: Requests answered sooner are never watched: a task for each would cost more than the request.
 PATIENCE_S = 0.01
 
 
@@ -17,13 +17,13 @@ class Watched(Protocol):
     """A connection whose request is being answered."""
 
     async def watch(self) -> None:
-        """Waits for the client to go away, and cancels the request when it does; ends with the answer at the latest."""
+        """Wait for the client to leave, and cancel its request then; end when the request is answered."""
 
 
 class Watch:
-    """Starts a watcher for each request that is still there after one to two rounds of ``PATIENCE_S``.
+    """Starts a watcher for each request that is still unanswered after one to two rounds of ``PATIENCE_S``.
 
-    It rests while no request is young: a thousand parked polls cost it nothing.
+    It sleeps while there are no new requests: a thousand parked polls cost nothing.
     """
 
     __slots__ = ("_grown", "_wake", "_young")
@@ -34,20 +34,20 @@ class Watch:
         self._wake = trio.Event()
 
     def begin(self, connection: Watched) -> None:
-        """The connection's request is handed to its handler."""
+        """Add a connection whose request was passed to its handler."""
         self._young[connection] = None
         if not self._wake.is_set():
             self._wake.set()
 
     def end(self, connection: Watched) -> None:
-        """The handler has answered, or failed."""
+        """Remove a connection: its handler has answered, or failed."""
         if connection in self._young:
             del self._young[connection]
         elif connection in self._grown:
             del self._grown[connection]
 
     async def run(self) -> NoReturn:
-        """Watches until cancelled."""
+        """Run until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 if not self._young and not self._grown:

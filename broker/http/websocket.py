@@ -1,8 +1,8 @@
-"""The WebSocket of a conversation, on a connection that spoke HTTP/1.1 until then.
+"""The WebSocket of a conversation, on a connection that was HTTP/1.1 until then.
 
-A framework's passes each message through two queues and four tasks: 8 500 small messages a second, where this loop passes
-100 000. It also buffers input outside of every bound, and accepts compression, whose bombs would have to be defused. This
-one reads nothing while too much is under way.
+A framework's WebSocket passes each message through two queues and four tasks: 8 500 small messages a second instead of
+100 000. It also buffers input without a bound, and accepts compression, which would need protection from bombs. This
+one stops reading while too much is in progress.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ if TYPE_CHECKING:
 
 _PATH = re.compile(r"/v1/namespaces/([^/]+)/topics/([^/]+)/stream\Z")
 _VERSION = b"13"
-#: Frames with less than this on average are taken as long work: the smallest request has more.
+#: Frames with a smaller average size are handled as long work: the smallest request is larger.
 TINY_FRAME_BYTES = 12
 
 
 class StreamSocket:
-    """One WebSocket, from its request to its end."""
+    """One WebSocket, from its handshake to its end."""
 
     def __init__(self, shared: Conversations, connection: HttpConnection, stopping: trio.Event) -> None:
         self._shared = shared
         self._connection = connection
         self._peer = connection.peer
         self._stopping = stopping
-        #: Half a frame would spoil the connection.
+        #: Keeps frames whole: half a frame would corrupt the connection.
         self._sending = trio.Lock()
         self._socket = Connection(ConnectionType.SERVER)
         self._conversation: Conversation | None = None
         self._hold: Hold | None = None
-        #: What has arrived of a message that is not whole yet, which counts against the budget, and when it began.
+        #: The received part of an incomplete message, which counts against the budget; whether there is one.
         self._message = bytearray()
         self._is_begun = False
         self._allowance = FrameAllowance()
@@ -67,19 +67,19 @@ class StreamSocket:
         self._since_s = 0.0
         self._heard_s = trio.current_time()
         self._pinged = False
-        #: Its deadline is when something must have arrived; the watch looks then whether that is so.
+        #: Expires when input is overdue; ``_watch`` then checks whether it is.
         self._silence = trio.CancelScope()
         self._taking = False
-        #: How many answered requests its name's quotas know of.
+        #: Number of answered requests that were charged to the quotas of its name.
         self._paid_for = 0
-        #: The code and reason of the close that will follow; nothing more is taken.
+        #: The code and reason of the coming close; no more messages are accepted.
         self._ending: tuple[int, str] | None = None
         self._leaving = False
         self._closed = False
         self._life = trio.CancelScope()
 
     async def run(self, head: PlainHead) -> None:
-        """Serve it until its end.
+        """Serve until the WebSocket ends.
 
         Raises:
           PeerLeft: the client has left.
@@ -93,7 +93,7 @@ class StreamSocket:
             nursery.cancel_scope.cancel()
 
     async def _read(self, nursery: trio.Nursery) -> None:
-        """Take what arrives; end it when the client leaves."""
+        """Handle what arrives; end the WebSocket when the client leaves."""
         connection = self._connection
         data, connection.pending = connection.pending, b""
         try:
@@ -110,7 +110,7 @@ class StreamSocket:
     # --- the handshake -------------------------------------------------------------------------
 
     async def _open(self, head: PlainHead) -> bool:
-        """Accept it, or refuse it (False)."""
+        """Accept the handshake, or refuse it (False)."""
         headers = _joined(head.pairs)
         request_id = sane_request_id(headers.get(b"x-request-id", b"").decode("latin-1")) or new_request_id()
         path, _, query = head.target.decode("latin-1").partition("?")
@@ -145,7 +145,7 @@ class StreamSocket:
         return True
 
     async def _admitted(self, headers: dict[bytes, bytes], path: str, query: str, request_id: str) -> Admission:
-        """Who opens it. Raises Unauthenticated, AuthenticationUnavailable, InvalidParameter."""
+        """Authenticate the client. Raises Unauthenticated, AuthenticationUnavailable, InvalidParameter."""
         guard = self._shared.guard
         try:
             if guard.required:
@@ -157,8 +157,8 @@ class StreamSocket:
             raise
 
     def _end_for(self, problem: PlainsongError) -> None:
-        """The name that opened it may no more: what was taken is answered, and nothing else is taken."""
-        may_return = isinstance(problem, Unavailable)  # such as while the provider's keys cannot be had
+        """Accept no more messages, since the rights of its name have ended; accepted ones are still answered."""
+        may_return = isinstance(problem, Unavailable)  # such as while the provider's keys are unavailable
         self._end(CloseReason.TRY_AGAIN_LATER if may_return else CloseReason.POLICY_VIOLATION, problem.code)
 
     def _checked(self, headers: dict[bytes, bytes], length: int) -> bytes:
@@ -186,9 +186,9 @@ class StreamSocket:
     # --- in ------------------------------------------------------------------------------------
 
     async def _receive(self, data: bytes) -> None:
-        """Takes all whole messages; returns when there is room for more."""
+        """Handle all complete messages; return when there is room for more."""
         if self._ending is not None:
-            return  # it will not be answered: the connection is closing
+            return  # it would not be answered: the connection is closing
         self._heard_s, self._pinged = trio.current_time(), False
         self._socket.receive_data(data)
         messages, ending = await self._whole_messages()
@@ -207,7 +207,7 @@ class StreamSocket:
             self._end(*ending)
 
     async def _slow_down(self, size: int) -> None:
-        """Waits as long as the quotas of its name want; what was taken is answered meanwhile."""
+        """Sleep for as long as the quotas require; accepted messages are answered during that time."""
         hold, conversation = self._hold, self._conversation
         if hold is not None and conversation is not None and self._shared.guard.required:
             answered, self._paid_for = conversation.answered - self._paid_for, conversation.answered
@@ -215,7 +215,7 @@ class StreamSocket:
             await trio.sleep(quotas.pause_s(hold.who, path["namespace"], path["topic"], size, answered))
 
     async def _whole_messages(self) -> tuple[list[bytes], tuple[int, str] | None]:
-        """The complete messages; and the code and reason of the close, if there will be no more."""
+        """Return the complete messages; and the code and reason of the close, if no more may follow."""
         taken = _TakenFrames()
         events = self._socket.events()
         is_more = self._take_frames(events, taken)
@@ -231,7 +231,7 @@ class StreamSocket:
         return taken.messages, taken.ending
 
     def _take_frames(self, events: Iterator[WsEvent], taken: _TakenFrames) -> bool:
-        """Takes a few frames, each of which costs as much as thousands of bytes; whether there may be more."""
+        """Decode a few frames, each of which costs as much as thousands of bytes. Return True if there may be more."""
         frames = controls = content_bytes = 0
         for event in islice(events, FEW_PARTS):
             frames += 1
@@ -249,7 +249,7 @@ class StreamSocket:
         return frames == FEW_PARTS
 
     def _take_frame(self, event: WsEvent, taken: _TakenFrames) -> tuple[int, str] | None:
-        """Takes a frame; the code and reason of the close, if there will be no more."""
+        """Decode a frame. Return the code and reason of the close, if no more may follow."""
         if isinstance(event, BytesMessage):
             if not self._is_begun:
                 self._since_s, self._is_begun = trio.current_time(), True
@@ -258,7 +258,7 @@ class StreamSocket:
             if refused is not None:
                 return refused
             if event.message_finished:
-                if self._message:  # an empty one says nothing
+                if self._message:  # an empty message has no requests
                     taken.messages.append(bytes(self._message))
                     self._message.clear()
                 self._is_begun = False
@@ -267,12 +267,12 @@ class StreamSocket:
         elif isinstance(event, Ping):
             taken.pongs.append(self._socket.send(event.response()))
         elif isinstance(event, CloseConnection):
-            is_theirs = self._socket.state is ConnectionState.REMOTE_CLOSING  # else these are no WebSocket frames
+            is_theirs = self._socket.state is ConnectionState.REMOTE_CLOSING  # otherwise wsproto found a protocol error
             return int(event.code), "" if is_theirs else event.reason or ""
         return None
 
     def _keep(self, piece: bytes | bytearray) -> tuple[int, str] | None:
-        """Keeps a piece of a message; the code and reason of the close if it cannot."""
+        """Store a piece of a message. Return the code and reason of the close if that is not possible."""
         max_bytes = self._shared.settings.max_body_bytes
         if len(self._message) + len(piece) > max_bytes:
             return CloseReason.MESSAGE_TOO_BIG, f"a message may have {max_bytes} bytes"
@@ -284,7 +284,7 @@ class StreamSocket:
         return None
 
     def _end(self, code: int, reason: str) -> None:
-        """Takes no more; closes when all that was taken is answered."""
+        """Accept no more messages; close once all accepted ones are answered."""
         if self._ending is None and self._conversation is not None:
             self._ending = code, reason
             self._conversation.finish()
@@ -292,7 +292,7 @@ class StreamSocket:
     # --- out -----------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        """Sends answers until the end, then closes."""
+        """Send answers until the end, then close."""
         assert self._conversation is not None
         assert self._hold is not None
         try:
@@ -300,9 +300,9 @@ class StreamSocket:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._watch)
                     while (data := await self._conversation.answers()) is not None:
-                        # Also to a client that has begun to close: it waits for them.
+                        # Also after the client has sent its close: it waits for them.
                         await self._send_data(_binary_head(len(data)) + data)
-                    async with self._sending:  # no ping is cut off in the middle
+                    async with self._sending:  # do not cancel a ping halfway
                         nursery.cancel_scope.cancel()
                 self._leaving = True
                 code, reason = self._ending or (CloseReason.NORMAL_CLOSURE, "")
@@ -318,12 +318,12 @@ class StreamSocket:
                 return
             try:
                 await self._connection.send_all(data)
-            except OSError:  # the client has gone
+            except OSError:  # the client has left
                 self._closed = True
                 self._life.cancel()
 
     async def _watch(self) -> None:
-        """Ends the stream when the daemon stops, or when the client is silent."""
+        """End the WebSocket when the daemon stops, or when the client is silent."""
         while self._ending is None:
             with trio.CancelScope(deadline=self._due_s()) as self._silence:
                 await self._stopping.wait()
@@ -332,19 +332,19 @@ class StreamSocket:
             await self._on_silence()
 
     def _due_s(self) -> float:
-        """When something must have come."""
+        """Return the time by which something must arrive."""
         settings = self._shared.settings
         if self._is_begun:
             return body_deadline(self._since_s, len(self._message), settings)
         return self._heard_s + settings.keep_alive_s
 
     async def _on_silence(self) -> None:
-        """After a deadline: a client that waits for answers has time; else its message is late, or it is pinged."""
+        """Act on a deadline: extend it for a client that waits for answers, else close or ping."""
         assert self._conversation is not None
         if self._taking or self._conversation.waiting:
             self._heard_s = self._since_s = trio.current_time()
         elif self._due_s() > trio.current_time():
-            return  # something has come meanwhile
+            return  # something has arrived since
         elif self._is_begun:
             self._end(CloseReason.POLICY_VIOLATION, "the message did not arrive in time")
         elif self._pinged:
@@ -356,18 +356,18 @@ class StreamSocket:
 
 @dataclass(slots=True)
 class _TakenFrames:
-    """What was taken of one read."""
+    """The content of one read."""
 
     messages: list[bytes] = field(default_factory=list)
     pongs: list[bytes] = field(default_factory=list)
     ending: tuple[int, str] | None = None
-    """The code and reason of the close, if there will be no more."""
+    """The code and reason of the close, if no more may follow."""
     is_tiny: bool = False
-    """True if the last frames had fewer bytes than requests have."""
+    """True if the last frames were smaller than any request."""
 
 
 class _StreamRoute(NamedTuple):
-    """What the guard wants to know of the route, which is declared with all others; a test compares."""
+    """The attributes of the stream's route that the guard reads. A test compares them with the route itself."""
 
     name: str = "stream"
     verbs: tuple[Verb, ...] = ("publish",)
@@ -378,7 +378,7 @@ _ROUTE = _StreamRoute()
 
 
 def _joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The headers by name; repeated ones are joined, so that no part of them is overlooked."""
+    """Return the headers by name, with repeated ones joined, so that none is overlooked."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         key = name.lower()
@@ -399,7 +399,7 @@ async def _open_or_close(conversation: Conversation) -> None:
 
 
 def _binary_head(length: int) -> bytes:
-    """The frame header of a server's whole binary message."""
+    """Return the frame header of a complete binary message from a server."""
     if length < 126:
         return struct.pack(">BB", 0x82, length)
     return struct.pack(">BBH", 0x82, 126, length) if length < 65536 else struct.pack(">BBQ", 0x82, 127, length)

@@ -1,4 +1,4 @@
-"""Bodies and answers as bytes of HTTP/1.1: heads, chunks, gzip; and a handler's answer made ready to send."""
+"""Bodies and answers as bytes of HTTP/1.1: heads, chunks, gzip; and handlers' answers made ready to send."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" fo
 
 
 def reason_phrase(status: int) -> str:
-    """The phrase behind ``status`` in the first line of an answer."""
     return HTTPStatus(status).phrase
 
 
 class _Dates:
-    """The ``Date`` header, made once a second."""
+    """The ``Date`` header, formatted once a second."""
 
     __slots__ = ("_date", "_line", "_second")
 
@@ -45,7 +44,7 @@ class _Dates:
         self._line = ""
 
     def line(self) -> str:
-        """It, and the start of the next one, which has the request id."""
+        """Return the ``Date`` line, and the start of the ``X-Request-Id`` line that follows it."""
         now = int(time.time())
         if now != self._second:
             self._second = now
@@ -54,7 +53,7 @@ class _Dates:
         return self._line
 
     def date(self) -> str:
-        """It alone."""
+        """Return the ``Date`` line alone."""
         self.line()
         return self._date
 
@@ -63,8 +62,9 @@ _dates = _Dates()
 
 
 def answer_head(answer: Answer, request_id: str, *, chunks: bool, close: bool) -> bytes:
-    """The head of ``answer`` with its empty line. A stream is framed by its length if that
-    is known, else by chunks, or by the end of the connection.
+    """Return the head of ``answer`` with its empty line.
+
+    A stream is framed by its length if that is known, else by chunks, or by the end of the connection.
     """
     head = f"{_STATUS_LINES[answer.status]}{_dates.line()}{request_id}\r\n"
     if answer.content_type is not None:
@@ -81,27 +81,27 @@ def answer_head(answer: Answer, request_id: str, *, chunks: bool, close: bool) -
 
 
 def head_of(status: int, headers: Iterable[tuple[str, str]], *, chunks: bool) -> bytes:
-    """The head of an answer whose headers are all known but ``Date`` and those of its framing."""
+    """Return the head of an answer; ``headers`` has all but ``Date`` and ``Transfer-Encoding``."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
     framing = "Transfer-Encoding: chunked\r\n" if chunks else ""
     return f"{_STATUS_LINES[status]}{_dates.date()}{lines}{framing}\r\n".encode("latin-1")
 
 
 def chunk(data: bytes) -> bytes:
-    """``data``, not empty, as one chunk."""
+    """Encode ``data``, which must not be empty: an empty chunk ends the body."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 # --- respond ---------------------------------------------------------------------------------------
 #
-# A handler's answer made ready to send: errors as problems, bodies compressed. Both listeners answer through it.
+# A handler's answer made ready to send: errors as problem+json, bodies compressed. Both listeners use it.
 
 
 log = logging.getLogger("plainsong.http")
 
 
 async def respond(handler: Handler, request: Request, gzip_min_bytes: int) -> Answer:
-    """What ``handler`` answers to ``request``, or the problem it raised; never raises but for cancellation."""
+    """Return the answer of ``handler``, or the problem for its error. Raises nothing but cancellation."""
     outcome: Answer | Exception
     try:
         outcome = await answer_of(handler, request)
@@ -111,9 +111,9 @@ async def respond(handler: Handler, request: Request, gzip_min_bytes: int) -> An
 
 
 async def ready(outcome: Answer | Exception, request: Request, gzip_min_bytes: int) -> Answer:
-    """What a handler answered, made ready to send; never raises but for cancellation.
+    """Return the outcome of a handler as an answer that can be sent. Raises nothing but cancellation.
 
-    A stream is begun here, so that what fails before its first byte is still an answer of its own.
+    Its stream is started here, so that an error before the first byte still gets an answer of its own.
     """
     try:
         answer = checked(outcome, request.request_id)
@@ -128,7 +128,7 @@ async def ready(outcome: Answer | Exception, request: Request, gzip_min_bytes: i
 
 
 def checked(outcome: Answer | Exception, request_id: str) -> Answer:
-    """What a handler answered, as an answer: errors as problems, a bug as one."""
+    """Return a handler's outcome as an answer: an error, or a header that cannot be sent, becomes a problem."""
     if isinstance(outcome, Exception):
         return answer_to(outcome, request_id)
     if outcome.headers:
@@ -140,14 +140,14 @@ def checked(outcome: Answer | Exception, request_id: str) -> Answer:
 
 
 def _check_headers(headers: list[tuple[str, str]]) -> None:
-    """Refuses header values that would be more than one line, or no line at all: a value a client had its hand in."""
+    """Raise ValueError for a value that is not printable, such as two lines: a client may have supplied it."""
     for name, value in headers:
         if not value.isprintable():
             raise ValueError(f"the header {name} of an answer has the value {value!r}")
 
 
 def answer_to(error: Exception, request_id: str) -> Answer:
-    """``error`` as an answer; what is no ``PlainsongError`` goes to the log, and nothing of it into the answer."""
+    """Return ``error`` as a problem. All but ``PlainsongError`` are logged, and the answer shows nothing of them."""
     plain = only_plain(error)
     if plain is None:
         log.error("a request failed", exc_info=error, extra={"request_id": request_id})
@@ -156,7 +156,7 @@ def answer_to(error: Exception, request_id: str) -> Answer:
 
 
 class _Begun:
-    """A stream whose first chunk is already made. (A generator here would not close ``rest`` if it never ran.)"""
+    """A stream whose first chunk is already made. (An async generator that never ran would not close ``rest``.)"""
 
     def __init__(self, first: bytes | None, rest: BodyStream) -> None:
         self._first = first
@@ -175,7 +175,7 @@ class _Begun:
 
 
 async def begun(chunks: BodyStream) -> BodyStream:
-    """``chunks`` with the first one already made; closed if that fails, or its reader leaves."""
+    """Return ``chunks`` with the first one already made. If that fails or is cancelled, ``chunks`` is closed."""
     try:
         return _Begun(await anext(aiter(chunks), None), chunks)
     except BaseException:
@@ -186,20 +186,20 @@ async def begun(chunks: BodyStream) -> BodyStream:
 # --- admission of answers --------------------------------------------------------------------------
 
 
-#: What an answer that is passed on piece by piece may hold: the window of a link, and the piece at hand.
+#: Memory for an answer that is forwarded piece by piece: a link's window, and the piece in hand.
 PASSED_BYTES = 768 << 10
 
 
 def may_be_refused(answer: Answer) -> bool:
-    """Whether an answer that only tells how things are may be refused for lack of room: a small one never is."""
+    """True if the answer to a read may be refused for lack of room; a small one never is."""
     return not (isinstance(answer.body, bytes) and len(answer.body) <= SMALL_BYTES)
 
 
 async def admitted(answer: Answer, room: AnswerRoom, *, only_looks: bool) -> Answer:
-    """``answer``, with what its body takes held in ``room``; or the refusal instead of it, if there is no room.
+    """Return ``answer`` with its body accounted for in ``room``, or the refusal if there is no room.
 
     Args:
-      only_looks: nothing was done by the request, so that it may be refused.
+      only_looks: the request changed nothing, so its answer may be refused.
     """
     body = answer.body
     if isinstance(body, bytes | BodyPieces):
@@ -208,7 +208,7 @@ async def admitted(answer: Answer, room: AnswerRoom, *, only_looks: bool) -> Ans
             room.release()
             return answer
     elif room.reserved_bytes:
-        return answer  # its pages are counted as they are made
+        return answer  # its pages are reserved as they are made
     else:
         size = PASSED_BYTES if answer.length is None else min(answer.length, PASSED_BYTES)
     if room.has(size):
@@ -233,17 +233,17 @@ async def admitted(answer: Answer, room: AnswerRoom, *, only_looks: bool) -> Ans
 # --- compression -----------------------------------------------------------------------------------
 
 
-#: Poll answers are made once and thrown away: the fastest level.
+#: The fastest level: an answer is compressed for one reader.
 LEVEL = 1
-#: zlib's window bits that mean "with gzip's header and trailer".
+#: zlib's window bits for a gzip header and trailer.
 GZIP_WINDOW = 31
-#: From here on a worker thread compresses, so that no other request waits.
+#: Larger bodies are compressed by a worker thread, so that no other request waits.
 INLINE_BYTES = 64 << 10
 
 
 @lru_cache(maxsize=64)
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether a client that sent this ``Accept-Encoding`` takes gzip; weights of zero refuse it."""
+    """True if ``Accept-Encoding`` allows gzip; a weight of zero refuses it."""
     weights: dict[str, float] = {}
     for offer in accept_encoding.lower().split(","):
         coding, _, parameters = offer.partition(";")
@@ -265,12 +265,12 @@ def _weight(parameters: str) -> float:
     return 1.0
 
 
-#: What caches are told of an answer that might be compressed for others.
+#: Tells caches that other clients may get the same answer in another coding.
 VARY = ("Vary", "Accept-Encoding")
 
 
 async def compress(answer: Answer, accept_encoding: str | None, min_bytes: int) -> None:
-    """Turns the body of ``answer`` into gzip if it is worth it and the client takes it; tells caches either way."""
+    """Compress the body of ``answer`` if it is large enough and the client accepts gzip; add ``Vary`` either way."""
     body = answer.body
     if isinstance(body, bytes) and len(body) < min_bytes:
         return
@@ -284,14 +284,13 @@ async def compress(answer: Answer, accept_encoding: str | None, min_bytes: int) 
 
 
 async def gzipped(body: bytes) -> bytes:
-    """``body`` in gzip."""
     packer = zlib.compressobj(LEVEL, wbits=GZIP_WINDOW)
     if len(body) <= INLINE_BYTES:
         return packer.compress(body) + packer.flush()
     return await _off_loop(partial(packer.compress, body)) + packer.flush()
 
 
-#: Threads that compress answers: on few cores more would take them from the event loop.
+#: Threads that compress answers; with few cores, more would starve the event loop.
 COMPRESSING_THREADS = 2
 _compressing: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("compressing answers")
 
@@ -306,7 +305,7 @@ async def _off_loop(compress: Callable[[], bytes]) -> bytes:
 
 
 class GzippedStream:
-    """A stream in gzip. (A generator here would not close what it compresses if it never ran.)"""
+    """A stream in gzip. (An async generator that never ran would not close the stream inside.)"""
 
     def __init__(self, chunks: BodyStream) -> None:
         self._plain = chunks
@@ -332,16 +331,16 @@ class GzippedStream:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Closes what is compressed."""
+        """Close the stream inside."""
         await self._plain.aclose()
 
 
 # --- chunked ---------------------------------------------------------------------------------------
 #
-# Chunked request bodies, bytes in and body out: the transfer coding of RFC 9112, section 7.1, read strictly.
+# Chunked request bodies: the transfer coding of RFC 9112, section 7.1, parsed strictly.
 
 
-#: A chunk's size line, with extensions, which are ignored, and the trailer section.
+#: The limits of a chunk's size line, whose extensions are ignored, and of the trailer section.
 MAX_LINE_BYTES = 4 << 10
 MAX_TRAILER_BYTES = 16 << 10
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[^\r\n]*)?[ \t]*")
@@ -349,14 +348,14 @@ _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\x00\r\n]*")
 
 
 class ChunkedBody:
-    """Collects one body, of which ``size`` bytes have been taken apart."""
+    """Decodes one body; ``size`` bytes of it have been decoded."""
 
     __slots__ = ("_body", "_left", "_rest", "_trailer_bytes", "is_behind", "size")
 
     def __init__(self) -> None:
-        self._body = io.BytesIO()  # it gives its bytes away without a copy
+        self._body = io.BytesIO()  # ``getvalue`` returns its buffer without a copy
         self.size = 0
-        #: Whether the last ``feed`` ended at its bound: there is more of what was read.
+        #: True if the last ``feed`` stopped at its limit: there are undecoded chunks left.
         self.is_behind = False
         self._rest = b""
         #: Bytes left of the chunk and its line end; None between chunks, negative in the trailers.
@@ -364,19 +363,20 @@ class ChunkedBody:
         self._trailer_bytes = 0
 
     def taken(self) -> bytes:
-        """What there is of it since the last time."""
+        """Return the bytes decoded since the last call."""
         data = self._body.getvalue()
         if data:
             self._body = io.BytesIO()
         return data
 
     def feed(self, data: bytes, most_chunks: int = 1 << 62) -> bytes | None:
-        """Takes what was read, no more than ``most_chunks`` of it: each costs as much as thousands of bytes.
+        """Decode ``data``, but at most ``most_chunks`` chunks: a chunk costs as much time as thousands of bytes.
 
-        Returns None until the body has ended, then the bytes that follow it.
+        Returns:
+          None until the body has ended, then the bytes that follow it.
 
         Raises:
-          MalformedBody: this is no chunked body.
+          MalformedBody: this is not a chunked body.
         """
         data = self._rest + data
         at = 0
@@ -431,7 +431,7 @@ class ChunkedBody:
 
     @staticmethod
     def _size(line: bytes) -> int:
-        """What is left of the chunk with its line end; -1 for the last, empty chunk."""
+        """Return the bytes of the chunk and its line end; -1 for the last, empty chunk."""
         matched = _SIZE_LINE.fullmatch(line)
         if matched is None:
             raise MalformedBody(f"{line[:40].decode('latin-1')!r} is not the size of a chunk")

@@ -1,3 +1,3 @@
-"""Links: one connection on which many calls are under way at once, between instances and between processes."""
+"""Links: connections with many concurrent calls, between instances and between the processes of one daemon."""
 
 from __future__ import annotations

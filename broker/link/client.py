@@ -1,4 +1,4 @@
-"""The calling side of a link: calls under way at once, conversations, and the links of this process by address."""
+"""The calling side of a link: concurrent calls, conversations, and the links of this process by address."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Channel", "Link", "LinkBroken", "Reply"]
 
 
 class Link:
-    """The caller's side of one connection. ``run`` it in a task; it ends when the connection does."""
+    """The caller's side of one connection. ``run`` it in a task; it ends with the connection."""
 
     def __init__(
         self,
@@ -50,26 +50,26 @@ class Link:
         self._leaving = False
         self._why = "the link has ended"
         self.ended = trio.Event()
-        #: Whether the peer has shown to be of version 0.1, which calls requests otherwise.
+        #: True once the peer has turned out to be of version 0.1, whose calls differ.
         self.is_0_1 = False
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes calls."""
+        """True if it accepts calls."""
         return self._wire.is_open and not self._leaving
 
     @property
     def is_peer(self) -> bool:
-        """Whether the other side has sent the preface of a link."""
+        """True if the peer has sent the preface of a link, and the proof if one is required."""
         return self._wire.is_peer
 
     @property
     def under_way(self) -> int:
-        """Calls and conversations that are not over."""
+        """Number of calls and conversations in progress."""
         return len(self._waiting)
 
     async def run(self) -> str:
-        """Runs the link until it ends; why it did, empty when in good order. Calls that still wait raise LinkBroken."""
+        """Run the link until it ends. Return why it did; empty if in an orderly way. Pending calls raise LinkBroken."""
         try:
             self._why = await self._wire.run(self) or "the peer closed the link"
             return self._why
@@ -84,18 +84,18 @@ class Link:
     async def call(
         self, kind: str, value: Any, body: bytes = b"", *, deadline_s: float | None = None, at_once: bool = False
     ) -> Reply:
-        """Calls the peer and returns its answer.
+        """Call the peer, and return its answer.
 
-        A caller that is cancelled cancels the call there; what an actor has received still happens.
+        Cancelling the caller cancels the call at the peer; what an actor has already received still happens.
 
         Args:
-          kind, value, body: what the peer's dispatch gets; the value is made of what the vocabulary knows.
-          deadline_s: until when to wait, on the event loop's clock; the peer gets the time that is left.
-          at_once: writes at once; for a call with which no other could share the write of this turn of the loop.
+          kind, value, body: passed to the peer's dispatch; the value must consist of types of the vocabulary.
+          deadline_s: when to stop waiting, on the event loop's clock; the peer receives the remaining time.
+          at_once: write immediately; for a call that no other could share a write with in this turn of the loop.
         Raises:
-          PlainsongError: as the peer raised it. Overloaded also when too much is under way here: nothing happened.
-          LinkBroken: the link ended, or the deadline passed, before the answer came.
-          TypeError, ValueError: the value cannot travel; nothing was sent.
+          PlainsongError: as the peer raised it. Overloaded also if too much is in progress here: nothing happened.
+          LinkBroken: the link ended, or the deadline passed, before the answer arrived.
+          TypeError, ValueError: the value cannot be encoded; nothing was sent.
         """
         waiting = self._begin(len(body))
         number = self._number
@@ -112,7 +112,7 @@ class Link:
             raise LinkBroken("there was no answer in time", sent=waiting.place <= self._wire.written)
         finally:
             if reply is None or isinstance(reply.body, bytes):
-                # A stream may have begun just as its caller was cancelled.
+                # A stream may have started just as its caller was cancelled.
                 self._forget(number, cancel=not waiting.is_over)
 
     async def _answer(
@@ -141,20 +141,20 @@ class Link:
         for start in range(0, len(body), PIECE_BYTES):
             await self._wire.drain()
             if waiting.is_settled:
-                return  # refused before it was whole
+                return  # refused before it was complete
             last = start + PIECE_BYTES >= len(body)
             place = self._wire.put(FrameKind.PIECE, number, body[start : start + PIECE_BYTES], not last)
             if last:
                 waiting.place = place
 
     def notify(self, kind: str, value: Any) -> None:
-        """Calls the peer without waiting for an answer; a link that is not open drops the call."""
+        """Call the peer without waiting for an answer; dropped if the link is not open."""
         if self.is_open:
             self._number += 1
             self._wire.put(FrameKind.CALL, self._number, kind, value, b"", None)
 
     async def converse(self, kind: str, value: Any) -> Channel:
-        """Opens a conversation: messages both ways. The caller closes it.
+        """Open a conversation, with messages both ways. The caller closes it.
 
         Raises:
           PlainsongError: the peer refused it. LinkBroken: the link ended.
@@ -185,7 +185,7 @@ class Link:
         return waiting
 
     def _forget(self, number: int, *, cancel: bool) -> None:
-        """Ends a call on this side; ``cancel``: tells the peer to end it too."""
+        """Remove a call; with ``cancel``, the peer is asked to end it too."""
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return
@@ -210,7 +210,7 @@ class Link:
     # --- frames of the peer --------------------------------------------------------------------
 
     def on_frame(self, frame: list[Any]) -> None:
-        """See ``FrameHandler``. Drops frames of calls that are over."""
+        """See ``FrameHandler``. Frames of calls that have ended are dropped."""
         kind, number = frame[0], frame[1]
         if kind == FrameKind.LEAVING:
             self._leaving = True
@@ -245,7 +245,7 @@ class Link:
             raise MalformedBody(f"a frame of kind {kind}, which no caller gets")
 
     def flush(self) -> None:
-        """See ``FrameHandler``: nothing is gathered."""
+        """See ``FrameHandler``: frames are handled one by one."""
 
     def _on_head(self, number: int, waiting: PendingCall, value: Any, *, whole: bool) -> None:
         if whole:
@@ -262,14 +262,14 @@ class Link:
             waiting.inflow.take(piece, more=more)
 
     def _end_stream(self, number: int, waiting: PendingCall) -> None:
-        """Forgets a stream whose directions have both ended for the peer."""
+        """Remove a stream that the peer has ended in both directions."""
         if waiting.inflow is not None and (waiting.outflow is None or waiting.outflow.ended):
             self._forget(number, cancel=False)
 
     # --- its end -------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Takes no more calls, waits for the answers of those under way, and closes. Cancel it to close sooner."""
+        """Accept no more calls, wait for pending answers, and close. Cancel it to close sooner."""
         self._leaving = True
         if not self._waiting:
             self._wire.finish()
@@ -279,11 +279,11 @@ class Link:
             self._wire.cut()
 
     async def probe(self, within_s: float) -> None:
-        """Cuts the link unless the peer sends something within this time; a ping may be unanswered already."""
+        """Cut the link unless the peer sends something within this time; an unanswered ping counts already."""
         await self._wire.probe(within_s)
 
     def cut(self) -> None:
-        """Ends the link now; calls that wait raise LinkBroken."""
+        """End the link now; pending calls raise LinkBroken."""
         self._wire.cut()
 
 
@@ -291,7 +291,7 @@ class Link:
 
 
 class AnswerStream:
-    """The body of an answer, as it comes; a ``BodyStream``."""
+    """The body of an answer as it arrives; a ``BodyStream``."""
 
     def __init__(self, inflow: Inflow, link: Link, number: int) -> None:
         self._inflow = inflow
@@ -308,13 +308,13 @@ class AnswerStream:
         return data
 
     async def aclose(self) -> None:
-        """Ends it on both sides, unless it has ended."""
+        """End the stream on both sides, unless it has ended."""
         self._link._forget(self._number, cancel=not self._inflow.ended)
         self._inflow.end()
 
 
 class Channel:
-    """One conversation: messages both ways, each way in order, and as fast as the other side uses them."""
+    """One conversation: messages both ways, in order each way, as fast as the receiver consumes them."""
 
     def __init__(self, inflow: Inflow, outflow: Outflow, link: Link, number: int) -> None:
         self._inflow = inflow
@@ -323,22 +323,22 @@ class Channel:
         self._number = number
 
     async def send(self, data: bytes) -> None:
-        """Sends a message. Waits while the peer has not used what was sent. Raises LinkBroken, PlainsongError."""
+        """Send a message. Wait while the peer has not consumed earlier ones. Raises LinkBroken, PlainsongError."""
         await self._outflow.send(data)
 
     async def receive(self) -> bytes | None:
-        """The next message; None: the peer has finished. Raises LinkBroken, PlainsongError."""
+        """Return the next message; None: the peer has finished. Raises LinkBroken, PlainsongError."""
         return await self._inflow.receive()
 
     def finish(self) -> None:
-        """Sends no more; there may still be messages to receive."""
+        """Send no more; there may still be messages to receive."""
         self._outflow.end()
 
     async def aclose(self) -> None:
         self.close()
 
     def close(self) -> None:
-        """Ends it; the peer's task is cancelled unless both sides have finished."""
+        """End the conversation; the peer's task is cancelled unless both sides have finished."""
         both = self._inflow.ended and self._outflow.ended
         self._link._forget(self._number, cancel=not both)
         self._inflow.end()
@@ -355,14 +355,14 @@ class Channel:
 
 
 log = logging.getLogger("plainsong.peering")
-#: Pauses after failed attempts, in seconds, in which no other attempt is made; the last one repeats.
+#: Pauses in seconds after failed attempts, during which there are no further attempts; the last one repeats.
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-#: The pause after a peer that could not prove itself.
+#: The pause after a peer that failed the proof.
 UNPROVEN_PAUSE_S = 5.0
 
 
 async def connect(address: str) -> trio.SocketStream:
-    """A connection to ``host:port``. Raises OSError; ValueError for what is no address."""
+    """Connect to ``host:port``. Raises OSError; ValueError for an invalid address."""
     host, port = split_bind(address)
     stream = await trio.open_tcp_stream(host, port)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -370,7 +370,7 @@ async def connect(address: str) -> trio.SocketStream:
 
 
 async def connect_by_tls(context: Callable[[], ssl.SSLContext], address: str) -> TlsStream:
-    """The same with TLS; ``context`` gives that of each new connection. Raises OSError, ValueError."""
+    """Connect with TLS; ``context`` returns the context for each new connection. Raises OSError, ValueError."""
     stream = await connect(address)
     raw = socket.socket(fileno=stream.socket.detach())
     try:
@@ -383,7 +383,7 @@ async def connect_by_tls(context: Callable[[], ssl.SSLContext], address: str) ->
 
 
 class _Peer:
-    """One address: its link, the attempt to dial it, and why the last one failed."""
+    """One address: its link, the current attempt to dial it, and why the last one failed."""
 
     def __init__(self) -> None:
         self.link: Link | None = None
@@ -394,7 +394,7 @@ class _Peer:
 
 
 class Links:
-    """A link to each address that is asked for: dialled when first needed, kept, and dialled again after it broke.
+    """A link to each address: dialled when first needed, kept, and dialled again after it broke.
 
     Links run in ``nursery``.
     """
@@ -409,16 +409,17 @@ class Links:
     ) -> None:
         self._secret = secret
         self._nursery = nursery
-        #: Links run in this context. A task keeps its context for life, and that of a link's first caller holds a request.
+        #: Links run in this context: a task keeps the context it is started with, and a caller's could keep a request
+        #: alive.
         self._context = copy_context()
         self._bounds = bounds
-        #: How a connection to an address is made.
+        #: Connects to an address.
         self.dial = dial
         self._peers: dict[str, _Peer] = {}
         self._closed = False
 
     def __iter__(self) -> Iterator[tuple[str, Link]]:
-        """The links that are open, with their addresses."""
+        """Iterate over the open links, with their addresses."""
         for address, peer in list(self._peers.items()):
             if peer.link is not None and peer.link.is_open:
                 yield address, peer.link
@@ -430,10 +431,10 @@ class Links:
         return {address: peer.why for address, peer in lost.items() if peer.link is None or not peer.link.is_open}
 
     async def to(self, address: str) -> Link:
-        """The link to ``address``, dialled if need be; callers at the same time share one attempt.
+        """Return the link to ``address``, dialled if necessary; concurrent callers share one attempt.
 
         Raises:
-          LinkBroken: the address cannot be reached just now; ``sent`` is false.
+          LinkBroken: the address cannot be reached at present; ``sent`` is False.
         """
         peer = self._peers.get(address)
         if peer is None:
@@ -453,7 +454,7 @@ class Links:
         return peer.link
 
     def forget(self, address: str) -> None:
-        """Forgets an address that is leaving or gone. Its link ends when its calls are answered or the peer is dead."""
+        """Forget an address that is leaving or gone. Its link ends once its calls are answered or the peer is dead."""
         peer = self._peers.pop(address, None)
         if peer is not None and peer.link is not None:
             self._nursery.start_soon(self._part, peer.link)
@@ -465,7 +466,7 @@ class Links:
             nursery.cancel_scope.cancel()
 
     async def aclose(self) -> None:
-        """Takes no more calls, and closes each link once its calls are answered. Cancel it to close them sooner."""
+        """Accept no more calls, and close each link once its calls are answered. Cancel it to close sooner."""
         self._closed = True
         async with trio.open_nursery() as closing:
             for peer in self._peers.values():
@@ -491,7 +492,7 @@ class Links:
             peer.backoff.reset()
         else:
             self._failed(peer, f"{address} is no peer: {why}")
-            if why.startswith(UNPROVEN):  # asking again and again would only help someone who guesses
+            if why.startswith(UNPROVEN):  # retrying at the usual rate would help only someone who guesses the secret
                 peer.not_before_s = trio.current_time() + UNPROVEN_PAUSE_S
 
     async def _connected(self, address: str, peer: _Peer) -> trio.abc.Stream | None:

@@ -1,4 +1,4 @@
-"""One call of a link: its answer or error, and streams that go out as far as their reader has granted credit."""
+"""One call of a link: its answer or error, and streams that are sent as far as their reader has granted credit."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class LinkBroken(Exception):
-    """There is no answer, and will be none over this link.
+    """There is no answer, and none will arrive on this link.
 
-    ``sent``: whether the peer may have received the request; False: it certainly has not.
+    ``sent``: True if the peer may have received the request; False if it certainly has not.
     """
 
     def __init__(self, why: str, *, sent: bool) -> None:
@@ -33,23 +33,23 @@ class LinkBroken(Exception):
 
 @dataclass(slots=True)
 class Reply:
-    """An answer: a value, and a body, whole or as a stream, which its receiver closes."""
+    """An answer: a value, and a body, whole or as a stream that its receiver must close."""
 
     value: Any = None
     body: bytes | BodyStream = b""
 
 
 class PendingCall(Future[Any]):
-    """One call of a link, and what has come of its answer."""
+    """One call of a link, and what has arrived of its answer."""
 
     __slots__ = ("inflow", "outflow", "pieces", "place", "size", "value")
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
-        #: Of its last frame, after which the peer has all it needs to act.
+        #: Position of its last frame; once that is sent, the peer can act.
         self.place: float = inf
-        #: Of an answer that comes in pieces and is returned whole.
+        #: An answer that arrives in pieces and is returned whole: its value, and the pieces so far.
         self.value: Any = None
         self.pieces: list[bytes] | None = None
         self.inflow: Inflow | None = None
@@ -57,13 +57,13 @@ class PendingCall(Future[Any]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the peer sends no more, so that it need not be told that the caller has left."""
+        """True if the peer sends no more for this call, so that a cancellation need not be sent."""
         return self.is_settled and (self.inflow is None or self.inflow.ended)
 
 
 # --- flow control ----------------------------------------------------------------------------------
 #
-# Pieces of a stream go out as far as there is credit. The reader grants credit as it uses them.
+# Pieces of a stream are sent while there is credit. The reader grants credit as it consumes them.
 
 
 class Outflow:
@@ -78,10 +78,10 @@ class Outflow:
         self.ended = False
 
     async def send(self, data: bytes) -> None:
-        """Sends one message, in pieces if it is long, as there is credit.
+        """Send one message, in pieces if it is long, as credit allows.
 
         Raises:
-          LinkBroken, PlainsongError: the other side takes no more.
+          LinkBroken, PlainsongError: the peer accepts no more.
         """
         last = max(len(data) - 1, 0) // PIECE_BYTES
         for index in range(last + 1):
@@ -97,18 +97,18 @@ class Outflow:
         await trio.lowlevel.checkpoint()
 
     def end(self) -> None:
-        """Tells the other side that no more will be sent."""
+        """Announce the end of the messages to the peer."""
         if not self.ended and self._broken is None:
             self.ended = True
             self._wire.put(FrameKind.END, self._number)
 
     def credit(self, more_bytes: int) -> None:
-        """The other side has granted more."""
+        """Add credit that the peer has granted."""
         self._credit += more_bytes
         self._more.set()
 
     def fail(self, error: Exception) -> None:
-        """Has every further ``send`` raise ``error``."""
+        """Make every further ``send`` raise ``error``."""
         if self._broken is None:
             self._broken = error
         self._more.set()
@@ -120,21 +120,21 @@ class Inflow:
     def __init__(self, wire: Wire, number: int) -> None:
         self._wire = wire
         self._number = number
-        #: Messages, and the credit that each one returns when it is received.
+        #: Messages, and the credit that receiving each one returns.
         self._messages: deque[tuple[bytes, int]] = deque()
         self._partial: list[bytes] = []
         self._partial_bytes = 0
         self._partial_cost = 0
-        #: Bytes that have come and are not used; that are used and not granted again.
+        #: Bytes that have arrived and are not consumed; and bytes that are consumed but not granted again yet.
         self._unused = 0
         self._used = 0
         self._error: Exception | None = None
         self._arrived = trio.Event()
-        #: Whether nothing more will come; messages may still wait to be received.
+        #: True if nothing more will arrive; messages may still wait to be received.
         self.ended = False
 
     def take(self, piece: bytes, *, more: bool) -> None:
-        """Takes a piece; never waits. Raises MalformedBody: the sender had no credit for it."""
+        """Store a piece, without waiting. Raises MalformedBody: the sender had no credit for it."""
         if self.ended:
             return
         bounds = self._wire.bounds
@@ -160,17 +160,17 @@ class Inflow:
             self._arrived.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """No more will come; ``error``: the reason, if that was too early."""
+        """Accept no more; ``error`` is the reason if the end was premature."""
         if not self.ended:
             self.ended = True
             self._error = error
             self._arrived.set()
 
     async def receive(self) -> bytes | None:
-        """The next message; None: there are no more.
+        """Return the next message; None if there are no more.
 
         Raises:
-          LinkBroken, PlainsongError: the rest will not come; raised after all that has come.
+          LinkBroken, PlainsongError: the rest will not arrive; raised after all complete messages.
         """
         await trio.lowlevel.checkpoint()
         while not self._messages:
@@ -186,7 +186,7 @@ class Inflow:
         return message
 
     def _admit_rest(self) -> None:
-        """Grants credit for a message that is not whole, if no other is waiting: its reader cannot use it before."""
+        """Grant credit for an incomplete message if no other waits: its reader could not consume it before."""
         if self._partial_cost and not self._messages:
             cost, self._partial_cost = self._partial_cost, 0
             self._grant(cost)
@@ -203,13 +203,13 @@ class Inflow:
 
 
 async def send_reply(wire: Wire, number: int, reply: Reply, outflow: Outflow) -> None:
-    """Sends a reply in one frame, in pieces, or as its stream is produced and its reader grants credit.
+    """Send a reply in one frame, in pieces, or as its stream is produced and its reader grants credit.
 
-    The stream is closed in any case.
+    The stream is always closed.
 
     Raises:
-      Exception: as the stream raised it, or the reason why its reader takes no more.
-      TypeError: the value cannot travel.
+      Exception: as the stream raised it, or the reason why its reader accepts no more.
+      TypeError: the value cannot be encoded.
     """
     body = reply.body
     if not isinstance(body, bytes):
@@ -224,7 +224,7 @@ async def send_reply(wire: Wire, number: int, reply: Reply, outflow: Outflow) ->
         outflow.end()
         return
     if wire.is_full:
-        await wire.drain()  # meanwhile the call counts as under way, which bounds answers that no one reads
+        await wire.drain()  # the call still counts as in progress, which limits unread answers
     if len(body) <= INLINE_BYTES:
         wire.put(FrameKind.ANSWER, number, reply.value, body)
         return

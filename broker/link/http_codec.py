@@ -1,4 +1,4 @@
-"""HTTP requests and answers as they travel over a link: headers and numbers as plain values, bodies as they are."""
+"""HTTP requests and answers on a link: headers and numbers as plain values, bodies unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from broker.http.budgets import AnswerRoom
     from broker.http.messages import BodyStream
 
-#: The headers that handlers read, beside those of events in binary mode. Bodies travel decompressed; answers are compressed where the client is connected.
+#: The headers that handlers read, in addition to those of events in binary mode. Bodies travel decompressed; answers
+#: are compressed by the process that has the client's connection.
 _HEADERS = (
     "content-type",
     "accept",
@@ -40,7 +41,7 @@ _EVENT_PREFIX = "ce-"
 
 
 def encode_request(route: str, request: Request) -> list[Any]:
-    """A request, without its body. Who asks travels with it: the owner looks up by itself what the name may."""
+    """Encode a request, without its body. It includes the sender's identity; the owner looks up the rights itself."""
     headers = _kept_headers(request.headers)
     parts = [route, dict(request.path), request.query, headers, request.request_id, request.waited_ms]
     parts += [encode_identity(request.who), request.peer.address]
@@ -48,7 +49,7 @@ def encode_request(route: str, request: Request) -> list[Any]:
 
 
 def decode_request(value: list[Any], body: bytes) -> tuple[str, Request]:
-    """The reverse of ``encode_request``: the route's name and the request. Raises ValueError."""
+    """Reverse ``encode_request``: return the route's name and the request. Raises ValueError."""
     route, path, query, headers, request_id, waited_ms, *more = value
     request = Request(path, query, headers, body, request_id, waited_ms)
     if more:
@@ -59,14 +60,14 @@ def decode_request(value: list[Any], body: bytes) -> tuple[str, Request]:
 
 
 def encode_identity(who: Identity) -> list[Any] | None:
-    """Who asks; None: nobody was asked for a name."""
+    """Encode the sender's identity; None if it is anonymous."""
     if who == ANONYMOUS:
         return None
     return [who.name, who.via, who.credential, list(who.groups), who.expires_ms]
 
 
 def decode_identity(value: list[Any] | None) -> Identity:
-    """The reverse of ``encode_identity``. Raises ValueError."""
+    """Reverse ``encode_identity``. Raises ValueError."""
     if value is None:
         return ANONYMOUS
     if not isinstance(value, list) or len(value) != 5 or not isinstance(value[3], list):
@@ -76,16 +77,16 @@ def decode_identity(value: list[Any] | None) -> Identity:
 
 
 def encode_answer(answer: Answer, room: AnswerRoom | None = None) -> Reply:
-    """An answer, whole or as a stream with its length if that is known; ``room`` is released when it has left."""
+    """Encode an answer, whole or as a stream with its length if known; ``room`` is released once it is sent."""
     length = len(answer.body) if isinstance(answer.body, bytes) else answer.length
     headers = [list(each) for each in answer.headers]
     return Reply([answer.status, answer.content_type, headers, length], budgeted(answer.body, room))
 
 
 async def encode_admitted(answering: Awaitable[Answer], room: AnswerRoom, *, only_looks: bool) -> Reply:
-    """Waits for an answer, admits it to ``room``, begins its stream and encodes it.
+    """Wait for an answer, account for it in ``room``, start its stream, and encode it.
 
-    A stream that fails before its first byte raises, so that the error is answered instead.
+    A stream that fails before its first byte raises, so that the error can be answered instead.
 
     Args:
       only_looks: see ``admitted``.
@@ -102,11 +103,11 @@ async def encode_admitted(answering: Awaitable[Answer], room: AnswerRoom, *, onl
 
 
 async def decode_answer(reply: Reply, owner: Instance | None) -> Answer:
-    """The reverse of ``encode_answer``, with the owner's address in a header; the first piece of a stream has come.
+    """Reverse ``encode_answer``, and add the owner's address as a header; a stream has its first piece already.
 
     Raises:
-      ValueError: this is no answer.
-      LinkBroken: the link broke before the first piece, or before the last one of a short answer.
+      ValueError: this is not an answer.
+      LinkBroken: the link broke before the first piece, or before the last piece of a short answer.
     """
     status, content_type, headers, length = reply.value
     decoded = [(name, value) for name, value in headers]
@@ -120,7 +121,7 @@ async def decode_answer(reply: Reply, owner: Instance | None) -> Answer:
 
 
 def encode_page(page: Page, room: AnswerRoom | None = None) -> Reply:
-    """A page, whose messages are the body."""
+    """Encode a page; its messages are the body."""
     sizes = [len(part) for part in page.parts]
     is_short = sum(sizes) <= INLINE_BYTES
     body = b"".join(page.parts) if is_short else BodyPieces(gathered(page.parts))
@@ -128,7 +129,7 @@ def encode_page(page: Page, room: AnswerRoom | None = None) -> Reply:
 
 
 async def decode_page(reply: Reply) -> Page:
-    """The reverse of ``encode_page``. Raises MalformedBody."""
+    """Reverse ``encode_page``. Raises MalformedBody."""
     page, sizes = reply.value
     body = await collect(reply.body)
     if not isinstance(page, Page) or sum(sizes) != len(body):
@@ -147,17 +148,18 @@ def _kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 # --- budgets of answers ----------------------------------------------------------------------------
 #
-# The pieces of an answer leave as fast as its reader takes them. The instance that made it counts it against its
-# budget until then; each process that it passes holds one window of it. So a reader that stops fills no memory on the
-# way, and its time-out reaches back to the instance that made the answer.
+# The pieces of an answer are sent as fast as its reader accepts them. Until then it counts against the budget of the
+# instance that made it, and each process on its way holds one window of it. A stalled reader therefore fills no memory
+# on the way, and its time-out takes effect at the instance that made the answer.
 
 
-#: An answer up to this length is collected whole before it is passed on: if the link breaks, it is asked for again.
+#: An answer up to this length is collected before it is passed on, so that it can be requested again if the link
+#: breaks.
 COLLECTED_BYTES = 1 << 20
 
 
 class BudgetedBody:
-    """A whole body in pieces, or a stream; ``room`` is released when it has been sent. A ``BodyStream``."""
+    """A body in pieces, or a stream; ``room`` is released when it has been sent. A ``BodyStream``."""
 
     def __init__(self, body: bytes | BodyStream, room: AnswerRoom | None) -> None:
         self._whole = body if isinstance(body, bytes) else b""
@@ -173,14 +175,14 @@ class BudgetedBody:
         while self._sent >= len(self._whole):
             if self._chunks is None:
                 raise StopAsyncIteration
-            # A block may be a whole page; unless it is cut, every process on its way would hold it whole.
+            # A block may be a whole page; uncut, it would be held whole by every process on its way.
             self._whole, self._sent = await anext(self._chunks), 0
         piece = self._whole[self._sent : self._sent + PIECE_BYTES]
         self._sent += len(piece)
         return piece
 
     async def aclose(self) -> None:
-        """Ends it, and releases its room."""
+        """End the body, and release its room."""
         self._whole = b""
         try:
             if self._stream is not None:
@@ -191,7 +193,7 @@ class BudgetedBody:
 
 
 def budgeted(body: bytes | BodyStream, room: AnswerRoom | None) -> bytes | BodyStream:
-    """``body`` as it goes out on a link: whole if it is short, else as a stream that releases ``room`` at its end."""
+    """Return ``body`` unchanged if it is short, else as a stream that releases ``room`` at its end."""
     if isinstance(body, bytes) and len(body) <= INLINE_BYTES:
         if room is not None:
             room.release()
@@ -200,7 +202,7 @@ def budgeted(body: bytes | BodyStream, room: AnswerRoom | None) -> bytes | BodyS
 
 
 async def collect(body: bytes | BodyStream) -> bytes:
-    """The whole body of an answer. Raises LinkBroken, PlainsongError: the rest will not come."""
+    """Return the whole body of an answer. Raises LinkBroken, PlainsongError: the rest will not arrive."""
     if isinstance(body, bytes):
         return body
     try:

@@ -1,12 +1,12 @@
-"""The proof that both ends of a link know the cluster's secret, given before any frame is read.
+"""The proof that both ends of a link know the cluster's secret, exchanged before any frame is read.
 
     acceptor     32 random bytes, its name
     connector    32 random bytes, its name, HMAC-SHA-256(secret, "connect", both numbers, both names, the connection)
     acceptor     HMAC-SHA-256(secret, "accept", both numbers, both names, the connection)
 
-A name is preceded by its length in one byte. Of TLS "the connection" is its channel binding (tls-unique): so a relay that
-passes the proof on, but ends TLS on both sides to read or change what follows, proves nothing, whatever certificate it
-has. Of plain TCP it is empty. An end that answers wrongly, or with something else, is cut.
+A name is preceded by its length in one byte. With TLS, "the connection" is its channel binding (tls-unique); with plain
+TCP it is empty. So a relay that forwards the proof, but terminates TLS on both sides to read or change what follows,
+proves nothing, whatever certificate it has. An end that sends a wrong proof, or anything else, is cut off.
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ MAX_SECRET_BYTES = 4096
 
 
 class NotProven(Exception):
-    """The other end does not know the secret, or did not say so in time."""
+    """The peer does not know the secret, or did not prove it in time."""
 
 
 class Talk(Protocol):
-    """The bytes of the connection."""
+    """Sends and receives bytes on the connection."""
 
     async def send(self, data: bytes) -> None:
-        """Sends all of ``data``."""
+        """Send all of ``data``."""
 
     async def read(self, size: int) -> bytes:
-        """The next ``size`` bytes. Raises NotProven: there are no more."""
+        """Return the next ``size`` bytes. Raises NotProven: there are no more."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSecret:
-    """What one instance proves to others, and asks of them."""
+    """The secret of the cluster, and this instance's name in the proof."""
 
     secret: bytes
     name: str
-    """Of this instance."""
+    """The name of this instance."""
 
     def __repr__(self) -> str:
         return f"LinkSecret(name={self.name!r})"
 
     @property
     def fingerprint(self) -> str:
-        """The same at all instances with this secret, and of no use to an instance without it."""
+        """Equal on all instances with this secret; it does not reveal the secret."""
         return hmac.digest(self.secret, b"member", sha256).hex()[:32]
 
     async def exchange(self, side: Literal["connect", "accept"], binding: bytes, talk: Talk) -> str:
-        """Proves this end to the other, and the other to this one; its name. Raises NotProven.
+        """Prove each end to the other; return the peer's name. Raises NotProven.
 
         Args:
-          binding: of the connection, if it has one; both ends have to have the same.
+          binding: the channel binding; both ends must have the same.
         """
         mine = secrets.token_bytes(NONCE_BYTES) + _named(self.name)
         if side == "accept":
@@ -90,12 +90,12 @@ class LinkSecret:
 
 
 def with_binding(binding: bytes, already_read: bytes) -> bytes:
-    """What a process that speaks TLS hands to the one that gives the proof: the binding, and the bytes read so far."""
+    """Return the binding and the bytes read so far, for the process that takes over the connection."""
     return bytes([len(binding)]) + binding + already_read
 
 
 def without_binding(data: bytes) -> tuple[bytes, bytes]:
-    """The binding and the bytes in ``with_binding``'s."""
+    """Return the binding and the bytes from ``with_binding``'s result."""
     end = 1 + data[0]
     return data[1:end], data[end:]
 
@@ -106,14 +106,14 @@ def _named(name: str) -> bytes:
 
 
 async def _hello(talk: Talk) -> tuple[bytes, str]:
-    """A number and a name as they were sent, and the name as text."""
+    """Return nonce and name as sent, and the name as text."""
     head = await talk.read(NONCE_BYTES + 1)
     name = await talk.read(head[-1])
     return head + name, name.decode("utf-8", "replace")
 
 
 def link_secret(config: Config, name: str) -> LinkSecret | None:
-    """The secret that the settings name; None: there is none. Raises FileUnusable."""
+    """Read the secret that the settings name; None if there is none. Raises FileUnusable."""
     file = config.cluster.secret_file
     if not file:
         return None

@@ -1,4 +1,4 @@
-"""The side of a link that is called: each call is a task, within bounds, and is cancelled when its caller leaves."""
+"""The called side of a link: each call runs in a task, within limits, and is cancelled when its caller leaves."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ log = logging.getLogger("plainsong.peering")
 
 @dataclass(slots=True)
 class Call:
-    """A call of the peer."""
+    """A call from the peer."""
 
     kind: str
     value: Any
     body: bytes = b""
     deadline_s: float | None = None
-    """When its caller stops waiting, on the event loop's clock; the call is then cancelled."""
+    """The time at which its caller stops waiting, on the event loop's clock; the call is cancelled then."""
     channel: ServedChannel | None = None
-    """Of a conversation, which ends when the dispatch returns."""
+    """For a conversation, which ends when the dispatch returns."""
 
 
 Dispatch: TypeAlias = Callable[[Call], Awaitable[Reply]]
@@ -45,13 +45,13 @@ Dispatch: TypeAlias = Callable[[Call], Awaitable[Reply]]
 
 
 class InlineHandler(Protocol):
-    """Answers some calls without a task of their own, together with others."""
+    """Answers some calls in batches, without a task for each."""
 
     def take(self, call: Call, answer: PendingReply) -> bool:
-        """Takes a call, to answer it later, or leaves it to a task (False). Never waits."""
+        """Accept a call, to answer it later, or leave it to a task (False). It must not wait."""
 
     def flush(self) -> None:
-        """All calls that had arrived were offered: carries out what was taken."""
+        """Carry out the accepted calls: all calls that had arrived were offered."""
 
 
 async def serve_link(
@@ -67,13 +67,13 @@ async def serve_link(
     secret: LinkSecret | None = None,
     binding: bytes = b"",
 ) -> None:
-    """Answers a peer's calls until it closes the connection; calls still under way are then cancelled.
+    """Answer a peer's calls until it closes the connection; calls still in progress are then cancelled.
 
     Args:
-      already_read: the bytes read of the connection so far, its preface first.
-      stop: once set, the peer is asked to call no more; the link ends when its calls are answered.
+      already_read: the bytes read from the connection so far, starting with the preface.
+      stop: once set, the peer is asked to make no more calls; the link ends when its calls are answered.
       inline: is offered the calls with short bodies.
-      secret: the peer has to know it; None: nothing is asked.
+      secret: the peer must prove to know it; None: no proof is required.
       binding: see ``LinkSecret.exchange``.
     """
     async with trio.open_nursery() as nursery:
@@ -88,7 +88,7 @@ async def serve_link(
 
 
 class _PendingAnswer:
-    """A call that is not answered yet."""
+    """An unanswered call."""
 
     __slots__ = ("call", "inflow", "outflow", "pieces", "received", "scope", "size")
 
@@ -103,7 +103,7 @@ class _PendingAnswer:
 
 
 class PendingReply:
-    """Answers a call that an ``InlineHandler`` has taken; call it once."""
+    """Answers a call that an ``InlineHandler`` has accepted; call it once."""
 
     __slots__ = ("_number", "_side")
 
@@ -112,7 +112,7 @@ class PendingReply:
         self._number = number
 
     def __call__(self, outcome: Reply | PlainsongError, *, at_once: bool = False) -> None:
-        """Sends the reply or the error; ``at_once``: writes at once, for the last of several."""
+        """Send the reply or the error; with ``at_once``, write immediately, for the last of several."""
         side, number = self._side, self._number
         if side.calls.pop(number, None) is None:
             return  # its caller has left
@@ -133,7 +133,7 @@ class _ServingSide:
         self._nursery = nursery
 
     async def leave_at(self, stop: trio.Event) -> None:
-        """Asks the peer at ``stop`` to call no more; the peer then closes the link when all is answered."""
+        """At ``stop``, ask the peer to make no more calls; it then closes the link once all are answered."""
         await stop.wait()
         self.wire.put(FrameKind.LEAVING, 0)
 
@@ -150,7 +150,7 @@ class _ServingSide:
         known = self.calls.get(number)
         if known is None:
             if kind in (FrameKind.CANCEL, FrameKind.PIECE, FrameKind.END, FrameKind.CREDIT):
-                return  # it crossed the answer on its way
+                return  # it crossed the answer
         elif kind == FrameKind.CANCEL:
             if known.scope is not None:
                 known.scope.cancel()
@@ -205,7 +205,7 @@ class _ServingSide:
         self._start(number, under_way)
 
     def _admit(self, number: int, size: int) -> bool:
-        """Whether the bounds allow one more; else it is refused, and its further frames are dropped."""
+        """Return True if the limits allow one more call. If not, refuse it, and drop its further frames."""
         bounds = self.wire.bounds
         if number in self.calls:
             raise MalformedBody(f"call {number} is under way already")
@@ -278,11 +278,11 @@ def _deadline(left_s: Any) -> float | None:
 
 
 def _plain(error: Exception, call: Call) -> PlainsongError:
-    """The error that the caller gets."""
+    """Return the error for the caller."""
     known = only_plain(error)
     if known is not None:
         return known
-    if isinstance(error, LinkBroken):  # of another link, which this call needed
+    if isinstance(error, LinkBroken):  # another link that this call needed
         return Internal(f"a link on the way broke: {error.why}")
     log.error("a call failed", exc_info=error, extra={"kind": call.kind})
     return Internal(hint="the log of the instance that was called has more")
@@ -292,7 +292,7 @@ def _plain(error: Exception, call: Call) -> PlainsongError:
 
 
 class ServedChannel:
-    """The called side of a conversation. Its first use tells the caller that it has begun."""
+    """The called side of a conversation. Its first use tells the caller that the conversation is open."""
 
     def __init__(self, wire: Wire, number: int, inflow: Inflow, outflow: Outflow) -> None:
         self._wire = wire
@@ -302,23 +302,23 @@ class ServedChannel:
         self._accepted = False
 
     def accept(self) -> None:
-        """Tells the caller that the conversation has begun. Idempotent."""
+        """Tell the caller that the conversation is open. Idempotent."""
         if not self._accepted:
             self._accepted = True
             self._wire.put(FrameKind.OPENED, self._number)
 
     async def send(self, data: bytes) -> None:
-        """Sends a message. Waits while the peer has not used what was sent before."""
+        """Send a message. Wait while the peer has not consumed earlier ones."""
         self.accept()
         await self._outflow.send(data)
 
     async def receive(self) -> bytes | None:
-        """The next message; None: the caller sends no more."""
+        """Return the next message; None: the caller sends no more."""
         self.accept()
         return await self._inflow.receive()
 
     def finish(self) -> None:
-        """Sends no more."""
+        """Send no more."""
         self.accept()
         self._outflow.end()
 
@@ -337,14 +337,14 @@ class ServesPeer(Protocol):
         /,
         binding: bytes | None = None,
     ) -> None:
-        """``binding``: given where another process speaks TLS on the connection; None: this stream's own."""
+        """``binding``: given if another process terminates TLS; None: the binding of ``stream``."""
         ...
 
 
 def peer_handler(
     dispatch: Dispatch, bounds: LinkBounds = BETWEEN_INSTANCES, secret: LinkSecret | None = None
 ) -> ServesPeer:
-    """Serves connections on the HTTP port that begin with the preface of a link; ``dispatch`` answers their calls."""
+    """Return a handler for connections that begin with the preface of a link; ``dispatch`` answers their calls."""
 
     async def serve(
         stream: trio.SocketStream | TlsStream,
@@ -372,7 +372,7 @@ def peer_handler(
 
 
 def peer_address(sock: trio.socket.SocketType | socket.socket) -> str:
-    """The address of the other end, as ``host:port``; empty when it has gone already, or is a front end of ours."""
+    """Return the peer's address as ``host:port``; empty if it has left, or is a front end of this daemon."""
     if sock.family == socket.AF_UNIX:
         return ""
     try:

@@ -1,8 +1,8 @@
-"""How version 0.1 says a request on a link: instances of both versions form one cluster while it is upgraded.
+"""Requests on links to version 0.1: instances of both versions form one cluster during an upgrade.
 
-Version 0.1 has two kinds of calls where we have one: ``hot``, for the routes of its lane, and ``view`` for all others. Both
-are without the caller's name, since it knows none. An instance is asked in our way first; one of 0.1 refuses that before
-anything happens, and is asked in its own way from then on.
+Version 0.1 has two kinds of calls where we have one: ``hot`` for its hot routes, and ``view`` for all others. Both lack
+the sender's identity, which 0.1 does not support. An instance first gets our kind of call; 0.1 refuses that before
+anything happens, and gets its own kinds from then on.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 
 REQUEST = "request"
 HOT, VIEW = "hot", "view"
-#: The routes of its lane, which it calls verbs. It has no others that we forward by these names.
+#: The hot routes of 0.1, which it calls verbs. All of them exist under these names in both versions.
 VERBS = frozenset(("publish", "store", "rollback", "poll", "begin", "prepare", "commit", "abort"))
-#: Both versions end the refusal of a kind that they do not know with these words.
+#: The refusal of an unknown kind ends with these words in both versions.
 _UNKNOWN = "is nothing this version answers"
 
 
 async def call_route(link: Link, route: str, request: Request) -> Reply:
-    """The owner's answer to a request. Raises as ``Link.call``; Forbidden: an owner of version 0.1 could not ask what the name may."""
+    """Return the owner's answer to a request. Raises as ``Link.call``.
+
+    Raises:
+      Forbidden: the owner is of version 0.1, which could not check the rights of the sender.
+    """
     if not link.is_0_1:
         try:
             return await link.call(REQUEST, encode_request(route, request), request.body)
@@ -51,7 +55,7 @@ def _view(route: str, request: Request) -> list[Any]:
 
 
 def hot_as_request(value: list[Any]) -> list[Any]:
-    """A ``hot`` call as a ``request``; a ``view`` is one already. Raises ValueError."""
+    """Return a ``hot`` call as a ``request``; a ``view`` has that form already. Raises ValueError."""
     verb, namespace, topic, transaction, query, headers, request_id, waited_ms = value
     if verb not in VERBS:
         raise ValueError(f"{verb!r:.80} is no route of the lane")

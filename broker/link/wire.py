@@ -1,7 +1,7 @@
-"""The bytes of a link: frames are gathered and written once a turn of the event loop, read, and kept alive by pings.
+"""The bytes of a link: frames are collected and written once per turn of the event loop, read, and kept alive by pings.
 
-Both sides of a link are made on it. Reading never waits for a task that answers: what comes in is bounded by what was
-granted (calls by their number and bytes, pieces by credit), so one slow reader delays no other.
+Both sides of a link use it. Reading never waits for a task that answers: input is bounded by what was granted (calls by
+number and bytes, pieces by credit), so a slow reader does not delay the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from broker.link.proof import Talk
 
-    #: Proves this side to the other, and the other to this one. Raises NotProven.
+    #: Proves this side to the peer, and the peer to this side. Raises NotProven.
     Prove: TypeAlias = Callable[[Talk], Awaitable[object]]
 
     from plainsong.protocol.link import Vocabulary
@@ -35,36 +35,37 @@ MIB = 1 << 20
 #: Bodies up to this size travel in the frame of their call or answer; larger ones in pieces of ``PIECE_BYTES``.
 INLINE_BYTES = 64 * KIB
 PIECE_BYTES = 128 * KIB
-#: Counted for each piece besides its bytes, so that empty ones are bounded too.
+#: Added to the size of each piece, so that empty pieces are bounded too.
 PIECE_OVERHEAD_BYTES = 64
-#: Bytes that may wait to be written; beyond it senders wait.
+#: Bytes queued for writing, beyond which senders wait.
 GATHERED_BYTES = 1 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class LinkBounds:
-    """Bounds of one link, in bytes and seconds. Each side keeps its own."""
+    """The limits of one link, in bytes and seconds. Each side applies its own."""
 
     requests: int = 4096
-    """Calls and conversations under way; beyond it ``Overloaded``."""
+    """Calls and conversations in progress; beyond it ``Overloaded``."""
     bytes: int = 256 * MIB
-    """Bodies of calls under way; a larger one goes alone. Beyond it ``Overloaded``."""
+    """Bytes of bodies in progress; beyond it ``Overloaded``. A larger body is accepted while it is the only one."""
     frame_bytes: int = MAX_FRAME_BYTES
-    """Of one frame; a larger one ends the link."""
+    """Size of a frame; a larger one ends the link."""
     window_bytes: int = 512 * KIB
-    """What one stream or conversation may have sent that its reader has not used yet."""
+    """Bytes that a stream or conversation may send before its reader has consumed them."""
     message_bytes: int = 65 * MIB
-    """Of one message of a conversation."""
+    """Size of a conversation's message."""
     silence_s: float = 10.0
-    """How long the other side may leave a ping unanswered before it counts as gone."""
+    """The longest time for the answer to a ping; a peer that takes longer counts as gone."""
     parting_s: float = 3.0
-    """The same once it is known to be leaving, or to be gone."""
+    """The same for a peer that is leaving the cluster, or has left it."""
     dial_s: float = 3.0
-    """How long connecting may take, and then the other side's preface."""
+    """The limit for connecting, and then for the peer's preface."""
 
 
 BETWEEN_INSTANCES = LinkBounds()
-#: Between processes of one daemon: the end of one closes the link at once, and a busy one is not taken for dead.
+#: Between processes of one daemon: the end of a process closes the link immediately, and a busy one must not count as
+#: dead.
 WITHIN_DAEMON = LinkBounds(requests=20_000, silence_s=inf, dial_s=inf)
 
 
@@ -76,17 +77,17 @@ RECEIVE_BYTES = 256 << 10
 
 
 class FrameHandler(Protocol):
-    """Handles the frames of one side."""
+    """Handles the frames that one side receives."""
 
     def on_frame(self, frame: list[Any]) -> None:
-        """Handles one frame; never waits. Raises MalformedBody for a frame that breaks the protocol: the link ends."""
+        """Handle one frame, without waiting. Raises MalformedBody: it violates the protocol, so the link ends."""
 
     def flush(self) -> None:
-        """All frames that had arrived were handled; the next ones are read later."""
+        """Called when all frames of one read have been handled."""
 
 
 class Wire:
-    """One connection and its frames; ``run`` it once."""
+    """One connection and its frames; call ``run`` once."""
 
     def __init__(
         self,
@@ -100,23 +101,23 @@ class Wire:
         self.peer = peer
         self._prove = prove
         self._greeted = trio.Event()
-        #: The place of the last frame that may have left; the frames behind it certainly have not.
+        #: Position of the last frame that may have been sent; later ones certainly have not.
         self.written = 0
         self.is_open = True
-        #: Whether the other side has sent the preface of a link, and has proven what it has to.
+        #: True once the peer has sent the preface of a link, and the proof if one is required.
         self.is_peer = False
         self._heartbeat = Heartbeat(lambda: self.put(FrameKind.PING, 0))
         self._why = "the link was cut"
         self._meeting = trio.Event()
         self._stream = stream
-        #: A plain socket is read and written directly: a stream's locks and checkpoints cost more than the call.
+        #: A plain socket is used directly: a stream's locks and checkpoints cost more than the system call.
         self._socket = stream.socket if isinstance(stream, trio.SocketStream) else None
         self._vocabulary = vocabulary
         self._writer = FrameWriter(vocabulary, bounds.frame_bytes)
         self._queued = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
-        #: Whether ``_write`` alone may write: until both prefaces were sent, and while it writes.
+        #: True if only ``_write`` may write: until both prefaces were sent, and while it writes.
         self._writing = True
         self._something = trio.Event()
         self._emptied = trio.Event()
@@ -126,7 +127,7 @@ class Wire:
     # --- out -----------------------------------------------------------------------------------
 
     def put(self, *frame: Any) -> int:
-        """Queues a frame; its place. After the end of the link it goes nowhere.
+        """Queue a frame; return its position. After the end of the link, the frame is dropped.
 
         Raises:
           FrameTooLarge, TypeError, ValueError: as ``FrameWriter.encode`` does; nothing was queued.
@@ -136,7 +137,7 @@ class Wire:
         return self._queued
 
     def put_at_once(self, *frame: Any) -> int:
-        """As ``put``, and writes all that is queued without waiting for more; for a single frame or the last one."""
+        """Queue a frame, and write all queued frames immediately; for a single frame, or the last of several."""
         self._queue(self._writer.encode(*frame))
         if not self._write_now():
             self._something.set()
@@ -149,14 +150,14 @@ class Wire:
             self._out_bytes += len(data)
 
     def _write_now(self) -> bool:
-        """Writes what the connection takes now, and leaves the rest to ``_write``; whether it took all."""
+        """Write what the socket accepts now, and leave the rest to ``_write``. Return True if it accepted all."""
         if self._socket is None or self._writing or self.is_full or not self.is_open:
             return False
         data = b"".join(self._out)
         try:
             sent = os.write(self._socket.fileno(), data)
         except OSError:
-            return False  # it takes nothing now, or is broken, which ``_write`` or ``_read`` will see
+            return False  # it accepts nothing now, or is broken; ``_write`` or ``_read`` will notice
         self.written = self._queued
         self._out = [data[sent:]] if sent < len(data) else []
         self._out_bytes = len(data) - sent
@@ -164,27 +165,27 @@ class Wire:
 
     @property
     def is_full(self) -> bool:
-        """Whether senders should ``drain`` before they queue more."""
+        """True if senders must ``drain`` before they queue more."""
         return self._out_bytes >= GATHERED_BYTES
 
     async def drain(self) -> None:
-        """Waits until ``is_full`` is over, or the link has ended."""
+        """Wait until ``is_full`` is False, or the link has ended."""
         while self._out_bytes >= GATHERED_BYTES and self.is_open:
             await self._emptied.wait()
 
     def finish(self) -> None:
-        """Closes the connection once all that is queued has been written."""
+        """Close the connection once all queued frames are written."""
         self._finishing = True
         self._something.set()
 
     def cut(self) -> None:
-        """Ends the link now."""
+        """End the link now."""
         self._cancel.cancel()
 
     # --- life ----------------------------------------------------------------------------------
 
     async def run(self, handler: FrameHandler, already_read: bytes = b"") -> str:
-        """Reads and writes until the connection ends; why it did, empty when it was closed in good order."""
+        """Read and write until the connection ends. Return why it did; empty if it was closed in an orderly way."""
         why = ""
         try:
             with self._cancel:
@@ -208,7 +209,7 @@ class Wire:
     async def _write(self) -> None:
         await self._write_out(PREFACE)
         self._greeted.set()
-        await self._meeting.wait()  # so that nothing was sent to a peer that is no link
+        await self._meeting.wait()  # nothing must be sent to a peer that is not a link
         self._writing = False
         while True:
             if not self._out:
@@ -269,7 +270,7 @@ class Wire:
         return bytes(await self._stream.receive_some(RECEIVE_BYTES))
 
     async def _after_preface(self, data: bytes) -> bytes:
-        """The bytes behind the other side's preface. Raises MalformedBody: there is none."""
+        """Return the bytes that follow the peer's preface. Raises MalformedBody: there is none."""
         with trio.move_on_after(self.bounds.dial_s):
             while len(data) < len(PREFACE) and PREFACE.startswith(data):
                 more = await self._receive()
@@ -286,7 +287,7 @@ class Wire:
         return data
 
     async def _proven(self, prove: Prove, data: bytes) -> bytes:
-        """The bytes behind the proof that both sides belong together. Raises NotProven."""
+        """Return the bytes that follow the proof. Raises NotProven."""
         talk = _Talk(self, data)
         with trio.move_on_after(self.bounds.dial_s):
             await self._greeted.wait()
@@ -295,15 +296,15 @@ class Wire:
         raise NotProven("it said nothing in time")
 
     async def _watch(self) -> None:
-        """Pings a silent side, and ends the link when it stays silent."""
+        """Ping a silent peer, and end the link if it stays silent."""
         silence_s = self.bounds.silence_s
         if silence_s == inf:
             return
-        await self._meeting.wait()  # until then it is ``dial_s`` that counts
+        await self._meeting.wait()  # ``dial_s`` applies until then
         raise _Broken(await self._heartbeat.wait_for_silence(silence_s))
 
     async def probe(self, within_s: float) -> None:
-        """Cuts the link unless the other side sends something within this time after a ping."""
+        """Cut the link unless the peer sends something within this time after a ping."""
         why = await self._heartbeat.probe(within_s)
         if why:
             self._why = why
@@ -311,7 +312,7 @@ class Wire:
 
 
 class _Talk:
-    """The connection while both sides prove themselves; see ``broker.link.proof.Talk``."""
+    """The connection during the proof; see ``broker.link.proof.Talk``."""
 
     def __init__(self, wire: Wire, data: bytes) -> None:
         self._wire = wire
@@ -331,7 +332,7 @@ class _Talk:
 
 
 class _Refusals:
-    """Logs peers that could not prove themselves, seldom enough that they cannot fill the log."""
+    """Logs peers that failed the proof, at a limited rate, so that they cannot fill the log."""
 
     def __init__(self) -> None:
         self._again_s = -inf
@@ -345,9 +346,9 @@ class _Refusals:
         self._since, self._again_s = 0, trio.current_time() + REFUSAL_LOG_S
 
 
-#: Between two lines about peers that could not prove themselves.
+#: The shortest time between two log lines about peers that failed the proof.
 REFUSAL_LOG_S = 10.0
-#: What a link ends with when the other side could not prove itself.
+#: The reason of a link's end when the peer failed the proof.
 UNPROVEN = "it could not prove itself"
 refusals = _Refusals()
 
@@ -366,42 +367,42 @@ def _first(group: BaseExceptionGroup[_Broken]) -> BaseException:
 # --- heartbeat -------------------------------------------------------------------------------------
 
 
-#: The part of a probe's time that a side has in any case: its answer may be here and unread.
+#: The least fraction of a probe's time that a peer gets: its answer may have arrived unread.
 _AT_LEAST = 0.1
 
 
 class Heartbeat:
-    """Finds out whether the other side is alive, by pings. The reader sets ``received`` whenever anything came."""
+    """Detects, by pings, whether the peer is alive. The reader sets ``received`` whenever data has arrived."""
 
     def __init__(self, ping: Callable[[], object]) -> None:
-        """``ping``: sends a ping."""
+        """``ping`` sends a ping."""
         self.received = False
         self._ping = ping
-        #: When the ping was sent that nothing has followed yet; inf: none was.
+        #: When the ping was sent that is still unanswered; inf: there is none.
         self._pinged_s = inf
         self._heard_s = trio.current_time()
         self._times_heard = 0
 
     async def wait_for_silence(self, silence_s: float) -> str:
-        """Returns the reason once nothing has come for so many seconds, not even an answer to a ping."""
+        """Return the reason once nothing has arrived for ``silence_s``, not even an answer to a ping."""
         pause_s = silence_s / 3
         self._heard_s = trio.current_time()
         while True:
             woken_s = trio.current_time() + pause_s
             await trio.sleep_until(woken_s)
             if trio.current_time() - woken_s > pause_s:
-                self._heard()  # this process was suspended: what came meanwhile is unread
+                self._heard()  # this process was suspended: what arrived since is unread
             elif self._pinging_s() >= silence_s - pause_s:
                 return self._reason()
 
     async def probe(self, within_s: float) -> str:
-        """Returns "" when something has come, or the reason when nothing has within this time of a ping.
+        """Return "" once something has arrived, or the reason if nothing has within this time after a ping.
 
-        The time of a ping that is unanswered already counts: a side that was silent before has little left.
+        The time of a ping that is already unanswered counts: a peer that was silent before has little time left.
         """
         while True:
             if self.received:
-                self._heard()  # that was before the doubt
+                self._heard()  # that arrived before the probe
             begun_s, times = trio.current_time(), self._times_heard
             until_s = max(begun_s + within_s - self._pinging_s(), begun_s + within_s * _AT_LEAST)
             await trio.sleep_until(until_s)
@@ -412,7 +413,7 @@ class Heartbeat:
             self._heard()  # this process was suspended
 
     def _pinging_s(self) -> float:
-        """How long a ping has been unanswered; sends one unless one is, or something has just come."""
+        """Return how long a ping has been unanswered; send one unless one is, or data has just arrived."""
         if self.received:
             self._heard()
         elif self._pinged_s == inf:
