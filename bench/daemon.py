@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bench.bodies import path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 START_TIMEOUT_S = 180.0
@@ -124,14 +124,15 @@ def resident_mb(pid: int, kind: str = ALL) -> float:
 
 
 @contextmanager
-def daemon(data_dir: Path, **settings: object) -> Iterator[Daemon]:
+def daemon(data_dir: Path, program: Sequence[str] = ("broker",), /, **settings: object) -> Iterator[Daemon]:
     """Run a daemon over ``data_dir`` on a free port; stop it at the end.
 
     Args:
+      program: the module to run, and its arguments before the daemon's options.
       settings: ``retention_interval_s=5`` is ``--set retention.interval_s=5``: the text up to the first underscore is
         the section.
     """
-    command = [sys.executable, "-m", "broker", "--bind", "127.0.0.1:0", "--data-dir", str(data_dir)]
+    command = [sys.executable, "-m", *program, "--bind", "127.0.0.1:0", "--data-dir", str(data_dir)]
     chosen: dict[str, object] = {"log.format": "json"}
     chosen |= {name.replace("_", ".", 1): value for name, value in settings.items()}
     for name, value in chosen.items():
