@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
+from math import inf
 from operator import itemgetter
 from pathlib import Path
 from random import Random
@@ -165,7 +166,7 @@ async def settle(stage: Stage) -> None:
 async def _decided(voice: Voice, transaction: Transaction) -> None:
     told = await voice.tell("GET", f"{TX}/{transaction.id}")
     while told["state"] not in ("committed", "aborted", "invalid"):
-        if told["state"] == "unknown" and _may_be_forgotten(voice.stage, transaction):
+        if told["state"] == "unknown" and may_be_forgotten(voice.stage, transaction):
             told = {"state": "aborted"}
             break
         await decide(voice, transaction, "abort")
@@ -173,10 +174,14 @@ async def _decided(voice: Voice, transaction: Transaction) -> None:
     transaction.state = told["state"]
 
 
-def _may_be_forgotten(stage: Stage, transaction: Transaction) -> bool:
-    """Whether a crash may have forgotten its begin: of a single instance, while nothing under it was acknowledged."""
+def may_be_forgotten(stage: Stage, transaction: Transaction) -> bool:
+    """Return True if a crash may have forgotten its begin: of a single instance, while nothing about it was acknowledged."""
     writes = (each for each in stage.history.writes if each.transaction is transaction)
-    return len(stage.cluster.instances) == 1 and all(each.outcome != "acknowledged" for each in writes)
+    return (
+        len(stage.cluster.instances) == 1
+        and transaction.committed_s == inf
+        and all(each.outcome != "acknowledged" for each in writes)
+    )
 
 
 async def at_last(stage: Stage, ask: Callable[[], Awaitable[T]]) -> T:

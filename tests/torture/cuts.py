@@ -17,7 +17,7 @@ from random import Random
 
 import trio
 
-from tests.cluster.course import at_last, create_topics, settle
+from tests.cluster.course import at_last, create_topics, may_be_forgotten, settle
 from tests.cluster.history.cut import known_between
 from tests.cluster.history.records import Anomaly, History, Transaction
 from tests.cluster.voices import Stage, Voice
@@ -154,7 +154,8 @@ async def forget_lost_transactions(stage: Stage, verdict: Verdict) -> None:
     async with stage.voice(3) as voice:
         for each in list(stage.history.transactions):
             if await at_last(stage, partial(_is_unknown, voice, each)):
-                verdict.anomalies.append(Anomaly("lost", f"transaction {each.id} was begun, and is not known"))
+                if not may_be_forgotten(stage, each):
+                    verdict.anomalies.append(Anomaly("lost", f"transaction {each.id} was begun, and is not known"))
                 stage.history.transactions.remove(each)
 
 
