@@ -355,7 +355,7 @@ class Turns:
 
     def wake_for(self, actor: TakesTurns) -> None:
         """Mark the actor's turn as due, and wake the server unless it is about to run the due turns anyway."""
-        self._due[actor] = None
+        self.soon(actor)
         if not (self._is_taking_in or self._running):
             self._wake()
 

@@ -78,9 +78,9 @@ class Route(Generic[S]):
     reads_only: bool = False
     """True if answering changes nothing, so that another instance may be asked again; always true for GET."""
     hot: bool = False
-    """True if the lane serves it, with bodies bounded by the listener, and its requests are traced."""
+    """True if the listener calls its handler without the application; its requests are traced."""
     quick: bool = False
-    """True if the lane serves it, without messages, when the body is short and not compressed; see ``in_lane``."""
+    """As ``hot``, for a route without messages, if the body is short and not compressed; see ``is_direct``."""
     wait_ms: Callable[[Request], int] | None = None
     """Returns the wait that a request asks for; 0 if it cannot be decoded. None: the route never waits."""
     body: Body | None = None
@@ -110,8 +110,8 @@ class Route(Generic[S]):
         assert (self.verb is None) == (self.on in ("name", "nobody")), self.name
 
     @property
-    def in_lane(self) -> bool:
-        """True if the lane serves it."""
+    def is_direct(self) -> bool:
+        """True if the listener may call its handler without the application."""
         return self.hot or self.quick
 
     @property

@@ -44,7 +44,7 @@ class HotRoutes:
         starts = set()
         for endpoint in endpoints:
             route = endpoint.route
-            if not route.in_lane:
+            if not route.is_direct:
                 continue
             segments = route.path.split("/")
             words = [(at, word) for at, word in enumerate(segments) if not word.startswith("{")]

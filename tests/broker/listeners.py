@@ -96,7 +96,7 @@ class Toys:
         return [
             Endpoint(each, self.tasks.adapt(own.get(each.name, partial(self.transact, each.name))))
             for each in ROUTES
-            if each.in_lane
+            if each.is_direct
         ]
 
     async def rollback(self, request: Request) -> Answer:
