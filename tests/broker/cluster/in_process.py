@@ -52,7 +52,8 @@ class SetView:
         self._nodes = nodes
         self._owners = {}
         self._told = []
-        #: Names that the store said others have claimed; given up until the view of them changes.
+        #: Names that the store said others have claimed; they have no owner until the view is read again, which shows
+        #: the same as before unless the test has changed it.
         self.lost = set()
 
     @property
@@ -67,19 +68,22 @@ class SetView:
         return Instance(name, self._nodes.addresses.get(name, ""))
 
     def owner(self, name):
+        if name in self.lost:
+            return None
         there = sorted(self._nodes.there)
         found = self._owners.get(name, there[crc32(str(name).encode()) % len(there)])
         return None if found is None else self._instance(found)
 
     def is_mine(self, name):
         owner = self.owner(name)
-        return owner is not None and owner.name == self._name and name not in self.lost
+        return owner is not None and owner.name == self._name
 
     def slices_of(self, instance):
         return SLICES if instance in self._nodes.there else 0
 
     def deposed(self, name):
         self.lost.add(name)
+        trio.lowlevel.current_trio_token().run_sync_soon(self.lost.discard, name)
 
     def on_change(self, told):
         self._told.append(told)

@@ -14,7 +14,6 @@ from plainsong.protocol.requests import PollRequest
 from tests.broker.cluster.in_process import TOPICS, cluster, until
 from tests.broker.listeners import Reader, post
 from tests.broker.stream_talk import knock, open_stream, request
-from tests.patience import PATIENCE_S
 
 LARGE = "x" * 100_000
 
@@ -166,15 +165,6 @@ async def test_a_stream_is_not_refused_while_the_instance_it_comes_through_sees_
     assert await nodes["a"].poll() == ["1", "2", "3", "4", "5"]
 
 
-async def moved(nodes, owner):
-    """Says who owns the topic until that one has it: another that was still claiming it may have taken it once more."""
-    with trio.fail_after(PATIENCE_S):
-        while True:
-            nodes.move("ns:t", owner)
-            if (await nodes["a"].http.post(f"{TOPICS}/t/poll", json={"limit": 1})).status_code == 200:
-                return
-
-
 @pytest.mark.parametrize("view", ["all at once", "contradicting", "links cut"])
 async def test_a_stream_without_a_pause_loses_and_doubles_nothing_while_its_topic_changes_hands(nodes, view):
     chance = random.Random(8)
@@ -201,7 +191,7 @@ async def test_a_stream_without_a_pause_loses_and_doubles_nothing_while_its_topi
             assert number == len(outcomes)
             outcomes[number] = "applied" if status == 200 else fields["outcome"]
         nursery.cancel_scope.cancel()
-    await moved(nodes, "c")
+    nodes.move("ns:t", "c")
     read = [int(text) for text in await _all(nodes["a"])]
     assert read == sorted(set(read))
     known = [number for number, outcome in outcomes.items() if outcome == "applied"]
