@@ -30,6 +30,7 @@ from bench import bodies
 from bench.daemon import Daemon, daemon
 from bench.generator import loads_everywhere, run_load, started
 from bench.seed import seed
+from plainsong.protocol.ids import FIRST_BOUND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +42,8 @@ SEEDS = {"small": 10, "large": 10_000}
 #: Of the steady load: a third of what two cores take, so that a wait is the daemon's and not the queue's.
 STEADY_PER_S = 6_000
 STEADY_BYTES = 2_000
+#: Requests of one walk: they are arguments of the load generator.
+MAX_REQUESTS = 4_000
 #: Small volumes and buffers, so that tables are written and files removed within a few seconds.
 STEADY = {"storage_write_buffer_bytes": 4 << 20, "storage_volume_bytes": 32 << 20}
 
@@ -233,14 +236,16 @@ class Side:
             if self._cached is None:
                 name = self._topic()
                 run_load(self._ours.port, 1, bodies.publish(name, 1000, SIZE), 0.2)
-                self._cached = bodies.poll(name, "avro", bytes(16), limit)
+                self._cached = bodies.poll(name, "avro", FIRST_BOUND, limit)
             request = self._cached
         else:
             request = self._pages[limit].take("avro", 1)[0][1]
         return self._timed(lambda: run_load(self._ours.port, connections, request, self._seconds), limit)
 
     def _walk(self, limit: int) -> Found:
-        asked = self._pages[limit].take("avro", int(self._seconds * 2_000_000 / limit / (1 if limit >= 1000 else 10)))
+        asked = self._pages[limit].take(
+            "avro", min(MAX_REQUESTS, int(self._seconds * 2_000_000 / limit / (1 if limit >= 1000 else 10)))
+        )
         requests = [request for _, request in asked]
 
         def run() -> dict[str, float]:
