@@ -149,12 +149,12 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "kept-answers": Mechanism(
         "the answer to a poll that is asked again is kept",
-        _sets(("broker.api.kept_answers:KeptAnswers.find", lambda *_: None)),
+        _sets(("broker.api.messages.kept_answers:KeptAnswers.find", lambda *_: None)),
         ("page of 10 x1", "page of 10 x16", "page of 10000"),
     ),
     "kept-names": Mechanism(
         "the list of a namespace's topics is kept",
-        _sets(("broker.api.topics:KeptNames.get", lambda *_: None)),
+        _sets(("broker.api.topics.topics:KeptNames.get", lambda *_: None)),
         ("list of 1000 topics",),
     ),
 }

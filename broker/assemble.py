@@ -24,41 +24,41 @@ from actors.scrub import Scrub
 from actors.set_aside import SetAsides
 from actors.store_time import StoreTime
 from actors.topic import TopicEnvironment
-from broker.api.asyncapi import AsyncApi
-from broker.api.backups import Backups
-from broker.api.chain import Chains, chain_secrets
-from broker.api.cluster import (
+from broker.api.description.asyncapi import AsyncApi
+from broker.api.description.openapi import description
+from broker.api.description.problems import Problems
+from broker.api.messages.events import EventStreams, MessageEvents
+from broker.api.messages.holding import Holds
+from broker.api.messages.poll import Polling
+from broker.api.messages.poll_many import LocalTopics, PollingMany
+from broker.api.messages.publish import Publishing
+from broker.api.messages.readers import NamedReaders, Readers
+from broker.api.messages.set_aside import SettingAside
+from broker.api.messages.show import Messages
+from broker.api.messages.stream import Streams
+from broker.api.operations.backups import Backups
+from broker.api.operations.cluster import (
     SECURITY_DIGESTS,
     TOPICS_OPEN,
     ClusterRoutes,
     security_digests_handler,
     topics_open_handler,
 )
-from broker.api.console import Console
-from broker.api.contact import Contact
-from broker.api.definitions import Definitions
-from broker.api.events import EventStreams, MessageEvents
-from broker.api.health import Health
-from broker.api.holding import Holds
-from broker.api.messages import Messages
-from broker.api.openapi import description
-from broker.api.overview import Overview
-from broker.api.poll import Polling
-from broker.api.poll_many import LocalTopics, PollingMany
-from broker.api.problems import Problems
-from broker.api.producers import Producers
-from broker.api.publish import Publishing
-from broker.api.readers import NamedReaders, Readers
+from broker.api.operations.console import Console
+from broker.api.operations.contact import Contact
+from broker.api.operations.definitions import Definitions
+from broker.api.operations.health import Health
+from broker.api.operations.overview import Overview
+from broker.api.operations.scrub import ScrubRoutes, damaged
 from broker.api.route import Accounting, accounted, bind
 from broker.api.routes import ROUTES
-from broker.api.scrub import ScrubRoutes, damaged
-from broker.api.set_aside import SettingAside
-from broker.api.stream import Streams
-from broker.api.topic_changes import TopicChanges
-from broker.api.topic_metrics import TopicMetrics
-from broker.api.topic_stats import Counting
-from broker.api.topics import NamespaceRoutes, Policies, Topics, refused_here
-from broker.api.transactions import TransactionRoutes
+from broker.api.topics.chain import Chains, chain_secrets
+from broker.api.topics.changes import TopicChanges
+from broker.api.topics.metrics import TopicMetrics
+from broker.api.topics.producers import Producers
+from broker.api.topics.stats import Counting
+from broker.api.topics.topics import NamespaceRoutes, Policies, Topics, refused_here
+from broker.api.transactions.transactions import TransactionRoutes
 from broker.api.waiting import looked_at_again, metered, refusals_noted
 from broker.attention import FINDINGS, Attention, clock_findings, stale_files
 from broker.audit import ACTIONS, Audit, large_audit

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from broker.api.route import Endpoint
-from broker.api.transactions import parse_transaction_id
+from broker.api.transactions.transactions import parse_transaction_id
 from broker.finding import Finding
 from broker.http.handlers import answer_of
 from broker.http.messages import parse_query, status_of

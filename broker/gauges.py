@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from actors.pointers import PointerIndex
     from actors.scrub import Scrub
     from actors.store_time import StoreTime
-    from broker.api.backups import Backups
-    from broker.api.events import EventStreams
+    from broker.api.messages.events import EventStreams
+    from broker.api.operations.backups import Backups
     from broker.authority import Authority, Transactions
     from broker.cluster.membership import Membership
     from broker.http.budgets import BodyBudget

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.authority import keep_authority
-from broker.api.chain import chain_secrets
+from broker.api.topics.chain import chain_secrets
 from broker.assemble import assemble, serve, start_thrift
 from broker.attention import certificate_findings
 from broker.authority import describe_authority

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.api.asyncapi import AsyncApi
-from broker.api.backups import Backups
-from broker.api.chain import Chains
-from broker.api.cluster import ClusterRoutes
-from broker.api.console import Console
-from broker.api.contact import Contact
-from broker.api.definitions import MAX_BODY_BYTES as DEFINITIONS_BODY_BYTES
-from broker.api.definitions import TOML_TYPE, Definitions
-from broker.api.events import MessageEvents
-from broker.api.health import Health
-from broker.api.messages import Messages
-from broker.api.overview import Overview
-from broker.api.poll import Polling, poll_wait_ms
-from broker.api.poll_many import MAX_BODY_BYTES as POLL_MANY_BODY_BYTES
-from broker.api.poll_many import PollingMany, poll_many_wait_ms
-from broker.api.problems import Problems
-from broker.api.producers import Producers
-from broker.api.publish import Publishing
-from broker.api.readers import Readers
+from broker.api.description.asyncapi import AsyncApi
+from broker.api.description.problems import Problems
+from broker.api.messages.events import MessageEvents
+from broker.api.messages.poll import Polling, poll_wait_ms
+from broker.api.messages.poll_many import MAX_BODY_BYTES as POLL_MANY_BODY_BYTES
+from broker.api.messages.poll_many import PollingMany, poll_many_wait_ms
+from broker.api.messages.publish import Publishing
+from broker.api.messages.readers import Readers
+from broker.api.messages.set_aside import SettingAside
+from broker.api.messages.show import Messages
+from broker.api.messages.stream import Streams
+from broker.api.operations.backups import Backups
+from broker.api.operations.cluster import ClusterRoutes
+from broker.api.operations.console import Console
+from broker.api.operations.contact import Contact
+from broker.api.operations.definitions import MAX_BODY_BYTES as DEFINITIONS_BODY_BYTES
+from broker.api.operations.definitions import TOML_TYPE, Definitions
+from broker.api.operations.health import Health
+from broker.api.operations.overview import Overview
+from broker.api.operations.scrub import ScrubRoutes
 from broker.api.route import JSON_TYPE, Body, Route
 from broker.api.schemas import _BASE64, ANY, BODY, BOOLEAN, READS, STRING, WRITES, array, nullable, record, ref
-from broker.api.scrub import ScrubRoutes
-from broker.api.set_aside import SettingAside
-from broker.api.stream import Streams
-from broker.api.topic_metrics import TopicMetrics
-from broker.api.topic_stats import Counting, offsets_wait_ms
-from broker.api.topics import NamespaceRoutes, Topics
-from broker.api.transactions import MAX_SNAPSHOT_BODY_BYTES, MAX_TRUNCATE_BYTES, TransactionRoutes
+from broker.api.topics.chain import Chains
+from broker.api.topics.metrics import TopicMetrics
+from broker.api.topics.producers import Producers
+from broker.api.topics.stats import Counting, offsets_wait_ms
+from broker.api.topics.topics import NamespaceRoutes, Topics
+from broker.api.transactions.transactions import MAX_SNAPSHOT_BODY_BYTES, MAX_TRUNCATE_BYTES, TransactionRoutes
 from broker.http.messages import EVENT_STREAM
 from broker.security.identity import VERBS, Verb
 from plainsong.protocol.codec.cloud_events import BATCH_TYPE, EVENT_TYPE

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
 
     from actors.ownership import Instance
-    from broker.api.poll_many import LocalTopics, PollingMany, Since
+    from broker.api.messages.poll_many import LocalTopics, PollingMany, Since
     from broker.api.route import Route
     from broker.cluster.owners import Owners
     from broker.http.handlers import RequestTasks

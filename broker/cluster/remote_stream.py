@@ -1,8 +1,8 @@
 """Streams of publishes to the topics of other instances.
 
-A stream is local, remote or routed. ``LocalStream`` (``broker.api.stream``) puts requests into the mailbox of a topic
-that this instance owns. ``RemoteStream`` sends them over a link to the instance that owns it, where ``serve_stream``
-answers them. ``RoutedStream`` is what a client of a cluster gets: a sequence of local and remote streams, since its
+A stream is local, remote or routed. ``LocalStream`` (``broker.api.messages.stream``) puts requests into the mailbox
+of a topic that this instance owns. ``RemoteStream`` sends them over a link to the owner, where ``serve_stream`` answers
+them. ``RoutedStream`` is what a client of a cluster gets: a sequence of local and remote streams, since its
 topic may move while it lives. The next one begins when everything sent to the last one is answered, so answers keep the
 order of the requests.
 """
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from broker.api.messages.stream import REQUEST_BYTES, StreamBounds, encoded_answer
 from broker.api.route import LOOP_BYTES
-from broker.api.stream import REQUEST_BYTES, StreamBounds, encoded_answer
 from broker.cluster.owners import PATIENCE_S
 from broker.http.messages import OWNER_HEADER
 from broker.link.flow import LinkBroken
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from actors.ownership import Instance
-    from broker.api.stream import LocalStream, Streams
+    from broker.api.messages.stream import LocalStream, Streams
     from broker.cluster.owners import Owners
     from broker.http.budgets import Reservation
     from broker.http.messages import Conversation

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from broker.api.poll import read_within
-from broker.api.poll_many import Since
+from broker.api.messages.poll import read_within
+from broker.api.messages.poll_many import Since
 from broker.api.route import owned_name
 from broker.cluster.forward import Forwarding, ScatterGather, topics_in
 from broker.cluster.handover import Handover
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from actors.ownership import Ownership
-    from broker.api.poll_many import LocalTopics, PollingMany
+    from broker.api.messages.poll_many import LocalTopics, PollingMany
+    from broker.api.messages.stream import Streams
     from broker.api.route import Endpoint
-    from broker.api.stream import Streams
     from broker.config import Config
     from broker.http.budgets import AnswerBudget, AnswerRoom, Reservation
     from broker.http.handlers import RequestTasks

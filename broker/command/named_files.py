@@ -35,7 +35,7 @@ def notes_of_files(config: Config) -> list[str]:
 
 
 def _reads(config: Config) -> Iterator[Callable[[], object]]:
-    from broker.api.chain import chain_secrets
+    from broker.api.topics.chain import chain_secrets
     from broker.link.proof import link_secret
 
     security = config.security

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from actors.ownership import Instance
-from broker.api.publish import answer_publish, read_publish
+from broker.api.messages.publish import answer_publish, read_publish
 from broker.api.route import Endpoint, off_loop
 from broker.api.routes import ROUTES
 from broker.cluster.remote_stream import RemoteStream
@@ -28,7 +28,7 @@ from plainsong.protocol.requests import PublishRequest, PublishResponse, Receipt
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from broker.api.publish import Given
+    from broker.api.messages.publish import Given
     from broker.api.route import Route
     from broker.http.budgets import Reservation
     from broker.http.handlers import RequestTasks

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterable
 
-    from broker.api.publish import Publishing
+    from broker.api.messages.publish import Publishing
     from broker.api.route import Accounting, Endpoint
     from broker.config import Config
     from broker.http.budgets import AnswerBudget, BodyBudget

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from broker.api.poll import FIRST_BYTES, TIMES, bytes_within, hold_gathered, read_within
+from broker.api.messages.poll import FIRST_BYTES, TIMES, bytes_within, hold_gathered, read_within
 from broker.http.budgets import LAST_PART, SHARE, SMALL_BYTES, YIELD_S, AnswerBudget, HttpSettings, Pace
 from broker.http.messages import Answer
 from broker.http.wire import admitted

@@ -8,8 +8,8 @@ import re
 import pytest
 from broker_in_process import TOPICS
 
-from broker.api import asyncapi
-from broker.api.asyncapi import describe_topics
+from broker.api.description import asyncapi
+from broker.api.description.asyncapi import describe_topics
 from broker.security.rights import EVERYTHING
 from plainsong.protocol.names import TopicName
 from tests.security.named import named

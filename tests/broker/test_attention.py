@@ -11,7 +11,7 @@ from broker_in_process import START_MS, TOPICS, in_process
 from event_source import event_source, take
 from test_committed_polls import begin, decide, under
 
-import broker.api.overview as overview
+import broker.api.operations.overview as overview
 from broker.attention import certificate_findings, stale_files
 from broker.catalogue import Catalogue
 from broker.finding import Finding

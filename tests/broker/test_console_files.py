@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from broker_in_process import in_process
 
-from broker.api.console import FILES, files
+from broker.api.operations.console import FILES, files
 
 PAGES = [
     "/console",

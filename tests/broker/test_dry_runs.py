@@ -149,7 +149,7 @@ async def test_a_change_whose_effect_cannot_be_counted_is_answered_as_made(daemo
     async def fails(*given):
         raise StoreError("the disk is gone")
 
-    monkeypatch.setattr("broker.api.topic_changes.count_from", fails)
+    monkeypatch.setattr("broker.api.topics.changes.count_from", fails)
     daemon.clock.ms += 1000
     for method, path, more in (
         ("PUT", f"{T}/properties", {"json": {"ttl": 1}}),

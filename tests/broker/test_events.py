@@ -13,7 +13,7 @@ from broker_in_process import START_MS, TOPICS, in_process
 from event_source import EventSource, event_source, take
 from test_committed_polls import begin, decide, take_away, under
 
-import broker.api.events as events
+import broker.api.messages.events as events
 from plainsong.protocol.names import TopicName
 from tests.handling import subject_of
 from tests.patience import PATIENCE_S

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from broker.api.deadlines import ENDED_AT_ONCE, LATE_S, Deadlines
+from broker.api.messages.deadlines import ENDED_AT_ONCE, LATE_S, Deadlines
 from broker.http.handlers import RequestCancelled, RequestTasks, answer_of
 from broker.http.messages import Answer, Request
 from plainsong.protocol.errors import Overloaded

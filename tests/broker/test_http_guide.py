@@ -9,7 +9,7 @@ import pytest
 import trio
 from broker_in_process import in_process
 
-from broker.api.problems import WHAT_TO_DO
+from broker.api.description.problems import WHAT_TO_DO
 from broker.api.routes import ROUTES
 from broker.api.schemas import status_of_code
 from plainsong.protocol.errors import BY_CODE, Internal

@@ -11,8 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from started_polls import AVRO_TYPE, FRAMES, JSON_TYPE, NAME, POINTERS, answered, asked, same, started
 
-from broker.api.kept_answers import MAX_ANSWER_BYTES, MAX_BYTES, REQUEST_BYTES, KeptAnswer, KeptAnswers, question_of
-from broker.api.poll import Polling
+from broker.api.messages.kept_answers import (
+    MAX_ANSWER_BYTES,
+    MAX_BYTES,
+    REQUEST_BYTES,
+    KeptAnswer,
+    KeptAnswers,
+    question_of,
+)
+from broker.api.messages.poll import Polling
 from broker.http.messages import Request
 from broker.metrics import Rates
 from plainsong.protocol.errors import InvalidName, MalformedBody

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from broker.api.openapi import description
+from broker.api.description.openapi import description
 from broker.api.route import Route
 from broker.api.routes import ROUTES
 from broker.api.schemas import by_status, status_of_code

@@ -12,7 +12,7 @@ from broker_in_process import START_MS, TOPICS
 from test_committed_polls import begin, under
 
 from broker import catalogue
-from broker.api import overview
+from broker.api.operations import overview
 from broker.catalogue import Catalogue
 from broker.metrics import MINUTES, WINDOW_S, Minute, Rate, Rates
 from plainsong.protocol.effects import Table, put_one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from broker_in_process import TOPICS, in_process
 
-from broker.api.problems import WHAT_TO_DO
+from broker.api.description.problems import WHAT_TO_DO
 
 LINK = '</openapi.json>; rel="service-desc"'
 every_listener = pytest.mark.parametrize("listener", [None, "hot", "application"])

@@ -15,7 +15,7 @@ from broker_in_process import TOPICS, in_process
 from prometheus_client.parser import text_string_to_metric_families
 from started_polls import endpoint
 
-from broker.api.topics import KeptNames
+from broker.api.topics.topics import KeptNames
 from broker.http.handlers import RequestTasks
 from broker.http.messages import Request
 from broker.http.wire import checked

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.api.poll import decode_poll, poll_wait_ms
-from broker.api.topic_stats import offsets_wait_ms
+from broker.api.messages.poll import decode_poll, poll_wait_ms
+from broker.api.topics.stats import offsets_wait_ms
 from broker.http.messages import Request
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.errors import MalformedBody

@@ -9,7 +9,7 @@ import pytest
 import trio
 from broker_in_process import TOPICS, in_process
 
-from broker.api.stream import ask_of
+from broker.api.messages.stream import ask_of
 from plainsong.protocol.codec import AVRO, AVRO_2, JSON
 from plainsong.protocol.frames import decode_frames
 from plainsong.protocol.ids import unpack_id

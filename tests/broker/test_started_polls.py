@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from started_polls import AVRO_TYPE, FRAMES, JSON_TYPE, NAME, POINTERS, answered, asked, same, started
 
-from broker.api.poll import START_BYTES
+from broker.api.messages.poll import START_BYTES
 from plainsong.protocol.errors import InvalidParameter, TransactionsUnavailable
 from plainsong.protocol.ids import FIRST_BOUND, LAST_BOUND, after
 

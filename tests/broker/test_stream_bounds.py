@@ -15,7 +15,7 @@ from stream_talk import TARGET, Stream, open_stream, request
 from trio.testing import MockClock, wait_all_tasks_blocked
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, Request
 
-from broker.api.stream import REQUEST_BYTES, LocalStream, StreamBounds
+from broker.api.messages.stream import REQUEST_BYTES, LocalStream, StreamBounds
 from broker.http.budgets import FEW_PARTS, BodyBudget
 from broker.http.floods import CONTROL_BURST
 from broker.http.websocket import StreamSocket

@@ -8,7 +8,7 @@ from broker_in_process import TOPICS
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as families_of_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as families_of_text
 
-from broker.api import topic_metrics
+from broker.api.topics import metrics as topic_metrics
 
 ROUTE = "/metrics/topics"
 

@@ -7,7 +7,7 @@ import hashlib
 import trio
 from broker_in_process import START_MS, SetClock, in_process
 
-from broker.api.backups import Backups
+from broker.api.operations.backups import Backups
 from storage.backup.objects import decode_rows
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from tests.handling import subject_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker_in_process import TOPICS
 
-from broker.api.readers import MAX_NAMED, NAMED_MS
+from broker.api.messages.readers import MAX_NAMED, NAMED_MS
 
 LAG = f"{TOPICS}/t/lag"
 

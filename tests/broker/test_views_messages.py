@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from broker_in_process import START_MS, TOPICS, in_process
 
-from broker.api import messages
+from broker.api.messages import show as messages
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.ids import pack_id, pack_position
 from plainsong.protocol.keys import generation_prefix

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from broker_in_process import START_MS, TOPICS
 
-from broker.api import origins
+from broker.api.messages import origins
 from plainsong.protocol.codec import AVRO, AVRO_2
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.frames import FRAMES_TYPE, decode_frames

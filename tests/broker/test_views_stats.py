@@ -8,7 +8,7 @@ from broker_in_process import START_MS, TOPICS, in_process
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.api import topic_stats
+from broker.api.topics import stats as topic_stats
 from broker.metrics import MAX_DELAYS, WINDOW_S, Delays, LastDelays, Rate, Rates
 from plainsong.protocol.names import TopicName
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 from broker_in_process import START_MS, TOPICS, in_process
 
-from broker.api import topic_stats
+from broker.api.topics import stats as topic_stats
 from plainsong.protocol.ids import after
 from plainsong.protocol.tephra.state import encode_transaction
 from plainsong.protocol.transactions.transaction import Transaction

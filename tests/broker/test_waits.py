@@ -14,7 +14,7 @@ from broker_in_process import START_MS, TOPICS, in_process
 from test_committed_polls import begin, decide, under
 
 import actors.observe
-import broker.api.events as events
+import broker.api.messages.events as events
 from actors.observe import watch_jumps
 from broker.api.routes import ROUTES
 from broker.http.handlers import answer_of

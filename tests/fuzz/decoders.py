@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import plyvel
 
-from broker.api.definitions import _decoded as decode_definitions
+from broker.api.operations.definitions import _decoded as decode_definitions
 from broker.api.routes import ROUTES
 from broker.cluster.zookeeper import access_of, decode_member, encode_member
 from broker.config.config import config_of

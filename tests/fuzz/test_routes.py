@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from broker.api.openapi import description
+from broker.api.description.openapi import description
 from broker.api.routes import ROUTES
 from plainsong.protocol.version import VERSION
 from tests.daemon.harness import PLAINSONG, Daemon, clean_environ

@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from broker.api import poll_many
+from broker.api.messages import poll_many
 from storage.leveldb import LevelDBStore
 from tests.broker.broker_in_process import START_MS, InProcess, SetClock, in_process
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 import pytest
 import trio
 
-from broker.api.poll_many import Since
+from broker.api.messages.poll_many import Since
 from broker.api.route import TRANSACTIONS
 from broker.cluster.forward import _RoutedTopics
 from broker.security.grants import parse_grants

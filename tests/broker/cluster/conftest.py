@@ -13,7 +13,7 @@ WAITS = (
     "broker.cluster.forward.PATIENCE_S",
     "broker.cluster.remote_stream.PATIENCE_S",
     "actors.replica.PATIENCE_S",
-    "broker.api.cluster.ASK_TIMEOUT_S",
+    "broker.api.operations.cluster.ASK_TIMEOUT_S",
     "broker.attention.ASK_TIMEOUT_S",
     "broker.catalogue.ASK_TIMEOUT_S",
 )

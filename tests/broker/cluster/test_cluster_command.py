@@ -102,7 +102,7 @@ async def test_a_topic_moved_to_a_drained_instance_is_said_to_be_where_it_is(thr
 
 
 async def test_drain_of_one_that_does_not_answer_does_not_say_that_its_topics_have_moved(three, cli, monkeypatch):
-    monkeypatch.setattr("broker.api.cluster.TOPICS_OPEN", "a call that nobody answers")
+    monkeypatch.setattr("broker.api.operations.cluster.TOPICS_OPEN", "a call that nobody answers")
     err = await cli("cluster", "drain", "b", "--within", "0.3", code=Exit.UNAVAILABLE)
     assert "b is drained, but does not report" in err
 

@@ -11,10 +11,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actors.reading import walk_rows
-from broker.api.origins import NO_ORIGIN, Origins
-from broker.api.poll import bytes_within, hold_gathered, page_bytes
+from broker.api.messages.origins import NO_ORIGIN, Origins
+from broker.api.messages.poll import bytes_within, hold_gathered, page_bytes
+from broker.api.messages.set_aside import entry, passed
 from broker.api.route import in_steps, json_answer, off_loop
-from broker.api.set_aside import entry, passed
 from broker.http.messages import Answer, one_of, whole_number
 from broker.security.guard import forbidden
 from plainsong.protocol.codec import JSON, gathered
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from actors.directory import Directory
-    from broker.api.origins import Origin
+    from broker.api.messages.origins import Origin
     from broker.authority import Transactions
     from broker.http.messages import Request
     from plainsong.protocol.names import TopicName

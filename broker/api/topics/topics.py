@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from actors.namespaces import Namespaces
-    from broker.api.topic_changes import TopicChanges
+    from broker.api.topics.changes import TopicChanges
     from broker.catalogue import Catalogue
     from broker.http.handlers import RequestTasks
     from broker.http.messages import Answered, Request

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from broker.api.change import change_answer
-from broker.api.readers import message_id
+from broker.api.messages.readers import message_id
 from broker.http.messages import flag
 from plainsong.protocol.errors import InvalidParameter, MalformedBody
 from plainsong.protocol.ids import shown_id, unpack_position

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import trio
 
 from actors.mailbox import Future
-from broker.api.deadlines import Deadlines
+from broker.api.messages.deadlines import Deadlines
 from broker.api.route import LOOP_BYTES, off_loop
 from broker.http.handlers import answer_of
 from broker.http.messages import Answer, one_of, parse_query, wants_representation, whole_number

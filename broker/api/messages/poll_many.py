@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import trio
 
-from broker.api.poll import (
+from broker.api.messages.poll import (
     EVERY_POINTER,
     CommittedReader,
     apply_query,
@@ -16,8 +16,8 @@ from broker.api.poll import (
     hold_gathered,
     page_bytes,
 )
+from broker.api.messages.set_aside import rows_of
 from broker.api.route import in_steps
-from broker.api.set_aside import rows_of
 from broker.http.messages import Answer, answer_for
 from broker.security.guard import forbidden
 from plainsong.protocol.codec import DEFAULT_OPTIONS, JSON, PageOptions, gathered
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from actors.pages import Pages
-    from broker.api.holding import Holds
+    from broker.api.messages.holding import Holds
     from broker.authority import Transactions
     from broker.config.sections import PollConfig
     from broker.http.messages import Request

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from broker.api.change import NOT_COUNTED, NOTHING, change_answer
-from broker.api.topic_stats import MAX_LOOKS, count_from, expired_from, newest_from
+from broker.api.topics.stats import MAX_LOOKS, count_from, expired_from, newest_from
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.ids import FIRST_BOUND, bound_at, unpack_position
 from plainsong.protocol.keys import DamagedRow

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from broker.api.topic_stats import MAX_LOOKS, Counting
+from broker.api.topics.stats import MAX_LOOKS, Counting
 from broker.http.messages import Answer
 from broker.metrics import VARY_ACCEPT, ReaderSample, TopicSample, render_topics
 from broker.security.grants import parse_pattern

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from actors.reading import producer_of
 from broker.api.change import change_answer
 from broker.api.route import json_answer
-from broker.api.transactions import longs
+from broker.api.transactions.transactions import longs
 from broker.http.messages import Answer, flag, whole_number
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.errors import InvalidParameter, ProducerNotFound, TooManyProducers
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from actors.observe import Clock
-    from broker.api.topics import Policies
-    from broker.api.transactions import Numbers
+    from broker.api.topics.topics import Policies
+    from broker.api.transactions.transactions import Numbers
     from broker.http.messages import Request
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.requests import PublishResponse

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from actors.ownership import Instance
-    from broker.api.publish import Publishing
+    from broker.api.messages.publish import Publishing
     from broker.api.route import Accounting
     from broker.http.budgets import Reservation
     from broker.http.messages import Answer, Request

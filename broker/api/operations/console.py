@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from broker.http.messages import Request
 
-FILES = Path(__file__).parents[1] / "console"
+FILES = Path(__file__).parents[2] / "console"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",

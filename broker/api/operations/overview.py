@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, 
 
 import trio
 
-from broker.api.cluster import parse_name
-from broker.api.events import RETRY_MS, event
+from broker.api.messages.events import RETRY_MS, event
+from broker.api.operations.cluster import parse_name
 from broker.api.route import json_answer
 from broker.attention import MAX_ITEMS
 from broker.catalogue import in_pieces
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from actors.observe import Clock
-    from broker.api.events import EventStreams
+    from broker.api.messages.events import EventStreams
     from broker.attention import Attention
     from broker.catalogue import Catalogue, Figures
     from broker.finding import Finding

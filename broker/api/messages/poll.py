@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 import trio
 
-from broker.api.kept_answers import KeptAnswer, KeptAnswers, question_of
-from broker.api.readers import READER_HEADER
+from broker.api.messages.kept_answers import KeptAnswer, KeptAnswers, question_of
+from broker.api.messages.readers import READER_HEADER
+from broker.api.messages.set_aside import passed
 from broker.api.route import JOINED_BYTES, LOOP_AVRO_BYTES, LOOP_BYTES, body_of, in_steps, off_loop
-from broker.api.set_aside import passed
 from broker.authority import SwitchedOff
 from broker.http.messages import Answer, BodyPieces, one_of, parse_query, whole_number
 from plainsong.protocol.codec import (
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.observe import Clock
     from actors.pages import Pages
-    from broker.api.holding import Holds
-    from broker.api.kept_answers import Question
-    from broker.api.readers import NamedReaders
+    from broker.api.messages.holding import Holds
+    from broker.api.messages.kept_answers import Question
+    from broker.api.messages.readers import NamedReaders
     from broker.authority import Transactions
     from broker.config.sections import PollConfig
     from broker.http.budgets import AnswerRoom

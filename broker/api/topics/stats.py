@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from actors.reading import walk_rows
-from broker.api.poll import EVERY_POINTER, CommittedReader, fresh_for, view_for
-from broker.api.readers import NamedReader
+from broker.api.messages.poll import EVERY_POINTER, CommittedReader, fresh_for, view_for
+from broker.api.messages.readers import NamedReader
 from broker.api.route import json_answer
-from broker.api.transactions import longs
+from broker.api.transactions.transactions import longs
 from broker.http.messages import whole_number
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.codec.json_values import parse_position
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.ownership import Ownership
     from actors.pages import Pages
-    from broker.api.holding import Holds
-    from broker.api.readers import NamedReaders
+    from broker.api.messages.holding import Holds
+    from broker.api.messages.readers import NamedReaders
     from broker.authority import Transactions
     from broker.http.messages import Answer, Request
     from broker.metrics import Rates

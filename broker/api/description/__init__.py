@@ -1,0 +1,1 @@
+"""The API described to clients: openapi.json, asyncapi.json, and each error."""

@@ -1,0 +1,1 @@
+"""Messages over HTTP: publishes, polls, streams, readers, and looking at messages."""

@@ -1,0 +1,1 @@
+"""The daemon over HTTP, for operators: health, overview, cluster, backups, scrubs, definitions, the console."""

@@ -1,0 +1,1 @@
+"""Topics over HTTP: the topics themselves, their figures, producers and chains."""
