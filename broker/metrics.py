@@ -672,6 +672,8 @@ class Rate:
         window = self._windows.get(name)
         number = int(now_s // WINDOW_S)
         if window is not None and window.number != number:
+            if window.count:  # `add` marks a topic as used only where it moves the window, which it need not do now
+                self._windows.move_to_end(name)
             window.move_to(number)
         return window
 

@@ -284,6 +284,23 @@ async def test_a_page_that_passes_messages_which_are_set_aside_says_so_from_then
                 assert started(daemon, asked(limit=limit)) in (None, await answered(daemon, asked(limit=limit)))
 
 
+async def test_a_reader_whose_quota_allows_less_never_gets_a_larger_page_that_was_kept(made):
+    async with in_process() as daemon:
+        await daemon.create()
+        await daemon.publish(*["m" * 100] * 20)
+
+        def limited():
+            request = asked()()
+            request.page_bytes = 250
+            return request
+
+        keep(daemon, asked())
+        small = await answered(daemon, limited)
+        assert small[3].count(b"m" * 100) < 20
+        assert anew(daemon, limited, made) == small
+        assert kept(daemon, asked(), made)[3].count(b"m" * 100) == 20
+
+
 async def test_a_request_that_is_long_is_not_compared(made):
     async with in_process() as daemon:
         await daemon.create()
@@ -341,7 +358,7 @@ def test_an_answer_is_right_for_the_same_messages_alone(span, revision, is_right
 
 def test_kept_answers_take_no_more_than_their_bound_and_the_oldest_go_first():
     answers, span = KeptAnswers(), Span(1, b"p", FIRST_BOUND, FIRST_BOUND, 0, 0, None)
-    questions = [question_of(asked(limit=1 + number)()) for number in range(200)]
+    questions = [question_of(asked(limit=1 + number)(), 1 << 20) for number in range(200)]
 
     def answer(size):
         return KeptAnswer(NAME, Look(FIRST_BOUND), span, 1, None, False, b"x" * size, "a/b", (), 0, None)

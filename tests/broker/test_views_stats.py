@@ -179,6 +179,18 @@ def test_rates_are_kept_for_a_bounded_number_of_topics_the_longest_unused_forgot
     assert len(rates.polling) == 0
 
 
+def test_a_busy_topic_whose_rate_is_read_in_every_window_outlives_an_idle_one():
+    rate, busy, idle = Rate(max_topics=2), TopicName("n", "busy"), TopicName("n", "idle")
+    rate.add(busy, 1, 0.0)
+    rate.add(idle, 1, 1.0)
+    for window in range(1, 4):
+        rate.per_second(busy, window * WINDOW_S)  # before the topic's first message in this window
+        rate.add(busy, 1, window * WINDOW_S + 1)
+        rate.per_second(idle, window * WINDOW_S + 2)
+    rate.add(TopicName("n", "new"), 1, 4 * WINDOW_S - 1)
+    assert (rate.total(busy), rate.total(idle)) == (4, 0)
+
+
 async def test_end_to_end_delays_are_those_of_polls_that_had_waited(daemon, nursery):
     await daemon.create()
     for seconds in (3, 1, 2):

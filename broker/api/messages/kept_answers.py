@@ -44,6 +44,8 @@ class Question(NamedTuple):
     content_type: str | None
     accept: str | None
     body: bytes
+    max_bytes: int
+    """The largest page, by the settings and by the quotas of the sender."""
 
     @property
     def size(self) -> int:
@@ -51,8 +53,8 @@ class Question(NamedTuple):
         return len(self.body) + len(self.query) + len(self.content_type or "") + len(self.accept or "")
 
 
-def question_of(request: Request) -> Question | None:
-    """Return the key of a poll; None if it is too long."""
+def question_of(request: Request, max_bytes: int) -> Question | None:
+    """Return the key of a poll whose page has ``max_bytes`` at most; None if it is too long."""
     path, headers = request.path, request.headers
     question = Question(
         path["namespace"],
@@ -61,6 +63,7 @@ def question_of(request: Request) -> Question | None:
         headers.get("content-type"),
         headers.get("accept"),
         request.body,
+        max_bytes,
     )
     return question if question.size <= REQUEST_BYTES else None
 

@@ -144,7 +144,7 @@ class Polling:
 
         A small page that is in memory is answered at once. Everything else runs in a task.
         """
-        question = question_of(request)
+        question = question_of(request, page_bytes(self.bounds.max_bytes, request.page_bytes))
         kept = None if question is None else self._kept_for(question)
         if kept is not None:
             if READER_HEADER in request.headers:
