@@ -20,10 +20,10 @@ import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve as hypercorn_serve
 
-from broker.api.route import Endpoint
 from broker.api.routes import ROUTES
 from broker.http.budgets import BodyBudget, HttpSettings
 from broker.http.messages import Answer, Answered, Request
+from broker.http.route import Endpoint
 from broker.http.server import serve_http
 
 if TYPE_CHECKING:

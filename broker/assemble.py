@@ -50,7 +50,6 @@ from broker.api.operations.definitions import Definitions
 from broker.api.operations.health import Health
 from broker.api.operations.overview import Overview
 from broker.api.operations.scrub import ScrubRoutes, damaged
-from broker.api.route import Accounting, accounted, bind
 from broker.api.routes import ROUTES
 from broker.api.topics.chain import Chains, chain_secrets
 from broker.api.topics.changes import TopicChanges
@@ -74,6 +73,7 @@ from broker.http.descriptors import Descriptors
 from broker.http.handlers import RequestTasks
 from broker.http.messages import status_of
 from broker.http.origin_check import origin_check
+from broker.http.route import Accounting, accounted, bind
 from broker.http.server import load_application, serve_http
 from broker.logs import AccessLog
 from broker.metrics import Decisions, Rates
@@ -92,15 +92,15 @@ if TYPE_CHECKING:
 
     from actors.observe import Clock
     from actors.ownership import Ownership
-    from broker.api.route import Endpoint
     from broker.authority import Authority
-    from broker.cluster.membership import Membership
     from broker.cluster.owners import Owners
     from broker.config import Config
     from broker.http.messages import Begin, Handler
     from broker.http.origin_check import OriginCheck
-    from broker.http.peer import Peer
+    from broker.http.route import Endpoint
+    from broker.membership.membership import Membership
     from broker.metrics import Metrics
+    from broker.security.peer import Peer
     from broker.thrift import Methods
     from broker.tls import Certificates
     from broker.tracing import Traces

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from actors.ownership import Ownership
     from actors.store_time import StoreTime
     from broker.authority import Authority
-    from broker.cluster.membership import Membership
     from broker.finding import Severity
     from broker.link.client import Links
     from broker.link.server import Call
+    from broker.membership.membership import Membership
     from broker.metrics import Metrics
     from broker.tls import Certificates
     from plainsong.protocol.names import TopicName

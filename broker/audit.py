@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from broker.api.route import Endpoint
 from broker.api.transactions.transactions import parse_transaction_id
 from broker.finding import Finding
 from broker.http.handlers import answer_of
 from broker.http.messages import parse_query, status_of
-from broker.http.peer import Peer
+from broker.http.route import Endpoint
 from broker.refusals import Gathering, RefusalKind
 from broker.security.grants import SYSTEM
 from broker.security.guard import AUDIT_TOPIC, RefusedRequest, target_of
 from broker.security.identity import NOBODY
+from broker.security.peer import Peer
 from broker.security.tokens import time_text
 from broker.thrift import THRIFT
 from plainsong.protocol.codec.json_values import compact
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from actors.observe import Clock
-    from broker.api.route import Route
     from broker.http.handlers import RequestTasks
     from broker.http.messages import Answer, Handler, Request
+    from broker.http.route import Route
     from broker.security.identity import Identity
     from plainsong.protocol.effects import Ask
     from storage.base import Store

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from broker.api.messages.events import EventStreams
     from broker.api.operations.backups import Backups
     from broker.authority import Authority, Transactions
-    from broker.cluster.membership import Membership
     from broker.http.budgets import BodyBudget
     from broker.link.client import Links
+    from broker.membership.membership import Membership
     from broker.metrics import Metrics
     from broker.security.setup import Security
     from broker.tls import Certificates

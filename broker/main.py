@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.assemble import Daemon
-    from broker.cluster.membership import Membership
     from broker.config import Config
+    from broker.membership.membership import Membership
     from broker.testing import Testing
 
 log = logging.getLogger(__name__)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from broker.api.route import Endpoint
     from broker.http.messages import Answer, Answered, Handler, Request
+    from broker.http.route import Endpoint
 
 #: The longest command.
 MAX_LINE_BYTES = 1 << 16

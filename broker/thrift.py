@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
-from broker.http.peer import peer_of
 from broker.http.sockets import address_of, listen_on
 from broker.security.identity import Identity
+from broker.security.peer import peer_of
 from plainsong.protocol.errors import (
     InvalidParameter,
     Overloaded,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from broker.api.route import Endpoint, status_to
 from broker.http.handlers import RequestCancelled
+from broker.http.route import Endpoint, status_to
 from plainsong.protocol.trace import TRACEPARENT, is_sampled
 from plainsong.protocol.version import VERSION
 

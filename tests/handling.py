@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from broker.api.route import Endpoint
+    from broker.http.route import Endpoint
 
 
 def subject_of(endpoint: Endpoint) -> Any:

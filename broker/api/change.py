@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from broker.api.route import json_answer
+from broker.api.answers import json_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

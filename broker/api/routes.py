@@ -24,7 +24,6 @@ from broker.api.operations.definitions import TOML_TYPE, Definitions
 from broker.api.operations.health import Health
 from broker.api.operations.overview import Overview
 from broker.api.operations.scrub import ScrubRoutes
-from broker.api.route import JSON_TYPE, Body, Route
 from broker.api.schemas import _BASE64, ANY, BODY, BOOLEAN, READS, STRING, WRITES, array, nullable, record, ref
 from broker.api.topics.chain import Chains
 from broker.api.topics.metrics import TopicMetrics
@@ -33,6 +32,7 @@ from broker.api.topics.stats import Counting, offsets_wait_ms
 from broker.api.topics.topics import NamespaceRoutes, Topics
 from broker.api.transactions.transactions import MAX_SNAPSHOT_BODY_BYTES, MAX_TRUNCATE_BYTES, TransactionRoutes
 from broker.http.messages import EVENT_STREAM
+from broker.http.route import JSON_TYPE, Body, Route
 from broker.security.identity import VERBS, Verb
 from plainsong.protocol.codec.cloud_events import BATCH_TYPE, EVENT_TYPE
 

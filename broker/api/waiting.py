@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from broker.api.route import Endpoint
 from broker.http.handlers import RequestCancelled
 from broker.http.messages import EVENT_STREAM, PING, PING_S, problem_of, status_of
+from broker.http.route import Endpoint
 from broker.security.guard import Hold, RefusedRequest, target_of
 from broker.security.quotas import POLLS, PUBLISHES
 from plainsong.protocol.errors import Forbidden, QuotaExceeded

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from broker.api.route import Endpoint, owned_name
 from broker.cluster.owners import PATIENCE_S
 from broker.http.handlers import answer_of
+from broker.http.route import Endpoint, owned_name
 from broker.link.flow import LinkBroken
 from broker.link.http_codec import decode_answer, decode_page, encode_identity
 from broker.link.version_0_1 import call_route
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from actors.ownership import Instance
     from broker.api.messages.poll_many import LocalTopics, PollingMany, Since
-    from broker.api.route import Route
     from broker.cluster.owners import Owners
     from broker.http.handlers import RequestTasks
     from broker.http.messages import Answer, Answered, Handler, Request
+    from broker.http.route import Route
     from broker.link.client import Link
     from broker.link.flow import Reply
     from broker.security.identity import Identity

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from actors.ownership import Instance
-    from broker.cluster.membership import Membership
     from broker.cluster.owners import Owners
     from broker.link.server import Call, CallHandler
+    from broker.membership.membership import Membership
 
 log = logging.getLogger(__name__)
 #: How long to wait after a step; then the next one is made regardless.

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from broker.cluster.handover import Handover
-    from broker.cluster.membership import Membership
     from broker.config import Config
     from broker.link.proof import LinkSecret
     from broker.link.server import Call, CallHandler
+    from broker.membership.membership import Membership
 
 log = logging.getLogger(__name__)
 #: The part of a hand-over's time for steps; after that the remaining topics are released at once.
@@ -38,10 +38,10 @@ async def find_others(config: Config, nursery: trio.Nursery) -> Membership | Non
     """Start to follow the cluster, in ``nursery``, without owning anything. None if no cluster is configured."""
     if not config.cluster.zookeeper:
         return None
-    from broker.cluster.membership import (
+    from broker.membership.membership import (
         Membership,  # here, so that an instance without a cluster does not load ZooKeeper's library
     )
-    from broker.cluster.zookeeper import access_of
+    from broker.membership.zookeeper import access_of
 
     secret = link_secret(config, instance_of(config))
     membership = Membership(

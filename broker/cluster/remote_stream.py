@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from broker.api.answers import LOOP_BYTES
 from broker.api.messages.stream import REQUEST_BYTES, StreamBounds, encoded_answer
-from broker.api.route import LOOP_BYTES
 from broker.cluster.owners import PATIENCE_S
 from broker.http.messages import OWNER_HEADER
 from broker.link.flow import LinkBroken

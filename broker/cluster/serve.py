@@ -10,7 +10,6 @@ import trio
 
 from broker.api.messages.poll import read_within
 from broker.api.messages.poll_many import Since
-from broker.api.route import owned_name
 from broker.cluster.forward import Forwarding, ScatterGather, topics_in
 from broker.cluster.handover import Handover
 from broker.cluster.owners import Owners, RoutedAsks, decode_ask
@@ -18,6 +17,7 @@ from broker.cluster.remote_stream import RoutedStream, serve_stream
 from broker.http.budgets import BodyBudget
 from broker.http.handlers import answer_of
 from broker.http.messages import only_plain
+from broker.http.route import owned_name
 from broker.http.wire import answer_to
 from broker.link.client import Links, connect, connect_by_tls
 from broker.link.flow import Reply
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from actors.ownership import Ownership
     from broker.api.messages.poll_many import LocalTopics, PollingMany
     from broker.api.messages.stream import Streams
-    from broker.api.route import Endpoint
     from broker.config import Config
     from broker.http.budgets import AnswerBudget, AnswerRoom, Reservation
     from broker.http.handlers import RequestTasks
     from broker.http.messages import Answer, Conversation
+    from broker.http.route import Endpoint
     from broker.link.server import Call, ServesPeer
     from broker.logs import AccessLog
     from broker.metrics import Metrics

@@ -47,7 +47,7 @@ def _reads(config: Config) -> Iterator[Callable[[], object]]:
     yield lambda: link_secret(config, "")
     yield lambda: chain_secrets(config)
     if config.cluster.zookeeper:
-        from broker.cluster.zookeeper import access_of
+        from broker.membership.zookeeper import access_of
 
         yield lambda: access_of(config.cluster)
     if config.storage.kind == "hbase":

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from broker.api.route import Accounting
 from broker.api.waiting import looked_at_again, metered
 from broker.config.config import config_of
 from broker.freed_memory import keep_freed_memory
@@ -28,6 +27,7 @@ from broker.http.descriptors import Descriptors
 from broker.http.handlers import RequestTasks
 from broker.http.messages import status_of
 from broker.http.origin_check import origin_check
+from broker.http.route import Accounting
 from broker.http.server import load_application, serve_http
 from broker.link.client import Link
 from broker.link.flow import LinkBroken
@@ -47,9 +47,9 @@ from broker.tracing import open_traces, traced
 
 if TYPE_CHECKING:
     from broker.config import Config
-    from broker.http.peer import Peer
     from broker.http.tls_socket import TlsStream
     from broker.security.oidc import OidcProvider
+    from broker.security.peer import Peer
     from broker.tls import Certificates
     from plainsong.protocol.errors import PlainsongError
 

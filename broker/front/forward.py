@@ -11,10 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from actors.ownership import Instance
+from broker.api.answers import off_loop
 from broker.api.messages.publish import answer_publish, read_publish
-from broker.api.route import Endpoint, off_loop
 from broker.api.routes import ROUTES
 from broker.cluster.remote_stream import RemoteStream
+from broker.http.route import Endpoint
 from broker.link.flow import LinkBroken
 from broker.link.http_codec import decode_answer, encode_identity, encode_request
 from broker.link.wire import INLINE_BYTES
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from broker.api.messages.publish import Given
-    from broker.api.route import Route
     from broker.http.budgets import Reservation
     from broker.http.handlers import RequestTasks
     from broker.http.messages import Answer, AsyncHandler, Conversation, Request
+    from broker.http.route import Route
     from broker.link.client import Channel, Link
     from broker.link.flow import Reply
 

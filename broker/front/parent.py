@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
-from broker.api.route import off_loop
+from broker.api.answers import off_loop
 from broker.cluster.remote_stream import converse
 from broker.config import every_setting
 from broker.front import FrontEndFailed
@@ -25,7 +25,6 @@ from broker.http import sockets
 from broker.http.descriptors import Descriptors
 from broker.http.handlers import answer_of
 from broker.http.messages import only_plain, status_of
-from broker.http.peer import Peer
 from broker.http.sockets import SocketFiles, address_of, bind_shared, start_listening
 from broker.link.flow import Reply
 from broker.link.http_codec import decode_identity, decode_request, encode_admitted
@@ -34,6 +33,7 @@ from broker.link.server import serve_link
 from broker.link.wire import WITHIN_DAEMON
 from broker.reload import Reloads
 from broker.security.guard import OPEN, RefusedRequest
+from broker.security.peer import Peer
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec.stream import MAX_RUN
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from broker.api.messages.publish import Publishing
-    from broker.api.route import Accounting, Endpoint
     from broker.config import Config
     from broker.http.budgets import AnswerBudget, BodyBudget
     from broker.http.messages import Begin, Conversation
+    from broker.http.route import Accounting, Endpoint
     from broker.link.server import Call, PendingReply, ServedChannel, ServesPeer
     from broker.security.setup import Security
     from broker.tls import Certificates

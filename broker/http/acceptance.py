@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from broker.api.route import Endpoint, Route
     from broker.http.messages import Answer, Request
+    from broker.http.route import Endpoint, Route
 
 #: The route that tells if a topic exists, wherever its owner is.
 _ASKS_FOR_TOPIC = "get_topic"

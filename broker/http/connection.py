@@ -23,8 +23,8 @@ from broker.http.tls_socket import TlsSocket
 
 if TYPE_CHECKING:
     from broker.http.budgets import BodyBudget, HttpSettings
-    from broker.http.peer import Peer
     from broker.http.reactor import Reactor
+    from broker.security.peer import Peer
 
 RECEIVE_BYTES = 64 << 10
 #: The limits of bodies that are awaited without a task: their size, and the time.

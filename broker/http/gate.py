@@ -23,9 +23,9 @@ from broker.http.messages import (
     sane_request_id,
     status_of,
 )
-from broker.http.peer import NO_PEER
 from broker.security.guard import NO_ADMISSION, OPEN, OPEN_ADMISSION, RefusedRequest, refuse_query_token
 from broker.security.identity import NOBODY
+from broker.security.peer import NO_PEER
 from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
     from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
 
-    from broker.api.route import Route
     from broker.http.budgets import AnswerRoom, HttpSettings
     from broker.http.messages import Answer, BodyStream
     from broker.http.messages import Request as Asked
     from broker.http.origin_check import OriginCheck
-    from broker.http.peer import Peer
+    from broker.http.route import Route
     from broker.security.guard import Admission, Guard
+    from broker.security.peer import Peer
 
 #: An event with fewer bytes of body may consist of as many chunks. Once a body has had ``FEW_PARTS`` such events, each
 #: further event is charged as this much long work, the cost of an event of one-byte chunks.

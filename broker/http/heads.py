@@ -19,7 +19,7 @@ from broker.http.messages import sane_request_id
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from broker.api.route import Endpoint
+    from broker.http.route import Endpoint
 
 #: Larger heads are refused.
 MAX_HEAD_BYTES = 16 << 10

@@ -51,17 +51,17 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
-    from broker.api.route import Accounting, Endpoint, Route
     from broker.http.acceptance import Acceptance
     from broker.http.budgets import BodyBudget, HttpSettings, Reservation
     from broker.http.heads import HotRoutes
     from broker.http.messages import BodyStream, Conversations
     from broker.http.origin_check import OriginCheck
-    from broker.http.peer import Peer
     from broker.http.reactor import Reactor
+    from broker.http.route import Accounting, Endpoint, Route
     from broker.http.tls_socket import TlsSocket
     from broker.http.watch import Watch
     from broker.security.guard import Admission, Guard
+    from broker.security.peer import Peer
 
 #: Larger answers are sent by the connection's task.
 SENT_NOW_BYTES = 64 << 10

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from hypercorn.typing import AppWrapper, LifespanState
 
     from broker.http.budgets import BodyBudget, HttpSettings
-    from broker.http.peer import Peer
     from broker.http.tls_socket import TlsStream
+    from broker.security.peer import Peer
 
 #: Answers are sent in pieces of this size, each with a deadline: a slow reader is served, a stalled one is cut.
 SEND_BYTES = 64 << 10

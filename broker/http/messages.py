@@ -12,8 +12,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 from urllib.parse import parse_qsl
 
-from broker.http.peer import NO_PEER, Peer
 from broker.security.identity import ANONYMOUS, Identity
+from broker.security.peer import NO_PEER, Peer
 from broker.security.rights import EVERYTHING, Rights
 from plainsong.protocol.codec.json_values import as_object, fields_of, parse_json
 from plainsong.protocol.errors import (

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from broker.config import Config
-    from broker.http.peer import Peer
+    from broker.security.peer import Peer
     from plainsong.protocol.errors import PlainsongError
 
 #: A host with an optional port, as in ``Host``.

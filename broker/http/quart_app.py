@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from quart import Quart
 
-    from broker.api.route import Accounting, Endpoint, Route
+    from broker.http.route import Accounting, Endpoint, Route
 
 __all__ = ["UNKNOWN_ROUTE", "Application", "build_application"]
 log = logging.getLogger("plainsong.http")

@@ -23,12 +23,12 @@ from broker.http.heads import HotRoutes
 from broker.http.http1 import HTTP_2, Http1, Http1Parts
 from broker.http.messages import Conversations, answer_for, new_request_id
 from broker.http.origin_check import OriginCheck
-from broker.http.peer import peer_of
 from broker.http.reactor import Reactor
 from broker.http.sockets import SocketFiles, address_of, listen_on
 from broker.http.tls_socket import HANDSHAKE, TlsSocket, TlsStream, secured
 from broker.http.watch import Watch
 from broker.security.guard import OPEN
+from broker.security.peer import peer_of
 from plainsong.protocol.errors import Overloaded, PlainsongError, TlsRequired
 from plainsong.protocol.link import PREFACE
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework
 
     from actors.mailbox import Turns
-    from broker.api.route import Accounting, Endpoint
     from broker.http.budgets import BodyBudget, HttpSettings
     from broker.http.hypercorn_server import HypercornServer
     from broker.http.messages import Begin
-    from broker.http.peer import Peer
+    from broker.http.route import Accounting, Endpoint
     from broker.security.guard import Guard
+    from broker.security.peer import Peer
     from storage.loop import Bell
 
 if TYPE_CHECKING:

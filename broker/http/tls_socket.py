@@ -18,7 +18,7 @@ from trio.lowlevel import checkpoint, wait_readable, wait_writable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from broker.http.peer import Peer
+    from broker.security.peer import Peer
 
 #: Size of one read from the socket, and of one piece to encrypt.
 RAW_BYTES = 64 << 10

@@ -7,11 +7,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from broker.http.messages import OWNER_HEADER, Answer, BodyPieces, Request
-from broker.http.peer import Peer
 from broker.http.wire import admitted, begun
 from broker.link.flow import Reply
 from broker.link.wire import INLINE_BYTES, PIECE_BYTES
 from broker.security.identity import ANONYMOUS, Identity
+from broker.security.peer import Peer
 from plainsong.protocol.codec import gathered
 from plainsong.protocol.codec.cloud_events import BINARY_MODE_HEADERS
 from plainsong.protocol.errors import MalformedBody

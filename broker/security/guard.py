@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import NoReturn
 
-    from broker.http.peer import Peer
     from broker.security.identity import On, Verb
+    from broker.security.peer import Peer
 
 log = logging.getLogger("plainsong.security")
 METRICS_PATH = "/metrics"
@@ -112,7 +112,7 @@ class PeerNames(Protocol):
 
 
 class GuardedRoute(Protocol):
-    """The parts of a route that the guard reads; ``broker.api.route`` declares routes."""
+    """The parts of a route that the guard reads; ``broker.http.route`` declares routes."""
 
     @property
     def name(self) -> str: ...

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from broker.config.sections import OidcConfig
-    from broker.http.peer import Peer
     from broker.security.files import Stamp
+    from broker.security.peer import Peer
     from plainsong.protocol.errors import PlainsongError
 
 log = logging.getLogger("plainsong.security")

@@ -12,7 +12,7 @@ from broker.security.tokens import is_name
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-    from broker.http.peer import Peer
+    from broker.security.peer import Peer
 
 
 class ConnectionNames:

@@ -17,9 +17,9 @@ from plainsong.protocol.errors import QuotaExceeded
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from broker.http.peer import Seat
     from broker.security.grants import GrantTable, Quota
     from broker.security.identity import Identity
+    from broker.security.peer import Seat
 
 #: Buckets that are kept; beyond, full ones are dropped.
 MAX_BUCKETS = 100_000

@@ -16,13 +16,13 @@ from quart import Response
 from quart.routing import QuartMap
 from quart_trio import QuartTrio
 
-from broker.api.route import Endpoint
 from broker.api.routes import ROUTES
 from broker.http.acceptance import Acceptance
 from broker.http.budgets import AnswerBudget, BodyBudget, HttpSettings
 from broker.http.handlers import RequestTasks
 from broker.http.messages import Answer, Request
 from broker.http.quart_app import hot_view, install_errors, rule_of
+from broker.http.route import Endpoint
 from broker.http.server import serve_http
 from broker.security.guard import OPEN
 from plainsong.protocol.errors import Overloaded, TopicNotFound
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from broker.http.messages import Begin
     from broker.http.origin_check import OriginCheck
-    from broker.http.peer import Peer
     from broker.security.guard import Guard
+    from broker.security.peer import Peer
 
 #: Times that a machine that stands still for a moment does not reach; a test of one of them sets its own.
 SETTINGS = HttpSettings(

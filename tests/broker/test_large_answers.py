@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from broker.api.route import JOINED_BYTES, LARGE_BYTES, LOOP_BYTES, body_of, in_steps
+from broker.api.answers import JOINED_BYTES, LARGE_BYTES, LOOP_BYTES, body_of, in_steps
 from broker.http.budgets import AnswerBudget
 from broker.http.messages import Answer, BodyPieces
 from broker.http.wire import GzippedStream, admitted, compress

@@ -8,10 +8,10 @@ import re
 import pytest
 
 from broker.api.description.openapi import description
-from broker.api.route import Route
 from broker.api.routes import ROUTES
 from broker.api.schemas import by_status, status_of_code
 from broker.http.messages import STATUS_OF
+from broker.http.route import Route
 from broker.security.identity import VERBS
 from plainsong.protocol.errors import BY_CODE
 

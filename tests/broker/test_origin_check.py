@@ -11,7 +11,7 @@ from broker_in_process import TOPICS, in_process
 
 from broker.config import ConfigError, load_config
 from broker.http.origin_check import OriginCheck, origin_check
-from broker.http.peer import NO_PEER, Peer, UnixPeer
+from broker.security.peer import NO_PEER, Peer, UnixPeer
 from tests.broker.listeners import Reader, post, running
 
 OPEN = "/v1/transactions"

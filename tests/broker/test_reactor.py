@@ -15,7 +15,6 @@ from listeners import SETTINGS, Reader, post
 from quart_trio import QuartTrio
 
 from actors.mailbox import Turns
-from broker.api.route import Endpoint
 from broker.api.routes import ROUTES
 from broker.http import http1
 from broker.http import reactor as reactor_module
@@ -25,6 +24,7 @@ from broker.http.handlers import RequestTasks
 from broker.http.http1 import SENT_NOW_BYTES, Http1
 from broker.http.messages import Answer
 from broker.http.reactor import BUSY_POLL_S, QUICK_S, QUICK_TURNS, SWEPT_AT_ONCE, Reactor
+from broker.http.route import Endpoint
 from broker.http.server import serve_http
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import TopicNotFound

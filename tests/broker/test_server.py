@@ -12,9 +12,9 @@ import httpx
 import pytest
 import trio
 
-from broker.http.peer import Peer
 from broker.http.sockets import address_of, listen_on, split_bind
 from broker.http.wire import accepts_gzip
+from broker.security.peer import Peer
 from tests.broker.listeners import Reader, Secured, ask, post, running
 from tests.patience import PATIENCE_S
 

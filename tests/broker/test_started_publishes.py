@@ -9,7 +9,7 @@ from broker_in_process import TOPICS, in_process
 from started_polls import JSON_TYPE, endpoint, shown
 
 from actors.directory import Directory
-from broker.api.route import LOOP_BYTES
+from broker.api.answers import LOOP_BYTES
 from broker.http.handlers import answer_of
 from broker.http.messages import Request
 from broker.http.wire import checked

@@ -17,10 +17,10 @@ import trio
 import trio.testing
 
 from broker.config.config import config_of
-from broker.http.peer import Peer
 from broker.http.server import STALLED_S
 from broker.http.tls_socket import TlsSocket, TlsStream
 from broker.security.guard import Guard
+from broker.security.peer import Peer
 from broker.tls import load
 from tests.broker.listeners import Listener, Reader, Secured, post, running
 from tests.certificates import Authority

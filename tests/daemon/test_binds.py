@@ -121,7 +121,7 @@ def serve(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_peer_of_a_unix_socket_is_the_process_that_connected(tmp_path):
-    from broker.http.peer import UnixPeer, peer_of
+    from broker.security.peer import UnixPeer, peer_of
 
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
         listener.bind(str(tmp_path / "a"))

@@ -13,12 +13,12 @@ import plyvel
 
 from broker.api.operations.definitions import _decoded as decode_definitions
 from broker.api.routes import ROUTES
-from broker.cluster.zookeeper import access_of, decode_member, encode_member
 from broker.config.config import config_of
 from broker.http.heads import HotRoutes, hot_head
 from broker.http.messages import Request, parse_query
 from broker.link.http_codec import decode_request
 from broker.link.proof import link_secret
+from broker.membership.zookeeper import access_of, decode_member, encode_member
 from broker.security.grants import BadGrantsFile, parse_grants
 from broker.security.oidc import BadKeySet, _object, _parts, parse_keys
 from broker.security.tokens import BadTokensFile, TokenEntry, format_tokens, hash_of, id_of, parse_tokens

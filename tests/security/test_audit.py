@@ -10,10 +10,10 @@ import trio.testing
 
 from broker.api.routes import ROUTES
 from broker.audit import ACTIONS, LOSS_SHOWN_MS, PROPERTIES, RECORDS_PER_S, WRITE_TIMEOUT_S, Audit
-from broker.http.peer import Peer
 from broker.refusals import EVERYTHING_ELSE, GATHER_S, MAX_KINDS, WAITING_EACH
 from broker.security.guard import RefusedRequest
 from broker.security.identity import NOBODY, Identity
+from broker.security.peer import Peer
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import AuditUnavailable, Forbidden, LowSpace
 from plainsong.protocol.names import TopicName

@@ -6,14 +6,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from broker.api.route import Route
 from broker.api.routes import ROUTES
-from broker.http.peer import Peer, Seat
+from broker.http.route import Route
 from broker.security import guard as guards
 from broker.security import quotas
 from broker.security.grants import parse_grants
 from broker.security.guard import Guard, Hold
 from broker.security.identity import Identity
+from broker.security.peer import Peer, Seat
 from broker.security.peer_names import certificate_identity
 from broker.security.quotas import Quotas
 from broker.security.rights import MAX_REMEMBERED

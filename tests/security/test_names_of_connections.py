@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.http.messages import answer_for
-from broker.http.peer import Peer, UnixPeer
 from broker.security.guard import Guard
+from broker.security.peer import Peer, UnixPeer
 from broker.security.peer_names import ConnectionNames
 from plainsong.protocol.errors import InvalidParameter, Unauthenticated
 from plainsong.protocol.masking import masked

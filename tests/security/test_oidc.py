@@ -20,10 +20,10 @@ from trio.testing import wait_all_tasks_blocked
 from wsproto.events import AcceptConnection, Request
 
 from broker.config.sections import OidcConfig
-from broker.http.peer import NO_PEER, Peer
 from broker.http.websocket import _ROUTE
 from broker.security.guard import Hold
 from broker.security.oidc import FETCH_TIMEOUT_S, MAX_KNOWN, BadKeySet, OidcProvider, parse_keys
+from broker.security.peer import NO_PEER, Peer
 from plainsong.protocol.errors import AuthenticationUnavailable, Unauthenticated
 from tests.broker.stream_talk import Stream
 from tests.patience import PATIENCE_S

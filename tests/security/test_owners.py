@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from broker.api.messages.poll_many import Since
-from broker.api.route import TRANSACTIONS
 from broker.cluster.forward import _RoutedTopics
+from broker.http.route import TRANSACTIONS
 from broker.security.grants import parse_grants
 from broker.security.identity import Identity
 from plainsong.cli.cluster import security_differences

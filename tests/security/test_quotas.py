@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.http.gate import CUT, PEER
-from broker.http.peer import Peer, Seat
 from broker.security.grants import parse_grants
 from broker.security.identity import Identity
+from broker.security.peer import Peer, Seat
 from broker.security.quotas import MAX_BUCKETS, Quotas
 from plainsong.protocol.errors import QuotaExceeded
 from tests.patience import PATIENCE_S

@@ -30,9 +30,9 @@ from tests.simulation.disk import Disk, DiskStore, Weather
 from tests.simulation.network import End, Network
 
 if TYPE_CHECKING:
-    from broker.api.route import Endpoint
     from broker.assemble import Daemon
     from broker.config import Config
+    from broker.http.route import Endpoint
 
 State = Literal["up", "down"]
 T = TypeVar("T")

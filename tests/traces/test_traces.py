@@ -265,9 +265,9 @@ def test_a_collector_that_is_away_costs_nobody_anything_and_is_told_of_once(tmp_
 def test_spans_that_a_slow_collector_does_not_take_are_dropped_beyond_the_bound():
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-    from broker.api.route import Endpoint
     from broker.api.routes import ROUTES
     from broker.http.messages import Answer, Answered
+    from broker.http.route import Endpoint
 
     released, taken = threading.Event(), [0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.api.route import json_answer
+from broker.api.answers import json_answer
 from broker.api.topics.metrics import parse_match
 from broker.http.messages import EVENT_STREAM
 from plainsong.protocol.errors import InvalidParameter

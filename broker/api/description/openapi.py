@@ -26,7 +26,7 @@ from plainsong.protocol.codec.cloud_events import BATCH_TYPE, EVENT_TYPE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from broker.api.route import Body, Route
+    from broker.http.route import Body, Route
 
 _NAMES: dict[str, Schema] = {
     "namespace": {"type": "string", "pattern": "^[a-zA-Z0-9_]{1,255}$"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from broker.api.route import json_answer
+from broker.api.answers import json_answer
 from broker.http.messages import Answer, status_of
 from plainsong.protocol.errors import BY_CODE, Internal, NotFound, nearest
 

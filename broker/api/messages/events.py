@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from broker.api.answers import in_steps
 from broker.api.messages.poll import CommittedReader, Reading, behind
 from broker.api.messages.set_aside import entry
 from broker.api.messages.show import query_bound
-from broker.api.route import in_steps
 from broker.http.messages import EVENT_STREAM, PING, PING_S, Answer, one_of, problem_of, whole_number
 from plainsong.protocol.codec import gathered
 from plainsong.protocol.codec.base import PIECE_BYTES

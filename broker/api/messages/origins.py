@@ -16,7 +16,7 @@ from bisect import bisect_right
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.api.route import off_loop
+from broker.api.answers import off_loop
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES, SEQUENCES_PER_MS, ordinal, position_at

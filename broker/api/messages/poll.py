@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 import trio
 
+from broker.api.answers import JOINED_BYTES, LOOP_AVRO_BYTES, LOOP_BYTES, body_of, in_steps, off_loop
 from broker.api.messages.kept_answers import KeptAnswer, KeptAnswers, question_of
 from broker.api.messages.readers import READER_HEADER
 from broker.api.messages.set_aside import passed
-from broker.api.route import JOINED_BYTES, LOOP_AVRO_BYTES, LOOP_BYTES, body_of, in_steps, off_loop
 from broker.authority import SwitchedOff
 from broker.http.messages import Answer, BodyPieces, one_of, parse_query, whole_number
 from plainsong.protocol.codec import (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import trio
 
+from broker.api.answers import in_steps
 from broker.api.messages.poll import (
     EVERY_POINTER,
     CommittedReader,
@@ -17,7 +18,6 @@ from broker.api.messages.poll import (
     page_bytes,
 )
 from broker.api.messages.set_aside import rows_of
-from broker.api.route import in_steps
 from broker.http.messages import Answer, answer_for
 from broker.security.guard import forbidden
 from plainsong.protocol.codec import DEFAULT_OPTIONS, JSON, PageOptions, gathered

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import trio
 
 from actors.mailbox import Future
+from broker.api.answers import LOOP_BYTES, off_loop
 from broker.api.messages.deadlines import Deadlines
-from broker.api.route import LOOP_BYTES, off_loop
 from broker.http.handlers import answer_of
 from broker.http.messages import Answer, one_of, parse_query, wants_representation, whole_number
 from broker.security.guard import forbidden

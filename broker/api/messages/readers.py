@@ -6,8 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from broker.api.answers import json_answer
 from broker.api.change import change_answer
-from broker.api.route import json_answer
 from broker.http.messages import Answer, flag
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.errors import InvalidParameter, MalformedBody, NotFound

@@ -11,10 +11,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actors.reading import walk_rows
+from broker.api.answers import in_steps, json_answer, off_loop
 from broker.api.messages.origins import NO_ORIGIN, Origins
 from broker.api.messages.poll import bytes_within, hold_gathered, page_bytes
 from broker.api.messages.set_aside import entry, passed
-from broker.api.route import in_steps, json_answer, off_loop
 from broker.http.messages import Answer, one_of, whole_number
 from broker.security.guard import forbidden
 from plainsong.protocol.codec import JSON, gathered

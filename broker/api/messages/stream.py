@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from actors.mailbox import Future
-from broker.api.route import LOOP_BYTES
+from broker.api.answers import LOOP_BYTES
 from broker.http.messages import only_plain, problem_of, status_of
 from broker.security.identity import ANONYMOUS, Identity
 from plainsong.protocol.codec import stream as codec
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from actors.ownership import Instance
     from broker.api.messages.publish import Publishing
-    from broker.api.route import Accounting
     from broker.http.budgets import Reservation
     from broker.http.messages import Answer, Request
+    from broker.http.route import Accounting
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.requests import PublishRequest
 

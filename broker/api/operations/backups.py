@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from broker.api.route import json_answer
+from broker.api.answers import json_answer
 from broker.http.messages import Answer, flag
 from plainsong.protocol.errors import BackupRunning, InvalidParameter, NotFound
 from plainsong.protocol.names import topic_name

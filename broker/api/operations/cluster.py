@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
+from broker.api.answers import json_answer
 from broker.api.change import change_answer
-from broker.api.route import TRANSACTIONS, json_answer
 from broker.http.messages import flag
+from broker.http.route import TRANSACTIONS
 from broker.link.flow import LinkBroken, Reply
 from plainsong.protocol.cluster import Member, Placement
 from plainsong.protocol.codec import json_values as values
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from actors.ownership import Ownership
-    from broker.cluster.membership import Membership
     from broker.http.messages import Answer, Request
     from broker.link.client import Links
     from broker.link.server import Call, CallHandler
+    from broker.membership.membership import Membership
     from plainsong.protocol.codec.json_values import Kind
     from plainsong.protocol.names import TopicName
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import trio
 
+from broker.api.answers import json_answer
 from broker.api.change import NOTHING, change
-from broker.api.route import json_answer
 from broker.http.handlers import answer_of
 from broker.http.messages import Answer, flag
 from plainsong.protocol.cluster import Placement
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from actors.namespaces import Namespaces
-    from broker.cluster.membership import Membership
     from broker.http.messages import Handler, Request
+    from broker.membership.membership import Membership
     from storage.base import Row, Store
 
 FORMAT = 1

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.api.route import json_answer
+from broker.api.answers import json_answer
 from broker.finding import shown_bytes
 from broker.http.messages import Answer, answer_for, status_of
 from broker.metrics import VARY_ACCEPT
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.observe import SpaceGuard
     from broker.authority import Transactions
-    from broker.cluster.membership import Membership
     from broker.http.messages import Request
     from broker.link.client import Links
+    from broker.membership.membership import Membership
     from broker.metrics import Metrics
     from plainsong.protocol.errors import PlainsongError
 

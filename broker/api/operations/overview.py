@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, 
 
 import trio
 
+from broker.api.answers import json_answer
 from broker.api.messages.events import RETRY_MS, event
 from broker.api.operations.cluster import parse_name
-from broker.api.route import json_answer
 from broker.attention import MAX_ITEMS
 from broker.catalogue import in_pieces
 from broker.http.handlers import answer_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from broker.api.route import json_answer
+from broker.api.answers import json_answer
 from broker.finding import Finding
 
 if TYPE_CHECKING:

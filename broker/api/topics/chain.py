@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.chain import MAX_ENTRIES, read_part
-from broker.api.route import JSON_TYPE, json_answer, off_loop
+from broker.api.answers import json_answer, off_loop
 from broker.http.messages import Answer, flag, one_of, whole_number
+from broker.http.route import JSON_TYPE
 from broker.security.files import read_guarded
 from broker.tls import FileUnusable
 from plainsong.protocol.codec import JSON

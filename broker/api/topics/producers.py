@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from actors.reading import producer_of
+from broker.api.answers import json_answer
 from broker.api.change import change_answer
-from broker.api.route import json_answer
 from broker.api.transactions.transactions import longs
 from broker.http.messages import Answer, flag, whole_number
 from plainsong.protocol.codec import json_values as values

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from actors.reading import walk_rows
+from broker.api.answers import json_answer
 from broker.api.messages.poll import EVERY_POINTER, CommittedReader, fresh_for, view_for
 from broker.api.messages.readers import NamedReader
-from broker.api.route import json_answer
 from broker.api.transactions.transactions import longs
 from broker.http.messages import whole_number
 from plainsong.protocol.codec import json_values as values

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio
 
 from actors.namespaces import checked_properties
+from broker.api.answers import json_answer, off_loop
 from broker.api.change import change_answer
-from broker.api.route import JSON_TYPE, Endpoint, json_answer, off_loop
 from broker.http.handlers import answer_with
 from broker.http.messages import Answer, flag
+from broker.http.route import JSON_TYPE, Endpoint
 from broker.security.guard import forbidden, target_of
 from broker.security.identity import ANONYMOUS
 from plainsong.protocol.codec import JSON

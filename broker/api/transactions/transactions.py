@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio
 
 from actors.transactions import service_moved
+from broker.api.answers import LOOP_BYTES, json_answer, off_loop
 from broker.api.change import change_answer
-from broker.api.route import LOOP_BYTES, SMALL_BODY_BYTES, json_answer, off_loop
 from broker.http.handlers import answer_of, answer_with
 from broker.http.messages import Answer, flag, one_of, parse_query, wants_representation, whole_number
+from broker.http.route import SMALL_BODY_BYTES
 from broker.security.guard import forbidden
 from broker.security.identity import ANONYMOUS, Verb
 from plainsong.protocol.codec import JSON

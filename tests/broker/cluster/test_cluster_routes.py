@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from actors.observe import SystemClock
-from broker.cluster.membership import Membership
 from broker.config.sections import Ensemble
+from broker.membership.membership import Membership
 from plainsong.protocol.cluster import NameTaken
 from tests.broker.cluster.daemons import TOPICS, daemons
 from tests.patience import PATIENCE_S

@@ -10,8 +10,8 @@ import trio
 from actors.observe import SystemClock
 from actors.pointers import PointerIndex
 from actors.transactions import TransactionService
-from broker.api.route import TRANSACTIONS
 from broker.http.budgets import BodyBudget
+from broker.http.route import TRANSACTIONS
 from broker.thrift import TephraMethods, serve_thrift
 from plainsong.protocol.transactions.ledger import TransactionSettings
 from storage.memory import MemoryStore

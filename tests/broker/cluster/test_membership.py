@@ -21,10 +21,10 @@ from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 from actors.observe import SystemClock
 from broker.cluster import membership as membership_module
 from broker.cluster.handover import Rebalance
-from broker.cluster.membership import Membership
-from broker.cluster.zookeeper import access_of
 from broker.config.config import config_of
 from broker.config.sections import Ensemble
+from broker.membership.membership import Membership
+from broker.membership.zookeeper import access_of
 from broker.tls import FileUnusable
 from plainsong.protocol.cluster import SLICES, NameTaken
 from plainsong.protocol.errors import ClusterUnavailable
@@ -356,7 +356,7 @@ async def test_a_zookeeper_that_does_not_answer_holds_nothing_up(own_server, mon
     async with running(ensemble, "a", session_s=2 * BRIEF_S) as a:
         own_server.freeze()
         with monkeypatch.context() as patch, trio.fail_after(PATIENCE_S):
-            patch.setattr("broker.cluster.zookeeper.CALL_TIMEOUT_S", 0.3)
+            patch.setattr("broker.membership.zookeeper.CALL_TIMEOUT_S", 0.3)
             with pytest.raises(ClusterUnavailable):
                 await a.change_placement(lambda placement: placement.with_drained("b", drained=True))
         assert owned(a) == set(TOPICS)
@@ -454,7 +454,7 @@ async def test_the_library_s_own_lines_are_not_in_the_log(ensemble, caplog):
 FROZEN = """
 import sys, trio
 from actors.observe import SystemClock
-from broker.cluster.membership import Membership
+from broker.membership.membership import Membership
 from broker.config.sections import Ensemble
 from plainsong.protocol.names import TopicName
 async def main():

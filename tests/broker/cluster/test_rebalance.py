@@ -13,9 +13,9 @@ from actors.observe import SystemClock
 from broker.cluster import handover as handover_module
 from broker.cluster import membership as membership_module
 from broker.cluster.handover import Rebalance
-from broker.cluster.membership import Membership
-from broker.cluster.zookeeper import Disconnected, Node, decode_member, encode_member
 from broker.config.sections import Ensemble
+from broker.membership.membership import Membership
+from broker.membership.zookeeper import Disconnected, Node, decode_member, encode_member
 from plainsong.protocol.cluster import SLICES, TOPICS_PER_STEP, Member, slice_of
 from plainsong.protocol.names import TopicName
 from tests.broker.cluster.test_membership import EXPIRING_S, SESSION_S, expire

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.api.route import NAMESPACES, TRANSACTIONS, Endpoint, owned_name
 from broker.api.routes import ROUTES
 from broker.cluster.forward import Forwarding
 from broker.http.handlers import RequestTasks
 from broker.http.heads import HotRoutes
+from broker.http.route import NAMESPACES, TRANSACTIONS, Endpoint, owned_name
 from plainsong.protocol.names import TopicName
 
 ANYWHERE = {

@@ -10,8 +10,8 @@ import trio.testing
 
 import actors.replica
 import broker.cluster.owners
-from broker.api.route import NAMESPACES, TRANSACTIONS
 from broker.cluster.transactions import RoutedTephraMethods
+from broker.http.route import NAMESPACES, TRANSACTIONS
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.tephra.rpc import ApplicationError, decode_reply, encode_call
 from tests.broker.cluster.in_process import TOPICS, cluster, until

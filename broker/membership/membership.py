@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from actors.ownership import Instance
-from broker.cluster.zookeeper import Disconnected, Nodes, ZooKeeper
+from broker.membership.zookeeper import Disconnected, Nodes, ZooKeeper
 from plainsong.protocol.cluster import SLICES, Assignment, Member, NameTaken, Placement, first_slices, wanted_slices
 from plainsong.protocol.errors import ClusterUnavailable
 

@@ -9,28 +9,20 @@ from time import perf_counter
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
-import trio
-
 from broker.http.handlers import RequestCancelled
-from broker.http.messages import Answer, BodyPieces, only_plain, status_of
-from plainsong.protocol.codec import AVRO
-from plainsong.protocol.codec.json_values import between_pieces, compact
+from broker.http.messages import Answer, only_plain, status_of
 from plainsong.protocol.errors import InvalidName
 from plainsong.protocol.names import TopicName, topic_name
-from storage.loop import nap
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from broker.api.schemas import Schema
     from broker.http.handlers import RequestTasks
     from broker.http.messages import Answered, Handler, Request
     from broker.logs import AccessLog
     from broker.security.identity import On, Verb
-    from plainsong.protocol.codec import Codec
 
 S = TypeVar("S")
-T = TypeVar("T")
 #: The largest body of a request that has no messages.
 SMALL_BODY_BYTES = 64 << 10
 JSON_TYPE = "application/json"
@@ -49,8 +41,8 @@ NAMESPACES = TopicName("", "namespaces")
 class Body:
     """The body of a route's requests."""
 
-    schema: Schema | None = None
-    """None: not described."""
+    schema: dict[str, Any] | None = None
+    """A JSON schema; None: not described."""
     max_bytes: int = SMALL_BODY_BYTES
     """For a hot route ``http.max_body_bytes`` applies instead."""
     types: tuple[str, ...] = (JSON_TYPE,)
@@ -100,8 +92,8 @@ class Route(Generic[S]):
     """The status of a successful answer."""
     answered: str = "done"
     """The description of that status."""
-    answer: Schema | None = None
-    """The body of a successful answer; None if it is empty."""
+    answer: dict[str, Any] | None = None
+    """The JSON schema of a successful answer's body; None if it is empty."""
     answer_types: tuple[str, ...] = (JSON_TYPE,)
     answer_headers: tuple[str, ...] = ()
 
@@ -171,86 +163,6 @@ def owned_name(owner: Owner | None, path: Mapping[str, str]) -> TopicName | None
     if owner in ("transactions", "invalid_list"):
         return TRANSACTIONS
     return NAMESPACES if owner == "namespaces" else None
-
-
-# --- answers ---------------------------------------------------------------------------------------
-
-
-def json_answer(value: Any, *, headers: list[tuple[str, str]] | None = None) -> Answer:
-    """Return ``value`` as an answer with status 200."""
-    body = compact(value).encode()
-    return Answer(200, body, JSON_TYPE, headers or [])
-
-
-#: Longer bodies are decoded off the event loop, since they would block all other requests: 10 ns a byte for JSON. Avro
-#: version 1 is so fast that only very large bodies are worth a thread.
-LOOP_BYTES = 256 * 1024
-LOOP_AVRO_BYTES = 4 * 1024 * 1024
-#: Work on more bytes than this has its own thread, so that smaller work need not wait for it; large answers likewise.
-LARGE_BYTES = 4 * 1024 * 1024
-#: Answers up to this size are joined: that is faster than sending their pieces.
-JOINED_BYTES = 2 * 1024 * 1024
-
-
-async def off_loop(size: int, codec: Codec, work: Callable[[], T]) -> T:
-    """Run ``work`` here, or in a thread if its size would block the event loop noticeably.
-
-    There are two threads in all, one of them for large work. Work holds the interpreter lock, so more threads would not
-    be faster, and each competes with the event loop for the lock. A large JSON body is parsed in pieces; between them
-    the thread sleeps long enough for the loop to get the lock.
-    """
-    if size <= (LOOP_AVRO_BYTES if codec is AVRO else LOOP_BYTES):
-        return work()
-    return await trio.to_thread.run_sync(_politely, work, limiter=_limiter(_large if size > LARGE_BYTES else _medium))
-
-
-def _politely(work: Callable[[], T]) -> T:
-    """Run in a thread of ``off_loop``, which has its own context."""
-    between_pieces.set(_let_the_loop_run)
-    return work()
-
-
-def _let_the_loop_run() -> None:
-    nap(0.0001)
-
-
-async def in_steps(size: int, pieces: Iterator[bytes], *, at_once_bytes: int = LOOP_BYTES) -> list[bytes]:
-    """Return the pieces of an answer of about ``size`` bytes; a small one is made at once.
-
-    A large one is made on the event loop, one piece in each turn, and one answer at a time: however many clients
-    request large pages, a turn makes at most two pieces. Answers of up to ``LARGE_BYTES`` do not wait for larger ones.
-    A thread would not be faster, since encoding holds the interpreter lock, and the event loop would have to wait for
-    that lock after each of its system calls.
-    """
-    if size <= at_once_bytes:
-        return list(pieces)
-    made = []
-    async with _limiter(_large_answers if size > LARGE_BYTES else _medium_answers):
-        for piece in pieces:
-            if piece:
-                made.append(piece)
-            await trio.lowlevel.checkpoint()
-    return made
-
-
-def body_of(made: list[bytes]) -> bytes | BodyPieces:
-    """Return pieces as a body; large ones are not joined, which would block the event loop."""
-    return b"".join(made) if sum(map(len, made)) <= JOINED_BYTES else BodyPieces(made)
-
-
-_medium_answers: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("medium answers")
-_large_answers: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("large answers")
-_medium: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("medium work off the loop")
-_large: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("large work off the loop")
-
-
-def _limiter(of: trio.lowlevel.RunVar[trio.CapacityLimiter]) -> trio.CapacityLimiter:
-    try:
-        return of.get()
-    except LookupError:
-        limiter = trio.CapacityLimiter(1)
-        of.set(limiter)
-        return limiter
 
 
 # --- accounting ------------------------------------------------------------------------------------
