@@ -11,6 +11,8 @@ from plainsong.protocol.errors import BY_CODE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from broker.security.identity import Verb
+
 #: Any route.
 ANY = ("invalid_parameter", "overloaded", "internal")
 #: Reads of a topic, which may have no owner at the moment.
@@ -19,6 +21,17 @@ READS = (*ANY, "invalid_name", "topic_not_found", "recovering", "no_owner", "shu
 WRITES = (*READS, "outcome_unknown")
 #: Routes with a body.
 BODY = ("malformed_body", "body_too_large", "unsupported_media_type")
+#: Reads with a snapshot, the client's or the daemon's.
+VIEWS = ("transactions_unavailable", "malformed_transaction", "request_too_large")
+BAD_POSITION = ("invalid_message_id", "unknown_field")
+AS_OF = ("as_of_too_old",)
+
+#: A write pointer, for examples.
+EXAMPLE_POINTER = 1_700_000_000_000_000_000
+
+# Rights, where any one of several verbs is sufficient.
+#: Any verb on a topic but ``transact`` allows reading its statistics.
+LOOK: tuple[Verb, ...] = ("inspect", "poll", "publish", "admin", "operate")
 
 
 def by_status(codes: Iterable[str]) -> dict[int, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from broker.security.identity import VERBS
 from plainsong.protocol.errors import BY_CODE
 
 DOCUMENT = description(ROUTES, "1.2.3")
+GOLDEN = Path(__file__).with_name("golden_openapi.json")
 METHODS = {"get", "put", "post", "delete"}
 
 
@@ -40,6 +42,14 @@ async def test_what_is_served_is_described_and_what_is_described_is_served(daemo
 
 async def test_the_daemon_serves_its_description(daemon):
     assert (await daemon.call("GET", "/openapi.json")).json() == json.loads(json.dumps(DOCUMENT))
+
+
+def test_the_description_changes_only_with_the_golden_one():
+    """Clients are generated from it: a change of a shape must be seen where it is reviewed."""
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert json.loads(json.dumps(description(ROUTES, golden["info"]["version"]))) == golden, (
+        "write it again if the change is meant"
+    )
 
 
 def test_the_document_is_valid_openapi():

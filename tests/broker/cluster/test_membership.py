@@ -19,10 +19,10 @@ from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
 from actors.observe import SystemClock
-from broker.cluster import membership as membership_module
 from broker.cluster.handover import Rebalance
 from broker.config.config import config_of
 from broker.config.sections import Ensemble
+from broker.membership import membership as membership_module
 from broker.membership.membership import Membership
 from broker.membership.zookeeper import access_of
 from broker.tls import FileUnusable
@@ -447,7 +447,7 @@ async def test_the_library_s_own_lines_are_not_in_the_log(ensemble, caplog):
     caplog.set_level(logging.DEBUG)
     async with running(ensemble, "a"):
         pass
-    ours = {f"broker.cluster.{each}" for each in ("membership", "nodes", "view")}
+    ours = {f"broker.membership.{each}" for each in ("membership", "zookeeper")}
     assert {record.name for record in caplog.records} <= ours
 
 

@@ -11,9 +11,9 @@ import trio
 
 from actors.observe import SystemClock
 from broker.cluster import handover as handover_module
-from broker.cluster import membership as membership_module
 from broker.cluster.handover import Rebalance
 from broker.config.sections import Ensemble
+from broker.membership import membership as membership_module
 from broker.membership.membership import Membership
 from broker.membership.zookeeper import Disconnected, Node, decode_member, encode_member
 from plainsong.protocol.cluster import SLICES, TOPICS_PER_STEP, Member, slice_of

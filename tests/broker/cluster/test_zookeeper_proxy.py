@@ -6,9 +6,9 @@ from itertools import count
 
 import pytest
 
-from broker.cluster import membership as membership_module
-from broker.cluster import zookeeper as zookeeper_module
 from broker.config.sections import Ensemble
+from broker.membership import membership as membership_module
+from broker.membership import zookeeper as zookeeper_module
 from broker.membership.zookeeper import ZooKeeper
 from tests.broker.cluster.test_membership import SESSION_S, running, until, until_shared
 from tests.certificates import Authority

@@ -1,0 +1,41 @@
+"""Routes that describe the API: errors, and the topics as channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.api.description.asyncapi import AsyncApi
+from broker.api.description.problems import Problems
+from broker.api.schemas import ANY, ref
+from broker.http.route import JSON_TYPE, Route
+
+ROUTES: tuple[Route[Any], ...] = (
+    Route(
+        "explain_error",
+        "GET",
+        "/errors/{code}",
+        Problems,
+        Problems.explain,
+        verb=None,
+        on="name",
+        tag="daemon",
+        doc="What an error means and what to do about it, as JSON or as text; the type of a problem is this path.",
+        answer=ref("ErrorType"),
+        answer_types=(JSON_TYPE, "text/plain"),
+        errors=(*ANY, "not_found"),
+    ),
+    Route(
+        "asyncapi",
+        "GET",
+        "/asyncapi.json",
+        AsyncApi,
+        AsyncApi.describe,
+        verb=None,
+        on="name",
+        tag="daemon",
+        doc="The topics that the caller may see, up to 1000, as channels of AsyncAPI 3.0.",
+        parameters=("match",),
+        answer={"type": "object"},
+        errors=(*ANY, "storage_failed"),
+    ),
+)

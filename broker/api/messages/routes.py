@@ -1,0 +1,329 @@
+"""Routes of messages: publish, poll, follow, look at them; and of the readers of a topic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.api.messages.events import MessageEvents
+from broker.api.messages.poll import Polling, poll_wait_ms
+from broker.api.messages.poll_many import MAX_BODY_BYTES as POLL_MANY_BODY_BYTES
+from broker.api.messages.poll_many import PollingMany, poll_many_wait_ms
+from broker.api.messages.publish import Publishing
+from broker.api.messages.readers import Readers
+from broker.api.messages.set_aside import SettingAside
+from broker.api.messages.show import Messages
+from broker.api.messages.stream import Streams
+from broker.api.paths import NAMESPACE, READER, READERS, TOPIC
+from broker.api.schemas import (
+    ANY,
+    AS_OF,
+    BAD_POSITION,
+    BODY,
+    EXAMPLE_POINTER,
+    LOOK,
+    READS,
+    STRING,
+    VIEWS,
+    WRITES,
+    array,
+    record,
+    ref,
+)
+from broker.http.messages import EVENT_STREAM
+from broker.http.route import JSON_TYPE, Body, Route
+from plainsong.protocol.codec.cloud_events import BATCH_TYPE, EVENT_TYPE
+
+AVRO_TYPE = "avro/binary"
+FRAMES_TYPE = "application/vnd.plainsong.frames"
+#: For examples: a message id.
+_ID = "0000018bcfe568000002" + "0" * 20
+_POSITION_HEADERS = ("Plainsong-Last-Id", "Plainsong-End", "Plainsong-Set-Aside")
+_HELD_HEADERS = ("Plainsong-Held-By", "Plainsong-Held-Since", "Plainsong-Hidden-Messages")
+_VERDICT_HEADERS = ("Plainsong-Duplicate", "Plainsong-Last-Sequence-Id")
+#: Writes under a write pointer.
+_UNDER = (
+    "transaction_refused",
+    "transaction_required",
+    "transaction_expired",
+    "transaction_not_in_progress",
+    "rolled_back",
+    "transactions_unavailable",
+)
+#: Requests that store messages.
+_STORES = (
+    "unknown_field",
+    "no_messages",
+    "invalid_sequence_ids",
+    "generation_changed",
+    "message_too_large",
+    "request_too_large",
+    "low_space",
+    "topic_full",
+)
+#: Publishes of a producer.
+_PRODUCES = ("producer_fenced", "producer_expired", "sequence_consumed", "too_many_producers", "transaction_too_large")
+
+ROUTES: tuple[Route[Any], ...] = (
+    Route(
+        "set_aside",
+        "POST",
+        TOPIC + "/set-aside",
+        SettingAside,
+        SettingAside.set_aside,
+        owner="topic",
+        verb="admin",
+        on="topic",
+        tag="topics",
+        doc="Copy damaged rows to a file as they are and take them out of the topic, so that readers pass.",
+        parameters=("dryRun",),
+        body=Body(record("from to", **{"from": ref("MessageId"), "to": ref("MessageId")})),
+        answer=ref("Change"),
+        errors=(
+            *WRITES,
+            *BODY,
+            "unknown_field",
+            "invalid_message_id",
+            "not_found",
+            "generation_changed",
+            "conflict",
+            "low_space",
+        ),
+    ),
+    Route(
+        "publish",
+        "POST",
+        TOPIC + "/publish",
+        Publishing,
+        Publishing.publish,
+        owner="topic",
+        hot=True,
+        verb="publish",
+        on="topic",
+        tag="messages",
+        doc="Publish messages, under a write pointer also what was stored, or the segments that a producer staged; 200 "
+        "means durable. Without a write pointer the answer is empty, or for a producer, and with "
+        "Prefer: return=representation, a receipt. A body of any type is the data of a CloudEvent where headers ce-id, "
+        "ce-source, ce-type and ce-specversion say so.",
+        parameters=("ttl", "longs"),
+        headers=("traceparent",),
+        body=Body(
+            ref("PublishRequest"),
+            types=(JSON_TYPE, AVRO_TYPE, EVENT_TYPE, BATCH_TYPE),
+            example={"messages": ["hello", {"payload": {"base64": "AP8="}, "ttlSeconds": 60}]},
+        ),
+        answered="done; the body is empty unless the request names a write pointer or a producer, or prefers "
+        "return=representation",
+        answer={"anyOf": [ref("PublishResponse"), ref("Receipt")]},
+        answer_types=(JSON_TYPE, AVRO_TYPE),
+        answer_headers=(*_VERDICT_HEADERS, "Plainsong-Generation"),
+        errors=(*WRITES, *BODY, *_UNDER, *_STORES, *_PRODUCES, "partial_duplicate"),
+    ),
+    Route(
+        "store",
+        "POST",
+        TOPIC + "/store",
+        Publishing,
+        Publishing.store,
+        owner="topic",
+        hot=True,
+        verb="publish",
+        on="topic",
+        tag="messages",
+        doc="Keep messages under a write pointer, or stage them as a producer's segment, seen by nobody until a publish.",
+        parameters=("ttl",),
+        headers=("traceparent",),
+        body=Body(
+            ref("StoreRequest"),
+            types=(JSON_TYPE, AVRO_TYPE),
+            example={"transactionWritePointer": EXAMPLE_POINTER, "messages": ["first", "second"], "segment": "task-7"},
+        ),
+        errors=(*WRITES, *BODY, *_UNDER, *_STORES, *_PRODUCES, "already_published", "conflict"),
+    ),
+    Route(
+        "rollback",
+        "POST",
+        TOPIC + "/rollback",
+        Publishing,
+        Publishing.rollback,
+        owner="topic",
+        hot=True,
+        verb=("publish", "operate"),
+        on="topic",
+        tag="messages",
+        doc="Take back what a write pointer has in the topic: what one publish answered, or all of it.",
+        body=Body(
+            ref("RollbackRequest"), types=(JSON_TYPE, AVRO_TYPE), example={"transactionWritePointer": EXAMPLE_POINTER}
+        ),
+        errors=(*WRITES, *BODY, "unknown_field", "transaction_required", "transactions_unavailable"),
+    ),
+    Route(
+        "poll",
+        "POST",
+        TOPIC + "/poll",
+        Polling,
+        Polling.poll,
+        owner="topic",
+        reads_only=True,
+        hot=True,
+        wait_ms=poll_wait_ms,
+        verb="poll",
+        on="topic",
+        tag="messages",
+        doc="The messages from a position on, oldest first; with waitMs, wait until there is one.",
+        parameters=("wait_ms", "max_bytes", "isolation", "as_of_ms", "payload", "longs"),
+        headers=("Plainsong-Reader",),
+        body=Body(
+            ref("PollRequest"),
+            types=(JSON_TYPE, AVRO_TYPE),
+            example={"startFrom": _ID, "inclusive": False, "limit": 1000, "waitMs": 30000},
+        ),
+        answer=array(ref("Message")),
+        answer_types=(JSON_TYPE, AVRO_TYPE, FRAMES_TYPE, BATCH_TYPE),
+        answer_headers=(*_POSITION_HEADERS, *_HELD_HEADERS),
+        errors=(*READS, *BODY, *VIEWS, *BAD_POSITION, *AS_OF),
+    ),
+    Route(
+        "follow",
+        "GET",
+        TOPIC + "/events",
+        MessageEvents,
+        MessageEvents.follow,
+        owner="topic",
+        verb="poll",
+        on="topic",
+        tag="messages",
+        doc="The messages from a position on, and then each as it comes, as server-sent events; without a position from "
+        "now on.",
+        parameters=("from", "isolation", "payload", "limit"),
+        headers=("Last-Event-ID",),
+        answer=STRING,
+        answer_types=(EVENT_STREAM,),
+        errors=(*READS, "invalid_message_id", "transactions_unavailable"),
+    ),
+    Route(
+        "get_messages",
+        "GET",
+        TOPIC + "/messages",
+        Messages,
+        Messages.show,
+        owner="topic",
+        verb=("poll", "inspect"),
+        on="topic",
+        tag="looking",
+        doc="Look at messages without consuming them, damaged ones included.",
+        parameters=("from", "to", "limit", "payload", "longs", "payloadBytes", "order", "filter"),
+        answer=array(ref("ShownMessage")),
+        answer_headers=(*_POSITION_HEADERS, "Plainsong-Scanned"),
+        errors=(*READS, "invalid_message_id"),
+    ),
+    Route(
+        "get_message",
+        "GET",
+        TOPIC + "/messages/{message}",
+        Messages,
+        Messages.show_one,
+        owner="topic",
+        verb=("poll", "inspect"),
+        on="topic",
+        tag="looking",
+        doc="One message, whole; with Accept: application/octet-stream its bare payload.",
+        parameters=("payload", "longs"),
+        answer=ref("ShownMessage"),
+        answer_types=(JSON_TYPE, "application/octet-stream"),
+        errors=(*READS, "invalid_message_id", "not_found"),
+    ),
+    Route(
+        "stream",
+        "GET",
+        TOPIC + "/stream",
+        Streams,
+        Streams.refuse,
+        verb="publish",
+        on="topic",
+        tag="messages",
+        doc="A WebSocket: publishes sent ahead of their answers, as msgpack. This description knows no WebSockets; "
+        "docs/http.md has the form. Without an upgrade it is 400.",
+        errors=(*ANY, "invalid_name", "forbidden"),
+    ),
+    Route(
+        "list_readers",
+        "GET",
+        READERS,
+        Readers,
+        Readers.list_all,
+        owner="topic",
+        verb=LOOK,
+        on="topic",
+        tag="readers",
+        doc="All readers.",
+        answer=array(ref("Reader")),
+        errors=READS,
+    ),
+    Route(
+        "get_reader",
+        "GET",
+        READER,
+        Readers,
+        Readers.show,
+        owner="topic",
+        verb=LOOK,
+        on="topic",
+        tag="readers",
+        doc="A reader.",
+        answer=ref("Reader"),
+        errors=(*READS, "not_found"),
+    ),
+    Route(
+        "put_reader",
+        "PUT",
+        READER,
+        Readers,
+        Readers.put,
+        owner="topic",
+        verb="poll",
+        on="topic",
+        tag="readers",
+        doc="Keep a position; with expected, only if the reader stands there now.",
+        parameters=("dryRun",),
+        body=Body(ref("ReaderPosition"), example={"position": _ID, "expected": None}),
+        answer={"anyOf": [ref("Reader"), ref("Change")]},
+        errors=(*WRITES, *BODY, *BAD_POSITION, "position_changed", "generation_changed", "quota_exceeded"),
+    ),
+    Route(
+        "delete_reader",
+        "DELETE",
+        READER,
+        Readers,
+        Readers.remove,
+        owner="topic",
+        verb="admin",
+        on="topic",
+        tag="readers",
+        doc="Forget a position.",
+        parameters=("dryRun",),
+        answer=ref("Change"),
+        errors=(*WRITES, "not_found"),
+    ),
+    Route(
+        "poll_many",
+        "POST",
+        NAMESPACE + "/poll",
+        PollingMany,
+        PollingMany.poll,
+        owner="topics",
+        wait_ms=poll_many_wait_ms,
+        reads_only=True,
+        verb="poll",
+        on="topics",
+        tag="messages",
+        doc="One poll of up to 1000 topics, and one wait for all of them.",
+        parameters=("wait_ms", "max_bytes", "isolation", "payload", "longs"),
+        body=Body(
+            ref("ManyRequest"),
+            max_bytes=POLL_MANY_BODY_BYTES,
+            example={"topics": {"orders": {"startFrom": _ID, "inclusive": False}, "prices": {}}, "waitMs": 30000},
+        ),
+        answer=ref("ManyAnswer"),
+        errors=(*ANY, *BODY, *VIEWS, *BAD_POSITION, "invalid_name", "request_too_large"),
+    ),
+)

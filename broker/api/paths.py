@@ -1,0 +1,21 @@
+"""Paths of the routes."""
+
+from __future__ import annotations
+
+NAMESPACES = "/v1/namespaces"
+NAMESPACE = NAMESPACES + "/{namespace}"
+TOPICS = NAMESPACE + "/topics"
+TOPIC = TOPICS + "/{topic}"
+READERS = TOPIC + "/readers"
+READER = READERS + "/{reader}"
+PRODUCERS = TOPIC + "/producers"
+PRODUCER = PRODUCERS + "/{producer}"
+TRANSACTIONS = "/v1/transactions"
+TRANSACTION = TRANSACTIONS + "/{transaction}"
+CLUSTER = "/v1/cluster"
+DRAIN = CLUSTER + "/instances/{instance}/drain"
+BACKUPS = "/v1/backups"
+SCRUB = "/v1/scrub"
+DEFINITIONS = "/v1/definitions"
+BACKUP = BACKUPS + "/{backup}"
+PIN = CLUSTER + "/pins/{namespace}/{topic}"
