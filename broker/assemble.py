@@ -88,7 +88,7 @@ from plainsong.protocol.codec import avro
 from plainsong.protocol.topic.state import TopicLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from actors.observe import Clock
     from actors.ownership import Ownership
@@ -98,9 +98,11 @@ if TYPE_CHECKING:
     from broker.http.messages import Begin, Handler
     from broker.http.origin_check import OriginCheck
     from broker.http.route import Endpoint
+    from broker.link.client import Links
     from broker.membership.membership import Membership
     from broker.metrics import Metrics
     from broker.security.peer import Peer
+    from broker.security.quotas import Quotas
     from broker.thrift import Methods
     from broker.tls import Certificates
     from broker.tracing import Traces
@@ -222,51 +224,177 @@ async def assemble(
     Raises:
       StoreError: the store could not be read.
     """
-    security = (
-        build_security(config, metrics, metrics.security_reload_failed, metrics.quota_refused)
-        if security is None
-        else security
-    )
+    if security is None:
+        security = build_security(config, metrics, metrics.security_reload_failed, metrics.quota_refused)
     avro.prepare()
-    guard = security.guard
-    guard.requested = metrics.requested
+    accounting = Accounting(metrics.requested, AccessLog(enabled=config.log.access))
+    security.guard.requested = metrics.requested
+    security.guard.on_answered = accounting.access.refused
     clock = SystemClock() if clock is None else clock
+    core = await _core(config, store, metrics, actors, ownership, membership, clock, security, certificates)
+    care = _care(core)
+    service = _service(core, actors, accounting)
+    descriptors, answers = Descriptors(), AnswerBudget(config.http.max_answer_bytes)
+    handlers: dict[str, Handler] = {}
+    subjects = (
+        *_message_subjects(core, service),
+        *_topic_subjects(core, service),
+        *_operation_subjects(core, service, care, handlers, descriptors),
+    )
+    endpoints = bind(ROUTES, subjects, core.tasks)
+    begin: Begin = service.streams.begin
+    if core.cluster is not None:
+        endpoints, begin = _among_instances(core, core.cluster, service, care, endpoints, answers, accounting)
+    handlers.update({each.route.name: each.handler for each in endpoints})
+    audit = _audit(core, care)
+    if security.guard.required:
+        endpoints = tuple(
+            refusals_noted(
+                audit.audited(refused_here(each), core.reach.owner_known_here, core.tasks),
+                security.guard,
+                recorded=each.route.name in ACTIONS,
+            )
+            for each in endpoints
+        )
+    return Daemon(
+        config=config,
+        version=metrics.version,
+        store=store,
+        clock=clock,
+        space=core.space,
+        metrics=metrics,
+        accounting=accounting,
+        directory=core.directory,
+        pages=core.pages,
+        pointers=core.pointers,
+        namespaces=core.namespaces,
+        authority=core.authority,
+        attention=care.attention,
+        scrub=care.scrub,
+        answers=answers,
+        publishing=service.publishing,
+        store_time=care.store_time,
+        endpoints=tuple(
+            traced(accounted(each, accounting), traces)
+            for each in (looked_at_again(metered(each, security.guard), security.guard) for each in endpoints)
+        ),
+        begin=begin,
+        cluster=core.cluster,
+        security=security,
+        audit=audit,
+        descriptors=descriptors,
+        stopping=core.stopping,
+        served=trio.Event(),
+    )
+
+
+# --- the core: store, topics, transactions, other instances ----------------------------------------
+
+
+class _Reach:
+    """Asks the owners of topics and of transactions, here or at other instances.
+
+    What it asks is made from it, so ``_core`` sets the attributes while it builds; nothing asks before all are set.
+    """
+
+    directory: Directory
+    authority: Authority
+    cluster: Cluster | None = None
+    """None: there is only this instance."""
+
+    async def ask(self, name: TopicName, ask: Ask[Any]) -> Any:
+        """Ask a topic at its owner."""
+        return await (self.directory if self.cluster is None else self.cluster.asks).ask(name, ask)
+
+    async def announce(self, namespace: str) -> None:
+        """Inform other instances that the properties of a namespace have changed."""
+        if self.cluster is not None:
+            await announce_namespace(self.cluster.owners, namespace)
+
+    def owners(self) -> Owners:
+        """Return the owners of all topics, as a cluster assigns them."""
+        assert self.cluster is not None  # set before anything asks a peer
+        return self.cluster.owners
+
+    async def transaction_owner(self, pointer: int) -> str | None:
+        """Return the name that began a transaction, from the instance that decides it; see ``owner_known_here``."""
+        if self.authority.embedded is None and self.authority.routed is not None and self.cluster is not None:
+            return await LinkedPeer(self.owners).owner_of(pointer)
+        return self.owner_known_here(pointer)
+
+    def owner_known_here(self, pointer: int) -> str | None:
+        """Return the name that began a transaction; empty if transactions are decided elsewhere."""
+        return "" if self.authority.embedded is None else self.authority.embedded.owner_of(pointer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    """What all routes stand on."""
+
+    config: Config
+    store: Store
+    metrics: Metrics
+    clock: Clock
+    space: SpaceGuard
+    pointers: PointerIndex
+    namespaces: Namespaces
+    authority: Authority
+    directory: Directory
+    pages: Pages
+    reach: _Reach
+    ownership: Ownership | None
+    membership: Membership | None
+    cluster: Cluster | None
+    security: Security
+    tasks: RequestTasks
+    rates: Rates
+    stopping: trio.Event
+
+    @property
+    def links(self) -> Links | None:
+        """Links to the other instances."""
+        return None if self.cluster is None else self.cluster.links
+
+    @property
+    def quotas(self) -> Quotas | None:
+        """Quotas of names, while authentication is on."""
+        return self.security.guard.quotas if self.security.guard.required else None
+
+    @property
+    def delete_grace_ms(self) -> int:
+        """Time for which a deleted topic can be undeleted."""
+        return self.config.retention.delete_grace_s * 1000
+
+
+async def _core(
+    config: Config,
+    store: Store,
+    metrics: Metrics,
+    actors: trio.Nursery,
+    ownership: Ownership | None,
+    membership: Membership | None,
+    clock: Clock,
+    security: Security,
+    certificates: Certificates | None,
+) -> _Core:
+    """Build the core. Raises StoreError."""
+    reach = _Reach()
     space = SpaceGuard(store, config.storage.min_free_bytes)
     pointers = PointerIndex(config.transactions.max_held_polls)
     await pointers.load(store)
-
-    async def ask_owner(name: TopicName, ask: Ask[Any]) -> Any:
-        return await (directory if cluster is None else cluster.asks).ask(name, ask)
-
-    async def announce(namespace: str) -> None:
-        if cluster is not None:
-            await announce_namespace(cluster.owners, namespace)
-
-    def owners() -> Owners:
-        assert cluster is not None  # set before anything asks a peer
-        return cluster.owners
-
-    async def transaction_owner(pointer: int) -> str | None:
-        if authority.embedded is None and authority.routed is not None and cluster is not None:
-            return await LinkedPeer(owners).owner_of(pointer)
-        return owner_known_here(pointer)
-
-    def owner_known_here(pointer: int) -> str | None:
-        return "" if authority.embedded is None else authority.embedded.owner_of(pointer)
-
-    namespaces = Namespaces(store, default=config.deduplication.default, notify=announce)
+    namespaces = Namespaces(store, default=config.deduplication.default, notify=reach.announce)
     await namespaces.load()
     turns = Turns(store)
-    authority = build_authority(
+    authority = reach.authority = build_authority(
         config.transactions,
         store,
         clock,
         pointers,
-        ask_owner,
+        reach.ask,
         Decisions(metrics),
         turns,
         ownership,
-        None if ownership is None else LinkedPeer(owners),
+        None if ownership is None else LinkedPeer(reach.owners),
         config.cluster.take_over_s,
     )
     if ownership is None:
@@ -286,7 +414,7 @@ async def assemble(
         enlistments=authority.enlistments,
         turns=turns,
     )
-    directory = Directory(
+    directory = reach.directory = Directory(
         actors,
         environment,
         CacheBudget(config.cache.max_bytes),
@@ -296,61 +424,56 @@ async def assemble(
         idle_s=config.topic.idle_s,
     )
     environment.ownership.on_change(namespaces.reload_soon)
-    cluster = None if ownership is None else Cluster(config, ownership, directory, metrics, actors, certificates)
+    if ownership is not None:
+        reach.cluster = Cluster(config, ownership, directory, metrics, actors, certificates)
+    return _Core(
+        config=config,
+        store=store,
+        metrics=metrics,
+        clock=clock,
+        space=space,
+        pointers=pointers,
+        namespaces=namespaces,
+        authority=authority,
+        directory=directory,
+        pages=Pages(store, directory),
+        reach=reach,
+        ownership=ownership,
+        membership=membership,
+        cluster=reach.cluster,
+        security=security,
+        tasks=RequestTasks(actors),
+        rates=Rates(),
+        stopping=trio.Event(),
+    )
 
-    # Dependencies of handlers: each gets only what it uses.
-    transactions, rates, stopping, release = authority.transactions, Rates(), trio.Event(), metrics.version
-    links = None if cluster is None else cluster.links
-    descriptors = Descriptors()
-    answers = AnswerBudget(config.http.max_answer_bytes)
-    accounting = Accounting(metrics.requested, AccessLog(enabled=config.log.access))
-    guard.on_answered = accounting.access.refused
-    pages = Pages(store, directory)
-    policies = Policies(namespaces, config.deduplication.default)
-    topics = LocalTopics(directory, pages)
-    holds = Holds(directory, transactions, pointers, clock)
-    tasks = RequestTasks(actors)
-    polling_many = PollingMany(topics, transactions, holds, rates, config.poll, stopping)
-    publishing = Publishing(
-        directory,
-        environment.enlistments,
-        transactions,
-        rates,
-        metrics.producer_refused,
-        config.deduplication.answer_timeout_s,
-        tasks,
-        transaction_owner,
-    )
-    streams = Streams(publishing, accounting)
-    named_readers = NamedReaders()
-    polling = Polling(
-        directory,
-        pages,
-        transactions,
-        holds,
-        rates,
-        metrics.held,
-        ask_owner,
-        config.poll,
-        stopping,
-        clock,
-        metrics.delivered_after,
-        named_readers,
-        tasks,
-    )
-    event_streams = EventStreams()
-    changes = TopicChanges(directory, store, pages, config.retention.delete_grace_s * 1000)
-    handlers: dict[str, Handler] = {}
+
+# --- care for the store, and what an operator should look at ---------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Care:
+    """What keeps the store sound, and reports what is not."""
+
+    attention: Attention
+    scrub: Scrub
+    set_asides: SetAsides
+    store_time: StoreTime
+    backups: Backups
+
+
+def _care(core: _Core) -> _Care:
+    config, store, directory, clock = core.config, core.store, core.directory, core.clock
     attention = Attention(
         directory,
         clock,
-        space,
+        core.space,
         config.storage.min_free_bytes,
-        authority,
-        metrics,
-        ownership,
-        membership,
-        links,
+        core.authority,
+        core.metrics,
+        core.ownership,
+        core.membership,
+        core.links,
     )
     folder = config.storage.data_dir.absolute()
     is_here = store.traits.kind == "leveldb"
@@ -362,23 +485,95 @@ async def assemble(
         config.storage.scrub_bytes_per_s,
         folder / "scrub.json" if is_here else None,
     )
-    set_asides = SetAsides(store, directory, clock, folder, config.retention.delete_grace_s * 1000, scrub)
-    attention.sources.append(partial(damaged, scrub))
-    attention.sources.append(partial(stale_files, lambda: security.stale))
     store_time = StoreTime(clock, directory)
+    attention.sources.append(partial(damaged, scrub))
+    attention.sources.append(partial(stale_files, lambda: core.security.stale))
     attention.sources.append(partial(clock_findings, store_time))
     backups = Backups(
         store,
         clock,
-        environment.ownership.me.name,
-        release,
+        directory.environment.ownership.me.name,
+        core.metrics.version,
         config.backup.hold_s,
         config.backup.bytes_per_s,
         folder / "last-backup.json" if is_here else None,
     )
-    add_keeping_gauges(metrics, scrub, backups)
-    catalogue = Catalogue(actors, directory, store, clock, transactions, rates, ownership, links)
-    add_event_gauges(metrics, event_streams)
+    add_keeping_gauges(core.metrics, scrub, backups)
+    return _Care(
+        attention=attention,
+        scrub=scrub,
+        set_asides=SetAsides(store, directory, clock, folder, core.delete_grace_ms, scrub),
+        store_time=store_time,
+        backups=backups,
+    )
+
+
+def _audit(core: _Core, care: _Care) -> Audit:
+    """Return the audit; with authentication it records refusals and reloads, and reports what it cannot write."""
+    ownership, security = core.ownership, core.security
+    audit = Audit(
+        core.reach.ask,
+        core.clock,
+        instance=platform.node() if ownership is None else ownership.me.name,
+        required=core.config.security.audit == "required",
+        lost=core.metrics.audit_lost,
+        store=core.store,
+    )
+    if security.guard.required:
+        care.attention.sources += [audit.findings, partial(large_audit, core.directory)]
+        security.guard.on_refused = audit.refused
+        security.files.on_reload = audit.reloaded
+    return audit
+
+
+# --- the subjects of the routes: each gets only what it uses ---------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """What several routes, or other instances, share."""
+
+    topics: LocalTopics
+    policies: Policies
+    publishing: Publishing
+    streams: Streams
+    polling: Polling
+    polling_many: PollingMany
+    event_streams: EventStreams
+    catalogue: Catalogue
+    counting: Counting
+
+
+def _service(core: _Core, actors: trio.Nursery, accounting: Accounting) -> _Service:
+    config, store, directory, pages = core.config, core.store, core.directory, core.pages
+    transactions, rates = core.authority.transactions, core.rates
+    topics, named_readers = LocalTopics(directory, pages), NamedReaders()
+    holds = Holds(directory, transactions, core.pointers, core.clock)
+    publishing = Publishing(
+        directory,
+        directory.environment.enlistments,
+        transactions,
+        rates,
+        core.metrics.producer_refused,
+        config.deduplication.answer_timeout_s,
+        core.tasks,
+        core.reach.transaction_owner,
+    )
+    polling = Polling(
+        directory,
+        pages,
+        transactions,
+        holds,
+        rates,
+        core.metrics.held,
+        core.reach.ask,
+        config.poll,
+        core.stopping,
+        core.clock,
+        core.metrics.delivered_after,
+        named_readers,
+        core.tasks,
+    )
     counting = Counting(
         directory=directory,
         store=store,
@@ -387,142 +582,149 @@ async def assemble(
         holds=holds,
         rates=rates,
         named_readers=named_readers,
-        stopping=stopping,
+        stopping=core.stopping,
         max_wait_ms=config.poll.max_wait_ms,
-        delete_grace_ms=config.retention.delete_grace_s * 1000,
-        ownership=ownership,
+        delete_grace_ms=core.delete_grace_ms,
+        ownership=core.ownership,
     )
-    endpoints = bind(
-        ROUTES,
-        (
-            publishing,
-            streams,
-            polling_many,
-            polling,
-            MessageEvents(polling, event_streams),
-            Problems(),
-            Overview(
-                catalogue,
-                attention,
-                directory,
-                rates,
-                clock,
-                event_streams,
-                stopping,
-                handlers,
-                config.retention.delete_grace_s * 1000,
-                sees=lambda request, name: request.rights.any_on_topic(*name),
-                sees_service=lambda request: request.rights.on_service("inspect"),
-            ),
-            Messages(directory, store, transactions, config.poll.max_bytes),
-            counting,
-            TopicMetrics(catalogue, counting),
-            Topics(
-                directory,
-                store,
-                policies,
-                config.topic.default_ttl_s,
-                config.http.flat_topic_properties,
-                changes,
-                catalogue,
-                tasks,
-                guard.quotas if guard.required else None,
-            ),
-            NamespaceRoutes(namespaces, policies),
-            Readers(directory, config.readers.retention_s * 1000),
-            Producers(directory, store, clock, policies, metrics.producer_refused),
-            TransactionRoutes(
-                authority, config.transactions, ask_owner, pointers, tasks, guard.quotas if guard.required else None
-            ),
-            ScrubRoutes(scrub),
-            SettingAside(set_asides),
-            Chains(directory, store, clock, chain_secrets(config)),
-            Definitions(store, namespaces, membership, config.topic.default_ttl_s, handlers),
-            backups,
-            ClusterRoutes(directory, environment.ownership, membership, links, security.digests),
-            Console(config.console.enabled),
-            Contact(config.security.contact, clock.now_ms),
-            AsyncApi(catalogue, release, bool(config.tls.certificate)),
-            Health(
-                version=release,
-                store_kind=store.traits.kind,
-                decides=config.transactions.service,
-                min_free_bytes=config.storage.min_free_bytes,
-                directory=directory,
-                space=space,
-                transactions=transactions,
-                metrics=metrics,
-                stopping=stopping,
-                membership=membership,
-                links=links,
-                description=partial(description, ROUTES, release),
-                are_descriptors_short=lambda: descriptors.are_short,
-                security=lambda: security.stale,
-                groups_of=guard.groups_of,
-            ),
-        ),
-        tasks,
-    )
-    begin: Begin = streams.begin
-    if cluster is not None:
-        local = Local(directory, topics, polling_many, streams, answers, accounting.access, guard)
-        endpoints, begin = cluster.forward(endpoints, local, tasks), partial(cluster.begin, streams)
-        cluster.dispatcher.kinds[TOPICS_OPEN] = topics_open_handler(directory)
-        cluster.dispatcher.kinds[SECURITY_DIGESTS] = security_digests_handler(security.digests)
-        cluster.dispatcher.kinds[FINDINGS] = attention.handler
-        cluster.dispatcher.kinds[FIGURES] = catalogue.figures_handler
-        cluster.dispatcher.kinds[WHO] = who_handler(cluster.ownership.me.name)
-        cluster.dispatcher.kinds |= TransactionCalls(authority, namespaces).kinds()
-        add_link_gauges(metrics, cluster.links)
-    handlers.update({each.route.name: each.handler for each in endpoints})
-    audit = Audit(
-        ask_owner,
-        clock,
-        instance=platform.node() if ownership is None else ownership.me.name,
-        required=config.security.audit == "required",
-        lost=metrics.audit_lost,
-        store=store,
-    )
-    if guard.required:
-        attention.sources += [audit.findings, partial(large_audit, directory)]
-        guard.on_refused = audit.refused
-        security.files.on_reload = audit.reloaded
-        endpoints = tuple(
-            refusals_noted(
-                audit.audited(refused_here(each), owner_known_here, tasks), guard, recorded=each.route.name in ACTIONS
-            )
-            for each in endpoints
-        )
-    return Daemon(
-        config=config,
-        version=release,
-        store=store,
-        clock=clock,
-        space=space,
-        metrics=metrics,
-        accounting=accounting,
-        directory=directory,
-        pages=pages,
-        pointers=pointers,
-        namespaces=namespaces,
-        authority=authority,
-        attention=attention,
-        scrub=scrub,
-        answers=answers,
+    event_streams = EventStreams()
+    add_event_gauges(core.metrics, event_streams)
+    return _Service(
+        topics=topics,
+        policies=Policies(core.namespaces, config.deduplication.default),
         publishing=publishing,
-        store_time=store_time,
-        endpoints=tuple(
-            traced(accounted(each, accounting), traces)
-            for each in (looked_at_again(metered(each, guard), guard) for each in endpoints)
-        ),
-        begin=begin,
-        cluster=cluster,
-        security=security,
-        audit=audit,
-        descriptors=descriptors,
-        stopping=stopping,
-        served=trio.Event(),
+        streams=Streams(publishing, accounting),
+        polling=polling,
+        polling_many=PollingMany(topics, transactions, holds, rates, config.poll, core.stopping),
+        event_streams=event_streams,
+        catalogue=Catalogue(actors, directory, store, core.clock, transactions, rates, core.ownership, core.links),
+        counting=counting,
     )
+
+
+def _message_subjects(core: _Core, service: _Service) -> tuple[object, ...]:
+    """Return the subjects of the routes of messages, and of transactions."""
+    config, authority = core.config, core.authority
+    return (
+        service.publishing,
+        service.streams,
+        service.polling,
+        service.polling_many,
+        MessageEvents(service.polling, service.event_streams),
+        Messages(core.directory, core.store, authority.transactions, config.poll.max_bytes),
+        Readers(core.directory, config.readers.retention_s * 1000),
+        TransactionRoutes(authority, config.transactions, core.reach.ask, core.pointers, core.tasks, core.quotas),
+    )
+
+
+def _topic_subjects(core: _Core, service: _Service) -> tuple[object, ...]:
+    """Return the subjects of the routes of topics and namespaces."""
+    config, directory, store, clock = core.config, core.directory, core.store, core.clock
+    return (
+        service.counting,
+        TopicMetrics(service.catalogue, service.counting),
+        Topics(
+            directory,
+            store,
+            service.policies,
+            config.topic.default_ttl_s,
+            config.http.flat_topic_properties,
+            TopicChanges(directory, store, core.pages, core.delete_grace_ms),
+            service.catalogue,
+            core.tasks,
+            core.quotas,
+        ),
+        NamespaceRoutes(core.namespaces, service.policies),
+        Producers(directory, store, clock, service.policies, core.metrics.producer_refused),
+        Chains(directory, store, clock, chain_secrets(config)),
+    )
+
+
+def _operation_subjects(
+    core: _Core, service: _Service, care: _Care, handlers: Mapping[str, Handler], descriptors: Descriptors
+) -> tuple[object, ...]:
+    """Return the subjects of the routes for operators, and of those that describe the API.
+
+    Args:
+      handlers: by name, of every route; filled later.
+    """
+    config, release, security = core.config, core.metrics.version, core.security
+    return (
+        Overview(
+            service.catalogue,
+            care.attention,
+            core.directory,
+            core.rates,
+            core.clock,
+            service.event_streams,
+            core.stopping,
+            handlers,
+            core.delete_grace_ms,
+            sees=lambda request, name: request.rights.any_on_topic(*name),
+            sees_service=lambda request: request.rights.on_service("inspect"),
+        ),
+        SettingAside(care.set_asides),
+        ScrubRoutes(care.scrub),
+        care.backups,
+        Definitions(core.store, core.namespaces, core.membership, config.topic.default_ttl_s, handlers),
+        ClusterRoutes(
+            core.directory, core.directory.environment.ownership, core.membership, core.links, security.digests
+        ),
+        Console(config.console.enabled),
+        Contact(config.security.contact, core.clock.now_ms),
+        Problems(),
+        AsyncApi(service.catalogue, release, bool(config.tls.certificate)),
+        Health(
+            version=release,
+            store_kind=core.store.traits.kind,
+            decides=config.transactions.service,
+            min_free_bytes=config.storage.min_free_bytes,
+            directory=core.directory,
+            space=core.space,
+            transactions=core.authority.transactions,
+            metrics=core.metrics,
+            stopping=core.stopping,
+            membership=core.membership,
+            links=core.links,
+            description=partial(description, ROUTES, release),
+            are_descriptors_short=lambda: descriptors.are_short,
+            security=lambda: security.stale,
+            groups_of=security.guard.groups_of,
+        ),
+    )
+
+
+def _among_instances(
+    core: _Core,
+    cluster: Cluster,
+    service: _Service,
+    care: _Care,
+    endpoints: tuple[Endpoint, ...],
+    answers: AnswerBudget,
+    accounting: Accounting,
+) -> tuple[tuple[Endpoint, ...], Begin]:
+    """Forward requests to owners, and answer what other instances ask."""
+    local = Local(
+        core.directory,
+        service.topics,
+        service.polling_many,
+        service.streams,
+        answers,
+        accounting.access,
+        core.security.guard,
+    )
+    endpoints = cluster.forward(endpoints, local, core.tasks)
+    cluster.dispatcher.kinds[TOPICS_OPEN] = topics_open_handler(core.directory)
+    cluster.dispatcher.kinds[SECURITY_DIGESTS] = security_digests_handler(core.security.digests)
+    cluster.dispatcher.kinds[FINDINGS] = care.attention.handler
+    cluster.dispatcher.kinds[FIGURES] = service.catalogue.figures_handler
+    cluster.dispatcher.kinds[WHO] = who_handler(cluster.ownership.me.name)
+    cluster.dispatcher.kinds |= TransactionCalls(core.authority, core.namespaces).kinds()
+    add_link_gauges(core.metrics, cluster.links)
+    return endpoints, partial(cluster.begin, service.streams)
+
+
+# --- settings of the lower floors ------------------------------------------------------------------
 
 
 def janitor_settings(config: Config) -> JanitorSettings:

@@ -149,8 +149,12 @@ async def daemons(ensemble, monkeypatch, *names, **values):
 
     What they wait for of ZooKeeper, and of a topic's next owner, may take as long as it takes here.
     """
-    for place in ("owners.PATIENCE_S", "zookeeper.CALL_TIMEOUT_S", "zookeeper.STOP_TIMEOUT_S"):
-        monkeypatch.setattr(f"broker.cluster.{place}", PATIENCE_S)
+    for place in (
+        "cluster.owners.PATIENCE_S",
+        "membership.zookeeper.CALL_TIMEOUT_S",
+        "membership.zookeeper.STOP_TIMEOUT_S",
+    ):
+        monkeypatch.setattr(f"broker.{place}", PATIENCE_S)
     monkeypatch.setattr(broker.main, "open_store", _open_store)
     monkeypatch.setattr(broker.main, "_stop_at_signal", _stop_when_told)
     monkeypatch.setattr(broker.main, "find_others", _find_others)
