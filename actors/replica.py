@@ -341,6 +341,10 @@ class RoutedTransactions:
     def _known(self) -> TransactionService | Replica:
         return self.home if self.home is not None and self._is_loaded else self.replica
 
+    def view_now(self) -> View | None:
+        """Return None: on a shared store another instance may have taken the service over."""
+        return None
+
     async def fresh(self) -> None:
         """Sync, so that ``view`` shows every transaction whose commit was acknowledged before this call.
 

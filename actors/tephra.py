@@ -153,6 +153,13 @@ class ForeignTephra:
         """Return what readers of committed messages may see. Raises TransactionsUnavailable if the state is too old."""
         return self._fresh().view
 
+    def view_now(self) -> View | None:
+        """Return ``view``; None if the state is too old."""
+        try:
+            return self._fresh().view
+        except TransactionsUnavailable:
+            return None
+
     async def fresh(self) -> None:
         """Return at once: readers use the last refresh, as documented."""
         await trio.lowlevel.checkpoint()

@@ -90,6 +90,7 @@ class TransactionService:
         cluster_locations = ClusterPointerLocations() if store.traits.shared else None
         self._locations: PointerLocations = pointers if cluster_locations is None else cluster_locations
         self._ask_topic = ask
+        self._is_shared = store.traits.shared
         self._observer = observer or NoTransactionObserver()
         self._mailbox = Mailbox(self.settings.mailbox_requests, self.settings.mailbox_bytes)
         self._supervision = ServiceSupervision(self._mailbox, self._observer)
@@ -171,6 +172,11 @@ class TransactionService:
     def view(self) -> View:
         """Return what readers of committed messages may see now. Raises TransactionsUnavailable."""
         return self._core().view()
+
+    def view_now(self) -> View | None:
+        """Return ``view`` if it has every commit that was acknowledged before the call; None: call ``fresh`` first."""
+        core = self._actor.core
+        return None if core is None or self._is_shared or self.deposed else core.view()
 
     def figures(self) -> ServiceFigures:
         """Return figures for metrics. Raises TransactionsUnavailable."""

@@ -5,8 +5,9 @@
 The daemon and its client run in this process, on a temporary data directory. Between sending a request and reading its
 response, a profiling hook counts every entry into one of our functions, either on all threads but the requester's (the
 daemon's side), or only on the requester's (the client's side). A *call* is an entry into a function from one of ours,
-including the resumption of a coroutine; a *move* is a call from another file of ours. Each figure is the median of
-several requests after a warm-up, which removes the daemon's background work.
+including the resumption of a coroutine; a *move* is a call from another file of ours; a *turn* is one of the event loop
+that executed code of ours; *threads* are others that did. Each figure is the median of several requests after a
+warm-up, which removes the daemon's background work.
 """
 
 from __future__ import annotations
@@ -46,10 +47,12 @@ class Traced(NamedTuple):
     files: int
     calls: int
     moves: int
+    turns: int
+    threads: int
 
 
-class Tracer:
-    """Counts while armed; installed once for all threads, before the daemon starts."""
+class Tracer(trio.abc.Instrument):
+    """Counts while armed; installed once for all threads, before the daemon starts, and in the daemon's event loop."""
 
     def __init__(self) -> None:
         self._armed = False
@@ -58,6 +61,13 @@ class Tracer:
         self._files: set[str] = set()
         self._calls = 0
         self._moves = 0
+        self._turn = 0
+        self._turns: set[int] = set()
+        self._threads: set[int] = set()
+
+    def after_io_wait(self, timeout: float) -> None:
+        """Count the turns of the event loop."""
+        self._turn += 1
 
     def install(self) -> None:
         """Hook this thread and all threads started later."""
@@ -73,6 +83,10 @@ class Tracer:
         if not file.startswith(PACKAGES):
             return
         self._files.add(file)
+        if threading.current_thread() is threading.main_thread():
+            self._turns.add(self._turn)
+        else:
+            self._threads.add(threading.get_ident())
         caller = frame.f_back.f_code.co_filename if frame.f_back is not None else ""
         if caller.startswith(PACKAGES):
             self._calls += 1
@@ -83,12 +97,14 @@ class Tracer:
         found = []
         for number in range(ROUNDS + 3):
             self._files, self._calls, self._moves = set(), 0, 0
+            self._turns, self._threads = set(), set()
             self._requester, self._on_requester = threading.get_ident(), of_requester
             self._armed = True
             request()
             self._armed = False
             if number >= 3:
-                found.append(Traced(len(self._files), self._calls, self._moves))
+                counted = len(self._turns), len(self._threads)
+                found.append(Traced(len(self._files), self._calls, self._moves, *counted))
         return Traced(*(median_low(column) for column in zip(*found, strict=True)))
 
 
@@ -110,6 +126,9 @@ def measure(tracer: Tracer, url: str) -> dict[str, Traced]:
 
     def poll() -> None:
         ask("POST", f"{path(topic)}/poll?isolation=committed", {"limit": 10})
+
+    def poll_held() -> None:
+        ask("POST", f"{path('held')}/poll?isolation=committed", {"limit": 10})
 
     def produce() -> None:
         body = {"messages": ["hello"], "producer": "p", "producerEpoch": 1, "sequenceIds": [next(numbers)]}
@@ -133,6 +152,12 @@ def measure(tracer: Tracer, url: str) -> dict[str, Traced]:
 
     found["a begin"] = tracer.count(begin, of_requester=False)
     found["a commit"] = tracer.count(commit, of_requester=False)
+    ask("PUT", path("held"))
+    begin()
+    for fields in ({}, {"transactionWritePointer": began[-1]}):
+        ask("POST", f"{path('held')}/publish", {"messages": ["hello"]} | fields)
+    found["a committed poll that meets an open transaction"] = tracer.count(poll_held, of_requester=False)
+    commit()
     with Client(url) as client:
         client.create_topic("of-a-client", if_not_exists=True)
 
@@ -167,6 +192,7 @@ def run() -> dict[str, Traced]:
         tracer.install()
 
         async def daemon() -> None:
+            trio.lowlevel.add_instrument(tracer)
             await run_daemon(
                 config,
                 announce=lambda running: threading.Thread(target=requests, args=(running.addresses[0],)).start(),
@@ -187,9 +213,9 @@ def main() -> None:
     if wanted.json:
         print(json.dumps({name: traced._asdict() for name, traced in found.items()}))
         return
-    print(f"{'':<44}{'files':>7}{'calls':>7}{'moves':>7}")
+    print(f"{'':<50}" + "".join(f"{column:>9}" for column in Traced._fields))
     for name, traced in found.items():
-        print(f"{name:<44}{traced.files:>7}{traced.calls:>7}{traced.moves:>7}")
+        print(f"{name:<50}" + "".join(f"{figure:>9}" for figure in traced))
 
 
 if __name__ == "__main__":

@@ -53,6 +53,10 @@ class Transactions(Protocol):
         """Return the current view of committed readers. Raises TransactionsUnavailable."""
         ...
 
+    def view_now(self) -> View | None:
+        """Return ``view`` if it has every commit that was acknowledged before the call; None: call ``fresh`` first."""
+        ...
+
     async def fresh(self) -> None:
         """Wait until the view has every commit that was acknowledged before the call. Raises as ``view``."""
         ...
@@ -85,6 +89,10 @@ class SwitchedOff:
             "this daemon has no transaction service",
             hint='set transactions.service to "embedded", or poll with a transaction of your own service',
         )
+
+    def view_now(self) -> View | None:
+        """Return None."""
+        return None
 
     async def fresh(self) -> None:
         """Raises as ``view``."""

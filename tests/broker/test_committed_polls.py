@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import trio
 from broker_in_process import START_MS, TOPICS, in_process
+from started_polls import subject_of_polls
 
 from plainsong.protocol.errors import TransactionsUnavailable
 from plainsong.protocol.names import TopicName
@@ -294,32 +295,41 @@ async def test_a_committed_poll_follows_every_message_once_and_in_order(daemon):
     assert seen == ["plain0", "tx1", "plain1", "tx2", "plain2"]
 
 
+def looks_in_a_task(daemon, monkeypatch):
+    """The topic has something else to do, so every look waits for its turn."""
+    monkeypatch.setattr(daemon.service.directory, "look_now", lambda *_: None)
+
+
+@pytest.mark.parametrize("in_a_task", [False, True])
 @pytest.mark.parametrize("wait_ms", [0, 5_000])
-async def test_a_transaction_that_grows_and_commits_while_a_poll_looks_is_shown_whole_or_not_at_all(
-    daemon, monkeypatch, wait_ms
+async def test_a_transaction_that_grows_and_commits_while_a_poll_reads_is_shown_whole_or_not_at_all(
+    daemon, monkeypatch, wait_ms, in_a_task
 ):
     await daemon.create()
     begun = await begin(daemon)
     await under(daemon, begun, "first")
-    ask = daemon.service.directory.ask
+    pages = subject_of_polls(daemon).pages
+    read = pages.read
     met = []
 
-    async def ask_and_commit(name, question):
-        answer = await ask(name, question)
-        if isinstance(question, Look) and not question.undecided and not met:
-            met.append(question)
+    async def commit_and_read(name, span, **bounds):
+        if not met:
+            met.append(span)
             await under(daemon, begun, "second")
             await decide(daemon, begun, "commit")
-        return answer
+        return await read(name, span, **bounds)
 
-    monkeypatch.setattr(daemon.service.directory, "ask", ask_and_commit)
+    monkeypatch.setattr(pages, "read", commit_and_read)
+    monkeypatch.setattr(pages, "read_now", lambda *_, **__: None)
+    if in_a_task:
+        looks_in_a_task(daemon, monkeypatch)
     body = {"isolation": "committed"} | ({"waitMs": wait_ms} if wait_ms else {})
     answer = await daemon.http.post(PATH, json=body)
     assert met
     assert [message["payload"] for message in answer.json()] == (["first", "second"] if wait_ms else [])
 
 
-async def test_a_transaction_that_commits_between_the_first_look_and_the_view_is_shown_whole(daemon, monkeypatch):
+async def test_a_transaction_that_commits_between_the_look_and_the_view_is_shown_whole(daemon, monkeypatch):
     await daemon.create()
     begun = await begin(daemon)
     await under(daemon, begun, "first")
@@ -335,9 +345,37 @@ async def test_a_transaction_that_commits_between_the_first_look_and_the_view_is
         return answer
 
     monkeypatch.setattr(daemon.service.directory, "ask", ask_and_commit)
+    looks_in_a_task(daemon, monkeypatch)
     answer = await daemon.http.post(PATH, json={"isolation": "committed"})
     assert met == [{begun["id"]}]
     assert [message["payload"] for message in answer.json()] == ["first", "second"]
+
+
+@pytest.mark.parametrize("in_a_task", [False, True])
+async def test_a_poll_that_meets_an_open_transaction_looks_at_its_topic_once(daemon, monkeypatch, in_a_task):
+    await daemon.create()
+    await daemon.publish("before")
+    for _ in range(3):
+        await under(daemon, await begin(daemon), "undecided")
+    directory, looks = daemon.service.directory, []
+    ask, look_now = directory.ask, directory.look_now
+
+    async def counted_ask(name, question):
+        looks.append(question)
+        return await ask(name, question)
+
+    def counted_look(name, question):
+        looks.append(question)
+        return look_now(name, question)
+
+    monkeypatch.setattr(directory, "ask", counted_ask)
+    monkeypatch.setattr(directory, "look_now", counted_look)
+    if in_a_task:
+        looks_in_a_task(daemon, monkeypatch)
+    answer = await daemon.http.post(PATH, json={"isolation": "committed"})
+    assert [message["payload"] for message in answer.json()] == ["before"]
+    assert answer.headers["plainsong-hidden-messages"] == "3"
+    assert len(looks) == 1
 
 
 # --- while the transaction service is away -----------------------------------------------------------
@@ -357,6 +395,7 @@ def take_away(daemon, monkeypatch):
 
     monkeypatch.setattr(daemon.service.authority.transactions, "fresh", fresh)
     monkeypatch.setattr(daemon.service.authority.transactions, "view", view)
+    monkeypatch.setattr(daemon.service.authority.transactions, "view_now", lambda: None)
 
 
 async def test_a_topic_with_nothing_undecided_is_read_without_the_service(daemon, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 import trio
@@ -38,7 +38,7 @@ from plainsong.protocol.page import Page
 from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES, check_poll
 from plainsong.protocol.tephra.state import decode_transaction
 from plainsong.protocol.topic.asks import Describe, Look
-from plainsong.protocol.transactions.view import View
+from plainsong.protocol.transactions.view import Verdict, View
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -80,6 +80,15 @@ class Reading:
     max_bytes: int
     with_pointers: bool
     room: AnswerRoom | None
+
+
+class Looked(NamedTuple):
+    """The span of a poll, and the view that it is read with."""
+
+    span: Span
+    view: View | None
+    mark: int
+    """``Holds.mark`` from before both."""
 
 
 @dataclass(slots=True)
@@ -154,22 +163,28 @@ class Polling:
             return
         asked = self._asked(request)
         asked_ms = self.clock.now_ms()
-        found = self._find_now(request, asked)
+        looked = self._look_now(request, asked)
+        found = None if looked is None else self._find_now(asked, looked)
         if found is None:
-            self.tasks.run(partial(self._poll, asked), request, answered)
+            self.tasks.run(partial(self._poll, asked, looked=looked), request, answered)
             return
+        if found.page.held is not None:
+            self.blocked()
         self._note(request, asked, found, asked_ms)
         page, codec, frames = found.page, asked.codec, asked.frames
         pieces = _pieces(codec, asked.options, page) if frames is None else frames_pieces(page, frames)
         content, content_type = b"".join(pieces), codec.content_type if frames is None else frames.content_type
         answered(_answer(content, content_type, found))
         self.rates.delivered(asked.name, page.count, trio.current_time())
-        if question is not None and self.kept.is_asked_again(question):
+        if question is not None and not found.span.undecided and self.kept.is_asked_again(question):
             self._keep(question, asked, found, content, content_type)
 
-    def _find_now(self, request: Request, asked: _Asked) -> Found | None:
-        """Return the page if it is small, in memory, and the poll need not wait; else None."""
-        body, reading = asked.body, asked.reading
+    def _look_now(self, request: Request, asked: _Asked) -> Looked | None:
+        """Return the span and the view that the poll is to be read with; None: only a task can get them.
+
+        Both are taken in one step of the loop, so the span has all messages of the transactions that the view shows.
+        """
+        body = asked.body
         is_committed = body.isolation == "committed"
         if (
             body.transaction is not None
@@ -178,13 +193,19 @@ class Polling:
             or accepts_events(request.headers.get("accept"))
         ):
             return None
-        deadline_s = self._deadline_s(body, request.waited_ms)
-        span = self.directory.look_now(
-            asked.name, Look(body.since, body.end_before, deadline_s, undecided=int(is_committed))
-        )
-        if span is None or span.undecided:
-            return None
-        view = View.without_service(span.undecided) if is_committed else None
+        mark = self.holds.mark
+        # A committed reader waits in its task, which takes a new view after the wait.
+        deadline_s = None if is_committed else self._deadline_s(body, request.waited_ms)
+        look = Look(body.since, body.end_before, deadline_s, undecided=int(is_committed))
+        span = self.directory.look_now(asked.name, look)
+        if span is None or not is_committed:
+            return None if span is None else Looked(span, None, mark)
+        view = self.transactions.view_now() if span.undecided else View.without_service(span.undecided)
+        return None if view is None else Looked(span, view, mark)
+
+    def _find_now(self, asked: _Asked, looked: Looked) -> Found | None:
+        """Return the page if it is small, in memory, and the poll need not wait; else None."""
+        body, reading, (span, view, _) = asked.body, asked.reading, looked
         page = self.pages.read_now(
             asked.name,
             span,
@@ -196,7 +217,6 @@ class Polling:
         )
         if (
             page is None
-            or page.held is not None
             or (body.wait_ms and not page.count)
             or (asked.frames is None and asked.is_streamed(page))
             or len(page.attributes) * MAX_ATTRIBUTE_BYTES > START_BYTES
@@ -204,15 +224,17 @@ class Polling:
             return None
         return Found(span, view, page, asked_from=body.since)
 
-    async def _poll(self, asked: _Asked, request: Request) -> Answer:
+    async def _poll(self, asked: _Asked, request: Request, looked: Looked | None = None) -> Answer:
         """Answer any poll.
 
+        Args:
+          looked: of this request, if it could be had without waiting.
         Raises:
           PlainsongError: a poll changes nothing, so nothing happened.
         """
         name, codec, body, frames, reading = asked.name, asked.codec, asked.body, asked.frames, asked.reading
         asked_ms = self.clock.now_ms()
-        found = await self.look(name, body, reading, self._deadline_s(body, request.waited_ms))
+        found = await self.look(name, body, reading, self._deadline_s(body, request.waited_ms), looked=looked)
         page = found.page
         self._note(request, asked, found, asked_ms)
         if frames is not None:
@@ -342,10 +364,12 @@ class Polling:
         *,
         returns_held: bool = False,
         unless_held_by: int | None = None,
+        looked: Looked | None = None,
     ) -> Found:
         """Return a page with messages; an empty one after the deadline, or when waiting cannot help.
 
         Args:
+          looked: where to read first; None: asks the topic.
           deadline_s: on trio's clock; None: do not wait.
           returns_held: also return an empty page that is held by a pointer other than ``unless_held_by``.
         """
@@ -364,14 +388,17 @@ class Polling:
             looks += 1
             # A committed view is taken before the span, and would be stale after parking: look without a deadline.
             look = Look(since, body.end_before, deadline_s if reader is None else None)
-            mark = self.holds.mark
-            if reader is None:
-                span = await self.directory.ask(name, look)
-                found = Found(span, brought, await self._page_of(name, span, brought, reading))
-            else:
-                found = await self._read_committed(name, look, reader, reading)
-            found.looks, found.asked_from = looks, body.since
-            span, page = found.span, found.page
+            if looked is None:
+                mark = self.holds.mark
+                if reader is None:
+                    looked = Looked(await self.directory.ask(name, look), brought, mark)
+                else:
+                    looked = await self._look_committed(name, look, reader, mark)
+            span, view, mark = looked
+            looked = None
+            page = await self._page_of(name, span, view, reading)
+            found = Found(span, view, page if reader is None else reader.admit(page), looks, body.since)
+            page = found.page
             if page.held is not None and not was_held:
                 self.blocked()
                 was_held = True
@@ -410,22 +437,20 @@ class Polling:
         span = await self.directory.ask(name, look)
         return span.since < span.until
 
-    async def _read_committed(self, name: TopicName, look: Look, reader: CommittedReader, reading: Reading) -> Found:
-        """Take the view, then the span, then the page: the span then has all messages that the view shows.
+    async def _look_committed(self, name: TopicName, look: Look, reader: CommittedReader, mark: int) -> Looked:
+        """Take the span with all its undecided pointers, then the view, unless nothing is undecided.
 
-        In the other order, a transaction that writes its last rows and commits between the two would be shown in part.
-        A transaction that begins after the view at worst holds the page, and the next view includes it. The caller
-        takes its mark before all three, so that its wait misses no decision. A topic without undecided messages needs
-        no view of the service: its own, taken with the span, shows the same.
+        A transaction that was undecided in the span and is committed in the view may have written its last rows between
+        the two, and would be shown in part: look again, after the view. A topic without undecided messages needs no
+        view of the service, and without the service the pointers of the span serve instead.
         """
-        span = await self.directory.ask(name, replace(look, undecided=1))
+        span = await self.directory.ask(name, replace(look, undecided=EVERY_POINTER))
         view = await reader.view() if span.undecided else None
-        if view is not None:
+        if view is None:
+            return Looked(span, View.without_service(span.undecided), mark)
+        if any(view.verdict(pointer) is Verdict.DELIVER for pointer in span.undecided):
             span = await self.directory.ask(name, look)
-        elif span.undecided:
-            span = await self.directory.ask(name, replace(look, undecided=EVERY_POINTER))
-        view = view or View.without_service(span.undecided)
-        return Found(span, view, reader.admit(await self._page_of(name, span, view, reading)))
+        return Looked(span, view, mark)
 
     async def _page_of(self, name: TopicName, span: Span, view: View | None, reading: Reading) -> Page:
         def read(max_bytes: int) -> Awaitable[Page]:
