@@ -129,7 +129,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
             on_loaded()
             self._mailbox.on_mail = self._has_arrived
             if self._has_mail():
-                self._turns.start(self)
+                self._turns.wake_for(self)
             while not await self._is_over(core):
                 if self._has_mail() or self._is_due():
                     self._turns.soon(self)

@@ -354,18 +354,12 @@ class Turns:
         self._due[actor] = None
 
     def wake_for(self, actor: TakesTurns) -> None:
-        """Mark the actor's turn as due, and wake the server unless it is about to run the due turns anyway."""
+        """Mark the actor's turn as due. The server runs it with the others that are due; without one it is run now."""
         self.soon(actor)
-        if not (self._is_taking_in or self._running):
-            self._wake()
-
-    def start(self, actor: TakesTurns) -> None:
-        """Run the turn of an actor that was just loaded and has mail, or have the server run it."""
-        self.soon(actor)
-        if self.are_run:
-            self._wake()  # so that topics that are loaded at the same time share one commit
-        else:
+        if not self.are_run:
             self.run_due()
+        elif not (self._is_taking_in or self._running):  # else the server is about to run it
+            self._wake()
 
     def run(self) -> None:
         """Read the requests that have arrived, and run the due turns, before answers are given.

@@ -201,7 +201,8 @@ class Gate:
                 message = await (receive() if is_over else passage.intake.within(receive))
                 if message["type"] == "http.request":
                     self._count(passage, message)
-                    passage.tiny_events += len(message["body"]) <= TINY_EVENT_BYTES
+                    is_tiny = len(message["body"]) <= TINY_EVENT_BYTES
+                    passage.tiny_events = passage.tiny_events + 1 if is_tiny else 0
                     if passage.tiny_events > FEW_PARTS:
                         await self._budget.long_work.charge(TINY_EVENT_S)
                 else:

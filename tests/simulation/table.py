@@ -51,7 +51,8 @@ def judge_of(word: str) -> str:
         return "expiry"
     if word in get_args(moments.Kind):
         return "moments"
-    return {"garden": "lives of topics", "asleep": "who waits", "chain": "chains"}.get(word, "answers")
+    others = {"garden": "lives of topics", "asleep": "who waits", "chain": "chains", "issued twice": "begins"}
+    return others.get(word, "answers")
 
 
 def look_for(mistake: Mistake, most: int = MOST) -> Finding:

@@ -25,6 +25,7 @@ SOON = {
     "what failed is said not to have happened": 50,
     "a parked poll is not told of news": 20,
     "a rollback adds no entry to the chain": 20,
+    "a pointer that was answered is issued again": 20,
 }
 
 

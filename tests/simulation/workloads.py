@@ -6,6 +6,7 @@ Their records go into the history, which the clusters' checker judges; only wake
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -146,6 +147,10 @@ async def _send_together(producer: Producer, window: list[Write]) -> None:
 ENDINGS = ("commit", "commit", "abort", "leave", "both", "both", "hasty", "late")
 
 
+#: The pause between two begins of a client that publishes nothing: several fall before the first of them is written.
+IDLE_PAUSE_S = 0.02
+
+
 async def entangled_writer(stage: SimulatedStage, name: str, seed: int, pause_s: float) -> None:
     """Run transactions of several requests until the end."""
     async with stage.voice(seed) as voice:
@@ -274,6 +279,24 @@ async def _hurry(voice: Voice, name: str) -> None:
         nursery.start_soon(commit)
         with suppress(NotSent, Doubt, Refused):
             await publish(voice, write, begun["writePointer"])
+
+
+async def idle_writer(stage: SimulatedStage, name: str, seed: int, pause_s: float) -> None:
+    """Begin transactions and publish nothing under them, so that a crash may forget them. ``pause_s`` is not used."""
+    async with stage.voice(seed) as voice:
+        for number in count(1):
+            if stage.over:
+                return
+            with suppress(NotSent, Doubt, Refused):
+                begun = await voice.tell("POST", TX, {"timeoutSeconds": 1, "clientId": f"{name}-{number}"})
+                stage.idle.append(begun["id"])
+            await stage.rest(IDLE_PAUSE_S)
+
+
+def issued_twice(stage: SimulatedStage) -> list[tuple[str, str]]:
+    """Return an anomaly for each transaction that two begins were answered with."""
+    known = Counter([*stage.idle, *(each.id for each in stage.history.transactions)])
+    return [("issued twice", f"transaction {id_} was begun {times} times") for id_, times in known.items() if times > 1]
 
 
 # --- readers that wait -----------------------------------------------------------------------------

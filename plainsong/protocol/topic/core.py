@@ -216,7 +216,9 @@ class TopicCore:
     def next_deadline_s(self) -> float | None:
         """Return when a step is due even if no request arrives; None: never."""
         parked_s, due_s = self.parking.next_deadline_s(), self.state.producers.due_s
-        return min(parked_s, due_s) if parked_s is not None and due_s is not None else parked_s or due_s
+        if parked_s is None or due_s is None:
+            return due_s if parked_s is None else parked_s
+        return min(parked_s, due_s)
 
     def _answer_look(self, ticket: Hashable, look: Look, now: Now, answers: Answers) -> None:
         span = self._span(look)

@@ -310,7 +310,9 @@ class Ledger:
     def next_deadline_s(self) -> float | None:
         """Return when the next transaction times out, or rows are due; None if neither."""
         times_out_s, due_s = self._next_time_out_s(), self.write_by_s
-        return min(times_out_s, due_s) if times_out_s is not None and due_s is not None else times_out_s or due_s
+        if times_out_s is None or due_s is None:
+            return due_s if times_out_s is None else times_out_s
+        return min(times_out_s, due_s)
 
     def _next_time_out_s(self) -> float | None:
         while self._deadlines:
