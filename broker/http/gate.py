@@ -201,15 +201,15 @@ class Gate:
                 message = await (receive() if is_over else passage.intake.within(receive))
                 if message["type"] == "http.request":
                     self._count(passage, message)
-                    is_tiny = len(message["body"]) <= TINY_EVENT_BYTES
-                    passage.tiny_events = passage.tiny_events + 1 if is_tiny else 0
+                    passage.tiny_events += len(message["body"]) <= TINY_EVENT_BYTES
                     if passage.tiny_events > FEW_PARTS:
                         await self._budget.long_work.charge(TINY_EVENT_S)
                 else:
                     passage.body_ended.set()  # the client has gone
             except PlainsongError as error:
                 passage.refusal = passage.refusal or error
-            passage.receiving -= 1
+            finally:
+                passage.receiving -= 1  # also if the application gave up waiting: ``_linger`` then reads the rest
             if passage.refusal is not None:
                 attempt.cancel()
                 await trio.sleep_forever()

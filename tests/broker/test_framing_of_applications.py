@@ -340,3 +340,28 @@ async def test_an_answer_that_was_sent_arrives_though_its_connection_has_ended(e
         reader = Reader(stream)
         assert len((await reader.reply()).body) > 40_000
         assert await reader.at_end()
+
+
+async def test_the_rest_of_a_body_is_read_over_http2_after_an_application_gave_up_waiting_for_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    pieces = [{"type": "http.request", "body": b"piece", "more_body": more} for more in (True, True, False)]
+
+    async def receive() -> Any:
+        await trio.lowlevel.checkpoint()
+        return pieces.pop(0)
+
+    async def send(message: Any) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        with trio.CancelScope() as impatient:
+            impatient.cancel()
+            await receive()
+        await answer(send, b"early")
+
+    async with in_process() as daemon:
+        daemon.asgi._app = app
+        scope = {"type": "http", "http_version": "2", "method": "POST", "path": "/", "query_string": b"", "headers": []}
+        await daemon.asgi({**scope, "scheme": "http", "client": ("127.0.0.1", 1), "extensions": {}}, receive, send)
+    assert not pieces

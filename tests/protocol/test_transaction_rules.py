@@ -835,3 +835,10 @@ def test_the_checkpoints_of_one_transaction_are_bounded():
         at.checkpoint(one)
     at.checkpoint(at.new())
     assert at.commit(one) == "committed"
+
+
+def test_a_deadline_at_the_zero_of_the_clock_is_one():
+    at = TransactionsInMemory()
+    at.mono_s = -5.0
+    at.new(timeout_s=5)
+    assert at.core.next_deadline_s() == 0.0
