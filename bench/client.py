@@ -180,7 +180,7 @@ def main() -> None:
                 from_a_thread(url, topic, args, rates)
                 for loop in ("asyncio", "trio"):
                     anyio.run(from_a_loop, loop, url, topic, args, rates, backend=loop)
-                client.delete_topic(topic)
+                client.admin.delete_topic(topic)
     for name, values in rates.items():
         spread = Spread.of(values)
         print(f"{name:36} {spread.median:12,.0f} /s   ({spread.low:,.0f} to {spread.high:,.0f})")

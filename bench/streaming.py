@@ -76,10 +76,10 @@ class _Sides:
         costs = self.costs.setdefault(what, {"daemon µs": [], "client µs": []})
         costs["daemon µs"].append((self._ours.cpu_s() - ours_s) / count * 1e6)
         costs["client µs"].append((time.process_time() - mine_s) / count * 1e6)
-        stored = self._client.stats(topic)["messages"]
+        stored = self._client.admin.stats(topic)["messages"]
         if stored != count:
             raise RuntimeError(f"{count} messages were acknowledged, {stored} are there")
-        self._client.delete_topic(topic)
+        self._client.admin.delete_topic(topic)
         return count / took_s
 
     def stream(self, topic: str, until_s: float) -> int:

@@ -111,12 +111,12 @@ def lineage(client: Client, directory: Path, *, follow: bool) -> None:
         " FROM accesses AS source JOIN accesses AS target USING (run, program)"
         " WHERE source.access = 'read' AND target.access = 'write';"
     )
-    kept = {reader["name"]: reader["position"] for reader in client.readers(TOPIC)}
+    kept = {reader["name"]: reader["position"] for reader in client.admin.readers(TOPIC)}
     for page in pages(client, kept.get("lineage", "oldest"), follow=follow):
         with database:
             rows = [message.value for message in page]
             database.executemany("INSERT OR IGNORE INTO accesses VALUES (:run, :program, :access, :dataset)", rows)
-        client.set_reader(TOPIC, "lineage", page[-1].id)
+        client.admin.set_reader(TOPIC, "lineage", page[-1].id)
 
 
 def show(directory: Path) -> None:

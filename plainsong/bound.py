@@ -1,8 +1,9 @@
-"""Methods of a client, bound to a topic."""
+"""Methods of a client or of its administration, bound to a topic or reachable by an older name."""
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -17,13 +18,59 @@ def of_topic(method: Callable[Concatenate[Any, str, P], R]) -> Callable[Concaten
 
     It has the signature, less the topic, and the documentation of the client's method.
     """
-    name, signature = method.__name__, inspect.signature(method)
+    name = method.__name__
 
     def bound(self: Any, /, *arguments: Any, **options: Any) -> Any:
         return getattr(self._client, name)(self.name, *arguments, **options)
 
-    itself, _, *others = signature.parameters.values()
-    bound.__signature__ = signature.replace(parameters=[itself, *others])  # type: ignore[attr-defined] # inspect reads it
-    bound.__name__, bound.__doc__, bound.__module__ = name, method.__doc__, method.__module__
-    bound.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.{name}"
+    described: Callable[Concatenate[Any, P], R] = _described(bound, method, skipped=1)
+    return described
+
+
+def of_administration(method: Callable[Concatenate[Any, str, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """As ``of_topic``, of a method of ``client.admin``."""
+    name = method.__name__
+
+    def bound(self: Any, /, *arguments: Any, **options: Any) -> Any:
+        return getattr(self._client.admin, name)(self.name, *arguments, **options)
+
+    described: Callable[Concatenate[Any, P], R] = _described(bound, method, skipped=1)
+    return described
+
+
+def moved(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """The method of a client under the name it had before it moved to ``client.admin``. It warns, and calls that one."""
+    name = method.__name__
+
+    def bound(self: Any, /, *arguments: Any, **options: Any) -> Any:
+        warn_moved(name)
+        return getattr(self.admin, name)(*arguments, **options)
+
+    described: Callable[Concatenate[Any, P], R] = _described(bound, method, skipped=0)
+    return described
+
+
+def moved_property(name: str) -> property:
+    """As ``moved``, of a property."""
+
+    def value(self: Any) -> Any:
+        warn_moved(name)
+        return getattr(self.admin, name)
+
+    return property(value, doc=f"``admin.{name}``.")
+
+
+def warn_moved(name: str) -> None:
+    """Warns the caller's caller about a name that moved to ``client.admin``."""
+    message = f"client.{name} is client.admin.{name} now; the next version removes the old name"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
+
+
+def _described(bound: Any, method: Callable[..., Any], *, skipped: int) -> Any:
+    """``bound`` with the documentation of ``method``, and its signature less ``skipped`` arguments after ``self``."""
+    signature = inspect.signature(method)
+    itself, *others = signature.parameters.values()
+    bound.__signature__ = signature.replace(parameters=[itself, *others[skipped:]])
+    bound.__name__, bound.__doc__, bound.__module__ = method.__name__, method.__doc__, method.__module__
+    bound.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.{method.__name__}"
     return bound

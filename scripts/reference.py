@@ -48,6 +48,7 @@ PAGES = (
         " methods, to be awaited, on asyncio and trio.",
         {
             "Client": ("plainsong._sync.client.Client", "plainsong._sync.client.Topic"),
+            "Administration": ("plainsong._sync.administration.Administration",),
             "Publishing": (
                 "plainsong._sync.publisher.Publisher",
                 "plainsong._sync.stream.Stream",
@@ -72,7 +73,7 @@ PAGES = (
                 "plainsong.chains.ChainFault",
             ),
             "Traces": ("plainsong.tracing.processing",),
-            "Namespaces": ("plainsong._sync.client.Namespaces",),
+            "Namespaces": ("plainsong._sync.administration.Namespaces",),
             "Values": (
                 "plainsong.messages.Message",
                 "plainsong.messages.MessageId",
@@ -214,6 +215,7 @@ def _is_made_by_others(thing: griffe.Class) -> bool:
 
 
 MADE_BY_OTHERS = {
+    "Administration",
     "Broker",
     "Clock",
     "Counts",
@@ -248,16 +250,29 @@ MADE_BY_OTHERS = {
 
 def _members(thing: griffe.Class) -> list[griffe.Object]:
     """What is public of a class, its own first and then what it inherits, in the order of the source."""
-    own = [each for each in thing.all_members.values() if not each.name.startswith("_")]
+    own = [each for each in thing.all_members.values() if not each.name.startswith("_") and _made_by(each) not in MOVED]
     resolved = [_unbound(each.final_target if isinstance(each, griffe.Alias) else each) for each in own]
     return [each for each in resolved if each.docstring is not None or isinstance(each, griffe.Attribute)]
 
 
+#: Names of the version before: the reference shows what they stand for.
+MOVED = ("moved", "moved_property")
+
+
+def _made_by(each: griffe.Object | griffe.Alias) -> str:
+    """The function whose call is the value of an attribute; empty if there is none."""
+    target = each.final_target if isinstance(each, griffe.Alias) else each
+    value = target.value if isinstance(target, griffe.Attribute) else None
+    return str(value.function) if isinstance(value, griffe.ExprCall) else ""
+
+
 def _unbound(each: griffe.Object) -> griffe.Object:
-    """The method that ``of_topic`` makes of the client's; anything else unchanged."""
-    value = each.value if isinstance(each, griffe.Attribute) else None
-    if not isinstance(value, griffe.ExprCall) or str(value.function) != "of_topic":
+    """The method that ``of_topic`` makes of the client's, or of its administration's; anything else unchanged."""
+    if _made_by(each) not in ("of_topic", "of_administration"):
         return each
+    assert isinstance(each, griffe.Attribute)
+    value = each.value
+    assert isinstance(value, griffe.ExprCall)
     called = value.arguments[0]
     assert isinstance(called, griffe.Expr)
     method = found(called.canonical_path)

@@ -163,6 +163,6 @@ def _poll_all(client: Client, topic: str, each_s: float) -> Measured:
 
 def _delete(client: Client, topic: str) -> None:
     try:
-        client.delete_topic(topic)
+        client.admin.delete_topic(topic)
     except PlainsongError as error:
         click.echo(f"warning: topic {topic} could not be deleted: {error.detail}", err=True)

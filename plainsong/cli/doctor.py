@@ -312,7 +312,7 @@ def look_at_times(where: Where) -> list[Finding]:
         with where.client() as client:
             for name in client.topics()[:MAX_TOPICS]:
                 before_ms = time.time_ns() // 1_000_000
-                stats = client.stats(name)
+                stats = client.admin.stats(name)
                 if stats["oldestId"] is None or stats["newestId"] is None or stats["oldestAgeMs"] is None:
                     continue
                 # Their sum is the daemon's time, unless the oldest message is from the future itself.

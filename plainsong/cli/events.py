@@ -44,12 +44,12 @@ def events(topics: tuple[str, ...], kinds: tuple[str, ...], limit: int | None, a
     if "topics" in kinds and not topics:
         raise click.UsageError("--kind topics needs the names of topics")
     with where.client(*topics) as client:
-        client.attention()  # following waits for daemons for ever: report what is wrong at the start first
+        client.admin.attention()  # following waits for daemons for ever: report what is wrong at the start first
     changes = Changes()
     count = 0
     with (
         where.client(*topics, retry=True) as client,
-        client.events(*topics, kinds=cast("tuple[EventKind, ...]", kinds)) as found,
+        client.admin.events(*topics, kinds=cast("tuple[EventKind, ...]", kinds)) as found,
     ):
         note("following the service; Ctrl-C stops")
         reader = output.Reader()

@@ -203,7 +203,7 @@ def on(
         with where.client(*topics) as client:
             chosen(client.topics(), topics)  # following waits for daemons for ever: report errors first
             if position is None and start is None:
-                check_unlike(derived, client.readers(topic))
+                check_unlike(derived, client.admin.readers(topic))
         client = stack.enter_context(where.client(*topics, retry=True))
         stack.enter_context(stop.listening())
         run = OnRun(

@@ -314,7 +314,7 @@ def peek(topic: str, start: Start, until: Start, last: int | None, limit: int, a
         if last is not None:
             at = client.position_of_last(topic, last)
             start, limit = (None if at is None else after(at)), last
-        seen = client.messages(topic, start, until=until, limit=limit)
+        seen = client.admin.messages(topic, start, until=until, limit=limit)
     now = now_ms()
     for each in seen:
         if as_json:

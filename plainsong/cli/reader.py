@@ -36,7 +36,7 @@ def reader() -> None:
 def list_readers(topic: str, as_json: bool, where: Where) -> None:
     """List a topic's readers, and how far behind each one is."""
     with where.client(topic) as client:
-        found = [_with_behind(client, topic, each) for each in client.readers(topic)]
+        found = [_with_behind(client, topic, each) for each in client.admin.readers(topic)]
     if as_json:
         echo_json(found)
         return
@@ -83,7 +83,7 @@ def set_position(topic: str, reader: str, place: str | bytes | int, as_json: boo
     reads everything, now only new messages.
     """
     with where.client(topic) as client:
-        client.set_reader(topic, reader, _position(client, topic, place))
+        client.admin.set_reader(topic, reader, _position(client, topic, place))
         _show(client, topic, reader, as_json=as_json)
 
 
@@ -106,10 +106,10 @@ def reset(topic: str, reader: str, place: str | bytes | int, yes: bool, as_json:
         stands = _found(client, topic, reader)["position"]
         to = _position(client, topic, place)
         what = "read again" if to.hex() < stands else "skip"
-        ahead = client.stats(topic, reader=min(to, bytes.fromhex(stands)))["reader"]["visible"]
-        beyond = client.stats(topic, reader=max(to, bytes.fromhex(stands)))["reader"]["visible"]
+        ahead = client.admin.stats(topic, reader=min(to, bytes.fromhex(stands)))["reader"]["visible"]
+        beyond = client.admin.stats(topic, reader=max(to, bytes.fromhex(stands)))["reader"]["visible"]
         confirmed(f"Reader {reader} of {topic} will {what} {output.show_messages(ahead - beyond)}. Continue?", yes=yes)
-        client.set_reader(topic, reader, to)
+        client.admin.set_reader(topic, reader, to)
         _show(client, topic, reader, as_json=as_json)
 
 
@@ -122,7 +122,7 @@ def rm(topic: str, reader: str, as_json: bool, where: Where) -> None:
     """Forget a reader. The messages stay."""
     with where.client(topic, creates=False) as client:
         stands = _found(client, topic, reader, creates=False)["position"]
-        client.delete_reader(topic, reader)
+        client.admin.delete_reader(topic, reader)
     if as_json:
         echo_json({"removed": reader, "position": stands})
     else:
@@ -132,18 +132,18 @@ def rm(topic: str, reader: str, as_json: bool, where: Where) -> None:
 def _found(client: Client, topic: str, name: str, *, creates: bool = True) -> dict[str, Any]:
     """Returns the reader. Raises CommandFailed that names the nearest one, or how to create it."""
     try:
-        return client.reader(topic, name)
+        return client.admin.reader(topic, name)
     except TopicNotFound:
         raise
     except NotFound as error:
-        names = [each["name"] for each in client.readers(topic)]
+        names = [each["name"] for each in client.admin.readers(topic)]
         other = f"create it: plainsong reader set {topic} {name} oldest" if creates else ""
         near = nearest(name, names) if names else other or f"topic {topic} has no readers"
         raise CommandFailed(f"topic {topic} has no reader {name!r}", hint=near, code=Exit.NOT_FOUND) from error
 
 
 def _with_behind(client: Client, topic: str, found: dict[str, Any]) -> dict[str, Any]:
-    counts = client.stats(topic, reader=found["position"])["reader"]
+    counts = client.admin.stats(topic, reader=found["position"])["reader"]
     return {**found, **counts}
 
 
@@ -177,7 +177,7 @@ def _position(client: Client, topic: str, place: str | bytes | int) -> bytes:
     if isinstance(place, bytes):
         return place
     if place == NEWEST:
-        stats = client.stats(topic)
+        stats = client.admin.stats(topic)
         newest = stats["newestId"]
         return (before(bytes.fromhex(stats["end"])) or FIRST_BOUND) if newest is None else bytes.fromhex(newest)
     return FIRST_BOUND if isinstance(place, str) else before(bound_at(place)) or FIRST_BOUND

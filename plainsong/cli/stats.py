@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from plainsong import Client
-    from plainsong._sync.client import TopicColumn
+    from plainsong._sync.administration import TopicColumn
     from plainsong.cli.connection import Where
 
 HEADINGS = ("TOPIC", ">MESSAGES", ">SIZE", ">OLDEST", ">IN", ">OUT", ">WAITING", ">OPEN", ">HIDDEN")
@@ -51,7 +51,7 @@ def stats(topics: tuple[str, ...], as_json: bool, where: Where) -> None:
     """
     if len(topics) == 1 and not is_pattern(topics[0]):
         with where.client(*topics) as client:
-            found: dict[str, Any] = {**client.stats(topics[0], reader=FIRST_BOUND)}
+            found: dict[str, Any] = {**client.admin.stats(topics[0], reader=FIRST_BOUND)}
         committed = found.pop("reader")
         found |= {"visible": committed["visible"], "hidden": committed["hidden"]}
         if as_json:
@@ -72,10 +72,10 @@ def numbers(client: Client, names: Sequence[str]) -> list[tuple[str, dict[str, A
     rows: list[tuple[str, dict[str, Any]]] = []
     for name in names:
         try:
-            found: dict[str, Any] = {**client.stats(name)}
+            found: dict[str, Any] = {**client.admin.stats(name)}
             found["hidden"] = 0
             if found["openTransactions"]:  # elsewhere there is nothing to count
-                found["hidden"] = client.stats(name, reader=FIRST_BOUND)["reader"]["hidden"]
+                found["hidden"] = client.admin.stats(name, reader=FIRST_BOUND)["reader"]["hidden"]
             rows.append((name, found))
         except TopicNotFound:
             continue

@@ -84,12 +84,12 @@ def create(
             is_new = _create(client, topic, merged({}, given), if_not_exists=if_not_exists)
         except TopicExists as error:
             if if_not_exists:
-                differing = differences(client.properties(topic), given)
+                differing = differences(client.admin.properties(topic), given)
                 error.detail = f"topic {topic} exists with other properties: {_differing(differing)}"
             error.hint = f"plainsong topic set {topic} NAME=VALUE changes it; plainsong topic show {topic} shows it"
             raise
         if as_json:
-            echo_json({"name": topic, "properties": client.properties(topic)})
+            echo_json({"name": topic, "properties": client.admin.properties(topic)})
         else:
             done = "created topic {}" if is_new else "topic {} exists"
             click.echo(f"{done.format(topic)} in namespace {client.namespace}")
@@ -154,7 +154,7 @@ def list_topics(
         raise click.UsageError("--deleted goes without --sort and --long")
     if deleted or sort is not None:
         with where.client() as client:
-            found = client.deleted_topics() if deleted else _sorted(client, *_COLUMNS[sort or "name"])
+            found = client.admin.deleted_topics() if deleted else _sorted(client, *_COLUMNS[sort or "name"])
         kept = set(chosen([each["name"] for each in found], patterns))
         found = [each for each in found if each["name"] in kept]
         if as_json:
@@ -170,7 +170,7 @@ def list_topics(
             else:
                 output.echo_lines(names)
             return
-        rows = [(name, client.properties(name), client.stats(name)) for name in names]
+        rows = [(name, client.admin.properties(name), client.admin.stats(name)) for name in names]
     if as_json:
         echo_json([{"name": name, "properties": properties, "stats": stats} for name, properties, stats in rows])
         return
@@ -234,7 +234,11 @@ def _deleted_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def show(topic: str, as_json: bool, where: Where) -> None:
     """Show a topic's properties, size, producers and readers."""
     with where.client(topic) as client:
-        properties, stats, readers = client.properties(topic), client.stats(topic), client.readers(topic)
+        properties, stats, readers = (
+            client.admin.properties(topic),
+            client.admin.stats(topic),
+            client.admin.readers(topic),
+        )
         producers = run_call(client, calls.list_producers(client.namespace, topic, None, 1))
     if as_json:
         effective = producers["deduplication"]
@@ -295,7 +299,7 @@ def set_properties(
             shown = show_property("ttl", changes["ttl"])
             confirmed(f"A ttl of {shown} hides {output.show_messages(hidden)} of {topic} for ever. Set it?", yes=yes)
         done = run_call(client, call)
-        now = client.properties(topic)
+        now = client.admin.properties(topic)
     if as_json:
         echo_json({**done, "name": topic, "properties": now})
     else:
@@ -360,8 +364,8 @@ def delete(topics: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool, whe
 def undelete(topic: str, as_json: bool, where: Where) -> None:
     """Restore a deleted topic with its messages."""
     with where.client() as client:
-        done = client.undelete_topic(topic)
-        stats = client.stats(topic)
+        done = client.admin.undelete_topic(topic)
+        stats = client.admin.stats(topic)
     if as_json:
         echo_json({**done, "name": topic, "messages": stats["messages"]})
     else:
@@ -430,7 +434,7 @@ def head(topic: str, as_json: bool, where: Where) -> None:
     signed where the daemon has topic.chain_secret_file.
     """
     with _in_namespace(where, topic) as (client, name):
-        found = client.chain_head(name)
+        found = client.admin.chain_head(name)
     if as_json:
         echo_json(found.shown())
         return
@@ -471,7 +475,7 @@ def verify(topic: str, known: str | None, as_json: bool, where: Where) -> None:
     """
     expected = None if known is None else _known_head(known)
     with _in_namespace(where, topic) as (client, name):
-        found = client.verify_chain(name, known=expected)
+        found = client.admin.verify_chain(name, known=expected)
     if as_json:
         echo_json(found.shown())
     else:
@@ -648,7 +652,7 @@ def plan(client: Client, wanted: Mapping[str, Mapping[str, str]], *, prune: bool
             new: dict[str, tuple[str | None, str]] = {key: (None, value) for key, value in wanted[name].items()}
             changes.append(Change(name, "create", new, merged({}, wanted[name])))
         elif name in wanted:
-            current = client.properties(name)
+            current = client.admin.properties(name)
             different = differences(current, wanted[name])
             changes.append(Change(name, "change" if different else "keep", different, merged(current, wanted[name])))
         else:

@@ -236,7 +236,7 @@ class DeadLetters:
     def forget(self, message: Message) -> None:
         """Forgets the producer of a dead letter; if this fails, the topic forgets it after its retention time."""
         with suppress(PlainsongError):
-            self._client.delete_producer(self.topic, self._name(message))
+            self._client.admin.delete_producer(self.topic, self._name(message))
 
     def _name(self, message: Message) -> str:
         whole = f"{self._reader}\n{self._client.namespace}:{message.topic}:{message.id}"

@@ -57,12 +57,12 @@ def client(daemon):
 
 async def verified(daemon, known=None):
     async with client(daemon) as caller:
-        return await caller.verify_chain("t", known=known)
+        return await caller.admin.verify_chain("t", known=known)
 
 
 async def head_of(daemon):
     async with client(daemon) as caller:
-        return await caller.chain_head("t")
+        return await caller.admin.chain_head("t")
 
 
 async def write(daemon, *operations):

@@ -50,7 +50,7 @@ def test_an_old_transaction_and_a_reader_behind_are_warnings(cli: Cli, client: C
     client.create_topic("t")
     client.publish("t", [b"a", b"b", b"c"])
     first = client.poll("t", limit=1)[0].id
-    client.set_reader("t", "billing", first)
+    client.admin.set_reader("t", "billing", first)
     lag = f"{client.namespace}:t/billing"
     behind = f"reader billing of {client.namespace}:t is 2 messages behind"
     said = cli("check", "--max-lag", f"{lag}=2", code=None)  # a disk that was slow in the last minutes is a warning too
@@ -191,7 +191,7 @@ def planted(cli: Cli, client: Client, home: Path) -> list[str]:
     client.publish("orders", [b"the-payload-of-it"], attributes={"the-attribute-of-it": "x"})
     begun = client.transactions.begin(timeout_s=120, client_id="the-client-of-it")
     client.publish("orders", [b"the-payload-of-it"], transaction=begun)
-    client.set_reader("orders", "billing", client.poll("orders")[0].id)
+    client.admin.set_reader("orders", "billing", client.poll("orders")[0].id)
     config, log = home / "plainsong.toml", home / "plainsong.log"
     config.write_text(
         "[security.oidc]\n"

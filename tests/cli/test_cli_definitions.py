@@ -25,10 +25,10 @@ def filled(tmp_path: Path) -> Iterator[Daemon]:
                 "orders", ttl_s=3600, max_bytes=1 << 30, transactional="required", deduplication="disabled"
             )
             client.create_topic("gone")
-            client.delete_topic("gone")
-            client.namespaces.set("shop", deduplication="enabled")
+            client.admin.delete_topic("gone")
+            client.admin.namespaces.set("shop", deduplication="enabled")
         with Client(url_of(daemon), namespace="empty_of_topics") as client:
-            client.namespaces.set("empty_of_topics", deduplication="disabled")
+            client.admin.namespaces.set("empty_of_topics", deduplication="disabled")
         with Client(url_of(daemon), namespace="another_one") as client:
             client.create_topic("a_b", transactional="disabled", deduplication="enabled")
         yield daemon
@@ -55,7 +55,7 @@ def test_what_one_daemon_exports_another_imports_and_exports_again(alone, filled
             for place in (url_of(filled), url):
                 with Client(place, namespace=namespace) as client:
                     found.append(
-                        {name: said for name, said in client.properties(topic).items() if name != "generation"}
+                        {name: said for name, said in client.admin.properties(topic).items() if name != "generation"}
                     )
             assert found[0] == found[1]
 

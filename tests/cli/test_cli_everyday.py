@@ -140,9 +140,9 @@ def test_grep_prints_matching_messages_and_the_limit_counts_those(cli: Cli, clie
 
 def test_a_ttl_that_would_hide_messages_asks_first_with_their_count(cli: Cli, client: Client, tmp_path: Path):
     client.publish("orders", [b"1", b"2"], ttl_s=None)
-    kept = client.properties("orders")["ttl"]
+    kept = client.admin.properties("orders")["ttl"]
     assert cli("topic", "set", "orders", "ttl=1d").out
-    client.set_properties("orders", ttl_s=int(kept))
+    client.admin.set_properties("orders", ttl_s=int(kept))
     declared = tmp_path / "topics.toml"
     declared.write_text('[topics.orders]\nttl = "1s"\n')
     newest_ms = client.poll("orders")[-1].id.publish_time_ms
@@ -151,9 +151,9 @@ def test_a_ttl_that_would_hide_messages_asks_first_with_their_count(cli: Cli, cl
     for words in (("topic", "set", "orders", "ttl=1s"), ("topic", "apply", "-f", str(declared))):
         said = cli(*words, code=Exit.USAGE)
         assert "A ttl of 1s hides 2 messages of orders for ever. Set it?" in said.err
-        assert client.properties("orders")["ttl"] == kept
+        assert client.admin.properties("orders")["ttl"] == kept
     cli("topic", "set", "orders", "ttl=1s", "--yes")
-    assert client.properties("orders")["ttl"] == "1"
+    assert client.admin.properties("orders")["ttl"] == "1"
 
 
 def test_deleting_says_how_many_messages_go(cli: Cli, client: Client):

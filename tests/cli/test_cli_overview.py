@@ -33,18 +33,18 @@ def test_topics_are_listed_in_the_order_of_a_column(cli: Cli, client: Client):
     assert [line.split()[0] for line in said.lines[1:]] == ["a", "b", "c"]
     found = cli("topic", "list", "--sort", "name", "[bc]", "--json", code=0).json
     assert [(each["name"], each["messages"]) for each in found] == [("b", 1), ("c", 0)]
-    assert client.overview(namespace=client.namespace, sort="messages", descending=True, limit=1)["total"] == 3
+    assert client.admin.overview(namespace=client.namespace, sort="messages", descending=True, limit=1)["total"] == 3
 
 
 def test_deleted_topics_are_listed_until_they_come_back(cli: Cli, client: Client):
     assert cli("topic", "list", "--deleted", "--json", code=0).json == []
-    client.delete_topic("a")
+    client.admin.delete_topic("a")
     (line,) = cli("topic", "list", "--deleted", code=0).lines[1:]
     assert line.split()[0] == "a"
-    (found,) = client.deleted_topics()
+    (found,) = client.admin.deleted_topics()
     assert (found["name"], found["messages"], found["state"]) == ("a", 3, "kept")
     cli("topic", "undelete", "a", code=0)
-    assert client.deleted_topics() == []
+    assert client.admin.deleted_topics() == []
     cli("topic", "list", "--deleted", "--long", code=2)
 
 
@@ -57,7 +57,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(cli: Cli, client: 
     assert "max_bytes: unset -> 1MiB" in said.out
     told = cli("topic", "set", "a", "ttl=1h", "--dry-run", "--json", code=0).json
     assert (told["dryRun"], told["changed"]) == (True, ["ttl"])
-    assert client.properties("a")["ttl"] == "604800"
+    assert client.admin.properties("a")["ttl"] == "604800"
     assert len(client.poll("a")) == 3
     begun = client.transactions.begin()
     client.publish("a", b"y", transaction=begun)
@@ -78,8 +78,8 @@ def test_a_change_says_what_came_to_pass(cli: Cli, client: Client):
 
 
 def test_clients_hear_what_their_changes_came_to(client: Client):
-    assert client.set_properties("a", ttl_s=3600)["changed"] == ["ttl"]
-    assert client.replace_properties("a")["after"]["ttl"] == "604800"
+    assert client.admin.set_properties("a", ttl_s=3600)["changed"] == ["ttl"]
+    assert client.admin.replace_properties("a")["after"]["ttl"] == "604800"
     begun = client.transactions.begin()
     client.publish("a", b"y", transaction=begun)
     done = client.transactions.end(begun)
@@ -87,23 +87,23 @@ def test_clients_hear_what_their_changes_came_to(client: Client):
         "aborted",
         [{"topic": f"{client.namespace}:a", "messages": 1}],
     )
-    assert client.delete_topic("a")["effect"]["removes"]["messages"] == 3 + 1
-    assert client.undelete_topic("a")["effect"]["returns"]["messages"] == 3 + 1
+    assert client.admin.delete_topic("a")["effect"]["removes"]["messages"] == 3 + 1
+    assert client.admin.undelete_topic("a")["effect"]["returns"]["messages"] == 3 + 1
 
 
 def test_nothing_needs_attention_where_all_is_well(cli: Cli, client: Client):
     said = cli("attention", code=0)
     assert said.out == "nothing needs attention\n" or said.lines[0].split()[0] == "SEVERITY"
-    assert cli("attention", "--json", code=0).json == client.attention()
+    assert cli("attention", "--json", code=0).json == client.admin.attention()
 
 
 def test_messages_are_looked_at_from_the_newest_by_a_text_and_one_at_a_time(client: Client):
     client.publish("c", [b"an order", b"else", b"order 2"])
-    assert [each.payload for each in client.messages("c", newest_first=True, limit=1)] == [b"order 2"]
-    found = client.messages("c", containing="order", payload_bytes=2)
+    assert [each.payload for each in client.admin.messages("c", newest_first=True, limit=1)] == [b"order 2"]
+    found = client.admin.messages("c", containing="order", payload_bytes=2)
     assert [(each.payload, each.size) for each in found] == [(b"an", 8), (b"or", 7)]
-    assert client.message("c", found[0].id).payload == b"an order"
-    assert sum(client.history("c")["published"]) == 3
+    assert client.admin.message("c", found[0].id).payload == b"an order"
+    assert sum(client.admin.history("c")["published"]) == 3
 
 
 def test_rows_are_set_aside_after_a_question_and_peek_shows_that_they_were(
@@ -116,7 +116,7 @@ def test_rows_are_set_aside_after_a_question_and_peek_shows_that_they_were(
     said = cli("topic", "set-aside", f"{client.namespace}:a", first, second, "--yes", code=0)
     assert said.out.startswith("set aside: 2 rows are in set-aside/")
     assert [str(each.id) for each in client.poll("a")] == [third]
-    shown = [(str(each.id), each.state, each.detail) for each in client.messages("a")]
+    shown = [(str(each.id), each.state, each.detail) for each in client.admin.messages("a")]
     assert shown == [(first, "set-aside", f"2 rows up to {second}"), (third, "plain", "")]
     assert "set-aside" in cli("peek", "a", code=0).out
     passed = "a: 2 damaged rows were passed, which an operator has set aside"

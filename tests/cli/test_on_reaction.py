@@ -277,10 +277,10 @@ def test_a_dead_letter_is_stored_once_until_it_is_forgotten(cli, running, monkey
         DeadLetters(client, "dead", "reader:b").put(message(7), "exit 65", 1)
         letters.put(message(8), "exit 65", 1)
         assert [each.payload for each in client.read("dead")] == [b"7", b"7", b"8"]
-        assert len(client.producers("dead")["producers"]) == 3
+        assert len(client.admin.producers("dead")["producers"]) == 3
         letters.forget(message(7))
         letters.forget(message(7))
-        assert len(client.producers("dead")["producers"]) == 2
+        assert len(client.admin.producers("dead")["producers"]) == 2
 
 
 def test_a_large_dead_letter_has_longer_by_a_second_for_each_16_kib():

@@ -38,7 +38,7 @@ def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 async def is_parked(client: AsyncClient, topic: str) -> None:
-    while not (await client.stats(topic))["parkedPolls"]:  # noqa: ASYNC110 - another process knows it
+    while not (await client.admin.stats(topic))["parkedPolls"]:  # noqa: ASYNC110 - another process knows it
         await anyio.sleep(0.01)
 
 
@@ -67,7 +67,7 @@ async def test_a_publisher_keeps_the_order_of_each_topic(shared_url: str, topic:
         assert ids[::2] == [message.id async for message in client.read(topic)]
         read = [int(message.payload) async for message in client.read(other)]
         assert read[-500:] == list(range(500))
-        await client.delete_topic(other)
+        await client.admin.delete_topic(other)
 
 
 @on_both_loops
@@ -170,7 +170,7 @@ def test_a_reader_that_is_cancelled_leaves_the_client_usable(shared_url: str, cl
 
     for loop in ("asyncio", "trio"):
         anyio.run(main, backend=loop)
-    eventually("the daemon has freed what it held", lambda: not client.stats(topic)["parkedPolls"])
+    eventually("the daemon has freed what it held", lambda: not client.admin.stats(topic)["parkedPolls"])
 
 
 # --- blocks that one task enters and another leaves ------------------------------------------------

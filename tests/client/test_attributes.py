@@ -38,13 +38,13 @@ def test_a_poll_a_read_and_a_read_of_many_topics_have_them(client: Client, attri
 
 
 def test_looking_tells_producer_sequence_id_and_place_in_the_batch_too(client: Client, attributed: str):
-    seen = client.messages(attributed)
+    seen = client.admin.messages(attributed)
     assert [dict(each.attributes) for each in seen] == STRINGS
     assert [(each.producer, each.sequence_id) for each in seen] == [("p", 5), ("p", 6), ("p", 9)]
     places = [each.batch for each in seen if each.batch is not None]
     assert [(each.index, each.count) for each in places] == [(0, 3), (1, 3), (2, 3)]
     client.publish(attributed, b"plain")
-    plain = client.messages(attributed, seen[-1].id)[-1]
+    plain = client.admin.messages(attributed, seen[-1].id)[-1]
     assert (plain.producer, plain.sequence_id, plain.batch, dict(plain.attributes)) == (None, None, None, {})
 
 

@@ -52,7 +52,7 @@ def test_of_many_changes_at_the_same_moment_none_is_lost(client: Client, topic: 
 
     def change(name, values):
         for value in values:
-            client.set_properties(topic, **{name: value})
+            client.admin.set_properties(topic, **{name: value})
 
     changes = {"ttl_s": range(1000, 1010), "max_bytes": range(10**6, 10**6 + 10), "transactional": ["required"] * 10}
     threads = [threading.Thread(target=change, args=each) for each in changes.items()]
@@ -60,7 +60,7 @@ def test_of_many_changes_at_the_same_moment_none_is_lost(client: Client, topic: 
         thread.start()
     for thread in threads:
         thread.join()
-    kept = client.properties(topic)
+    kept = client.admin.properties(topic)
     assert (kept["ttl"], kept["max_bytes"], kept["transactional"]) == ("1009", str(10**6 + 9), "required")
 
 
@@ -77,7 +77,7 @@ def test_wrong_names_and_properties_are_refused(client: Client):
     with pytest.raises(TypeError, match="'ttll'; did you mean 'ttl_s'"):
         client.create_topic("x", ttll=5)
     with pytest.raises(TypeError, match="'ttl'; did you mean 'ttl_s'"):
-        client.set_properties("x", ttl=5)
+        client.admin.set_properties("x", ttl=5)
     with pytest.raises(InvalidProperty):
         client.create_topic("x", ttl_s=0)
 
@@ -107,7 +107,7 @@ def test_values_go_through_a_serializer_both_ways(client: Client, topic: str):
 def test_a_message_has_the_shorter_of_all_times_to_live(client: Client, topic: str):
     client.publish(topic, [Outgoing(b"own", ttl_s=60), b"request's"], ttl_s=120)
     client.publish(topic, b"topic's")
-    lives_s = [(seen.expires_ms - seen.publish_time_ms) // 1000 for seen in client.messages(topic)]
+    lives_s = [(seen.expires_ms - seen.publish_time_ms) // 1000 for seen in client.admin.messages(topic)]
     assert lives_s == [60, 120, 7 * 86_400]
     for wrong in (0, -1, "60", 1.5, 1 << 31):
         with pytest.raises(InvalidParameter):
@@ -147,7 +147,7 @@ def test_a_poll_waits_for_a_first_message(client: Client, topic: str):
     before = client.publish(topic, b"before").last_id
 
     def publish_when_parked() -> None:
-        eventually("a poll is parked", lambda: client.stats(topic)["parkedPolls"])
+        eventually("a poll is parked", lambda: client.admin.stats(topic)["parkedPolls"])
         client.publish(topic, b"at last")
 
     thread = threading.Thread(target=publish_when_parked)
@@ -160,7 +160,7 @@ def test_a_poll_waits_for_a_first_message(client: Client, topic: str):
 
 def test_messages_can_be_looked_at_with_their_state(client: Client, topic: str):
     receipt = client.publish(topic, [b"a", b"\xff"])
-    seen = client.messages(topic, receipt.first_id, limit=5)
+    seen = client.admin.messages(topic, receipt.first_id, limit=5)
     assert [(each.id, each.payload, each.state, each.size) for each in seen] == [
         (receipt.first_id, b"a", "plain", 1),
         (receipt.last_id, b"\xff", "plain", 1),
@@ -169,7 +169,7 @@ def test_messages_can_be_looked_at_with_their_state(client: Client, topic: str):
 
 def test_numbers_of_a_topic_say_how_far_behind_a_reader_is(client: Client, topic: str):
     receipt = client.publish(topic, [b"a", b"b", b"c"])
-    stats = client.stats(topic, reader=receipt.first_id)
+    stats = client.admin.stats(topic, reader=receipt.first_id)
     assert stats["messages"] == 3
     assert stats["newestId"] == str(receipt.last_id)
     assert stats["reader"]["visible"] == 2
@@ -178,13 +178,13 @@ def test_numbers_of_a_topic_say_how_far_behind_a_reader_is(client: Client, topic
 def test_positions_of_readers_are_kept_by_the_daemon(client: Client, topic: str):
     receipt = client.publish(topic, b"a")
     with pytest.raises(NotFound) as caught:
-        client.reader(topic, "me")
+        client.admin.reader(topic, "me")
     assert not isinstance(caught.value, TopicNotFound)
-    client.set_reader(topic, "me", receipt.first_id)
-    assert MessageId(client.reader(topic, "me")["position"]) == receipt.first_id
-    assert [each["name"] for each in client.readers(topic)] == ["me"]
-    client.delete_reader(topic, "me")
-    assert client.readers(topic) == []
+    client.admin.set_reader(topic, "me", receipt.first_id)
+    assert MessageId(client.admin.reader(topic, "me")["position"]) == receipt.first_id
+    assert [each["name"] for each in client.admin.readers(topic)] == ["me"]
+    client.admin.delete_reader(topic, "me")
+    assert client.admin.readers(topic) == []
 
 
 def test_errors_of_the_daemon_are_classes_with_hints(client: Client, topic: str):
@@ -268,7 +268,7 @@ def test_a_position_that_keeps_nothing_is_refused_in_words(client: Client, topic
 def test_a_reader_is_set_to_any_place_where_reading_can_start(client: Client, topic: str):
     first = client.publish(topic, [b"a", b"b"]).first_id
     for place, rest in (("oldest", 2), (first, 1), (str(first), 1), ("newest", 0), ("-1h", 2), (0, 2)):
-        client.set_reader(topic, "r", place)
+        client.admin.set_reader(topic, "r", place)
         assert len(list(client.read(topic, position=ServerPosition("r")))) == rest, place
     with pytest.raises(InvalidParameter):
-        client.set_reader(topic, "r", "somewhere")
+        client.admin.set_reader(topic, "r", "somewhere")

@@ -33,8 +33,8 @@ def test_all_that_can_be_done_with_a_topic_is_listed():
     assert len(re.findall(r"^\| `\w+\(topicId", TABLE, re.MULTILINE)) == 21
     assert {name for name, _ in CALLS} >= {
         "create_topic",
-        "replace_properties",
-        "delete_topic",
+        "admin.replace_properties",
+        "admin.delete_topic",
         "store",
         "rollback",
         "poll",
@@ -57,9 +57,56 @@ def test_names_of_the_second_table_are_there():
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_method_of_a_topic_has_the_signature_and_the_help_of_the_clients_less_the_topic(kind: type):
     topic = kind("http://127.0.0.1:1").topic("t")
-    for name in ("publish", "read", "producer", "set_properties"):
-        of_client, of_topic = getattr(kind, name), getattr(topic, name)
+    administration = type(kind("http://127.0.0.1:1").admin)
+    for home, name in ((kind, "publish"), (kind, "read"), (kind, "producer"), (administration, "set_properties")):
+        of_client, of_topic = getattr(home, name), getattr(topic, name)
         names = list(inspect.signature(of_client).parameters)
         assert list(inspect.signature(of_topic).parameters) == names[2:]
         assert names[:2] in (["self", "topic"], ["self", "topics"])
         assert inspect.getdoc(of_topic) == inspect.getdoc(of_client)
+
+
+#: The names of 0.1 that are ``client.admin``'s now.
+MOVED = [
+    "overview",
+    "deleted_topics",
+    "attention",
+    "events",
+    "history",
+    "properties",
+    "set_properties",
+    "replace_properties",
+    "delete_topic",
+    "undelete_topic",
+    "set_aside",
+    "chain_head",
+    "verify_chain",
+    "stats",
+    "messages",
+    "message",
+    "readers",
+    "reader",
+    "set_reader",
+    "delete_reader",
+    "producers",
+    "producer_state",
+    "delete_producer",
+]
+
+
+@pytest.mark.parametrize("name", MOVED)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_name_that_moved_to_the_administration_warns_and_calls_it(kind: type, name: str, monkeypatch):
+    client = kind("http://127.0.0.1:1")
+    called = []
+    monkeypatch.setattr(type(client.admin), name, lambda _, *arguments, **options: called.append((arguments, options)))
+    with pytest.warns(DeprecationWarning, match=f"client.{name} is client.admin.{name} now"):
+        getattr(client, name)("t", an_option=5)
+    assert called == [(("t",), {"an_option": 5})]
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_the_namespaces_moved_to_the_administration(kind: type):
+    client = kind("http://127.0.0.1:1")
+    with pytest.warns(DeprecationWarning, match="client.admin.namespaces"):
+        assert type(client.namespaces) is type(client.admin.namespaces)

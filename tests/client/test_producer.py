@@ -277,7 +277,7 @@ def test_the_newest_of_a_name_fences_off_the_older_ones(client: Client, topic: s
 def test_a_topic_that_was_made_anew_gets_nothing_of_the_old_one(client: Client, topic: str):
     with client.producer(topic, "p") as producer:
         producer.publish(b"old")
-        client.delete_topic(topic)
+        client.admin.delete_topic(topic)
         with pytest.raises(TopicNotFound):
             producer.publish(b"to nowhere")
         client.create_topic(topic)
@@ -301,7 +301,7 @@ def test_the_old_generation_tells_what_became_of_the_last_request(
         proxy.mode = "swallow"
         sent = producer.send(b"in the old one")
         eventually("it is there", lambda: len(client.poll(topic)) == 1)
-        client.delete_topic(topic)
+        client.admin.delete_topic(topic)
         client.create_topic(topic)
         proxy.mode = "pass"
         assert sent.result(PATIENCE_S).generation == 1
@@ -311,7 +311,7 @@ def test_the_old_generation_tells_what_became_of_the_last_request(
 
 
 def test_where_deduplication_is_off_opening_is_refused_unless_it_is_optional(client: Client, topic: str):
-    client.set_properties(topic, deduplication="disabled")
+    client.admin.set_properties(topic, deduplication="disabled")
     with pytest.raises(DeduplicationDisabled):
         client.producer(topic, "p")
     with client.producer(topic, "p", optional=True) as producer:
@@ -324,7 +324,7 @@ def test_where_deduplication_is_off_opening_is_refused_unless_it_is_optional(cli
 def test_who_relies_on_it_stops_when_it_is_switched_off(client: Client, topic: str):
     with client.producer(topic, "p") as producer:
         producer.publish(b"0")
-        client.set_properties(topic, deduplication="disabled")
+        client.admin.set_properties(topic, deduplication="disabled")
         assert producer.publish(b"1").deduplicated is False
         with pytest.raises(DeduplicationDisabled):
             producer.publish(b"2")
@@ -346,7 +346,7 @@ def test_a_refused_message_with_an_id_of_its_own_stops_its_producer(client: Clie
 
 def test_closing_says_what_was_not_sent_and_a_closed_one_takes_nothing(client: Client, topic: str):
     producer = client.producer(topic, "p")
-    client.delete_topic(topic)
+    client.admin.delete_topic(topic)
     producer.send(b"x")
     with pytest.raises(NotSent) as raised:
         producer.close()
@@ -518,13 +518,13 @@ def test_ids_of_a_transaction_that_was_undone_are_used_up(client: Client, topic:
 def test_producers_and_namespaces_can_be_looked_after(client: Client, topic: str):
     producer: Producer = client.producer(topic, "a/b c")
     producer.publish([b"0", b"1"])
-    page = client.producers(topic)
+    page = client.admin.producers(topic)
     assert [each["producer"] for each in page["producers"]] == ["a/b c"]
-    assert client.producer_state(topic, "a/b c")["lastSequenceId"] == 1
+    assert client.admin.producer_state(topic, "a/b c")["lastSequenceId"] == 1
     assert client.topic(topic).producers()["count"] == 1
-    client.delete_producer(topic, "a/b c")
-    assert client.producers(topic)["producers"] == []
-    assert client.namespace in client.namespaces.list()
-    assert client.namespaces.set("other", deduplication="disabled")["properties"] == {"deduplication": "disabled"}
-    assert client.namespaces.show("other")["deduplication"] == {"enabled": False, "level": "namespace"}
-    assert client.namespaces.show()["deduplication"]["enabled"] is True
+    client.admin.delete_producer(topic, "a/b c")
+    assert client.admin.producers(topic)["producers"] == []
+    assert client.namespace in client.admin.namespaces.list()
+    assert client.admin.namespaces.set("other", deduplication="disabled")["properties"] == {"deduplication": "disabled"}
+    assert client.admin.namespaces.show("other")["deduplication"] == {"enabled": False, "level": "namespace"}
+    assert client.admin.namespaces.show()["deduplication"]["enabled"] is True

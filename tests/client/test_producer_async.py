@@ -49,7 +49,7 @@ def test_the_course_of_a_producer_on_an_event_loop(run: Any, client: Client, top
                 await producer.send(b"late")
             async with far.producer(topic, "p", initial_sequence_id=304) as again:
                 assert [(await (await again.send(b"%d" % n))).duplicate for n in (304, 305)] == [True, False]
-            assert (await far.producers(topic))["count"] == 1
+            assert (await far.admin.producers(topic))["count"] == 1
             assert far.namespace in await far.namespaces.list()
 
     run(work)

@@ -43,7 +43,7 @@ def test_a_file_is_published_once_whoever_is_killed(daemon: Callable[..., Daemon
         client.create_topic("t")
 
         def count() -> int:
-            return int(client.stats("t")["messages"])
+            return int(client.admin.stats("t")["messages"])
 
         for _ in range(3):
             before = count()
@@ -115,9 +115,9 @@ def test_a_transaction_that_died_with_its_program_is_there_once_or_not_at_all(
                 n += 1
     """
     for _ in range(3):
-        before = client.stats(topic)["messages"]
+        before = client.admin.stats(topic)["messages"]
         process = program(text, shared_url, topic)
-        eventually("some are there", lambda before=before: client.stats(topic)["messages"] > before + 30)
+        eventually("some are there", lambda before=before: client.admin.stats(topic)["messages"] > before + 30)
         process.kill()
         process.communicate()
     found = [message.payload for message in client.read(topic)]

@@ -103,7 +103,7 @@ def test_values_and_times_to_live_go_along(client: Client, topic: str):
         with pytest.raises(NotEncodable):
             publisher.send(object())
     assert [message.value for message in client.read(topic, serializer=JSON)] == [{"n": 1}, {"n": 2}]
-    lives = [seen.expires_ms - seen.publish_time_ms for seen in client.messages(topic)]
+    lives = [seen.expires_ms - seen.publish_time_ms for seen in client.admin.messages(topic)]
     assert lives == [7 * 86_400_000, 60_000]
 
 

@@ -49,7 +49,7 @@ def test_a_follower_gets_what_comes_later(client: Client, topic: str):
 
     def publish_when_parked() -> None:
         for n in (3, 4):
-            eventually("a poll is parked", lambda: client.stats(topic)["parkedPolls"])
+            eventually("a poll is parked", lambda: client.admin.stats(topic)["parkedPolls"])
             numbers(client, topic, 1, n)
             eventually("the poll is answered", lambda n=n: n in found)
 
@@ -77,7 +77,7 @@ def test_several_topics_are_followed_with_one_wait(client: Client):
 
     def publish_when_parked() -> None:
         for n, name in enumerate(topics):
-            eventually("a poll is parked", lambda name=name: client.stats(name)["parkedPolls"])
+            eventually("a poll is parked", lambda name=name: client.admin.stats(name)["parkedPolls"])
             numbers(client, name, 2, n)
             eventually("they have come", lambda n=n: len(found) >= 2 * n + 2)
 
@@ -222,7 +222,7 @@ def test_two_readers_of_one_name_do_not_undo_each_other(client: Client, topic: s
     assert len(read(client.read(topic, position=ServerPosition("both")))) == 9
     with pytest.raises(PositionChanged):
         next(slow)
-    assert client.reader(topic, "both")["position"] == str(client.poll(topic)[-1].id)
+    assert client.admin.reader(topic, "both")["position"] == str(client.poll(topic)[-1].id)
 
 
 def test_a_file_that_is_no_position_is_left_alone(client: Client, topic: str, tmp_path: Path):

@@ -63,7 +63,7 @@ def test_a_committed_reader_stops_at_the_first_undecided_message_and_knows_whose
     assert ([message.payload for message in page], page.end) == ([b"before"], "held")
     assert page.held.write_pointer == transaction.write_pointer
     assert (page.held.hidden_messages, page.held.hidden_more) == (3, False)
-    (seen,) = client.messages(topic, limit=2)[1:]
+    (seen,) = client.admin.messages(topic, limit=2)[1:]
     assert page.held.since_ms == seen.publish_time_ms
     assert client.transactions.get(page.held.write_pointer).client_id == "slow"
     reader = client.read(topic, isolation="committed")
@@ -83,7 +83,7 @@ def test_a_following_reader_goes_on_with_the_decision(client: Client, topic: str
     client.publish(topic, b"last")
 
     def decide_when_parked() -> None:
-        eventually("a poll is parked", lambda: client.stats(topic)["parkedPolls"] or reader.held)
+        eventually("a poll is parked", lambda: client.admin.stats(topic)["parkedPolls"] or reader.held)
         getattr(client.transactions, decision)(transaction)
 
     reader = client.read(topic, isolation="committed", follow=True)

@@ -96,7 +96,7 @@ def test_a_reader_is_stopped_while_a_name_is_not_resolved(resolver: Resolver):
 
 def test_events_are_stopped_while_a_name_is_not_resolved(resolver: Resolver):
     with Client(STUCK, connect_timeout_s=PATIENCE_S * 9, request_timeout_s=PATIENCE_S * 9) as client:
-        events = client.events()
+        events = client.admin.events()
         ended = threading.Event()
 
         def read() -> None:

@@ -30,7 +30,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 
 
 def test_a_client_is_told_what_there_is_and_then_what_changes(client: Any, topic: str):
-    with client.events(topic, kinds=["topics", "attention"]) as events:
+    with client.admin.events(topic, kinds=["topics", "attention"]) as events:
         assert next(events).kind == "topics"
         attention = next(events)
         # A disk that is slow is told for minutes, and no test can help it.
@@ -41,11 +41,11 @@ def test_a_client_is_told_what_there_is_and_then_what_changes(client: Any, topic
 
 
 def test_all_kinds_are_told_and_topics_if_some_are_named(client: Any, topic: str):
-    with client.events() as events:
+    with client.admin.events() as events:
         assert [each.kind for each in islice(events, 3)] == ["transactions", "attention", "cluster"]
-    with client.events(f"default:{topic}") as events:
+    with client.admin.events(f"default:{topic}") as events:
         assert {each.kind for each in islice(events, 4)} == {"topics", "transactions", "attention", "cluster"}
-    with client.events(f"default:{topic}", kinds=["topics"]) as events:
+    with client.admin.events(f"default:{topic}", kinds=["topics"]) as events:
         # Streams share what was found within the last second, which may be from before the topic was made.
         (row,) = next(event.data for event in events if event.data)
         assert (row["namespace"], row["name"]) == ("default", topic)
@@ -53,7 +53,7 @@ def test_all_kinds_are_told_and_topics_if_some_are_named(client: Any, topic: str
 
 def test_after_a_kill_it_goes_on_by_itself_and_tells_only_what_is_different(daemon: Callable[..., Daemon]):
     running = daemon(bind=free_address())
-    with Client(url_of(running)) as client, client.events(kinds=["transactions", "attention"]) as events:
+    with Client(url_of(running)) as client, client.admin.events(kinds=["transactions", "attention"]) as events:
         told = {each.kind: each.data for each in islice(events, 2)}
         assert list(told) == ["transactions", "attention"]
         kill_and_restart(running)
@@ -77,7 +77,7 @@ def test_asynchronous_clients_go_on_after_a_kill_and_end_when_they_are_told_to(
         async with AsyncClient(url_of(running)) as client:
             seen: list[Any] = []
             first, changed = anyio.Event(), anyio.Event()
-            async with client.events(kinds=["transactions"]) as events, anyio.create_task_group() as tasks:
+            async with client.admin.events(kinds=["transactions"]) as events, anyio.create_task_group() as tasks:
 
                 async def follow() -> None:
                     async for event in events:
@@ -97,7 +97,7 @@ def test_asynchronous_clients_go_on_after_a_kill_and_end_when_they_are_told_to(
 
 
 def test_a_loop_that_was_stopped_does_not_begin(client: Any):
-    with client.events(kinds=["attention"]) as events:
+    with client.admin.events(kinds=["attention"]) as events:
         events.stop()
         assert list(events) == []
 
@@ -105,7 +105,7 @@ def test_a_loop_that_was_stopped_does_not_begin(client: Any):
 def test_a_thread_that_waits_is_ended_by_a_stop_and_by_the_end_of_the_block(shared_url: str):
     with Client(shared_url) as client:
         for end in ("stop", "close"):
-            with client.events(kinds=["attention"]) as events:
+            with client.admin.events(kinds=["attention"]) as events:
                 next(events)
                 thread = threading.Thread(target=list, args=(events,))
                 thread.start()
@@ -116,8 +116,8 @@ def test_a_thread_that_waits_is_ended_by_a_stop_and_by_the_end_of_the_block(shar
 
 def test_what_cannot_be_followed_is_an_error_at_once(client: Any, shared_url: str):
     with pytest.raises(InvalidName):
-        client.events("no/name")
-    with client.events(kinds=["things"]) as events, pytest.raises(InvalidParameter):
+        client.admin.events("no/name")
+    with client.admin.events(kinds=["things"]) as events, pytest.raises(InvalidParameter):
         next(events)
     nobody = Client("http://127.0.0.1:1", wait_for_daemon_s=0)
     with nobody, nobody.events() as events, pytest.raises(ConnectFailed):
@@ -151,7 +151,7 @@ def playing(*answers: bytes) -> Iterator[tuple[str, list[str]]]:
 
 def followed(url: str) -> None:
     """Follows a server until that fails, and does not try again."""
-    with Client(url, retry=False) as client, client.events() as events:
+    with Client(url, retry=False) as client, client.admin.events() as events:
         list(events)
 
 
@@ -166,7 +166,7 @@ def test_a_client_that_was_cut_off_names_the_last_event_that_came_whole():
     with (
         playing(first, second, third) as (url, asked),
         Client(url) as client,
-        client.events(kinds=["attention"]) as events,
+        client.admin.events(kinds=["attention"]) as events,
     ):
         assert [each.data for each in islice(events, 4)] == [1, 2, 3, 4]
     assert [line for each in asked for line in each.split("\r\n") if line.startswith("Last-Event-ID")] == [

@@ -152,7 +152,7 @@ def test_a_reader_that_another_thread_closes_ends_its_loop_and_saves(client, top
     thread = threading.Thread(target=read)
     thread.start()
     assert waits.wait(PATIENCE_S)
-    eventually("it waits for more", lambda: client.stats(topic)["parkedPolls"] == 1)
+    eventually("it waits for more", lambda: client.admin.stats(topic)["parkedPolls"] == 1)
     reader.close()
     thread.join(PATIENCE_S)
     assert not thread.is_alive()

@@ -248,7 +248,7 @@ def test_a_transaction_is_undone_whose_topic_is_created_again_after_a_part_was_s
     with pytest.raises(GenerationChanged), client.transaction(buffer_messages=10) as tx:
         for number in range(25):
             tx.publish(topic, b"%d" % number)
-        client.delete_topic(topic)
+        client.admin.delete_topic(topic)
         client.create_topic(topic)
     assert client.poll(topic, isolation="committed").messages == []
 
@@ -285,7 +285,7 @@ def test_an_abort_after_a_checkpoint_takes_back_every_pointer(client: Client, to
         tx.checkpoint()
         raise KeyError
     assert committed(client, topic) == []
-    assert {seen.state for seen in client.messages(topic)} == {"rolled-back"}
+    assert {seen.state for seen in client.admin.messages(topic)} == {"rolled-back"}
 
 
 def test_a_message_too_large_undoes_the_transaction(client: Client, topic: str):

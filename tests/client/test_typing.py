@@ -36,7 +36,7 @@ def program(client: Client) -> None:
     client.topic("t").publish(b"x", ttl=5)  # refused
     client.topic("t").publisher(linger=5)  # refused
     client.create_topic("t", ttl=5)  # refused
-    client.set_properties("t", ttl_s=5, max_bytes=None)
+    client.admin.set_properties("t", ttl_s=5, max_bytes=None)
     client.read("t", folow=True)  # refused
     for order in client.read("t", serializer=Order):
         reveal_type(order.value)  # is Order
@@ -45,10 +45,10 @@ def program(client: Client) -> None:
         reveal_type(plain.value)  # is bytes
     reveal_type(client.poll("t", serializer=str)[0].value)  # is str
     reveal_type(client.topic("t").poll(serializer=(bytes, float))[0].value)  # is float
-    reveal_type(client.stats("t")["messages"])  # is int
+    reveal_type(client.admin.stats("t")["messages"])  # is int
     reveal_type(client.stream("t").publish(b"x").result())  # is Receipt
     reveal_type(client.publisher("t").send(b"x").result())  # is MessageId
-    client.stats("t")["mesages"]  # refused
+    client.admin.stats("t")["mesages"]  # refused
     with client.transaction() as tx:
         tx.publish("t", 17)  # refused
         tx.publish("t", Order(1), serializer=Order)

@@ -59,11 +59,11 @@ def shorten_ttl(client: Any, topic: str, transaction: Any) -> None:
     del transaction
     eventually("the first message is a second older", lambda: age_ms(client, topic) > 1_500)
     client.publish(topic, b"after")
-    client.set_properties(topic, ttl_s=1)
+    client.admin.set_properties(topic, ttl_s=1)
 
 
 def age_ms(client: Any, topic: str) -> int:
-    return int(client.stats(topic)["oldestAgeMs"])
+    return int(client.admin.stats(topic)["oldestAgeMs"])
 
 
 class Waiting:
@@ -94,7 +94,7 @@ def held(url: str, transaction: Any) -> bool:
 
 
 def parked(client: Any, topic: str) -> bool:
-    return bool(client.stats(topic)["parkedPolls"])
+    return bool(client.admin.stats(topic)["parkedPolls"])
 
 
 @pytest.mark.parametrize("end", [commit, abort, invalidate, shorten_ttl])
@@ -131,5 +131,5 @@ def test_a_deletion_ends_a_call_that_waits(wait: Any, shared_url: str, topic: st
     with Client(shared_url) as other:
         waiting = Waiting(lambda: wait(other, topic))
         eventually("the call waits", lambda: parked(client, topic))
-        client.delete_topic(topic)
+        client.admin.delete_topic(topic)
         assert isinstance(waiting.outcome(), TopicNotFound)

@@ -53,8 +53,8 @@ def an_hour(daemon: Broker, client: Client) -> dict[str, list[int]]:
             client.poll(name, limit=count)
             published[name].append(count)
         if minute == 50:
-            client.set_reader("orders", "invoicing", client.position_of_last("orders", 40) or "0" * 40)
-            client.set_reader("orders", "warehouse", client.position_of_last("orders", 9) or "0" * 40)
+            client.admin.set_reader("orders", "invoicing", client.position_of_last("orders", 40) or "0" * 40)
+            client.admin.set_reader("orders", "warehouse", client.position_of_last("orders", 9) or "0" * 40)
         daemon.clock.advance(60)
     held = client.transactions.begin(client_id="checkout-7", timeout_s=300)
     client.publish("orders", [order(chance, 9000 + n) for n in range(3)], transaction=held)

@@ -16,14 +16,14 @@ def pages(client: Client, ns: str) -> Iterator[dict[str, str]]:
     """Every page, each with something on it, and what it shows when it is there."""
     client.create_topic("orders", ttl_s=3600)
     client.publish("orders", [b'{"n": 1}', b"\xff\xfe", b"text"], attributes={"traceparent": "00-1"})
-    client.set_reader("orders", "billing", client.position_of_last("orders", 1))
+    client.admin.set_reader("orders", "billing", client.position_of_last("orders", 1))
     with client.producer("orders", "importer") as producer:
         producer.publish([b"a"])
     transaction = client.transactions.begin(client_id="checkout", timeout_s=300)
     client.publish("orders", [b"in it"], transaction=transaction)
-    seen = client.messages("orders")[0].id.hex()
+    seen = client.admin.messages("orders")[0].id.hex()
     client.create_topic("gone")
-    client.delete_topic("gone")
+    client.admin.delete_topic("gone")
     invalid = client.transactions.begin(client_id="lost", timeout_s=300)
     client.publish("orders", [b"hidden"], transaction=invalid)
     client.transactions.invalidate(invalid)
@@ -115,7 +115,7 @@ def test_everything_is_done_with_the_keyboard_alone(screen: Screen, client: Clie
     tab_to(screen, "apply")
     screen.press(Keys.ENTER)
     screen.says("toast", "changed")
-    assert client.properties("orders")["ttl"] == "7200"
+    assert client.admin.properties("orders")["ttl"] == "7200"
     # A deletion is called off: the focus is where it was.
     tab_to(screen, "topic-delete")
     screen.press(Keys.ENTER)

@@ -41,7 +41,7 @@ def damaged(
     with Daemon(data) as daemon, Client("http://{}:{}".format(*daemon.address), namespace="shop") as client:
         client.create_topic("orders")
         client.publish("orders", [b"a", b"b", b"c", b"d"])
-        ids = [each.id for each in client.messages("orders")]
+        ids = [each.id for each in client.admin.messages("orders")]
     trio.run(damage, data, *map(bytes, ids[1 : 1 + count]))
     with Daemon(data) as daemon, Client("http://{}:{}".format(*daemon.address), namespace="shop") as client:
         screen = Screen(browser, "http://{}:{}".format(*daemon.address))

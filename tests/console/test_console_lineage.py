@@ -30,12 +30,12 @@ def flows(screen: Screen) -> Iterator[None]:
             client.publish("lineage", [json.dumps(row).encode() for row in rows])
         client.publish("lineage", [b"\xff not a flow", b'{"from": 1}', b"<img src=x onerror=alert(1)>"])
         yield
-        client.delete_topic("lineage")
+        client.admin.delete_topic("lineage")
 
 
 def test_without_any_lineage_the_page_says_how_to_have_some(screen: Screen):
     with Client(screen.url, namespace="system") as client, pytest.raises(TopicNotFound):
-        client.properties("lineage")
+        client.admin.properties("lineage")
     screen.open("/console/lineage")
     screen.says("lineage-empty", "plainsong pipeline run audit run", "--publish-lineage", "system:lineage")
 

@@ -118,7 +118,7 @@ def test_a_page_whose_daemon_went_away_before_it_had_its_messages_shows_them_whe
 ):
     client.create_topic("t")
     client.publish("t", [b"a"])
-    (message,) = client.messages("t")
+    (message,) = client.admin.messages("t")
     script = """const real = window.fetch;
     window.away = true;
     window.fetch = (path, more) =>

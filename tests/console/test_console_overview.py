@@ -123,8 +123,8 @@ def test_the_figures_of_topics_that_come_into_sight_follow_what_is_published(scr
 def test_what_expired_unread_needs_attention_and_leads_to_its_topic(screen: Screen, client: Client, ns: str):
     client.create_topic("orders", ttl_s=1)
     client.publish("orders", [b"x"] * 3)
-    client.set_reader("orders", "late", "0" * 40)
-    screen.until("they have expired", lambda: client.stats("orders")["messages"] == 0)
+    client.admin.set_reader("orders", "late", "0" * 40)
+    screen.until("they have expired", lambda: client.admin.stats("orders")["messages"] == 0)
     client.publish("orders", [b"later"])
     screen.open("/console", "attention")
 
@@ -138,7 +138,7 @@ def test_what_expired_unread_needs_attention_and_leads_to_its_topic(screen: Scre
     assert "late" in item
     screen.click_in("css selector", "a", "attention-item", said=ns, kind="expired-unread")
     screen.says("topic-name", f"{ns}:orders")
-    client.delete_topic("orders")
+    client.admin.delete_topic("orders")
 
 
 def test_topics_are_filtered_as_one_types_and_the_address_says_how(screen: Screen, client: Client, ns: str):
@@ -202,7 +202,7 @@ def test_a_topic_is_made_after_a_preview(screen: Screen, client: Client, ns: str
     assert client.topics() == []
     screen.click("apply")
     screen.says("topic-name", f"{ns}:fresh")
-    assert client.properties("fresh")["ttl"] == "600"
+    assert client.admin.properties("fresh")["ttl"] == "600"
 
 
 def test_a_preview_of_a_name_that_was_changed_meanwhile_is_none(screen: Screen, client: Client, ns: str):

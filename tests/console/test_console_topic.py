@@ -74,7 +74,7 @@ def test_a_held_topic_says_who_holds_it_since_when_and_how_much_and_leads_there(
 def test_readers_show_what_is_to_come_what_is_hidden_and_when_they_were_seen(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     publish(client, "t", *[b"%d" % n for n in range(10)])
-    client.set_reader("t", "billing", client.position_of_last("t", 4))
+    client.admin.set_reader("t", "billing", client.position_of_last("t", 4))
     transaction = client.transactions.begin(client_id="slow", timeout_s=300)
     publish(client, "t", b"held", transaction=transaction)
     publish(client, "t", b"behind")
@@ -124,10 +124,10 @@ def test_a_change_of_properties_is_previewed_with_what_it_hides_and_then_applied
     screen.choose("property-transactional", "required")
     screen.click("preview")
     screen.says("preview-effect", "Changes transactional from optional to required, ttl from 3600 to 7200")
-    assert client.properties("t")["ttl"] == "3600"
+    assert client.admin.properties("t")["ttl"] == "3600"
     screen.click("apply")
     screen.says("toast", "changed")
-    after = client.properties("t")
+    after = client.admin.properties("t")
     assert (after["ttl"], after["transactional"], after["max_bytes"]) == ("7200", "required", str(1 << 20))
 
 
@@ -137,10 +137,10 @@ def test_what_was_changed_by_somebody_else_meanwhile_is_not_overwritten(screen: 
     screen.type("property-ttl", "7200")
     screen.click("preview")
     screen.one("apply")
-    client.set_properties("t", ttl_s=60)
+    client.admin.set_properties("t", ttl_s=60)
     screen.click("apply")
     screen.says("error", "changed")
-    assert client.properties("t")["ttl"] == "60"
+    assert client.admin.properties("t")["ttl"] == "60"
 
 
 def test_a_preview_of_a_change_that_was_changed_meanwhile_is_none(screen: Screen, client: Client, ns: str):
@@ -155,7 +155,7 @@ def test_a_preview_of_a_change_that_was_changed_meanwhile_is_none(screen: Screen
     screen.says("preview-effect", "ttl from 3600 to 9000")
     screen.click("apply")
     screen.says("toast", "changed")
-    assert client.properties("t")["ttl"] == "9000"
+    assert client.admin.properties("t")["ttl"] == "9000"
 
 
 def test_a_property_that_is_not_allowed_is_said_with_its_hint(screen: Screen, client: Client, ns: str):
@@ -180,14 +180,14 @@ def test_a_topic_is_deleted_only_after_its_name_was_typed(screen: Screen, client
     screen.says("toast", "deleted")
     assert screen.path == "/console"
     with pytest.raises(TopicNotFound):
-        client.properties("orders")
+        client.admin.properties("orders")
 
 
 def test_a_deletion_names_the_first_few_whom_it_concerns(screen: Screen, client: Client, ns: str):
     client.create_topic("orders")
     publish(client, "orders", b"a")
     for number in range(5):
-        client.set_reader("orders", f"reader{number}", client.messages("orders")[0].id)
+        client.admin.set_reader("orders", f"reader{number}", client.admin.messages("orders")[0].id)
     with client.producer("orders", "importer/1") as producer:
         producer.publish(b"b")
     transaction = client.transactions.begin(client_id="checkout-7", timeout_s=300)
@@ -210,7 +210,7 @@ def test_a_deletion_that_is_called_off_deletes_nothing(screen: Screen, client: C
     screen.click("topic-delete")
     screen.click("cancel")
     screen.gone("confirm")
-    assert client.properties("orders")
+    assert client.admin.properties("orders")
 
 
 def test_producers_are_listed_and_forgotten(screen: Screen, client: Client, ns: str):
@@ -223,7 +223,7 @@ def test_producers_are_listed_and_forgotten(screen: Screen, client: Client, ns: 
     screen.says("confirm-text", "taken as new")
     screen.click("confirm")
     screen.one("producers-empty")
-    assert client.producers("t")["producers"] == []
+    assert client.admin.producers("t")["producers"] == []
 
 
 # --- bringing back ---------------------------------------------------------------------------------
@@ -234,13 +234,13 @@ def test_a_deleted_topic_says_so_on_its_page_and_is_brought_back_after_a_preview
 ):
     client.create_topic("orders")
     publish(client, "orders", b"a", b"b", b"c")
-    client.delete_topic("orders")
+    client.admin.delete_topic("orders")
     screen.open(f"/console/topics/{ns}/orders")
     screen.says("deleted-banner", "3 messages", "brought back")
     assert not screen.all("stat-messages")
     screen.click("topic-undelete")
     screen.says("confirm-text", "3 messages", "come back")
-    assert client.deleted_topics()
+    assert client.admin.deleted_topics()
     screen.click("confirm")
     screen.says("toast", "is back", "3 messages")
     screen.says("stat-messages", "3")
@@ -252,7 +252,7 @@ def test_deleted_topics_are_listed_the_last_first_and_brought_back_from_there(sc
     for name in ("first", "second"):
         client.create_topic(name)
         publish(client, name, b"a")
-        client.delete_topic(name)
+        client.admin.delete_topic(name)
     screen.open("/console", "topics-total")
     screen.click("topics-deleted")
     assert screen.path == "/console?deleted=1"
@@ -270,12 +270,12 @@ def test_deleted_topics_are_listed_the_last_first_and_brought_back_from_there(sc
 def test_another_generation_than_the_previewed_is_not_brought_back(screen: Screen, client: Client, ns: str):
     client.create_topic("orders")
     publish(client, "orders", b"old")
-    client.delete_topic("orders")
+    client.admin.delete_topic("orders")
     screen.open(f"/console/topics/{ns}/orders", "deleted-banner")
     screen.click("topic-undelete")
     screen.one("confirm")
     client.create_topic("orders")
-    client.delete_topic("orders")
+    client.admin.delete_topic("orders")
     screen.click("confirm")
     screen.says("error", "changed since the preview")
     assert client.topics() == []
@@ -299,9 +299,9 @@ def test_readers_beyond_a_page_are_reached_by_the_pager_which_is_in_the_address(
 ):
     client.create_topic("t")
     publish(client, "t", b"a")
-    first = client.messages("t")[0].id
+    first = client.admin.messages("t")[0].id
     for number in range(30):
-        client.set_reader("t", f"r{number:02}", first)
+        client.admin.set_reader("t", f"r{number:02}", first)
     screen.open(f"/console/topics/{ns}/t", "reader-row")
     assert screen.one("readers-total").text == "30"
     assert len(screen.all("reader-row")) == 25

@@ -61,7 +61,7 @@ def test_its_age_goes_on_while_nothing_happens(screen: Screen, client: Client, n
 def test_it_says_which_readers_it_holds(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     client.publish("a", [b"before"])
-    client.set_reader("a", "billing", client.messages("a")[0].id)
+    client.admin.set_reader("a", "billing", client.admin.messages("a")[0].id)
     transaction = held(client, "slow", "a", hidden=3)
     screen.open(f"/console/transactions?open={transaction.id}")
     screen.says("tx-holds", f"{ns}:a", "billing", "5 messages hidden")
@@ -148,7 +148,7 @@ def test_the_confirmation_names_the_readers_that_wait(screen: Screen, client: Cl
     client.create_topic("a")
     client.publish("a", [b"before"])
     for reader in ("billing", "shipping"):
-        client.set_reader("a", reader, client.messages("a")[0].id)
+        client.admin.set_reader("a", reader, client.admin.messages("a")[0].id)
     transaction = held(client, "slow", "a", hidden=1)
     screen.open(f"/console/transactions?open={transaction.id}", "tx-holds")
     for button in ("tx-abort", "tx-invalidate"):

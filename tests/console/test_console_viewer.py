@@ -21,7 +21,7 @@ def hundred(client: Client) -> list[str]:
     """The ids of a hundred and twenty messages of the topic ``t``, oldest first."""
     client.create_topic("t")
     client.publish("t", [b"message %03d" % n for n in range(120)])
-    return [seen.id.hex() for seen in client.messages("t", limit=1000)]
+    return [seen.id.hex() for seen in client.admin.messages("t", limit=1000)]
 
 
 def opened(screen: Screen, message_id: str) -> None:
@@ -241,7 +241,7 @@ def test_text_is_shown_exactly_and_json_keeps_its_numbers_as_they_were_written(s
     client.create_topic("t")
     text = b'  {"big": 12345678901234567890123,\t"small": 1.10, "e": 1e5, "z": 1, "a": "\\u0041 \\" x"}  \n\n'
     client.publish("t", [text])
-    (message,) = client.messages("t")
+    (message,) = client.admin.messages("t")
     screen.open(f"/console/topics/{ns}/t", "message-row")
     opened(screen, message.id.hex())
     assert screen.payload() == text.decode()
@@ -257,7 +257,7 @@ def test_text_is_shown_exactly_and_json_keeps_its_numbers_as_they_were_written(s
 def test_bytes_that_are_no_text_are_shown_as_bytes(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     client.publish("t", [bytes(range(256))])
-    (message,) = client.messages("t")
+    (message,) = client.admin.messages("t")
     screen.open(f"/console/topics/{ns}/t", "message-row")
     opened(screen, message.id.hex())
     lines = screen.payload().splitlines()
@@ -286,7 +286,7 @@ def test_hostile_payloads_and_attributes_are_text(screen: Screen, client: Client
             "t", [payload], attributes={"<b>name</b>": "<img src=x onerror='window.hurt=1'>", "__proto__": "x"}
         )
     screen.open(f"/console/topics/{ns}/t?sort=asc", "message-row")
-    for message in client.messages("t"):
+    for message in client.admin.messages("t"):
         for view in ("text", "json", "hex"):
             screen.click(f"view-{view}")
             if f"open={message.id.hex()}" not in screen.path:
@@ -311,7 +311,7 @@ def test_eight_mebibytes_show_their_first_64_kib_at_once_and_all_of_it_within_tw
     large = (line * (8 * MIB // len(line) + 1))[: 8 * MIB - 1000]
     client.publish("t", [large])
     client.publish("t", [b"x" * 100_000])
-    ids = [seen.id.hex() for seen in client.messages("t")]
+    ids = [seen.id.hex() for seen in client.admin.messages("t")]
     screen.open(f"/console/topics/{ns}/t", "message-row")
     screen.says("message-row", "8.0 MiB", id=ids[0])
     opened(screen, ids[0])
@@ -354,7 +354,7 @@ def test_a_download_has_the_bytes_of_the_message(screen: Screen, client: Client,
     client.create_topic("t")
     payload = bytes(range(256)) * 1000
     client.publish("t", [payload])
-    (message,) = client.messages("t")
+    (message,) = client.admin.messages("t")
     screen.browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
     screen.open(f"/console/topics/{ns}/t", "message-row")
     opened(screen, message.id.hex())
@@ -373,11 +373,11 @@ def test_the_slider_goes_to_a_time(screen: Screen, client: Client, hundred, ns: 
 
 
 def test_looking_consumes_nothing(screen: Screen, client: Client, hundred, ns: str):
-    client.set_reader("t", "r", "0" * 40)
+    client.admin.set_reader("t", "r", "0" * 40)
     screen.open(f"/console/topics/{ns}/t", "message-row")
     opened(screen, hundred[-1])
-    assert client.reader("t", "r")["position"] == "0" * 40
-    assert client.stats("t")["pollPerSecond"] == 0
+    assert client.admin.reader("t", "r")["position"] == "0" * 40
+    assert client.admin.stats("t")["pollPerSecond"] == 0
 
 
 def test_answers_keep_long_numbers_and_fractions_with_many_digits(screen: Screen):

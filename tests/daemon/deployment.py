@@ -34,7 +34,7 @@ def fill(client: Client) -> Deployment:
         receipts = [producer.publish([b"%d" % n + PADDING for n in range(EACH)]) for _ in range(REQUESTS)]
     client.create_topic("twice")
     client.publish("twice", b"of the first generation")
-    client.delete_topic("twice")
+    client.admin.delete_topic("twice")
     client.create_topic("twice")
     client.publish("twice", b"of the second generation")
     client.create_topic("short", ttl_s=86_400)
@@ -48,8 +48,8 @@ def fill(client: Client) -> Deployment:
     client.publish("orders", [b"behind"])
     reader = receipts[1].last_id
     assert reader is not None
-    client.set_reader("orders", "ana", reader)
-    client.namespaces.set(deduplication="enabled")
+    client.admin.set_reader("orders", "ana", reader)
+    client.admin.namespaces.set(deduplication="enabled")
     ids = [bytes(message.id) for message in client.read("orders", isolation="uncommitted")]
     first = receipts[0].first_id
     assert first is not None
@@ -59,14 +59,14 @@ def fill(client: Client) -> Deployment:
 def is_all_there(client: Client, made: Deployment) -> None:
     """The same ids in the same order; generations, readers, producers, transactions and expiry as they were."""
     assert [bytes(message.id) for message in client.read("orders", isolation="uncommitted")] == made.ids
-    assert client.properties("twice")["generation"] == "2"
+    assert client.admin.properties("twice")["generation"] == "2"
     assert [message.value for message in client.read("twice")] == [b"of the second generation"]
     eventually(
         "what was published for a short time has expired",
         lambda: [message.value for message in client.read("short")] == [b"stays"],
     )
-    assert client.reader("orders", "ana")["position"] == made.reader.hex()
-    assert client.namespaces.show()["properties"]["deduplication"] == "enabled"
+    assert client.admin.reader("orders", "ana")["position"] == made.reader.hex()
+    assert client.admin.namespaces.show()["properties"]["deduplication"] == "enabled"
     committed = client.poll("orders", made.ids[-8], isolation="committed")
     assert [message.value for message in committed][-1:] == [b"%d" % (EACH - 1) + PADDING]
     assert committed.held is not None
@@ -101,7 +101,7 @@ def open_transactions_can_be_committed(client: Client, made: Deployment) -> None
 def is_no_topic(client: Client, name: str) -> bool:
     """Whether there is none of that name."""
     try:
-        client.properties(name)
+        client.admin.properties(name)
     except TopicNotFound:
         return True
     return False

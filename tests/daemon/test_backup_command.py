@@ -56,7 +56,7 @@ def filled(tmp_path_factory):
         client.store("twice", [b"never published"], transaction=told.open)
         first = made("create", base / "backups", "--url", url_of(daemon))
         again = made("create", base / "backups", "--url", url_of(daemon))
-        open_, epoch = told.open, client.producer_state("orders", "till")["epoch"]
+        open_, epoch = told.open, client.admin.producer_state("orders", "till")["epoch"]
         # What is lost: it was told, and is in no backup.
         lost = client.publish("orders", [b"lost"])
         with client.producer("orders", "till") as producer:
@@ -83,9 +83,9 @@ def test_a_restore_serves_what_was_there_and_whatever_comes_is_new(filled, tmp_p
         uncommitted = [message.value for message in client.read("orders", isolation="uncommitted")]
         assert b"undecided" in uncommitted  # as any message of an invalid transaction
         assert b"lost" not in uncommitted
-        assert client.properties("twice")["generation"] == "2"
-        assert client.reader("orders", "ana")["position"] == told.reader.hex()
-        assert client.namespaces.show()["properties"]["deduplication"] == "enabled"
+        assert client.admin.properties("twice")["generation"] == "2"
+        assert client.admin.reader("orders", "ana")["position"] == told.reader.hex()
+        assert client.admin.namespaces.show()["properties"]["deduplication"] == "enabled"
         new = client.publish("orders", [b"new"])
         assert bytes(new.first_id) > lost["id"]
         told.ids.append(bytes(new.first_id))

@@ -46,7 +46,7 @@ def events(done) -> dict[str, dict]:
 def test_it_says_what_waits_who_removes_it_and_that_nothing_was_done(daemon, client, tmp_path):
     client.create_topic("short", ttl_s=1)
     client.publish("short", [b"a", b"b", b"c"])
-    eventually("they expire", lambda: not client.stats("short")["messages"])
+    eventually("they expire", lambda: not client.admin.stats("short")["messages"])
     metrics = tmp_path / "maintain.prom"
     done = maintained(daemon, "--metrics-file", str(metrics))
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("short")]
@@ -60,7 +60,7 @@ def test_it_says_what_waits_who_removes_it_and_that_nothing_was_done(daemon, cli
 
 def test_the_plan_is_shown_part_by_part_and_for_programs_in_whole_keys(daemon, client):
     client.create_topic("twice")
-    client.delete_topic("twice")
+    client.admin.delete_topic("twice")
     client.create_topic("twice")
     shown = maintained(daemon, "--dry-run", "twice").stdout
     assert "generation" in shown
@@ -84,14 +84,14 @@ def test_a_topic_made_anew_meanwhile_voids_what_was_planned_for_it(client, monke
     uncleaned = plan.uncleaned
 
     def made_anew(client, topic):
-        client.delete_topic(topic)
+        client.admin.delete_topic(topic)
         client.create_topic(topic)
         return uncleaned(client, topic)
 
     monkeypatch.setattr(plan, "uncleaned", made_anew)
     with pytest.raises(GenerationChanged):
         plan.plan_topic(client, "changing", 2)
-    client.delete_topic("changing")
+    client.admin.delete_topic("changing")
     with pytest.raises(TopicNotFound):
         plan.check_unchanged(client, limits)
 

@@ -76,7 +76,7 @@ def test_every_access_counts_once_although_consumers_and_daemon_are_killed(tmp_p
         with mortal(*consumers, publisher):
             kill_now_and_then(random.Random(11), 3, *consumers, daemon)
             assert publisher.wait() == 0
-            published = client.stats("dataset-access")["messages"]
+            published = client.admin.stats("dataset-access")["messages"]
             eventually("usage is complete", lambda: number(tmp_path, "usage.db", "sum(times) FROM usage") == published)
             eventually(
                 "lineage is complete", lambda: number(tmp_path, "lineage.db", "count(*) FROM accesses") == published

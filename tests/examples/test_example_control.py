@@ -21,7 +21,7 @@ def test_all_containers_of_whom_it_is_for_obey_in_one_order(url: str, namespace:
     with Client(url, namespace=namespace) as client:
         sent = {str(each.id): each.value for each in client.read("control", serializer=TEXT)}
         told = answers(client)
-        seconds = [(each.expires_ms or 0) - each.publish_time_ms for each in client.messages("control")]
+        seconds = [(each.expires_ms or 0) - each.publish_time_ms for each in client.admin.messages("control")]
     assert list(sent.values()) == ["log-level debug", "pause", "resume", "stop"]
     assert seconds == [60_000] * 4
     for name, obeyed in (("web-1", list(sent)), ("web-2", list(sent)), ("worker-1", list(sent)[1:])):

@@ -86,13 +86,13 @@ def expire(client: Client, requests: int) -> None:
     for _ in range(requests):
         client.publish("short", [bytes(100)] * 10)
     client.transactions.abort(stored)
-    eventually("they expire", lambda: not client.stats("short")["messages"])
+    eventually("they expire", lambda: not client.admin.stats("short")["messages"])
 
 
 def test_what_expired_and_what_older_generations_left_goes_from_hbase_itself_beside_a_publisher(daemon, hbase, client):
     client.create_topic("twice")
     client.publish("twice", [b"of the first"] * 500)
-    client.delete_topic("twice")
+    client.admin.delete_topic("twice")
     client.create_topic("twice")
     client.publish("twice", [b"of the second"])
     expire(client, 200)
@@ -127,7 +127,7 @@ def test_what_expired_and_what_older_generations_left_goes_from_hbase_itself_bes
 
 
 def test_killed_in_the_middle_it_is_started_again_and_leaves_nothing(daemon, hbase, client):
-    client.delete_topic("short")
+    client.admin.delete_topic("short")
     expire(client, 400)
     part = whole(SHORT, 2, Table.MESSAGE)
     before = in_hbase(hbase, part)
@@ -153,7 +153,7 @@ def test_killed_in_the_middle_it_is_started_again_and_leaves_nothing(daemon, hba
 def test_a_dry_run_shows_the_plan_and_removes_nothing(daemon, hbase, client):
     client.create_topic("dry", ttl_s=1)
     client.publish("dry", [b"soon gone"])
-    eventually("it expires", lambda: not client.stats("dry")["messages"])
+    eventually("it expires", lambda: not client.admin.stats("dry")["messages"])
     told = maintained(daemon, hbase, "--dry-run", "dry")
     assert [part["why"] for part in told["topic"]["parts"]] == ["expired", "expired"]
     assert told["dry-run"]["done"] is False

@@ -109,7 +109,7 @@ def test_a_restored_checkpoint_overlaps_and_still_each_message_is_read_once(spar
 def test_a_topic_that_was_made_again_gets_an_archive_of_its_own_generation(spark, client, run, root):
     published(client, 0, 10)
     append(run, ["orders"], root, every=None)
-    client.delete_topic("orders")
+    client.admin.delete_topic("orders")
     published(client, 0, 20)
     append(run, ["orders"], root, every=None)
     rows = read(spark, root).groupBy("generation").count().collect()
@@ -150,7 +150,7 @@ def test_a_run_looks_out_for_losses_unless_the_archive_had_caught_up_not_long_ag
     assert fails_on_data_loss(may_lose=True) == "false"
     append(run, ["orders"], root, every=None)
     assert fails_on_data_loss() == "false"  # whatever came since then lives for a week
-    client.set_properties("orders", ttl_s=1)
+    client.admin.set_properties("orders", ttl_s=1)
     eventually("that was long ago, for such a ttl", lambda: fails_on_data_loss() == "true")
 
 

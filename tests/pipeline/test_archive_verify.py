@@ -115,7 +115,7 @@ def test_what_is_gone_from_an_archive_is_told_also_when_the_topic_has_expired(
     client, daemon, run, own_topic, tmp_path, capsys
 ):
     parts = [Range(entry.start, entry.end) for entry in entries(own_topic)]
-    client.set_properties("orders", ttl_s=1)
+    client.admin.set_properties("orders", ttl_s=1)
     eventually("the topic has expired", lambda: in_topic(client) == [])
     findings, counts = verified(run, own_topic)
     assert findings.is_good
@@ -129,7 +129,7 @@ def test_what_is_gone_from_an_archive_is_told_also_when_the_topic_has_expired(
         if number == 0:  # by its number, the second batch was not the first one
             shutil.rmtree(Path(copy) / layout.topic_folder(client.namespace, "orders") / "_checkpoints")
             assert verified(run, copy)[0].holes == [part]
-    client.delete_topic("orders")
+    client.admin.delete_topic("orders")
     words = ["verify", "orders", "--generation", "1", "--url", url_of(daemon), "-n", client.namespace, "--root"]
     assert run_program(archive_command, [*words, own_topic], "archive") == 0
     assert run_program(archive_command, [*words, str(tmp_path / "without-1")], "archive") == Exit.FAILED

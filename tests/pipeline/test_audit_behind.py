@@ -51,7 +51,7 @@ def test_it_is_the_age_of_the_oldest_message_that_is_not_in_topic_by_topic(clien
     client.create_topic("other", ttl_s=3600)
     assert lag("audit", "other") == {"audit": 0, "other": 0}
     client.publish("audit", [b"one", b"two"])
-    first, last = (each.id for each in client.messages("audit"))
+    first, last = (each.id for each in client.admin.messages("audit"))
     assert lag("audit", "other") == {"audit": 60, "other": 0}
     assert lag("audit", audit=first) == {"audit": 60}
     assert not (tmp_path / NOTES).exists()
@@ -81,5 +81,5 @@ def test_only_so_many_messages_are_passed_over(client, lag, monkeypatch):
 
 def test_a_daemon_that_does_not_answer_leaves_the_metrics_as_they_were(client, lag):
     client.create_topic("gone")
-    client.delete_topic("gone")
+    client.admin.delete_topic("gone")
     assert lag("gone", "audit") == {"audit": 0}

@@ -148,7 +148,7 @@ def test_a_topic_that_has_forgotten_the_replay_is_not_given_everything_again(cli
     plan = plan_of(run, source)
     replaying.follow(run, source, plans, plan)
     (kept,) = plans.all()
-    client.delete_topic("again")
+    client.admin.delete_topic("again")
     client.create_topic("again")
     with pytest.raises(CommandFailed, match="it has forgotten the producer replay:"):
         replaying.follow(run, source, plans, kept)
@@ -297,7 +297,7 @@ def test_a_replay_that_was_killed_goes_on_and_each_message_comes_once(spark, cli
         )
         eventually(
             "a chunk is there",
-            lambda: client.messages("again", limit=1) or process.poll() is not None,
+            lambda: client.admin.messages("again", limit=1) or process.poll() is not None,
             SPARK_PATIENCE_S,
         )
         os.killpg(process.pid, signal.SIGKILL)

@@ -65,7 +65,7 @@ def since_the_beginning(topics: list[TopicFacts]) -> Grid:
 
 def rows_of(client: Client, topic: str) -> list[Row]:
     rows = []
-    for seen in client.messages(topic, limit=1000):
+    for seen in client.admin.messages(topic, limit=1000):
         pointer = abs(seen.write_pointer or 0) * (-1 if seen.state == "rolled-back" else 1)
         written = unpack_id(seen.id).write_ts_ms or None
         rows.append(Row(f"shop:{topic}", bytes(seen.id), seen.publish_time_ms, written, len(seen.payload), pointer))
@@ -164,9 +164,9 @@ def test_with_an_archive_messages_that_expired_count_and_each_counts_once(daemon
         began_ms = now_ms() - 1000
         client.publish("orders", [b"early"] * 5)
         append(Run("archive", where, spark=spark), ["orders"], root, every=None)
-        client.set_properties("orders", ttl_s=1)
-        eventually("they expire", lambda: not client.stats("orders")["messages"])
-        client.set_properties("orders", ttl_s=3600)
+        client.admin.set_properties("orders", ttl_s=1)
+        eventually("they expire", lambda: not client.admin.stats("orders")["messages"])
+        client.admin.set_properties("orders", ttl_s=3600)
         client.publish("orders", [b"late"] * 3)
         append(Run("archive", where, spark=spark), ["orders"], root, every=None)
     run = Run("report", where, spark=spark)

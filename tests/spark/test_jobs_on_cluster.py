@@ -107,7 +107,7 @@ def test_jobs_run_on_a_cluster_that_has_the_package(
     client.create_topic("again")
     run([*start, "replay", "orders", "--into", "again", *archive], installed, tmp_path, **environ)
     again = list(client.read("again"))
-    client.delete_topic("again")
+    client.admin.delete_topic("again")
     assert [message.payload for message in again] == [str(number).encode() for number in range(ROWS)]
     assert [message.attributes["originalId"] for message in again] == [each.hex() for each in orders]
 

@@ -47,7 +47,7 @@ def test_a_save_is_one_entry_of_a_chained_topic_which_is_verified(spark, topics)
     save(numbers(spark, 5_000), topics.options(topic, storeBatchSize=700))
     save(numbers(spark, 10), topics.options(topic))
     with Client(topics.url, namespace="demo") as client:
-        found = client.verify_chain(topic)
+        found = client.admin.verify_chain(topic)
     assert (found.faults, found.messages, found.entries) == ((), 5_010, 3)
 
 

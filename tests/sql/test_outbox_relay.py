@@ -388,7 +388,7 @@ def test_lives_and_attributes_come_with_the_messages(lite: Engine, client: Clien
     first, second = client.read("orders")
     assert dict(first.attributes) == {"a": "b", "routingKey": "k"}
     assert dict(second.attributes) == {}
-    seen = client.messages("orders")[0]
+    seen = client.admin.messages("orders")[0]
     assert seen.expires_ms - seen.publish_time_ms == 3_600_000
 
 
@@ -415,7 +415,7 @@ def test_of_a_topic_made_anew_the_daemon_still_tells_what_the_old_one_had(
     losing(monkeypatch, arrives=True)
     with pytest.raises(ConnectionLost):
         Relay(lite, client).once()
-    client.delete_topic("orders")
+    client.admin.delete_topic("orders")
     client.create_topic("orders")
     publish(lite, b"2")
     Relay(lite, client).once()

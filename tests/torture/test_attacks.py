@@ -135,7 +135,7 @@ def test_a_deleted_topic_is_brought_back_from_a_backup_as_the_documents_say(tmp_
         client.publish("orders", b"precious")
         done = run_plainsong("backup", "create", folder, "--url", f"http://127.0.0.1:{daemon.address[1]}")
         assert done.returncode == 0, done.stderr
-        client.delete_topic("orders")
+        client.admin.delete_topic("orders")
         daemon.stop()
 
     def restore(*words: str) -> tuple[int, str]:

@@ -117,7 +117,7 @@ def limits_of(client: Client, topic: str) -> Limits:
 
 def uncleaned(client: Client, topic: str) -> Uncleaned:
     """What the topic stores that no reader can see. Raises TopicNotFound."""
-    stats = client.stats(topic, reader=FIRST_BOUND)
+    stats = client.admin.stats(topic, reader=FIRST_BOUND)
     reader = stats["reader"]
     return Uncleaned(int(stats["createdMs"]), int(reader["expiredUnread"]), bool(reader["estimated"]))
 
@@ -129,7 +129,7 @@ def check_unchanged(client: Client, limits: Limits) -> None:
       GenerationChanged, TopicNotFound: the topic has another generation, or is gone.
       PlainsongError: the daemon does not answer; the plan must not be carried out.
     """
-    generation = int(client.properties(limits.name.topic)["generation"])
+    generation = int(client.admin.properties(limits.name.topic)["generation"])
     if generation != limits.generation:
         raise GenerationChanged(f"topic {limits.name} is generation {generation} by now, not {limits.generation}")
 

@@ -56,7 +56,7 @@ class Subject:
     """One topic, its archive and its checkpoint."""
 
     def __init__(self, run: Run, client: Client, topic: str, choices: AppendOptions) -> None:
-        properties = client.properties(topic)
+        properties = client.admin.properties(topic)
         self.run, self.topic, self.choices = run, topic, choices
         self.log = Log(run.where.namespace, topic, int(properties["generation"]))
         self.ttl_s = int(properties["ttl"])
@@ -148,7 +148,7 @@ class Subject:
 
     def waiting_s(self, end: bytes) -> float:
         """The age of the oldest message from ``end`` on, in whatever state, in seconds; 0: there is none."""
-        seen = self._client.messages(self.topic, end, limit=1)
+        seen = self._client.admin.messages(self.topic, end, limit=1)
         return max(0.0, (now_ms() - seen[0].publish_time_ms) / 1000) if seen else 0.0
 
     def warn_if_behind(self, end: bytes) -> bool:

@@ -223,7 +223,7 @@ def verify(
 ) -> Findings:
     """Compare a range of ids with the topic. Raises CommandFailed: the topic does not exist; and what Spark raises."""
     with run.client(topic) as client:
-        properties = client.properties(topic)
+        properties = client.admin.properties(topic)
     log = Log(run.where.namespace, topic, int(properties["generation"]))
     source = run.source(subscribe=topic, **({} if isolation is None else {"isolation": isolation}))
     verification = _verification(run, log, root, start, end, checkpoint)

@@ -134,9 +134,9 @@ def _say_what_would_be(run: Run, topics: tuple[str, ...], root: Path) -> None:
     with run.client(*topics) as client:
         for topic in topics:
             name = f"{run.where.namespace}:{topic}"
-            life = int(client.properties(topic)["generation"])
+            life = int(client.admin.properties(topic)["generation"])
             last = manifest.living({name: life}).through.get(name)
-            waiting = client.stats(topic, reader=last or FIRST_BOUND.hex())["reader"]["visible"]
+            waiting = client.admin.stats(topic, reader=last or FIRST_BOUND.hex())["reader"]["visible"]
             begin = f"after message {last}" if last else "from the oldest message on"
             text = f"would add {show_count(waiting)} messages of {topic} to the tables in {root}, {begin}"
             run.progress.result(text, "would", topic=topic, root=str(root), after=last, messages=waiting)

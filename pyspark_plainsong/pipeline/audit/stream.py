@@ -76,7 +76,7 @@ def run_stream(run: Run, topics: Sequence[str], root: Path, choices: Choices) ->
     first_look(root)
     namespace = run.where.namespace
     with run.client(*topics) as client:
-        properties = {f"{namespace}:{topic}": client.properties(topic) for topic in topics}
+        properties = {f"{namespace}:{topic}": client.admin.properties(topic) for topic in topics}
         lives = {topic: int(each["generation"]) for topic, each in properties.items()}
         ttls_s = {topic: int(each["ttl"]) for topic, each in properties.items()}
         run.session()  # before the folder is locked; and the start of Spark must not count in the rates
@@ -235,7 +235,7 @@ class Behind:
         start = FIRST_BOUND if last is None else after(bytes.fromhex(last))
         seen: Sequence[Seen] = ()
         for limit in _PAGES:
-            page = self._client.messages(topic, start, limit=limit)
+            page = self._client.admin.messages(topic, start, limit=limit)
             for each in page:
                 if self._uncommitted or each.state not in _PASSED_OVER:
                     return _age_s(each)

@@ -52,7 +52,7 @@ def replay(run: Run, into: str, chunk_rows: int, ttl: int | None, no_originals: 
     from pyspark_plainsong.pipeline.replay.plans import Plan, Plans
 
     with run.client(into) as client:
-        generation = int(client.properties(into)["generation"])
+        generation = int(client.admin.properties(into)["generation"])
     source, start, end = _source(run, **what)
     wanted = Plan(source.name, start, end, run.where.namespace, into, generation)
     any_range = what["start"] is None and what["end"] is None

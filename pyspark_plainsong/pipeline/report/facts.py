@@ -157,7 +157,7 @@ class TopicFacts:
 
 def facts_of(client: Client, topic: str) -> TopicFacts:
     """Ask the daemon about a topic. Raises TopicNotFound."""
-    properties, stats = client.properties(topic), client.stats(topic)
+    properties, stats = client.admin.properties(topic), client.admin.stats(topic)
     call = calls.topic_offsets(client.namespace, topic, {"maxMessages": 1})
     earliest = client._channel.call(call)["earliest"]
     earliest_ms = unpack_id(parse_id(earliest)).publish_ts_ms

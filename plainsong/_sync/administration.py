@@ -1,0 +1,324 @@
+# Written by scripts/unasync.py from plainsong/_async/administration.py: change that, and run it (make sync).
+"""Administration: topics, readers, producers and namespaces, and what the service reports about itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from plainsong import calls
+from plainsong.loading import load
+from plainsong.positions import OLDEST
+from plainsong.protocol import ids
+from plainsong.protocol.errors import PreconditionFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Unpack
+
+    from plainsong._sync.events import Events
+    from plainsong._sync.retry import Channel
+    from plainsong.chains import ChainHead, ChainReport
+    from plainsong.messages import EventKind, Seen, TopicOptions, TopicStats
+    from plainsong.positions import Start
+
+#: The columns that ``overview`` sorts by.
+TopicColumn = Literal["name", "messages", "bytes", "oldestAgeMs", "publishPerSecond", "pollPerSecond", "hiddenMessages"]
+#: Attempts of ``set_properties`` while other programs change the same topic.
+CHANGE_TRIES = 50
+
+
+class Administration:
+    """Topics, readers, producers and namespaces of a daemon; made by ``Client.admin``."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of all topics, that of the client."""
+        return self._channel.namespace
+
+    # --- topics ------------------------------------------------------------------------------------
+
+    def overview(
+        self,
+        *,
+        namespace: str | None = None,
+        containing: str | None = None,
+        sort: TopicColumn = "name",
+        descending: bool = False,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> dict[str, Any]:
+        """A page of topics with their figures, sorted by the daemon, which opens none of them for it.
+
+        Args:
+          namespace: of this one alone; None: of all.
+          containing: a part of ``namespace:topic``, whatever its case.
+          limit: 500 at most; None: 100.
+          after: ``next`` of the page before.
+        Returns:
+          ``topics``, ``total`` and ``next``, which is None on the last page.
+        Raises:
+          InvalidParameter, InvalidName.
+        """
+        query = {"namespace": namespace, "q": containing, "sort": sort, "limit": limit, "after": after}
+        return self._channel.call(calls.topics_page({**query, "order": "desc" if descending else None}))
+
+    def deleted_topics(self) -> list[dict[str, Any]]:
+        """The deleted topics of the namespace, with what they held and until when they can be restored."""
+        return self._channel.call(calls.deleted_topics(self.namespace))
+
+    def attention(self) -> list[dict[str, Any]]:
+        """What an operator should look at, worst first: ``kind``, ``severity``, ``subject``, ``text``, ``sinceMs``."""
+        return self._channel.call(calls.attention())
+
+    def events(self, *topics: str, kinds: Iterable[EventKind] = ()) -> Events:
+        """What changes at the service: first what there is, then each change, of each kind one a second at most.
+
+        It goes on when the daemon comes back, or at another of the client's URLs; use it in a ``with`` block.
+
+        Args:
+          topics: whose figures are wanted, 200 at most: ``orders`` is of this namespace, ``shop:orders`` of that one.
+          kinds: ``topics``, ``transactions``, ``attention``, ``cluster``; by default all, ``topics`` if some are named.
+        Returns:
+          an iterator of ``ServiceEvent``, which raises as a call does that cannot succeed.
+        Raises:
+          InvalidName.
+        """
+        load("plainsong._sync.events")
+        from plainsong._sync.events import Events
+
+        return Events(self._channel, calls.events_path(self.namespace, topics, kinds))
+
+    def history(self, topic: str) -> dict[str, Any]:
+        """Messages published and read, and bytes, in each of the last sixty minutes. Raises TopicNotFound."""
+        return self._channel.call(calls.topic_history(self.namespace, topic))
+
+    def properties(self, topic: str) -> dict[str, str]:
+        """The topic's properties, including its generation, all values as strings. Raises TopicNotFound."""
+        return self._channel.call(calls.describe_topic(self.namespace, topic))
+
+    def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
+        """Changes the properties that are named, as for ``create_topic``; None returns one to its default.
+
+        Of two changes at the same moment none is lost: each keeps what the other has set.
+
+        Returns:
+          what that came to, as the daemon says: ``before``, ``after``, and in ``effect`` what it ``hides``; empty when
+          it had been done already.
+        Raises:
+          TopicNotFound, InvalidProperty. PreconditionFailed: others changed it again and again meanwhile.
+        """
+        changes = calls.checked_properties(properties)
+        for tries in range(CHANGE_TRIES):
+            current, etag = self._channel.call(calls.describe_topic_state(self.namespace, topic))
+            given = calls.changed_properties(current, changes)
+            if tries and not calls.is_changed(current, given):
+                break  # its answer was lost, and the second attempt met what the first had done
+            try:
+                return self._channel.call(calls.set_properties(self.namespace, topic, given, etag))
+            except PreconditionFailed:
+                if tries == CHANGE_TRIES - 1:
+                    raise
+        return {}
+
+    def replace_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
+        """Replaces all properties; those not given return to their defaults.
+
+        Returns:
+          what that came to, as of ``set_properties``.
+        Raises:
+          TopicNotFound, InvalidProperty.
+        """
+        given = calls.changed_properties({}, calls.checked_properties(properties))
+        return self._channel.call(calls.set_properties(self.namespace, topic, given))
+
+    def delete_topic(self, topic: str) -> dict[str, Any]:
+        """Deletes the topic and its messages for every reader.
+
+        Returns:
+          what that came to, as the daemon says: in ``effect`` what it ``removes``, and ``undeleteUntilMs``.
+        Raises:
+          TopicNotFound: nothing happened. ConnectionLost, DeadlineExceeded: unknown.
+        """
+        return self._channel.call(calls.delete_topic(self.namespace, topic))
+
+    def undelete_topic(self, topic: str) -> dict[str, Any]:
+        """Restores a deleted topic.
+
+        Returns:
+          what that came to, as the daemon says: in ``effect`` what it ``returns``.
+        Raises:
+          TopicExists, TopicNotFound, PartlyCleaned: nothing happened.
+        """
+        return self._channel.call(calls.undelete_topic(self.namespace, topic))
+
+    def set_aside(self, topic: str, first: str | bytes, last: str | bytes) -> dict[str, Any]:
+        """Takes the rows from one id to another out of a topic, both included, so that readers pass damaged ones.
+
+        The daemon copies them to a file as they are. Needs ``admin`` on the topic.
+
+        Returns:
+          what that came to, as the daemon says: in ``after`` the file, in ``effect`` what it ``removes``.
+        Raises:
+          TopicNotFound; NotFound: there are no rows between these ids; InvalidMessageId, LowSpace.
+        """
+        ids = [each if isinstance(each, str) else each.hex() for each in (first, last)]
+        return self._channel.call(calls.set_aside(self.namespace, topic, ids[0], ids[1]))
+
+    def chain_head(self, topic: str) -> ChainHead:
+        """The head of a chained topic: whoever keeps it can prove later that nothing before it has changed.
+
+        Raises:
+          TopicNotFound; NotFound: the topic is not chained.
+        """
+        return self._channel.call(calls.chain_head(self.namespace, topic))
+
+    def verify_chain(self, topic: str, *, known: ChainHead | None = None) -> ChainReport:
+        """Reads all of a chained topic, and verifies here that it is what its entries say.
+
+        What is published meanwhile is left to the next time.
+
+        Args:
+          known: a head that was kept: the chain must still have it, or its entry must have expired.
+        Raises:
+          TopicNotFound; NotFound: the topic is not chained; GenerationChanged: it was created anew meanwhile;
+          InvalidParameter: ``known`` is of another topic.
+        """
+        load("plainsong.chains")
+        from plainsong.chains import Verifying
+
+        verifying = Verifying(self.chain_head(topic), known)
+        while (page := verifying.page()) is not None:
+            after, messages = page
+            verifying.take(self._channel.call(calls.chain_entries(self.namespace, topic, after, messages=messages)))
+        return verifying.report()
+
+    def stats(self, topic: str, *, reader: str | bytes | None = None) -> TopicStats:
+        """The daemon's figures of a topic (``messages``, ``bytes``, ``oldestId``, ``newestId``, …).
+
+        Args:
+          reader: an id; the figures then include the messages after it, as ``reader``.
+        Raises:
+          TopicNotFound.
+        """
+        at = reader.hex() if isinstance(reader, bytes) else reader
+        return self._channel.call(calls.topic_stats(self.namespace, topic, at))
+
+    def messages(
+        self,
+        topic: str,
+        start: Start = OLDEST,
+        *,
+        until: Start = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+        payload_bytes: int | None = None,
+        containing: str | None = None,
+    ) -> Sequence[Seen]:
+        """Lists messages, each with its state, without consuming them (``start <= id < until``).
+
+        Args:
+          limit: 1 000 at most; None: 100.
+          payload_bytes: so much of each payload; ``size`` is that of the whole. None: all of it.
+          containing: only messages whose payload contains this text; looks at some 50 000 of them.
+        Raises:
+          TopicNotFound, InvalidParameter.
+        """
+        since = self._channel.resolve(topic, start)
+        end = self._channel.resolve(topic, until)
+        call = calls.look(
+            self.namespace,
+            topic,
+            since,
+            end,
+            limit,
+            newest_first=newest_first,
+            payload_bytes=payload_bytes,
+            containing=containing,
+        )
+        return self._channel.call(call)
+
+    def message(self, topic: str, message_id: str | bytes) -> Seen:
+        """One message, whole, with its state, without consuming it. Raises TopicNotFound, NotFound, InvalidMessageId."""
+        text = message_id.hex() if isinstance(message_id, bytes) else message_id
+        return self._channel.call(calls.look_at_one(self.namespace, topic, text))
+
+    # --- named readers -------------------------------------------------------------------------
+
+    def readers(self, topic: str) -> list[dict[str, Any]]:
+        """All saved positions of a topic: ``name``, ``position``, ``changedMs``, ``expiresMs``. Raises TopicNotFound."""
+        return self._channel.call(calls.list_readers(self.namespace, topic))
+
+    def reader(self, topic: str, name: str) -> dict[str, Any]:
+        """The saved position of one reader. Raises NotFound, TopicNotFound."""
+        return self._channel.call(calls.show_reader(self.namespace, topic, name))
+
+    def set_reader(self, topic: str, name: str, position: Start) -> None:
+        """Sets a reader's position unconditionally: it continues after that id, or as ``read`` starts at that place.
+
+        Raises TopicNotFound, InvalidMessageId, InvalidParameter.
+        """
+        if isinstance(position, bytes):
+            calls.checked_position(position)
+        place = self._channel.resolve(topic, position)
+        if not isinstance(place, bytes):  # a time, or None for the oldest: the position is before its first message
+            place = ids.before(ids.bound_at(place or 0)) or ids.FIRST_BOUND
+        self._channel.call(calls.set_reader(self.namespace, topic, name, place))
+
+    def delete_reader(self, topic: str, name: str) -> None:
+        """Deletes a reader's position. Raises NotFound, TopicNotFound: nothing happened."""
+        self._channel.call(calls.delete_reader(self.namespace, topic, name))
+
+    # --- managing producers ----------------------------------------------------------------------
+
+    def producers(self, topic: str, *, after: str | None = None, limit: int = 100) -> dict[str, Any]:
+        """One page of a topic's ``producers``, by name, ``next`` for ``after``, and how the topic retains them.
+
+        Raises TopicNotFound, InvalidParameter.
+        """
+        call = calls.list_producers(self._channel.namespace, topic, after, limit)
+        return self._channel.call(call)
+
+    def producer_state(self, topic: str, name: str, *, generation: int | None = None) -> dict[str, Any]:
+        """``epoch``, ``lastSequenceId``, ``recent``, … of one producer; with a ``generation`` also of a deleted topic.
+
+        Raises TopicNotFound, ProducerNotFound, GenerationChanged, ProducerExpired.
+        """
+        call = calls.show_producer(self._channel.namespace, topic, name, generation)
+        return self._channel.call(call)
+
+    def delete_producer(self, topic: str, name: str) -> None:
+        """Forgets a producer: its session ends, and its sequence ids may be used again. Raises TopicNotFound, ProducerNotFound."""
+        self._channel.call(calls.delete_producer(self._channel.namespace, topic, name))
+
+    # --- namespaces --------------------------------------------------------------------------------
+
+    @property
+    def namespaces(self) -> Namespaces:
+        """The daemon's namespaces and their properties."""
+        return Namespaces(self._channel)
+
+
+class Namespaces:
+    """The daemon's namespaces; made by ``Administration.namespaces``."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def list(self) -> list[str]:
+        """The names of the namespaces with topics or properties, sorted."""
+        return self._channel.call(calls.list_namespaces())
+
+    def show(self, namespace: str | None = None) -> dict[str, Any]:
+        """Its ``properties`` and their effective values; None: the client's own namespace. Raises InvalidName."""
+        return self._channel.call(calls.show_namespace(self._named(namespace)))
+
+    def set(self, namespace: str | None = None, /, **properties: Any) -> dict[str, Any]:
+        """Replaces all its properties (``deduplication``), effective at once. Raises InvalidProperty, InvalidName."""
+        call = calls.set_namespace(self._named(namespace), properties)
+        return self._channel.call(call)
+
+    def _named(self, namespace: str | None) -> str:
+        return self._channel.namespace if namespace is None else namespace
