@@ -46,7 +46,7 @@ SAYS = {
     "producer.begin": "committed 2 ['account-12', 'account-12', 'account-13', 'account-13', 'account-14', 'account-14']",
     "publish_file": "[b'one', b'two', b'three']",
     "add_up": "42 42",
-    "client.events": "attention ",  # how much there is depends on the disk, and on what others have left open
+    "client.admin.events": "attention ",  # how much there is depends on the disk, and on what others have left open
     "verify_chain": "True found",
     "Outgoing": "(b'gone in a minute', 60000), (b'gone in an hour', 3600000)",
 }

@@ -50,7 +50,7 @@ def test_the_course_of_a_producer_on_an_event_loop(run: Any, client: Client, top
             async with far.producer(topic, "p", initial_sequence_id=304) as again:
                 assert [(await (await again.send(b"%d" % n))).duplicate for n in (304, 305)] == [True, False]
             assert (await far.admin.producers(topic))["count"] == 1
-            assert far.namespace in await far.namespaces.list()
+            assert far.namespace in await far.admin.namespaces.list()
 
     run(work)
     assert [int(payload) for payload in payloads(client, topic)] == list(range(306))

@@ -120,7 +120,7 @@ def test_what_cannot_be_followed_is_an_error_at_once(client: Any, shared_url: st
     with client.admin.events(kinds=["things"]) as events, pytest.raises(InvalidParameter):
         next(events)
     nobody = Client("http://127.0.0.1:1", wait_for_daemon_s=0)
-    with nobody, nobody.events() as events, pytest.raises(ConnectFailed):
+    with nobody, nobody.admin.events() as events, pytest.raises(ConnectFailed):
         next(events)
 
 
