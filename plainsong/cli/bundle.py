@@ -17,11 +17,12 @@ import tarfile
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from plainsong import __version__
-from plainsong.calls import Failure
+from plainsong.calls import Failure, pages
 from plainsong.cli.about import installed_versions
 from plainsong.cli.command import CommandFailed
 from plainsong.cli.ping import asking
@@ -257,14 +258,18 @@ def _names(ask: Ask, urls: Sequence[str]) -> set[str]:
                     topic = each.get("name") if isinstance(each, dict) else each
                     if isinstance(topic, str) and len(found) < MAX_NAMES:
                         found.add(f"{namespace}:{topic}")
-        after: str | None = ""
-        while after is not None and len(found) < MAX_NAMES:
-            query = "?" + urlencode({"limit": 500} | ({"after": after} if after else {}))
-            page = _answered(ask, url, f"/v1/topics{query}", _same)
-            rows = page.get("topics") if isinstance(page, dict) else None
-            found.update(f"{each['namespace']}:{each['name']}" for each in rows or ())
-            after = page.get("next") if rows else None
+        for page in pages(partial(_topics_page, ask, url)):
+            found.update(f"{each['namespace']}:{each['name']}" for each in page["topics"])
+            if len(found) >= MAX_NAMES:
+                break
     return found
+
+
+def _topics_page(ask: Ask, url: str, after: str | None) -> dict[str, Any]:
+    """A page of all topics; an empty last one if the daemon does not show them."""
+    query = urlencode({"limit": 500} | ({"after": after} if after else {}))
+    page = _answered(ask, url, f"/v1/topics?{query}", _same)
+    return page if isinstance(page, dict) and page.get("topics") else {"topics": [], "next": None}
 
 
 def _versions() -> dict[str, Any]:
