@@ -14,7 +14,7 @@ import anyio.to_thread
 import httpcore2
 
 from plainsong.calls import Answer, Failure, Send
-from plainsong.transport.dialing import look_up, numeric_addresses
+from plainsong.transport.dialing import look_up, no_thread, numeric_addresses
 from plainsong.transport.http import place_of
 
 if TYPE_CHECKING:
@@ -76,7 +76,10 @@ async def first_connected(host: str, port: int, timeout_s: float, connect: Calla
             limiter = anyio.CapacityLimiter(MAX_LOOKUPS)
             _lookups.set(limiter)
         work = partial(look_up, host, port, timeout_s)
-        addresses = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
+        try:
+            addresses = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
+        except RuntimeError as error:  # the system refuses a thread
+            raise no_thread(host, error) from error
     for place, (_, address) in enumerate(addresses):
         left_s = max(0.0, until_s - anyio.current_time())
         scope = f"%{address[3]}" if len(address) == 4 and address[3] and "%" not in address[0] else ""

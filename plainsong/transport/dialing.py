@@ -91,6 +91,11 @@ def look_up(host: str, port: int, timeout_s: float, dialing: Dialing | None = No
     return found
 
 
+def no_thread(host: str, error: RuntimeError) -> OSError:
+    """The error for: no thread could be started to resolve ``host``. The next attempt may find one."""
+    return OSError(f"the name {host} was not resolved: {error}; a URL with an IP address needs no thread")
+
+
 def numeric_addresses(host: str, port: int) -> list[Address] | None:
     """The address that ``host`` is; None if it is a name."""
     try:
@@ -127,8 +132,8 @@ class _Lookup:
         if found is made:
             try:
                 threading.Thread(target=made._run, name="plainsong-resolver", daemon=True).start()
-            except RuntimeError:  # the system refuses a thread
-                made._run()
+            except RuntimeError as error:  # the system refuses a thread; resolving here would exceed any deadline
+                made._end(no_thread(host, error))
         return found
 
     def tell(self, mailbox: SimpleQueue[Any]) -> None:
@@ -145,8 +150,13 @@ class _Lookup:
             outcome = error
         except ValueError as error:  # a label is too long
             outcome = OSError(str(error))
-        finally:
+        except BaseException:
             self._under_way.pop(self._key, None)
+            raise
+        self._end(outcome)
+
+    def _end(self, outcome: list[Address] | OSError) -> None:
+        self._under_way.pop(self._key, None)
         self._outcome = outcome
         self._tell_all()
 

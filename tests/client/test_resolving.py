@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
+from math import inf
 from typing import Any
 
 import anyio
@@ -114,17 +116,58 @@ def test_a_stream_is_not_opened_in_time_where_a_name_is_not_resolved(resolver: R
         in_time(lambda: client.stream("t"))
 
 
-def test_where_no_thread_can_be_started_the_caller_resolves_the_name(
-    shared_url: str, topic: str, monkeypatch: pytest.MonkeyPatch
-):
-    only_threads("an event loop needs threads for it")
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, times: float = inf) -> None:
+    """The system starts no further thread, ``times`` times."""
+    start, refused = threading.Thread.start, count()
 
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    def refuse(thread: threading.Thread) -> None:
+        if next(refused) < times:
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with Client(shared_url.replace("127.0.0.1", "localhost")) as client:
+
+
+def test_where_no_thread_can_be_started_a_name_is_not_resolved_and_nothing_was_sent(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+):
+    only_threads("the test's event loop has a thread by now")
+    refuse_threads(monkeypatch)
+    with Client(STUCK, retry=False) as client:
+        with pytest.raises(ConnectFailed, match=r"stuck\.test was not resolved: can't start new thread") as error:
+            client.publish("t", b"x")
+        assert error.value.outcome == "not-applied"
+    assert not resolver.times
+
+
+def test_the_next_attempt_resolves_the_name_for_which_no_thread_could_be_started(
+    shared_url: str, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    only_threads("the test's event loop has a thread by now")
+    refuse_threads(monkeypatch, times=1)
+    with Client(shared_url.replace("127.0.0.1", "localhost"), wait_for_daemon_s=PATIENCE_S) as client:
         client.publish(topic, b"x")
+        assert [message.payload for message in client.poll(topic)] == [b"x"]
+
+
+def test_where_no_thread_can_be_started_an_address_is_connected_to(
+    shared_url: str, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    only_threads("the test's event loop has a thread by now")
+    refuse_threads(monkeypatch)
+    with Client(shared_url) as client:
+        client.publish(topic, b"x")
+
+
+@on_both_loops
+async def test_an_event_loop_that_may_start_no_thread_does_not_resolve_a_name(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+):
+    async with AsyncClient(STUCK, retry=False) as client:
+        refuse_threads(monkeypatch)
+        with pytest.raises(ConnectFailed, match=r"stuck\.test was not resolved: can't start new thread") as error:
+            await client.publish("t", b"x")
+        assert error.value.outcome == "not-applied"
 
 
 @on_both_loops
