@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 RECEIVE_BYTES = 1 << 20
 #: Length of the response up to the end of the status code.
 _STATUS_END = 12
+#: Responses without a body, and so without a Content-Length.
+_BODILESS = (b"204", b"304")
 
 
 class Answers:
@@ -95,7 +97,7 @@ class Answers:
         head = data[: end + 2].lower()
         at = head.find(b"\r\ncontent-length:")
         if at < 0:
-            return -1
+            return end + 4 if data[9:_STATUS_END] in _BODILESS else -1
         return end + 4 + int(head[at + 17 : head.find(b"\r\n", at + 17)])
 
 

@@ -156,14 +156,20 @@ class SocketFiles:
 
     def __init__(self, listeners: Iterable[socket.socket]) -> None:
         paths = [str(each.getsockname()) for each in listeners if each.family == socket.AF_UNIX]
-        self._files = [(path, os.lstat(path).st_ino) for path in paths]
+        self._files = [(path, _identity(path)) for path in paths]
 
     def remove(self) -> None:
         """Remove the files that are unchanged: another daemon may have created its own since."""
-        for path, inode in self._files:
+        for path, identity in self._files:
             with suppress(OSError):
-                if os.lstat(path).st_ino == inode:
+                if _identity(path) == identity:
                     os.unlink(path)
+
+
+def _identity(path: str) -> tuple[int, int]:
+    """Return device and inode: inodes are unique within a device only."""
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
 
 
 class _Unavailable(Exception):

@@ -171,7 +171,9 @@ def parse_grants(data: bytes) -> GrantTable:
 
 
 def _text_of(data: bytes) -> str:
-    if len(data) > MAX_FILE_BYTES or data.count(b"\n") > MAX_LINES:
+    if len(data) > MAX_FILE_BYTES:
+        raise BadGrantsFile(f"it is larger than {MAX_FILE_BYTES} bytes")
+    if data.count(b"\n") > MAX_LINES:
         raise BadGrantsFile(f"it has more than {MAX_LINES} lines", MAX_LINES + 1, 1)
     try:
         return data.decode("utf-8-sig")

@@ -216,15 +216,15 @@ class OidcProvider:
     async def _fetched(self) -> bytes:
         if self._url is None:
             path = Path(self._config.jwks)
-            return (await trio.to_thread.run_sync(read_guarded, path, MAX_JWKS_BYTES))[0]
+            self._stamp = await trio.to_thread.run_sync(stamp_of, path)  # of a file that cannot be read
+            data, self._stamp = await trio.to_thread.run_sync(read_guarded, path, MAX_JWKS_BYTES)
+            return data
         with trio.fail_after(FETCH_TIMEOUT_S):
             return await trio.to_thread.run_sync(_get, self._url, abandon_on_cancel=True)
 
     async def _stands(self) -> bool:
-        """True if the file of keys has not changed since the last check."""
-        stamp, before = await trio.to_thread.run_sync(stamp_of, Path(self._config.jwks)), self._stamp
-        self._stamp = stamp
-        return before is None or stamp == before
+        """True if the file of keys has not changed since it was read."""
+        return await trio.to_thread.run_sync(stamp_of, Path(self._config.jwks)) == self._stamp
 
     # --- tokens -----------------------------------------------------------------------------------
 

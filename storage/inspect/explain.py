@@ -49,8 +49,12 @@ class RowFilter:
         if row.generation is not None and self.generation not in (None, row.generation):
             return False
         if row.kind == "namespace" and self.namespace in (None, row.fields["namespace"]):
-            return not (self.topic or self.generation)
-        if row.name is None and not row.problem and (self.namespace or self.topic or self.generation):
+            return self.topic is None and self.generation is None
+        if (
+            row.name is None
+            and not row.problem
+            and (self.namespace, self.topic, self.generation) != (None, None, None)
+        ):
             return False  # the transaction service's rows belong to no topic
         at = row.position
         if at is None and row.time_ms is not None:

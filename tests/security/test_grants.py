@@ -200,3 +200,10 @@ def test_pieces_of_files_in_any_order_are_read_or_refused_with_a_place(text):
     except BadGrantsFile as error:
         assert error.line >= 1
         assert error.line <= text.count("\n") + 1
+
+
+def test_a_file_of_too_many_bytes_is_refused_with_their_number(monkeypatch):
+    monkeypatch.setattr("broker.security.grants.MAX_FILE_BYTES", 20)
+    parse_grants(b"format = 1\n")
+    with pytest.raises(BadGrantsFile, match="it is larger than 20 bytes"):
+        parse_grants(b"format = 1\n" + b"#" * 10)

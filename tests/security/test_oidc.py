@@ -345,6 +345,21 @@ async def test_keys_may_be_in_a_file(tmp_path):
     await made.verify(signed("ES256"), NO_PEER)
 
 
+@pytest.mark.parametrize("before", ["keys", "no file", "no keys"])
+async def test_a_change_of_the_file_of_keys_right_after_it_was_read_is_noticed(tmp_path, before):
+    path = tmp_path / "keys.json"
+    if before != "no file":
+        path.write_bytes(published(KEYS["ES256"]) if before == "keys" else b"{")
+        path.chmod(0o600)
+    made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, str(path)), now_s=Now())
+    assert await made.refresh() is (before == "keys")
+    path.write_bytes(published(*KEYS.values()))
+    path.chmod(0o600)
+    assert not await made._stands()
+    assert await made.refresh()
+    assert await made._stands()
+
+
 @given(
     st.binary(max_size=200)
     | st.recursive(
