@@ -395,9 +395,12 @@ def as_ticket(ticket: Hashable) -> Ticket[Any]:
 
 
 def settle_all(answers: Answers) -> None:
-    """Give each ticket its answer."""
+    """Give each ticket its answer. A caller whose notification raises keeps no other from its answer."""
     for ticket, answer in answers:
-        as_ticket(ticket).settle(answer)
+        try:
+            as_ticket(ticket).settle(answer)
+        except Exception:
+            log.exception("an answer could not be given")
 
 
 def _shutting_down() -> ShuttingDown:

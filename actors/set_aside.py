@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from actors.observe import Clock
     from actors.scrub import Scrub
     from plainsong.protocol.names import TopicName
-    from plainsong.protocol.topic.asks import CleaningPlan, Slice, Span
+    from plainsong.protocol.topic.asks import Slice, Span
     from storage.base import RawRow, Row, Store
     from storage.damage import Gap
 
@@ -101,7 +101,7 @@ class SetAsides:
           StoreError: it may have happened in part; it is safe to repeat.
         """
         async with self._turn:
-            plan = await self._plan(name)
+            prefix = b"" if dry_run else await self._save(name)
             found = await self._directory.ask(name, Stats())
             look = await self._directory.ask(name, Look(FIRST_BOUND))
             start, stop = _keys(look, first_id, last_id)
@@ -124,17 +124,17 @@ class SetAsides:
                 return stretch
             with trio.CancelScope(shield=True):
                 # The caller may be cancelled; rows that the topic has recorded must still be removed.
-                await self._remove(name, work, stretch, plan.prefix)
+                await self._remove(name, work, stretch, prefix)
         log.warning(
             "rows were set aside",
             extra={"topic": str(name), "rows": stretch.rows, "unreadable": len(stretch.gaps), "file": stretch.file},
         )
         return stretch
 
-    async def _plan(self, name: TopicName) -> CleaningPlan:
-        """Save the producers' state, which cannot be recovered from removed rows, and return the topic's plan."""
+    async def _save(self, name: TopicName) -> bytes:
+        """Save the producers' state, which cannot be recovered from removed rows; return the prefix of the rows."""
         try:
-            return await self._directory.ask(name, PlanCleaning(self._delete_grace_ms))
+            return (await self._directory.ask(name, PlanCleaning(self._delete_grace_ms))).prefix
         except OutcomeUnknown as error:
             # The outcome does not matter: no row was touched, and saving the state again is safe.
             raise StoreError(f"{error.detail}; no row was touched", hint="look at the disk, and do it again") from error

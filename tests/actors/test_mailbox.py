@@ -6,6 +6,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from actors.actor import settle_all
 from actors.mailbox import Mailbox, Ticket
 from plainsong.protocol.errors import Overloaded, Recovering, ShuttingDown
 from plainsong.protocol.requests import PublishRequest
@@ -192,3 +193,16 @@ async def test_a_deadline_ends_the_wait_of_the_receiver(autojump_clock):
     assert trio.current_time() == 5
     mailbox.put(Ticket(Describe()))
     assert len(await receive_batch(mailbox, 10, 100, deadline_s=trio.current_time() - 1)) == 1
+
+
+def test_a_notification_that_raises_keeps_no_other_caller_from_its_answer(caplog):
+    first, second, told = Ticket(Describe()), Ticket(Describe()), []
+
+    def fail(answer):
+        raise RuntimeError(answer)
+
+    first.on_settled(fail)
+    second.on_settled(told.append)
+    settle_all([(first, 1), (second, 2)])
+    assert told == [2]
+    assert "an answer could not be given" in caplog.text

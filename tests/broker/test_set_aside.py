@@ -221,6 +221,28 @@ async def test_a_dry_run_says_what_would_go_and_changes_nothing(daemon, tmp_path
     ]
 
 
+async def test_a_dry_run_writes_nothing(daemon):
+    await daemon.create()
+    ids = await published(daemon, "a", "b")
+    await daemon.call("GET", f"{TOPICS}/t/stats")
+    before = [await rows(daemon, table) for table in Table]
+    daemon.clock.ms += 3_600_000
+    await daemon.call("POST", f"{ROUTE}?dryRun=true", json={"from": ids[0], "to": ids[1]})
+    assert [await rows(daemon, table) for table in Table] == before
+
+
+async def rows(daemon, table):
+    """The keys and values of a table."""
+    found = []
+
+    def feed(more):
+        found.extend(map(repr, more))
+        return True
+
+    await daemon.store.scan(table, b"", b"\xff" * 40, feed)
+    return found
+
+
 async def test_what_is_set_aside_is_gone_from_the_counts_and_from_what_the_scrub_found(daemon):
     await daemon.create()
     ids = await published(daemon, "a", "b", "c")

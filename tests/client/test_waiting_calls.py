@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import pkgutil
 import threading
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 
+import plainsong._async
+from plainsong._async.client import AsyncClient, AsyncTopic
 from plainsong.errors import TopicNotFound
 from tests.client.client_under_test import Client
 from tests.daemon.harness import eventually
@@ -133,3 +139,61 @@ def test_a_deletion_ends_a_call_that_waits(wait: Any, shared_url: str, topic: st
         eventually("the call waits", lambda: parked(client, topic))
         client.admin.delete_topic(topic)
         assert isinstance(waiting.outcome(), TopicNotFound)
+
+
+# --- the list of waits -----------------------------------------------------------------------------
+
+#: The rows of the calls that wait at the daemon.
+ROWS = {"poll": [poll], "read": [read, read_many]}
+#: Calls that wait for what the program itself does: each ends with its own answer, with its deadline, or by a close.
+OWN_WAITS = {
+    "events": "test_service_events.py: what happens, stop, the end of the daemon",
+    "stream": "test_streams.py: the answers of its publishes",
+    "publisher": "test_publisher.py: the answers of its publishes",
+    "producer": "test_producer_waiting.py: the answers of its publishes",
+    "transaction": "test_transaction_course.py: the decision",
+}
+
+
+def waiting_calls() -> set[str]:
+    """The public calls that take a time to wait, or return an object with a life of its own."""
+    parts = [AsyncClient, AsyncTopic]
+    parts += [value for each in (AsyncClient, AsyncTopic) for value in properties_of(each)]
+    found = set()
+    for part in parts:
+        for name, call in inspect.getmembers(part, inspect.isfunction):
+            if name.startswith("_"):
+                continue
+            signature = inspect.signature(call)
+            parameters = set(signature.parameters)
+            returned = named(call, signature.return_annotation)
+            lives = any(hasattr(returned, each) for each in ("__anext__", "__aenter__", "__aiter__"))
+            if lives or parameters & {"wait_ms", "follow"}:
+                found.add(name)
+    return found
+
+
+def properties_of(part: type) -> list[type]:
+    """The classes of the objects that a client's properties return."""
+    found = [each.fget for _, each in inspect.getmembers(part, lambda each: isinstance(each, property))]
+    classes = [named(each, inspect.signature(each).return_annotation) for each in found]
+    return [each for each in classes if inspect.isclass(each) and each.__module__.startswith("plainsong")]
+
+
+def named(call: Any, annotation: Any) -> Any:
+    """The class that an annotation names in the module of ``call``, or in one of the client's."""
+    name = str(annotation).partition("[")[0]
+    for module in (call.__module__, *CLIENT_MODULES):
+        if (found := getattr(import_module(module), name, None)) is not None:
+            return found
+    return None
+
+
+CLIENT_MODULES = [f"plainsong._async.{each.name}" for each in pkgutil.iter_modules(plainsong._async.__path__)]
+
+
+def test_each_call_of_the_client_that_waits_has_a_row():
+    assert waiting_calls() == ROWS.keys() | OWN_WAITS.keys()
+    assert [row for rows in ROWS.values() for row in rows] == WAITS
+    for where in OWN_WAITS.values():
+        assert Path(__file__).with_name(where.partition(":")[0]).exists()

@@ -135,6 +135,7 @@ def test_rows_about_producers_are_told_in_words():
         (RowFilter(namespace="shop"), {"producer", "producers", "namespace"}),
         (RowFilter(namespace="other"), set()),
         (RowFilter(topic="orders", generation=2), {"producer", "producers"}),
+        (RowFilter(generation=0), set()),
     ],
 )
 def test_producers_are_chosen_with_their_topic_and_what_a_namespace_says_with_it(choice, kinds):
