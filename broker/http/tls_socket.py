@@ -48,7 +48,11 @@ class TlsSocket:
 
     @property
     def binding(self) -> bytes:
-        """The channel binding: bytes that only the two ends of this connection know; empty before the handshake."""
+        """The channel binding: bytes that only the two ends of this connection know; empty before the handshake.
+
+        RFC 9266 asks for tls-exporter with TLS 1.3, which Python's ssl does not offer. There, tls-unique is the Finished
+        message, a MAC over the whole handshake with its secret: a relay has another one with each of its two peers.
+        """
         return self._tls.get_channel_binding("tls-unique") or b""
 
     # --- handshake --------------------------------------------------------------------------------

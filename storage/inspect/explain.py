@@ -50,11 +50,7 @@ class RowFilter:
             return False
         if row.kind == "namespace" and self.namespace in (None, row.fields["namespace"]):
             return self.topic is None and self.generation is None
-        if (
-            row.name is None
-            and not row.problem
-            and (self.namespace, self.topic, self.generation) != (None, None, None)
-        ):
+        if row.name is None and not row.problem and (self.namespace, self.topic, self.generation) != (None, None, None):
             return False  # the transaction service's rows belong to no topic
         at = row.position
         if at is None and row.time_ms is not None:

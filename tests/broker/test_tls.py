@@ -481,6 +481,29 @@ async def end_of(stream: trio.SocketStream) -> bool:
 # --- the socket itself -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_both_ends_of_a_connection_and_no_other_have_its_channel_binding(authority, version):
+    trusting = authority.trusting()
+    trusting.check_hostname = False
+    trusting.minimum_version = trusting.maximum_version = version
+    serving, bindings = secured(authority).serving, []
+    for _ in range(2):
+        pair = socket.socketpair()
+        for each in pair:
+            each.setblocking(False)
+        ends = [TlsSocket(pair[0], serving), TlsSocket(pair[1], trusting, server_side=False)]
+        async with trio.open_nursery() as nursery:
+            for end in ends:
+                nursery.start_soon(end.shake_hands)
+        server, client = (end.binding for end in ends)
+        assert server == client
+        assert len(server) >= 12
+        bindings.append(server)
+        for each in pair:
+            each.close()
+    assert bindings[0] != bindings[1]
+
+
 async def test_a_short_answer_of_recv_has_nothing_behind_it_and_a_send_goes_on_where_it_stopped(authority):
     """Against each other over a pair of sockets with small buffers, in random steps."""
     left, right = socket.socketpair()
