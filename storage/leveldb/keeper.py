@@ -12,7 +12,9 @@ Long work is a generator that pauses: between two of its steps the keeper handle
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Generator
@@ -346,6 +348,7 @@ class Keeper:
         try:
             # A failed attempt may have left files, which were never listed.
             remove_volume(volume.path)
+            _refuse_leftovers(volume.path)
             self._databases.acquire(volume, create=True)
             try:
                 sync_directory(volume.path)
@@ -386,9 +389,12 @@ class Keeper:
         chosen = self._options.compression
         compressed = chosen == "snappy" or (chosen == "auto" and any(volume.shape.compressed for volume in sources))
         number = sources[0].number
-        volume = self._volume(number, f"{number:08d}.{again}", compressed=compressed)
-        remove_volume(volume.path)
-        return volume
+        # If the copy of a failed attempt could not be removed, its rows must not become part of this one: some may have
+        # been removed or rolled back since.
+        while (path := self._directory / f"{number:08d}.{again}").exists():
+            remove_volume(path)
+            again += 1
+        return self._volume(number, path.name, compressed=compressed)
 
     def _write_list(self, volumes: Sequence[Volume]) -> None:
         """Replace the list, durably.
@@ -623,6 +629,12 @@ class Keeper:
                 self._databases.release(volume)
             self._sets.unpin(view.volumes)
             self._remove_gone()
+
+
+def _refuse_leftovers(path: Path) -> None:
+    """Raise OSError if a folder for another volume is still there: it would begin with the files in it."""
+    if path.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
 def _copy_of(error: StoreError) -> StoreError:

@@ -84,16 +84,18 @@ def _lost_by_a_race(directory: Path, listed: Sequence[Listed], options: LevelDBO
 
     Versions before 0.2 could strike the newest volume off the list if a volume was sealed while another was dropped or
     rewritten. Its number is above all listed ones; a volume that was rightly struck off has a lower number.
+
+    Raises:
+      StoreUnusable: there may be such a volume, and it cannot be opened.
     """
     for path in unlisted(directory, listed):
         if path.suffix or int(path.name) <= listed[-1].number:
             continue
-        try:
-            check_files(path)
-            database = Database(path, options.volume_shape(packed=True), create=False)
-        except StoreUnusable as error:
-            log.warning("a folder that is no volume is removed", extra={"folder": path.name, "why": error.detail})
-            continue
+        if not _has_files_of_rows(path):
+            continue  # a next volume that was never listed
+        # Errors are raised: ``remove_unlisted`` would remove acknowledged rows that cannot be read at the moment.
+        check_files(path)
+        database = Database(path, options.volume_shape(packed=True), create=False)
         volume = Volume(int(path.name), path, options.volume_shape(packed=True))
         try:
             for _ in volume.look_through(database):
@@ -108,6 +110,12 @@ def _lost_by_a_race(directory: Path, listed: Sequence[Listed], options: LevelDBO
         )
         return Volume(volume.number, path, volume.shape)
     return None
+
+
+def _has_files_of_rows(path: Path) -> bool:
+    """True if a folder has a table, or a log that was written. Raises OSError."""
+    files = list(path.iterdir())
+    return any(file.suffix in (".ldb", ".sst") or (file.suffix == ".log" and file.stat().st_size) for file in files)
 
 
 def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Metadata, *, check: bool) -> VolumeSet:

@@ -9,8 +9,8 @@ are never read. Until FORMAT is replaced, version 0.1 can still use the director
 kill at any moment the next start continues:
 
     FORMAT 1   rows/                       the metadata is copied again, to metadata.new/
-    FORMAT 3   rows/ or metadata.new/      they are moved to their places
-    FORMAT 3   volumes/LIST                done
+    FORMAT 3   rows/                       metadata.new/ becomes metadata/, volumes/LIST is written, rows/ moves
+    FORMAT 3   no rows/                    done
 """
 
 from __future__ import annotations
@@ -98,15 +98,20 @@ def _copy_metadata(directory: Path, options: LevelDBOptions, *, check: bool) -> 
 
 
 def _move(directory: Path, options: LevelDBOptions) -> None:
+    """Finish an upgrade of format 1, if one is unfinished.
+
+    ``rows`` alone shows that: it moves last. Without it a missing list is damage, and every volume may have rows, so
+    the list must be there, durably, before ``rows`` moves.
+    """
     volumes, rows, copy = directory / VOLUMES_NAME, directory / ROWS_NAME, directory / _COPY_NAME
-    if (volumes / LIST_NAME).exists():
+    if not rows.exists():
         return
     if copy.exists():
         copy.rename(directory / METADATA_NAME)
-    volumes.mkdir(exist_ok=True)
-    if rows.exists():
-        rows.rename(volumes / _FIRST.folder)
+    if not (volumes / LIST_NAME).exists():
+        make_first(volumes, options, [_FIRST])
     sync_directory(volumes)
     sync_directory(directory)
-    if (volumes / _FIRST.folder).exists():
-        make_first(volumes, options, [_FIRST])
+    rows.rename(volumes / _FIRST.folder)
+    sync_directory(volumes)
+    sync_directory(directory)

@@ -17,6 +17,7 @@ from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.leveldb.engine.database import Database
 from storage.leveldb.engine.manifest import newest_log
 from tests.storage.contract import LAST, everything
+from tests.storage.tiny_volumes import TINY, fill
 
 SMALL = LevelDBOptions(write_buffer_bytes=1 << 16)
 VOLUME = Path("volumes") / "00000001"
@@ -387,3 +388,17 @@ async def test_a_scan_that_comes_to_a_damaged_block_behind_which_there_is_none_i
             assert len(list(rows)) == 100
     finally:
         database.close()
+
+
+async def test_without_the_list_of_volumes_no_volume_is_removed(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 40)
+        rows = await everything(store)
+    place = tmp_path / "data" / "volumes" / "LIST"
+    content = place.read_bytes()
+    place.unlink()
+    error = await refused(tmp_path / "data")
+    assert "the list of volumes" in error.detail
+    place.write_bytes(content)
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        assert await everything(store) == rows

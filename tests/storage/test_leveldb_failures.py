@@ -6,7 +6,7 @@ import errno
 import resource
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, closing, contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -608,3 +608,15 @@ async def test_a_store_that_cannot_be_opened_again_is_reported_without_folders(s
         await store.claim(NAME)
     assert "00000001" in caught.value.detail
     assert "/" not in caught.value.detail
+
+
+def test_a_table_that_could_not_be_written_fails_the_next_batch_even_an_empty_one(tmp_path):
+    shape = LevelDBOptions().volume_shape()
+    with closing(Database(tmp_path / "copy", shape, create=True)) as database:
+        with database.batch(sync=False) as batch:
+            batch.put(b"\x02key", b"value")
+        for number in range(1, 100):  # the table has one of these names
+            (tmp_path / "copy" / f"{number:06d}.ldb").mkdir()
+        database.flush_memory()
+        with pytest.raises(StoreError, match="writing"), database.batch(sync=True):
+            pass

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+from contextlib import closing, contextmanager
+from pathlib import Path
+from unittest import mock
+
 import pytest
 import trio
 
 from plainsong.protocol.effects import Delete, Put, RollBack, put_one
 from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import stop_after
-from storage.base import Claim, StoreError, Unreadable
+from storage.base import Claim, StoreError, StoreUnusable, Unreadable
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.leveldb.engine.database import Database
 from storage.leveldb.volume_list import read_list, write_list
@@ -36,6 +43,58 @@ async def test_a_volume_with_rows_that_the_list_has_lost_is_part_of_the_store_ag
     assert "a volume that the list had lost is part of the store again" in caplog.text
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         assert len(await everything(store)) == 50
+
+
+async def test_a_lost_volume_that_cannot_be_opened_for_a_moment_is_not_removed(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 40)
+        expected = await everything(store)
+        newest = store._db.sets.current.newest
+    folder = tmp_path / "data" / "volumes"
+    listed = [each for each in read_list(folder) if each.number < newest.number]
+    (folder / f"{newest.name}.index").unlink()
+    write_list(folder, listed)
+    with closing(Database(newest.path, newest.shape, create=False)), pytest.raises(StoreUnusable, match="lock"):
+        await LevelDBStore.open(tmp_path / "data", TINY)
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        assert await everything(store) == expected
+
+
+async def test_a_rewrite_does_not_begin_with_the_rows_of_a_copy_that_could_not_be_removed(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 40)
+        await settled(store)
+        keeper = store._db.keeper
+        source = store._db.sets.current.sealed[0]
+        left = source.path.with_name(f"{source.name}.1")
+        shutil.copytree(source.path, left)
+        with unremovable(left):
+            target = keeper.successor([source])
+        assert not target.path.exists()
+
+
+async def test_a_next_volume_is_not_made_over_a_folder_that_cannot_be_removed(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        keeper = store._db.keeper
+        left = keeper._directory / f"{keeper._listed[-1].number + 1:08d}"
+        shutil.copytree(store._db.sets.current.newest.path, left)
+        with unremovable(left), pytest.raises(StoreError, match="making the next volume: .*File exists"):
+            keeper._made()
+        assert [each.path for each in keeper._listed] == [store._db.sets.current.newest.path]
+
+
+@contextmanager
+def unremovable(folder):
+    """Let the disk refuse to remove anything in a folder."""
+    real = os.unlink
+
+    def unlink(path, *given, **options):
+        if options.get("dir_fd") is not None or folder in Path(path).parents:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, *given, **options)
+
+    with mock.patch.object(os, "unlink", unlink):
+        yield
 
 
 async def test_rows_written_to_a_sealed_volume_after_its_index_are_found(tmp_path):

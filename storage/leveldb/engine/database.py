@@ -389,7 +389,11 @@ class Database(Readable):
             raise call_failed(error, "compacting") from error
 
     def flush_memory(self) -> None:
-        """Write the rows in memory to a table file, which empties the log."""
+        """Write the rows in memory to a table file, which empties the log.
+
+        LevelDB does not report if that fails, but then it refuses every later batch. So rows of unsynced batches are
+        durable only once a synced batch after this has succeeded; it may be empty.
+        """
         self._log.let_go_of_all()
         try:
             # A range after all keys: LevelDB flushes its memory, and finds no file to merge.
