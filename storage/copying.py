@@ -273,7 +273,8 @@ async def refuse_without_room(source: Store, target: Store, found: Mapping[Part,
         shown = ", ".join(taken[:MAX_NAMED]) + (f" and {len(taken) - MAX_NAMED} more" if len(taken) > MAX_NAMED else "")
         raise StoreUnusable(
             f"the target has topics of the same names: {shown}",
-            hint="name an empty target: another directory, or another prefix of tables",
+            hint="name an empty target: another directory, or another prefix of tables. A name that a deleted topic had "
+            "stays taken, so that no id is given twice: `backup restore --as` gives one topic another name",
         )
     for part in found:
         if part.name == NAMESPACES_NAME:

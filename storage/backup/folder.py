@@ -337,7 +337,7 @@ class BackupFolder:
         """
         manifests, damaged = self.manifests()
         whole = [each for each, manifest in manifests.items() if not manifest.get("leftOut")]
-        newest = {*list(manifests)[-keep_last:], *whole[-1:]}
+        newest = {*list(manifests)[max(0, len(manifests) - keep_last) :], *whole[-1:]}
         gone = [
             each
             for each, manifest in manifests.items()

@@ -409,6 +409,7 @@ def _head(_: int, value: bytes) -> Fields:
         "first_pointer": head.first,
         "forgotten_up_to": head.forgotten,
         "changes_forgotten_up_to": head.unchecked,
+        "reserved_up_to": head.reserved,
     }
 
 

@@ -14,7 +14,7 @@ import logging
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from storage.base import StoreDamaged, StoreUnusable, Unreadable
+from storage.base import StoreDamaged, Unreadable
 from storage.directory import DAMAGED_HINT, opening_failed, sync_directory
 from storage.leveldb.engine.database import Database, Shape
 from storage.leveldb.engine.manifest import check_files

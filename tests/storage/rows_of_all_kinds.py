@@ -121,7 +121,7 @@ def rows_of_the_transaction_service() -> list[Operation]:
     begun |= {"bound": INVALID - 1, "read_pointer": INVALID - 1}
     decided = {"decided_ms": NOW_MS + 1, "decided_at": INVALID + 9}
     return [
-        put_one(Table.METADATA, service_key(HEAD), Head(INVALID + 9, INVALID, 1, 2, 3).encode()),
+        put_one(Table.METADATA, service_key(HEAD), Head(INVALID + 9, INVALID, 1, 2, 3, reserved=INVALID + 12).encode()),
         put_one(Table.METADATA, service_key(PASS), LastPass(NOW_MS - 5, INVALID - 7).encode()),
         put_one(Table.METADATA, service_key(AUTHORITY), pack_record({"a": "embedded"})),
         put_one(

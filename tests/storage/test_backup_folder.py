@@ -125,7 +125,16 @@ def test_pruning_removes_what_no_backup_that_stays_has(folder):
 
 @pytest.mark.parametrize(
     ("keep_last", "since_ms", "left"),
-    [(1, None, {5}), (2, None, {4, 5}), (1, 3, {3, 4, 5}), (3, 5, {3, 4, 5}), (9, None, {1, 2, 3, 4, 5}), (1, 9, {5})],
+    [
+        (1, None, {5}),
+        (2, None, {4, 5}),
+        (1, 3, {3, 4, 5}),
+        (3, 5, {3, 4, 5}),
+        (9, None, {1, 2, 3, 4, 5}),
+        (1, 9, {5}),
+        (0, None, {5}),
+        (0, 4, {4, 5}),
+    ],
 )
 def test_a_backup_stays_that_is_among_the_newest_or_not_too_old(folder, keep_last, since_ms, left):
     for day in range(1, 6):

@@ -98,6 +98,7 @@ def test_rows_about_transactions_are_told_in_words():
     assert (reference["first_payload"], reference["segments"]) == ("00" * 10, [4])
     assert (said["payload"]["write_pointer"], said["payload"]["segment"], said["payload"]["ttl_s"]) == (77, 4, 9)
     assert (said["transactions"]["last_pointer"], said["transactions"]["read_pointer"]) == (INVALID + 9, INVALID)
+    assert said["transactions"]["reserved_up_to"] == INVALID + 12
     assert (said["transaction"]["state"], said["transaction"]["client"]) == ("committed", "ana")
     assert (said["change-set"]["commit_pointer"], said["change-set"]["changes"]) == (9, 1)
     assert said["last-pass"]["safe_bound"] == INVALID - 7

@@ -78,7 +78,7 @@ async def test_a_next_volume_is_not_made_over_a_folder_that_cannot_be_removed(tm
         keeper = store._db.keeper
         left = keeper._directory / f"{keeper._listed[-1].number + 1:08d}"
         shutil.copytree(store._db.sets.current.newest.path, left)
-        with unremovable(left), pytest.raises(StoreError, match="making the next volume: .*File exists"):
+        with unremovable(left), pytest.raises(StoreError, match=r"making the next volume: .*File exists"):
             keeper._made()
         assert [each.path for each in keeper._listed] == [store._db.sets.current.newest.path]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from storage.base import StoreDamaged
+from storage.base import StoreDamaged, StoreFull
 from storage.leveldb.engine.database import Database, Shape
 from storage.leveldb.engine.torn_end import SECTOR_BYTES
 from tests.storage.disks import copied_at_once
@@ -62,6 +64,21 @@ def test_a_manifest_whose_last_edit_is_torn_at_a_sector_opens_with_every_row(ima
     for image, written in images:
         assert rows_of(image) == written
         assert rows_of(image) == written, "and again"
+
+
+def test_a_torn_edit_on_a_full_disk_is_not_reported_as_damage(images, monkeypatch):
+    image, written = images[-1]
+    before = manifest(image).read_bytes()
+
+    def no_space(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "copyfile", no_space)
+        with pytest.raises(StoreFull):
+            rows_of(image)
+    assert manifest(image).read_bytes() == before
+    assert rows_of(image) == written
 
 
 def test_an_edit_is_not_left_out_when_the_log_that_it_replaced_is_gone(images):

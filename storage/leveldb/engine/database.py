@@ -15,7 +15,7 @@ import plyvel
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES
-from storage.base import Blocks, StoreDamaged, StoreError, StoreUnusable
+from storage.base import Blocks, StoreDamaged, StoreError
 from storage.directory import opening_failed
 from storage.leveldb.engine.errors import FOREIGN, call_failed
 from storage.leveldb.engine.manifest import check_files
@@ -223,13 +223,14 @@ def _cut_torn_ends(path: Path, attempt: Callable[[Path], Any]) -> Sequence[tuple
             with copy_without(path, chosen) as copy:
                 try:
                     attempt(copy).close()
-                except StoreUnusable:
+                except StoreDamaged:
                     continue
             for file, start in chosen:
                 cut(file, start)
             return chosen
     except OSError as error:
-        log.warning("a database was not copied to look for torn records", extra={"why": str(error)})
+        # Not damage: it is unknown if leaving out a torn record would suffice.
+        raise opening_failed(error, path) from error
     return ()
 
 
