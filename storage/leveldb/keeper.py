@@ -1,13 +1,15 @@
-"""The keeper: the one thread that changes sealed volumes, the list of volumes and the metadata's database.
+"""The keeper: the one writer of sealed volumes, of the list of volumes and of the metadata's database.
 
-It makes the next volume, finishes sealed ones, removes and rolls back rows in sealed volumes, tidies
+Its thread (``storage.leveldb.keeper_thread``) makes the next volume, finishes sealed ones, removes and rolls back rows in sealed volumes, tidies
 (``storage.leveldb.tidying``), checkpoints the metadata, opens and closes views, and removes files that no set names any
 longer. Its results enter the set of volumes by an operation that it hands to the commit, the set's only writer.
 
     the commit waits for the keeper only for the next volume; the keeper never waits for the commit
     while an operation of the keeper is with the commit, the keeper changes no sealed volume; it only makes next volumes
 
-Long work is a generator that pauses: between two of its steps the keeper handles messages that have arrived.
+The list is always ahead of the set: it names a volume before the set does, and strikes one off before the set does. So
+what is on the disk when the process ends is never less than what a commit was acknowledged with. When an operation of
+the commit fails after the list has changed, the keeper fails, and nothing is written before the store is reopened.
 """
 
 from __future__ import annotations
@@ -15,22 +17,20 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import time
-from collections import deque
-from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 from plainsong.protocol.effects import Table
-from storage.base import NothingWritten, StoreError, StoreUnusable, Unreadable, rolled_back
+from storage.base import StoreError, StoreUnusable, Unreadable, rolled_back
 from storage.directory import sync_directory
 from storage.leveldb import threads
 from storage.leveldb.commit import PendingWrite, Pin, Replace, Unpin
 from storage.leveldb.engine.compression import Stretch, is_worth_it
 from storage.leveldb.engine.errors import call_failed, without_folders
 from storage.leveldb.engine.packs import RowEdits
+from storage.leveldb.keeper_thread import KeeperThread, NotChanged, Running, Work, copy_of
 from storage.leveldb.open_databases import VolumeDamaged
 from storage.leveldb.reads import VolumeReads
 from storage.leveldb.volume import TABLES, Volume, save_index
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from storage.leveldb.commit import SealedChange, SetChange
+    from storage.leveldb.commit import SealedChange
     from storage.leveldb.engine.database import Database
     from storage.leveldb.metadata import Metadata
     from storage.leveldb.open_databases import OpenDatabases
@@ -52,30 +52,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: Long work. It yields a pause in seconds; an operation for the commit to apply; or None, to continue once every
-#: message that has arrived by then is handled.
-Work = Generator["float | SetChange | None", None, T]
-
-
-class Stopped(StoreError):
-    """The store is being closed or reopened; nothing failed."""
-
-
-class NotChanged(Unreadable):
-    """Rows of a sealed volume cannot be read, so they were not changed; nothing else failed."""
-
-
-class _Running:
-    """Long work in progress."""
-
-    def __init__(self, work: Work[object], done: Callable[[object], object]) -> None:
-        self.work = work
-        self.done = done
-        self.resume_at_s = 0.0
-
 
 class Keeper:
-    """The thread. ``change``, ``note_dead``, ``finish``, ``make_spare`` and ``checkpoint_soon`` are for the commit."""
+    """Calls for the commit, the event loop and readers, and what the thread does for them.
+
+    The first calls send messages and may be made by the party that their heading names. Everything after them runs in
+    the thread, whose own all fields are except ``thread`` and ``_spares``.
+    """
 
     def __init__(
         self,
@@ -86,7 +69,7 @@ class Keeper:
         metadata: Metadata,
         hand_in: Callable[[PendingWrite], None],
     ) -> None:
-        """Start the thread; ``close`` ends it.
+        """Start the thread; ``thread.close`` ends it.
 
         Args:
           directory: of the volumes.
@@ -98,18 +81,8 @@ class Keeper:
         self._sets = sets
         self._databases = databases
         self._metadata = metadata
-        self._hand_in = hand_in
-        #: Set by the event loop before the store is closed: long work ends at its next step.
-        self.leaving = False
-        #: The first failure; the store must be reopened. Written once, by the keeper.
-        self.failed: StoreError | None = None
-
-        # Messages between threads.
-        #: Messages to handle; True if a message may be handled while an operation is with the commit.
-        self._inbox: threads.Queue[tuple[Callable[[], object], bool]] = threads.Queue()
+        #: Answers to ``make_spare``.
         self._spares: threads.Queue[Volume | StoreError] = threads.Queue()
-
-        # Owned by the keeper.
         #: The list on the disk: every volume that has rows, and perhaps the next one.
         self._listed: list[Volume] = list(sets.current.all)
         #: The list may or may not have been written: volumes that either version names stay until the next opening.
@@ -125,22 +98,14 @@ class Keeper:
         #: While volumes are rewritten: these volumes, and the rows that changed in them since.
         self.rewriting: Sequence[Volume] = ()
         self.changed: set[tuple[Table, bytes]] = set()
-        #: Messages that arrived while an operation was with the commit.
-        self._backlog: deque[Callable[[], object]] = deque()
-        self._running: list[_Running] = []
-        #: The work whose operation is with the commit.
-        self._awaiting: _Running | None = None
         self._checkpoint_waits = False
-        #: True if a message was handled since long work last advanced.
-        self._served = False
-        self._stopping = False
-        self._thread = threads.spawn("store keeper", self._run)
+        self.thread = KeeperThread(hand_in)
 
     # --- for the commit: never waits, except for the next volume -----------------------------------
 
     def make_spare(self) -> None:
         """Make the next volume. ``spare`` returns it, or the error, once for each call."""
-        self._inbox.put((self._make_spare, True))
+        self.thread.put(self._make_spare, urgent=True)
 
     def spare(self, *, wait: bool) -> Volume | StoreError | None:
         """Return the answer to ``make_spare``, None if there is none yet. The commit gets a lease of its database."""
@@ -150,182 +115,43 @@ class Keeper:
 
     def finish(self, sealed: Volume) -> None:
         """Flush a sealed volume's memory to a table, write its index, and end the commit's lease."""
-        self._put(partial(self._guarded, partial(self._finish, sealed)))
+        self.thread.put(partial(self.thread.guarded, partial(self._finish, sealed)))
 
     def change(self, work: PendingWrite) -> None:
         """Change rows of sealed volumes, then complete the commit."""
-        self._put(partial(self._change, work))
+        self.thread.put(partial(self._change, work))
 
     def note_dead(self, volumes: VolumeSet, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> None:
         """Subtract rows that died just now from the live bytes of a set's sealed volumes."""
-        self._put(partial(self._note_dead, volumes, table, ranges))
+        self.thread.put(partial(self._note_dead, volumes, table, ranges))
 
     def checkpoint_soon(self) -> None:
         """Write the pending metadata to its database, once for any number of calls."""
         if not self._checkpoint_waits:
             self._checkpoint_waits = True
-            self._put(partial(self._guarded, self._checkpoint))
+            self.thread.put(partial(self.thread.guarded, self._checkpoint))
 
     # --- for the event loop and for readers: never waits -------------------------------------------
 
-    def start(self, work: Callable[[], Work[T]], done: Callable[[T | StoreError], object]) -> None:
-        """Run long work. ``done`` is called in the keeper's thread with its result or its error."""
-        self._put(lambda: self._begin(_Running(work(), done)))  # type: ignore[arg-type]  # T of one call
-
     def pin(self, max_s: float, done: Callable[[PinnedView | StoreError], object]) -> None:
         """Open a view between two commits. The keeper changes no sealed volume while the commit makes it."""
-        self.start(partial(self._pin, max_s), done)
+        self.thread.start(partial(self._pin, max_s), done)
 
     def close_view(self, view: View, done: Callable[[StoreError | None], object]) -> None:
         """Close a view that has ended and is not being read."""
-        self.start(partial(self._unpin, view), done)
+        self.thread.start(partial(self._unpin, view), done)
 
     def checkpoint(self, done: Callable[[StoreError | None], object]) -> None:
         """Write the pending metadata to its database."""
-        self._put(lambda: done(self._guarded(self._checkpoint)))
+        self.thread.put(lambda: done(self.thread.guarded(self._checkpoint)))
 
     def measure_soon(self, volume: Volume) -> None:
         """Measure a volume whose files were rewritten."""
-        self._put(volume.measure)
-
-    def leave(self) -> None:
-        """End long work at its next step, because the store is about to be closed. For the event loop."""
-        self.leaving = True
-        self._put(lambda: None)
+        self.thread.put(volume.measure)
 
     def remove_files_soon(self) -> None:
         """Remove the files of volumes that no pinned set names any longer."""
-        self._put(self._remove_gone)
-
-    def settle(self) -> None:
-        """Wait for all messages sent so far, but not for long work. Blocks; not for the event loop of a busy store."""
-        done: threads.Queue[None] = threads.Queue()
-        self._put(lambda: done.put(None))
-        done.get()
-
-    def close(self) -> None:
-        """Handle the messages that have arrived, end long work at its next step, and end the thread. Idempotent."""
-        self.leaving = True
-        self._put(self._stop)
-        self._thread.join()
-
-    def _put(self, message: Callable[[], object]) -> None:
-        self._inbox.put((message, False))
-
-    # --- the thread -------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        while (message := self._next()) is not None:
-            try:
-                message()
-            except BaseException as raised:  # noqa: BLE001  # the thread continues; the store will be reopened
-                self._failure(raised)
-
-    def _stop(self) -> None:
-        self._stopping = True
-
-    def _next(self) -> Callable[[], object] | None:
-        """Return the next message or step of long work; None once the keeper was closed and everything is done."""
-        while True:
-            if self._awaiting is not None:
-                message, is_urgent = self._inbox.get()
-                if is_urgent:
-                    return message
-                self._backlog.append(message)
-                continue
-            first = min(self._running, key=lambda each: each.resume_at_s, default=None)
-            wait_s = None
-            if first is not None and (self.leaving or first.resume_at_s < float("inf")):
-                wait_s = 0.0 if self.leaving else max(0.0, first.resume_at_s - time.monotonic())
-                if not wait_s and self._served:
-                    # Alternate, so that a stream of messages does not starve long work.
-                    self._served = False
-                    return partial(self._advance, first)
-            self._served = True
-            if self._backlog:
-                return self._backlog.popleft()
-            if self._stopping and not self._running:
-                if self._inbox.empty():
-                    return None
-                wait_s = 0.0
-            with suppress(threads.Empty):
-                return self._inbox.get(timeout=wait_s)[0]
-
-    def _begin(self, running: _Running) -> None:
-        if self.failed is not None:
-            running.done(_copy_of(self.failed))
-            return
-        self._running.append(running)
-        self._advance(running)
-
-    def _advance(self, running: _Running, error: StoreError | None = None, *, resumed: bool = False) -> None:
-        """Run long work up to its next pause, hand-over or end.
-
-        Args:
-          error: set if the commit did not apply the work's operation.
-          resumed: True if the commit has applied the operation. The work must record that, even while leaving.
-        """
-
-        if running not in self._running:
-            return  # it ended while its message was queued
-
-        def step() -> float | SetChange | None:
-            if error is not None:
-                return running.work.throw(error)
-            if self.leaving and not resumed:
-                return running.work.throw(Stopped("the store is being closed or opened again", hint="try again"))
-            return next(running.work)
-
-        try:
-            found = step()
-        except StopIteration as end:
-            self._running.remove(running)
-            running.done(end.value)
-            return
-        except BaseException as raised:  # noqa: BLE001  # the thread continues, and reports it
-            self._running.remove(running)
-            running.done(self._failure(raised))
-            return
-        if found is None:
-            running.resume_at_s = float("inf")
-            self._put(partial(self._advance, running))
-            return
-        if isinstance(found, float):
-            running.resume_at_s = time.monotonic() + found
-            return
-        self._awaiting = running
-        self._hand_in(PendingWrite([found], on_completed=self._applied))
-
-    def _applied(self, work: PendingWrite) -> None:
-        """Receive the outcome of an operation from the commit. Called on the event loop."""
-        error = _copy_of(work.error) if isinstance(work.error, StoreError) else None
-        self._inbox.put((partial(self._resume, error), True))
-
-    def _resume(self, error: StoreError | None) -> None:
-        running, self._awaiting = self._awaiting, None
-        assert running is not None  # the commit answers each operation once
-        self._advance(running, error, resumed=True)
-
-    def _guarded(self, job: Callable[[], T]) -> T | StoreError:
-        """Run a job. A failure means that the store must be reopened; later jobs are not run."""
-        if self.failed is not None:
-            return _copy_of(self.failed)
-        try:
-            return job()
-        except BaseException as raised:  # noqa: BLE001  # the thread continues, and reports it
-            return self._failure(raised)
-
-    def _failure(self, raised: BaseException) -> StoreError:
-        """Return the error to report. A real failure is recorded in ``failed``."""
-        if isinstance(raised, (Stopped, NothingWritten, NotChanged)):
-            return raised
-        if not isinstance(raised, StoreError):
-            log.error("the store's keeper failed", exc_info=raised)
-            raised = StoreError(f"the store's upkeep: {without_folders(repr(raised))}")
-        if self.failed is None:
-            # A copy: the traceback of the raised object keeps its frames alive, and with them an open database.
-            self.failed = _copy_of(raised)
-        return _copy_of(raised)
+        self.thread.put(self._remove_gone)
 
     # --- the list, and the next volume --------------------------------------------------------------
 
@@ -334,15 +160,15 @@ class Keeper:
         try:
             found = self._made()
         except StoreError as error:
-            found = _copy_of(error)
+            found = copy_of(error)
         except BaseException as raised:  # noqa: BLE001  # the commit may wait for an answer
-            found = self._failure(raised)
+            found = self.thread.failure(raised)
         self._spares.put(found)
 
     def _made(self) -> Volume:
         """Return the next volume, listed. Raises StoreError; unless the list is unknown, it may be tried again."""
-        if self.failed is not None:
-            raise _copy_of(self.failed)
+        if self.thread.failed is not None:
+            raise copy_of(self.thread.failed)
         number = self._listed[-1].number + 1
         volume = self._volume(number, f"{number:08d}", compressed=self._compress_next())
         try:
@@ -415,7 +241,7 @@ class Keeper:
             )
         except ListUnknown as error:
             self._list_unknown = True
-            self._failure(call_failed(error, "saving the volume list"))
+            self.thread.failure(call_failed(error, "saving the volume list"))
             raise
         self._listed = list(volumes)
 
@@ -470,10 +296,10 @@ class Keeper:
         for volume, number in [each for each in self._gone if each[1] <= oldest]:
             if self._databases.discard(volume):
                 self._gone.remove((volume, number))
-                if self.leaving:
+                if self.thread.leaving:
                     remove_volume(volume.path)
                     continue
-                self._begin(_Running(remove_slowly(volume.path), lambda _: None))
+                self.thread.begin(Running(remove_slowly(volume.path), lambda _: None))
 
     # --- sealed volumes -----------------------------------------------------------------------------
 
@@ -509,7 +335,7 @@ class Keeper:
     def _change(self, work: PendingWrite) -> None:
         change = work.change
         assert change is not None  # the commit hands over no other work
-        found = self._guarded(partial(self._make_change, change))
+        found = self.thread.guarded(partial(self._make_change, change))
         work.error = found if isinstance(found, StoreError) else None
         assert work.on_changed is not None  # given by the queue of the commits
         work.on_changed(work)
@@ -635,8 +461,3 @@ def _refuse_leftovers(path: Path) -> None:
     """Raise OSError if a folder for another volume is still there: it would begin with the files in it."""
     if path.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-
-
-def _copy_of(error: StoreError) -> StoreError:
-    """Copy an error for one caller: raising one object in several threads mixes their tracebacks."""
-    return type(error)(error.detail, hint=error.hint)

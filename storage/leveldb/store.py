@@ -466,7 +466,7 @@ class LevelDBStore:
         tables, self._db = self._db, None
         if tables is None:
             return
-        tables.keeper.leave()
+        tables.keeper.thread.leave()
         # This is short: without a database, queued writes are refused.
         await self._group_commit.quiet()
         if self._calls_inside:

@@ -137,7 +137,7 @@ class LevelDBTables:
             self.keeper = Keeper(
                 volumes, options, self.sets, self.databases, self.metadata, hand_in or self.handed_in.append
             )
-            opened.callback(self.keeper.close)
+            opened.callback(self.keeper.thread.close)
             self.committer = Committer(
                 self.sets, self.databases, self.metadata, self.keeper, options, self._first_messages
             )
@@ -161,17 +161,17 @@ class LevelDBTables:
     @property
     def failed(self) -> StoreError | None:
         """The keeper's failure, after which the tables must be reopened; None if there was none."""
-        return self.keeper.failed
+        return self.keeper.thread.failed
 
     @property
     def leaving(self) -> bool:
         """True before closing: scans end before their next list, long work of the keeper at its next step."""
-        return self.keeper.leaving
+        return self.keeper.thread.leaving
 
     def close(self) -> None:
         """Write the waiting metadata, and close. No other thread may be inside."""
-        self.keeper.close()
-        if not self.committer.failed and self.keeper.failed is None:
+        self.keeper.thread.close()
+        if not self.committer.failed and self.keeper.thread.failed is None:
             try:
                 self.metadata.checkpoint()
                 self.sets.current.newest.write_index()
@@ -188,7 +188,7 @@ class LevelDBTables:
 
     def tidy(self, done: Callable[[int | StoreError], object]) -> None:
         """Have the keeper do one step of tidying; ``done`` is called in its thread. See ``storage.leveldb.tidying``."""
-        self.keeper.start(lambda: tidy(self.keeper, self._options), done)
+        self.keeper.thread.start(lambda: tidy(self.keeper, self._options), done)
 
     # --- reading -------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from storage.leveldb.commit import Committer, Replace
 from storage.leveldb.engine import old_logs
 from storage.leveldb.group_commit import GroupCommit
 from storage.leveldb.keeper import Keeper
+from storage.leveldb.keeper_thread import KeeperThread
 from storage.leveldb.metadata import Metadata, Waiting
 from storage.leveldb.open_databases import OpenDatabases
 from storage.leveldb.tables import LevelDBTables
@@ -142,10 +143,10 @@ def a_view_without_what_changes() -> Iterator[None]:
 def a_close_during_a_rewrite() -> Iterator[None]:
     """Long work is not ended before the databases are closed: it is dropped wherever it is."""
 
-    def close(self: Keeper) -> None:
+    def close(self: KeeperThread) -> None:
         self.leaving = True
 
-    with mock.patch.object(Keeper, "close", close):
+    with mock.patch.object(KeeperThread, "close", close):
         yield
 
 

@@ -33,7 +33,7 @@ from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.names import TopicName
 from storage.base import NothingWritten, StoreConflict, StoreError
-from storage.leveldb import commit, keeper, tidying, view, volume, volume_list
+from storage.leveldb import commit, keeper, keeper_thread, tidying, view, volume, volume_list
 from storage.leveldb import tables as tables_module
 from storage.leveldb import threads as seam
 from storage.leveldb.commit import MarkDead, PendingWrite, Seal
@@ -57,6 +57,7 @@ LINES = tuple(
     for name in (
         "commit",
         "keeper",
+        "keeper_thread",
         "tidying",
         "volume_set",
         "open_databases",
@@ -183,7 +184,7 @@ class World:
 
     def close(self) -> None:
         """Close it as the store does: refuse commits first, then end the keeper, which may wait for an answer."""
-        self.tables.keeper.leave()
+        self.tables.keeper.thread.leave()
         self.submit([])
         self.tables.close()
 
@@ -201,7 +202,7 @@ class World:
     @property
     def has_failed(self) -> StoreError | None:
         """The reason why writes are refused; None if they are not."""
-        return self.tables.keeper.failed
+        return self.tables.keeper.thread.failed
 
     def extra_threads(self) -> list[sched.Thread]:
         """Return the threads that only this store has."""
@@ -549,7 +550,7 @@ def outside() -> Iterator[None]:
 
 
 _LOCK, _CONDITION, _QUEUE, _THREAD = seam.Lock, seam.Condition, seam.Queue, seam.Thread
-_CLOCKED = (keeper, commit, tidying, view, tables_module)
+_CLOCKED = (keeper_thread, commit, tidying, view, tables_module)
 
 
 class _Reached:

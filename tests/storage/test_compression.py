@@ -171,7 +171,7 @@ async def test_a_volume_that_is_rewritten_is_compressed_as_its_sources_unless_so
     async with await LevelDBStore.open(tmp_path / "data", replace(TINY, compression=setting)) as store:
         sources = store._db.sets.current.all[:1]
         await store._ask(
-            lambda tables, done: tables.keeper.start(lambda: tidying.rewrite(tables.keeper, sources), done)
+            lambda tables, done: tables.keeper.thread.start(lambda: tidying.rewrite(tables.keeper, sources), done)
         )
         assert store._db.sets.current.all[0].shape.compressed is expected
         assert compressed(tmp_path / "data")[0] is expected

@@ -23,7 +23,8 @@ from storage.leveldb import keeper as keeper_module
 from storage.leveldb.commit import ForgetDead, MarkDead, PendingWrite, Seal
 from storage.leveldb.engine.database import Database, Shape
 from storage.leveldb.index import DeadRanges
-from storage.leveldb.keeper import Keeper, Stopped
+from storage.leveldb.keeper import Keeper
+from storage.leveldb.keeper_thread import Stopped
 from storage.leveldb.tables import LevelDBTables
 from storage.leveldb.volume import Volume
 from tests.patience import PATIENCE_S
@@ -176,7 +177,7 @@ async def test_tidying_opens_the_store_again_after_a_failure_and_makes_room(stor
     await store.drop(MESSAGE, [(PREFIX, key(30))])
     before = store._db
     if failing == "the keeper":
-        store._db.keeper.failed = StoreError("the disk says no")
+        store._db.keeper.thread.failed = StoreError("the disk says no")
     else:
         with monkeypatch.context() as patched:
             patched.setattr(Database, "batch", lambda *_, **__: 1 / 0)
@@ -190,7 +191,7 @@ async def test_tidying_opens_the_store_again_after_a_failure_and_makes_room(stor
 
 async def test_a_claim_opens_the_store_again_when_its_keeper_failed(store):
     await fill(store, 40)
-    store._db.keeper.failed = StoreError("the disk says no")
+    store._db.keeper.thread.failed = StoreError("the disk says no")
     await fill(store, 1, 40)
     assert len(await everything(store)) == 41
 
@@ -212,7 +213,7 @@ async def test_a_volume_is_not_removed_before_the_metadata_has_its_journal(store
 
 async def test_a_commit_after_a_failure_of_the_keeper_reports_that_nothing_was_written(store):
     await fill(store, 10)
-    store._db.keeper.failed = StoreError("the disk says no", hint="free some space")
+    store._db.keeper.thread.failed = StoreError("the disk says no", hint="free some space")
     with pytest.raises(NothingWritten, match="the disk says no") as caught:
         await store.write([message(10)], claim=None)
     assert caught.value.hint == "free some space"
@@ -223,7 +224,7 @@ async def test_a_commit_after_a_failure_of_the_keeper_reports_that_nothing_was_w
 def test_a_commit_whose_rows_the_keeper_could_not_change_does_not_report_that_nothing_was_written(tables):
     written(tables, message(1), message(2))
     sealed(tables)
-    tables.keeper.failed = StoreError("the disk says no", hint="free some space")
+    tables.keeper.thread.failed = StoreError("the disk says no", hint="free some space")
     work = written(tables, Delete(MESSAGE, [key(1)]), message(3))
     assert type(work.error) is StoreError
     assert (work.error.detail, work.error.hint) == ("the disk says no", "free some space")
@@ -295,7 +296,7 @@ async def test_any_error_of_tidying_is_a_failure_of_the_store(store, monkeypatch
         patched.setattr(tidying, "is_dead", fail)
         with pytest.raises(StoreError, match=r"the store's upkeep: RuntimeError\('00000001: of any kind'\)"):
             await store.tidy()
-    assert store._db.keeper.failed.__traceback__ is None
+    assert store._db.keeper.thread.failed.__traceback__ is None
     await store.tidy()
     assert len(await everything(store)) == 10
 
@@ -311,7 +312,7 @@ def test_any_error_in_the_keepers_thread_is_a_failure_of_the_store(tables, monke
         written(tables, MarkDead(MESSAGE, [(key(1), key(2))]))
     else:
         tables.keeper.make_spare()
-    until(lambda: tables.failed is not None or not tables.keeper._thread.is_alive())
+    until(lambda: tables.failed is not None or not tables.keeper.thread._thread.is_alive())
     assert tables.failed.detail == "the store's upkeep: RuntimeError('00000001: of any kind')"
     if failing == "_made":
         # The commit may wait for the result.
@@ -323,7 +324,7 @@ def test_a_removal_in_a_sealed_volume_leaves_alone_what_was_written_to_the_newes
     first = sealed(tables)
     written(tables, message(2))
     held, changed = threading.Event(), threading.Event()
-    tables.keeper.start(lambda: iter(()), lambda _: held.wait())  # keeps the keeper busy
+    tables.keeper.thread.start(lambda: iter(()), lambda _: held.wait())  # keeps the keeper busy
     removal = PendingWrite([Delete(MESSAGE, [key(2), key(1)])], on_changed=lambda _: changed.set())
     tables.write([removal])
     tables.write([PendingWrite([message(1, b"again"), message(2, b"again")])])
@@ -423,7 +424,7 @@ async def test_between_two_merges_of_a_swept_volume_the_keeper_does_what_has_arr
 
     def noted(self: Database, *given: object) -> None:
         events.append("merged")
-        store._db.keeper._put(lambda: events.append("done"))
+        store._db.keeper.thread.put(lambda: events.append("done"))
         compact(self, *given)
 
     monkeypatch.setattr(Database, "compact", noted)
@@ -485,7 +486,7 @@ def test_a_next_volume_that_could_not_be_made_is_not_tried_again_at_once(tables,
     monkeypatch.setattr(Keeper, "make_spare", lambda keeper: asked.append(True) or real(keeper))
     for number in range(11):
         written(tables, message(number))
-        tables.keeper.settle()
+        tables.keeper.thread.settle()
     assert tables.sets.current.newest.memory_bytes > TINY.volume_bytes
     assert (len(asked) == 1) == bool(retry_s), asked
 
@@ -583,7 +584,7 @@ async def test_tidying_ends_at_its_next_piece_when_the_store_is_closed_and_that_
 
     def leave(*arguments):
         begun.append(step)
-        tables.keeper.leave()
+        tables.keeper.thread.leave()
         return real(*arguments)
 
     with monkeypatch.context() as patched:
@@ -602,7 +603,7 @@ async def test_tidying_ends_at_its_next_piece_when_the_store_is_closed_and_that_
 
 async def test_a_store_that_cannot_be_opened_again_is_reported_without_folders(store, tmp_path):
     await fill(store, 40)
-    store._db.keeper.failed = StoreError("the disk says no")
+    store._db.keeper.thread.failed = StoreError("the disk says no")
     (tmp_path / "data" / "volumes" / "00000001").rename(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="cannot be opened again") as caught:
         await store.claim(NAME)

@@ -186,7 +186,7 @@ class Machine:
         old = self.directory
         self.lives += 1
         await self.unpin()
-        self.store._db.keeper.settle()
+        self.store._db.keeper.thread.settle()
         copied_at_once(old, self.directory)
         await self.store.aclose()
         await self.open()
@@ -196,7 +196,7 @@ class Machine:
         old = self.directory
         self.lives += 1
         await self.unpin()
-        self.store._db.keeper.settle()
+        self.store._db.keeper.thread.settle()
         copied_at_once(old, self.directory)
         before = newest_log(self.store._db.sets.current.newest.path)
         commit = self.publishing(topic, count, None, Random(seed).randbytes(400))

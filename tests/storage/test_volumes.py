@@ -25,7 +25,7 @@ from storage.base import StoreDamaged, StoreError, StoreUnusable, read_rows
 from storage.leveldb import LevelDBStore, opening, tidying
 from storage.leveldb.engine.database import Database
 from storage.leveldb.engine.old_logs import STEP_BYTES
-from storage.leveldb.keeper import Stopped
+from storage.leveldb.keeper_thread import Stopped
 from storage.leveldb.volume import Volume, index_path
 from storage.leveldb.volume_list import MAX_PAUSES_S, remove_slowly
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything
@@ -104,7 +104,7 @@ async def test_rows_and_metadata_of_all_volumes_are_there_after_a_good_close(tmp
 
 async def test_no_more_volumes_are_open_than_allowed(store):
     await fill(store, 60)
-    await trio.to_thread.run_sync(store._db.keeper.settle)
+    await trio.to_thread.run_sync(store._db.keeper.thread.settle)
     for number in range(60):
         assert await store.get(MESSAGE, key(number)) is not None
         assert store._db.databases.open_count <= TINY.max_open_volumes + 1

@@ -41,7 +41,7 @@ async def fill(store: LevelDBStore, count: int, first: int = 0) -> None:
 
 async def settled(store: LevelDBStore) -> None:
     """Wait until the keeper has completed the work left to it by commits."""
-    await trio.to_thread.run_sync(store._db.keeper.settle)
+    await trio.to_thread.run_sync(store._db.keeper.thread.settle)
 
 
 def paused_until(loop: trio.lowlevel.TrioToken, call: Callable[[], Awaitable[object]]) -> Iterator[float]:

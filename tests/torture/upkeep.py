@@ -59,7 +59,7 @@ async def rewriting(directory: Path) -> None:
         for number in range(0, ROWS, 4):
             await _write(store, GOES, range(number, number + 4))
             await _write(store, STAYS, range(number, number + 1))
-        await trio.to_thread.run_sync(store._db.keeper.settle)
+        await trio.to_thread.run_sync(store._db.keeper.thread.settle)
         mark(directory, WRITTEN)
         await store.drop(MESSAGE, [(GOES, stop_after(GOES))])
         mark(directory, DROPPED)

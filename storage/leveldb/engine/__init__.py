@@ -13,6 +13,10 @@ writing thread, ``paranoid_checks`` on.
                was read; a damaged record, or a part of one with anything after it, is an error instead of a silent loss
     reading    each block has a checksum, which we ask LevelDB to verify at every read (``verify_checksums``)
 
+It relies on the file system for two things that POSIX does not promise and ext4, XFS and btrfs keep: a sync of a new
+file makes its name durable, and changes of names become durable in their order. Where a name is ours (a volume's
+folder, the list, an index that is removed), we sync the directory.
+
 **What we add**
 
     newest_log    the log is extended ahead of writes, with zeros ahead of small ones, and synced through our own
