@@ -134,9 +134,13 @@ class LevelDBTables:
                 raise opening_failed(error, directory) from error
             #: Writes of the keeper that wait for ``write``, if there is no ``hand_in``.
             self.handed_in: deque[PendingWrite] = deque()
-            self.keeper = Keeper(
-                volumes, options, self.sets, self.databases, self.metadata, hand_in or self.handed_in.append
-            )
+            try:
+                self.keeper = Keeper(
+                    volumes, options, self.sets, self.databases, self.metadata, hand_in or self.handed_in.append
+                )
+            except RuntimeError as error:
+                # The process may have no more threads. The store can be opened again later.
+                raise StoreUnusable(f"the store's thread cannot start: {error}") from error
             opened.callback(self.keeper.thread.close)
             self.committer = Committer(
                 self.sets, self.databases, self.metadata, self.keeper, options, self._first_messages

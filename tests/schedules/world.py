@@ -88,7 +88,11 @@ class Model:
     allowed: dict[bytes, set[bytes | None]] = field(default_factory=dict)
     readers: list[Seen] = field(default_factory=list)
     hidden: dict[bytes, set[bytes | None]] = field(default_factory=dict)
-    """Older versions of rows whose removal failed: hidden by newer ones, they may reappear while these are removed."""
+    """Older versions of rows whose removal failed: hidden by newer ones, they may reappear while these are removed.
+
+    The commit removes the row of the newest volume in its batch, and the keeper those of sealed ones after it. Consumers
+    see no such row: see "Durable discards" in ``docs/stores.md``.
+    """
 
     def begin(self, changes: dict[bytes, bytes | None], *, replaces: bool) -> None:
         """Begin a work with these changes.

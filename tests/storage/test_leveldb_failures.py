@@ -17,7 +17,7 @@ from plainsong.protocol.effects import Delete, Put
 from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.names import TopicName
 from storage.base import NothingWritten, StoreError, StoreFull
-from storage.leveldb import LevelDBOptions, LevelDBStore, tidying, volume_list
+from storage.leveldb import LevelDBOptions, LevelDBStore, threads, tidying, volume_list
 from storage.leveldb import commit as commit_module
 from storage.leveldb import keeper as keeper_module
 from storage.leveldb.commit import ForgetDead, MarkDead, PendingWrite, Seal
@@ -621,3 +621,18 @@ def test_a_table_that_could_not_be_written_fails_the_next_batch_even_an_empty_on
         database.flush_memory()
         with pytest.raises(StoreError, match="writing"), database.batch(sync=True):
             pass
+
+
+async def test_a_store_that_gets_no_thread_when_it_is_opened_again_is_opened_by_a_later_claim(store, monkeypatch):
+    await fill(store, 1)
+    store._db.keeper.thread.failed = StoreError("the disk says no")
+
+    def no_thread(*_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threads, "spawn", no_thread)
+        with pytest.raises(StoreError, match="can't start new thread"):
+            await store.claim(NAME)
+    await store.claim(NAME)
+    assert len(await everything(store)) == 1
