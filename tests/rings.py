@@ -80,7 +80,7 @@ RINGS = (
     Ring("protocol", 90, 46),
     Ring("actors", 59, 31),
     Ring("storage", 95, 52),
-    Ring("schedules", 60, 55),
+    Ring("schedules", 120, 77),
     Ring("kept", 3, 2),
     Ring("simulation", 33, 23),
     Ring("mutation", 3, 2),
