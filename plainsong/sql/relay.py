@@ -20,7 +20,7 @@ import logging
 import os
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from plainsong import calls
 from plainsong._sync.delivery import opened
 from plainsong.errors import DeadlineExceeded
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import GenerationChanged, Gone, InvalidParameter, PlainsongError, ProducerNotFound
 from plainsong.protocol.frames import NO_ATTRIBUTES
 from plainsong.protocol.requests import PublishRequest
@@ -56,9 +57,8 @@ MAX_BATCH_BYTES = 1 << 20
 #: How long to wait before looking again, when nothing waited; and for a lock that another relay has.
 PAUSE_S = 0.25
 LOCK_PAUSE_S = 1.0
-#: The first and the longest pause after a failure.
-FIRST_RETRY_S = 0.5
-LAST_RETRY_S = 30.0
+#: Pauses after failures.
+RETRIES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Failing:
     """A topic that failed, and when it is retried."""
 
     error: PlainsongError
-    retry_s: float = FIRST_RETRY_S
+    backoff: Backoff = field(default_factory=lambda: Backoff(RETRIES_S))
     until: float = 0.0
 
 
@@ -169,7 +169,7 @@ class Relay:
         Raises:
           OutboxMissing: the tables do not exist.
         """
-        pause_s = FIRST_RETRY_S
+        backoff = Backoff(RETRIES_S)
         while not self._stopped:
             try:
                 with self._locked(wait=True) as connection:
@@ -177,7 +177,7 @@ class Relay:
                         if not self._round(connection, self._paused_topics()):
                             self._sweep(connection)
                             self._wait(self._pause_s)
-                        pause_s = FIRST_RETRY_S
+                        backoff.reset()
                         self._failing.pop("", None)
             except OutboxBusy:
                 return
@@ -186,8 +186,7 @@ class Relay:
                 if isinstance(failed, OutboxMissing):
                     raise failed from error
                 self._fail("", failed)
-                self._wait(pause_s)
-                pause_s = min(2 * pause_s, LAST_RETRY_S)
+                self._wait(backoff.failed())
 
     def stop(self) -> None:
         """Makes ``run`` return after the request under way."""
@@ -317,8 +316,8 @@ class Relay:
 
     def _fail(self, topic: str, error: PlainsongError) -> None:
         before = self._failing.get(topic)
-        failing = Failing(error) if before is None else Failing(error, min(2 * before.retry_s, LAST_RETRY_S))
-        failing.until = time.monotonic() + failing.retry_s
+        failing = Failing(error) if before is None else Failing(error, before.backoff)
+        failing.until = time.monotonic() + failing.backoff.failed()
         self._failing[topic] = failing
         self.relayed.failures += 1
         if before is None or before.error.code != error.code:
