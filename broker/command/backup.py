@@ -21,7 +21,6 @@ from broker.command.copy import CopyReport
 from broker.command.options import leaves, load_settings, until_ctrl_c
 from broker.stores import StoreUrl, open_named
 from broker.tls import FileUnusable
-from plainsong.calls import pages
 from plainsong.cli import output
 from plainsong.cli.backups import HeldCut
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
@@ -186,15 +185,16 @@ class Making:
     def _pages(self, about: str) -> tuple[list[dict[str, Any]], str | None]:
         """All objects of a topic, and its line."""
         found: list[dict[str, Any]] = []
-        line: str | None = None
-        for page in pages(partial(self._page, about)):
+        after: str | None = None
+        while True:
+            page = self._page(about, after)
             found += page["objects"]
-            line = page["line"]
-            if page["next"] is not None:
-                note(f"{about}: {show_count(sum(each['rows'] for each in found))} rows")
-        self._objects += len(found)
-        self._bytes += sum(each["bytes"] for each in found)
-        return found, line
+            after = page["next"]
+            if after is None:
+                self._objects += len(found)
+                self._bytes += sum(each["bytes"] for each in found)
+                return found, page["line"]
+            note(f"{about}: {show_count(sum(each['rows'] for each in found))} rows")
 
     def _page(self, about: str, after: str | None) -> dict[str, Any]:
         for _ in range(_LISTINGS):
