@@ -282,7 +282,7 @@ export class Viewer extends Component {
     const { ns, topic } = this.props.route;
     const named = this.props.app.state.who?.via === "token";
     const [above, secret] = named ? ["import os\n\n", `, token=os.environ["PLAINSONG_TOKEN"]`] : ["", ""];
-    return `${above}from plainsong import Client\n\nwith Client("${location.origin}", namespace="${ns}"${secret}) as client:\n    [message] = client.messages("${topic}", "${id}", limit=1)\n    print(message.payload)\n`;
+    return `${above}from plainsong import Client\n\nwith Client("${location.origin}", namespace="${ns}"${secret}) as client:\n    [message] = client.admin.messages("${topic}", "${id}", limit=1)\n    print(message.payload)\n`;
   }
 
   setAside(id) {
