@@ -115,7 +115,7 @@ RINGS = (
             "test_transaction_ring.py",
         ),
     ),
-    Ring("torture", 43, 17),
+    Ring("torture", 70, 42),
     Ring("hbase", 317, 133),
     Ring("cluster", 317, 90),
     Ring("spark", 138, 69),
