@@ -1,0 +1,97 @@
+"""The small objects of the commit log: the seal that ends an epoch, and the lease; where each object has its place.
+
+    log/<epoch>/<number>   a segment, or the seal
+    lease.json             who reigns, or tries to
+
+Both are canonical JSON, so that equal ones have equal bytes. Epochs and numbers in names have twenty digits, so that
+names sort as numbers do.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from storage.replication.segment import RUN_BYTES, DamagedLog
+
+LEASE = "lease.json"
+
+
+def log_name(epoch: int, number: int) -> str:
+    """Return the name of an object of the log."""
+    return f"log/{epoch:020}/{number:020}"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSeal:
+    """Ends an epoch. Nothing after it in the epoch counts."""
+
+    next: int
+    """The epoch that follows; its log belongs to the run that made the seal."""
+    run: bytes
+    """Distinguishes the seals of two runs that chose the same epoch, which happens where there is no lease."""
+    clean: bool = False
+    """The primary itself ended the epoch, and everything it had acknowledged counts."""
+    gap: bool = False
+    """Commits between this epoch and the next are missing in the log: only a later base covers them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The highest epoch that a run has chosen. It decides nothing by itself: the seal does."""
+
+    epoch: int
+    run: bytes
+
+
+def encode_seal(seal: EpochSeal) -> bytes:
+    """Encode a seal."""
+    run = seal.run.hex()
+    return _canonical({"seal": True, "next": seal.next, "run": run, "clean": seal.clean, "gap": seal.gap})
+
+
+def decode_seal(data: bytes) -> EpochSeal:
+    """Decode a seal. Raises DamagedLog."""
+    found = _parsed(data, "seal")
+    following, clean, gap = found.get("next"), found.get("clean"), found.get("gap")
+    if found.get("seal") is not True or type(following) is not int or type(clean) is not bool or type(gap) is not bool:
+        raise DamagedLog("a seal lacks a field, or has another kind of value there")
+    return EpochSeal(following, _run(found, "seal"), clean, gap)
+
+
+def encode_lease(lease: Lease) -> bytes:
+    """Encode a lease."""
+    return _canonical({"epoch": lease.epoch, "run": lease.run.hex()})
+
+
+def decode_lease(data: bytes) -> Lease:
+    """Decode a lease; fields of later versions are ignored. Raises DamagedLog."""
+    found = _parsed(data, "lease")
+    if type(found.get("epoch")) is not int:
+        raise DamagedLog("the lease has no epoch")
+    return Lease(found["epoch"], _run(found, "lease"))
+
+
+def _canonical(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _parsed(data: bytes, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise DamagedLog(f"the {what} is no JSON object: {data[:40]!r}")
+    return found
+
+
+def _run(found: dict[str, Any], what: str) -> bytes:
+    try:
+        run = bytes.fromhex(found["run"])
+    except (KeyError, TypeError, ValueError):
+        run = b""
+    if len(run) != RUN_BYTES:
+        raise DamagedLog(f"the {what} names no run")
+    return run
