@@ -1,0 +1,327 @@
+"""The protocol of the commit log, without any input or output: how an epoch begins, is written, read and ended.
+
+A procedure is a generator. It yields requests to the object store (``Get``, ``Create``, ``Exchange``) and gets their
+answers; ``Apply`` hands a segment that was read to the caller. So the same code runs against a real object store and in
+a simulation that loses, delays and reorders the requests of several processes.
+
+There is no clock in the protocol. An epoch ends at the first number that does not exist, by the creation of a seal
+there. Either the next segment of the old primary is created at this number, or the seal: the object store decides, and
+both sides learn of it by reading that one object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from plainsong.protocol.errors import StorageFailed
+from storage.replication.notices import (
+    LEASE,
+    EpochSeal,
+    Lease,
+    decode_lease,
+    decode_seal,
+    encode_lease,
+    encode_seal,
+    log_name,
+)
+from storage.replication.segment import (
+    NOTHING_BEFORE,
+    Commit,
+    DamagedLog,
+    Segment,
+    decode_segment,
+    digest,
+    encode_segment,
+    is_segment,
+    segment_of,
+)
+
+T = TypeVar("T")
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read an object. The answer is ``Fetched``, or None if it does not exist. Repeat it until it has an answer."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An object, and its version."""
+
+    data: bytes
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create an object only if there is none. The answer is a ``Verdict``."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Replace an object only if it still has this version. The answer is a ``Verdict``."""
+
+    name: str
+    data: bytes
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Take a segment that counts. There is no answer."""
+
+    segment: Segment
+
+
+class Verdict(Enum):
+    """The answer to a conditional write."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    """The condition failed, or another write of the object was under way."""
+    UNKNOWN = "unknown"
+    """The answer was lost. The write may have happened, may still happen, or may never happen."""
+
+
+Steps = Generator[Get | Create | Exchange | Apply, Any, T]
+
+
+class ReignOver(StorageFailed):
+    """Another process has ended the epoch of this one, which may acknowledge nothing more."""
+
+    title = "Another process has taken over the commit log"
+
+
+class BucketWentBack(StorageFailed):
+    """The object store lacks what this directory knows to have been there."""
+
+    title = "The commit log has lost its end"
+
+
+class NumberReused(StorageFailed):
+    """A commit does not follow the last one that was handed over."""
+
+    title = "A commit has a wrong number"
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place between two objects of the log."""
+
+    epoch: int
+    number: int
+    """The number of the next object."""
+    before: bytes
+    """SHA-256 of the object before it."""
+    commit: int | None
+    """The last commit before it. None if it is not known: there was none, or there is a gap."""
+
+
+#: Every log begins here. The first object is the seal of an epoch 0 without segments: it names the first epoch.
+ROOT = Place(0, 1, NOTHING_BEFORE, None)
+
+
+def after(place: Place, data: bytes) -> tuple[Place, Segment | None]:
+    """Return the place after an object that was found at ``place``, and the segment, None for a seal.
+
+    Raises DamagedLog: the object does not follow the one before it.
+    """
+    if not is_segment(data):
+        seal = decode_seal(data)
+        if seal.next <= place.epoch:
+            raise DamagedLog(f"the seal of epoch {place.epoch} names epoch {seal.next}")
+        return Place(seal.next, 1, digest(data), None if seal.gap else place.commit), None
+    segment = decode_segment(data)
+    if (segment.epoch, segment.number, segment.before) != (place.epoch, place.number, place.before):
+        raise DamagedLog(f"segment {place.number} of epoch {place.epoch} does not follow the object before it")
+    if place.commit is not None and segment.first != place.commit + 1:
+        raise DamagedLog(f"commit {segment.first} follows commit {place.commit} in epoch {place.epoch}")
+    return Place(place.epoch, place.number + 1, digest(data), segment.last), segment
+
+
+def follow(place: Place) -> Steps[Place]:
+    """Read the log from ``place``, apply what counts, and return the first place where there is nothing yet."""
+    while True:
+        found = yield Get(log_name(place.epoch, place.number))
+        if found is None:
+            return place
+        place, segment = after(place, found.data)
+        if segment is not None:
+            yield Apply(segment)
+
+
+# --- the beginning of a reign -------------------------------------------------------------------
+
+
+def choose_epoch(run: bytes, known: int) -> Steps[int]:
+    """Raise the epoch in the lease, and return it.
+
+    Args:
+      known: the last epoch that the caller's directory has seen, 0 if none.
+    Raises:
+      BucketWentBack: the lease is missing, or older.
+    """
+    while True:
+        found = yield Get(LEASE)
+        held = 0 if found is None else decode_lease(found.data).epoch
+        if held < known:
+            raise BucketWentBack(f"the lease is of epoch {held}, but epoch {known} has begun already")
+        lease = encode_lease(Lease(held + 1, run))
+        request = Create(LEASE, lease) if found is None else Exchange(LEASE, lease, found.etag)
+        verdict = yield request
+        if verdict is Verdict.DONE:
+            return held + 1
+        found = yield Get(LEASE)
+        if found is not None and found.data == lease:
+            return held + 1
+
+
+def take_over(run: bytes, place: Place, *, known: int = 0) -> Steps[Place]:
+    """End the last epoch and begin one. Returns the place of its first segment.
+
+    Every start of a primary is a take-over, also on the directory of its last run: uploads of that run may still be
+    under way, and must not be mistaken for those of this one.
+
+    Args:
+      place: read the log from there; everything before it has been applied.
+      known: as for ``choose_epoch``.
+    Raises:
+      ReignOver: another process has chosen a later epoch, and has begun it.
+    """
+    epoch = yield from choose_epoch(run, known)
+    seal = encode_seal(EpochSeal(epoch, run))
+    while True:
+        place = yield from follow(place)
+        if place.epoch >= epoch:
+            if (place.number, place.before) == (1, digest(seal)):
+                return place  # the answer was lost, and the seal was created later
+            raise ReignOver(f"epoch {place.epoch} has begun")
+        verdict = yield Create(log_name(place.epoch, place.number), seal)
+        if verdict is Verdict.DONE:
+            return after(place, seal)[0]
+        # What is there now, a segment or a seal, is read and followed. If nothing is there, the next attempt may work.
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An object of the log to create, and its number."""
+
+    number: int
+    name: str
+    data: bytes
+
+
+class Reign:
+    """The log of one epoch, while it is written. Several uploads may be under way."""
+
+    def __init__(self, place: Place, run: bytes, mode: int, *, has_base: bool) -> None:
+        """Begin.
+
+        Args:
+          place: what ``take_over`` returned.
+          has_base: True if a base, and the log from there to ``place`` without a gap, are stored.
+        """
+        self._place = place
+        self._run = run
+        self._mode = mode
+        self._has_base = has_base and place.commit is not None
+        self._last = place.commit
+        self._begun: dict[int, int] = {}
+        self._stored: set[int] = set()
+        #: Everything up to this commit is in the log.
+        self._logged = place.commit
+        self._next_stored = place.number
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this reign."""
+        return self._place.epoch
+
+    @property
+    def last(self) -> int | None:
+        """The last commit that was handed over. None before ``open``."""
+        return self._last
+
+    @property
+    def logged(self) -> int | None:
+        """The last commit that is in the log, with all before it."""
+        return self._logged
+
+    @property
+    def counted(self) -> int | None:
+        """The last commit that counts: it survives the loss of the directory. None while there is no base."""
+        return self._logged if self._has_base else None
+
+    def open(self, commit: int, time_ms: int) -> Upload:
+        """Begin a log whose first commit follows ``commit``, where the log so far has no commits, or a gap."""
+        self._last = commit
+        at = self._place
+        return self._upload(
+            Segment(at.epoch, at.number, self._run, self._mode, commit + 1, at.before, (), time_ms, time_ms)
+        )
+
+    def cut(self, first: int, commits: Sequence[Commit]) -> Upload:
+        """Make the next segment. Raises NumberReused."""
+        if self._last is None or first != self._last + 1:
+            raise NumberReused(f"commit {first} was handed over after commit {self._last}")
+        at = self._place
+        segment = segment_of(
+            epoch=at.epoch,
+            number=at.number,
+            run=self._run,
+            mode=self._mode,
+            first=first,
+            before=at.before,
+            commits=commits,
+        )
+        self._last = segment.last
+        return self._upload(segment)
+
+    def _upload(self, segment: Segment) -> Upload:
+        data = encode_segment(segment)
+        self._begun[segment.number] = segment.last
+        self._place = Place(segment.epoch, segment.number + 1, digest(data), segment.last)
+        return Upload(segment.number, log_name(segment.epoch, segment.number), data)
+
+    def stored(self, number: int) -> None:
+        """Note that an object is stored. It counts once all before it in its epoch are stored too."""
+        self._stored.add(number)
+        while self._next_stored in self._stored:
+            self._stored.remove(self._next_stored)
+            self._logged = self._begun.pop(self._next_stored)
+            self._next_stored += 1
+
+    def based(self) -> None:
+        """Note that a base is stored, of a commit in this log."""
+        self._has_base = True
+
+
+def store(upload: Upload) -> Steps[None]:
+    """Create an object of the log. Raises ReignOver: another object has its name."""
+    while True:
+        verdict = yield Create(upload.name, upload.data)
+        if verdict is Verdict.DONE:
+            return
+        found = yield Get(upload.name)
+        if found is None:
+            continue  # refused because of another write under way, or lost
+        if found.data == upload.data:
+            return  # stored before; the answer was lost
+        raise ReignOver(f"another process has written {upload.name}")

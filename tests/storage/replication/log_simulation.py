@@ -1,0 +1,368 @@
+"""A simulation of the commit log: primaries on directories, and an object store that loses and delays answers.
+
+Seeded: one seed, one course of events. Directories are killed, copied and started twice, set back to an earlier state,
+and started by clones with the run of another process. ``World.run`` returns the first violation, None if there is none:
+
+* a commit that a process believed to count is missing in the log, or has other contents there,
+* the log cannot be read from its root, or has no base,
+* a process ends as deposed though nothing has ended its epoch,
+* after all faults, a start on the last winner's directory fails, or a commit of that directory does not reach the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from types import ModuleType
+from typing import Any
+
+from plainsong.protocol.effects import Table
+from storage.replication.notices import decode_seal, log_name
+from storage.replication.segment import (
+    ASYNC,
+    NOTHING_BEFORE,
+    Change,
+    Commit,
+    DamagedLog,
+    decode_segment,
+    digest,
+    is_segment,
+)
+
+UPLOADS = 3
+STEPS = 500
+
+
+@dataclass
+class Directory:
+    """Durable commits, by number; and the last epoch that its process began."""
+
+    commits: dict[int, bytes] = field(default_factory=dict)
+    epoch: int = 0
+
+    @property
+    def last(self) -> int:
+        return max(self.commits, default=0)
+
+    def copy(self) -> Directory:
+        return Directory(dict(self.commits), self.epoch)
+
+
+class Diverged(Exception):
+    """The log and the directory have other contents under one number, or the log begins after the directory."""
+
+
+@dataclass(eq=False)
+class Process:
+    """A primary: first the take-over, then uploads."""
+
+    number: int
+    run: bytes
+    directory: Directory
+    is_clone: bool = False
+    epoch: int = 0
+    reign: Any = None
+    must_open: bool = False
+    shipped: dict[int, bytes] = field(default_factory=dict)
+    """Contents by number, as this process believes them to be in the log."""
+    lacks: bool = False
+    """A local write failed after the commit was handed over: this process must end."""
+    threads: list[Thread] = field(default_factory=list)
+    ended: BaseException | None = None
+    base_of: int | None = None
+
+
+@dataclass(eq=False)
+class Thread:
+    """A procedure of a process, and the request that it waits for."""
+
+    process: Process
+    steps: Any
+    upload: Any = None
+    request: Any = None
+    is_base: bool = False
+
+
+class World:
+    """Runs one course of events."""
+
+    def __init__(self, protocol: ModuleType, seed: int) -> None:
+        self.protocol = protocol
+        self.random = Random(seed)
+        self.bucket: dict[str, tuple[bytes, str]] = {}
+        self.versions = 0
+        self.late: list[Any] = []
+        self.directories = [Directory({1: b"first", 2: b"second"})]
+        self.backups = [self.directories[0].copy()]
+        self.processes: list[Process] = []
+        self.claims: dict[int, set[bytes]] = {}
+        self.calm = False
+        self.contents = 0
+        self.wrong: str | None = None
+
+    # --- the object store ---
+
+    def land(self, request: Any) -> Any:
+        found = self.bucket.get(request.name)
+        if isinstance(request, self.protocol.Get):
+            return None if found is None else self.protocol.Fetched(*found)
+        is_create = isinstance(request, self.protocol.Create)
+        if (found is not None) if is_create else (found is None or found[1] != request.etag):
+            return self.protocol.Verdict.REFUSED
+        self.versions += 1
+        self.bucket[request.name] = (request.data, str(self.versions))
+        return self.protocol.Verdict.DONE
+
+    def answered(self, request: Any) -> Any:
+        chance = self.random.random()
+        if self.calm or chance < 0.7 or isinstance(request, self.protocol.Get):
+            return self.land(request)
+        if chance < 0.8:
+            self.land(request)
+            return self.protocol.Verdict.UNKNOWN
+        if chance < 0.93:
+            self.late.append(request)
+            return self.protocol.Verdict.UNKNOWN
+        return self.protocol.Verdict.REFUSED  # another write was under way
+
+    # --- processes ---
+
+    def start(self, directory: Directory, run: bytes | None = None) -> Process:
+        is_clone = run is not None
+        process = Process(len(self.processes), run or self.random.randbytes(16), directory, is_clone)
+        self.processes.append(process)
+        steps = self.protocol.take_over(process.run, self.protocol.ROOT, known=directory.epoch)
+        self.advance(self.thread(process, steps), None)
+        return process
+
+    @staticmethod
+    def thread(process: Process, steps: Any, upload: Any = None, *, is_base: bool = False) -> Thread:
+        thread = Thread(process, steps, upload, is_base=is_base)
+        process.threads.append(thread)
+        return thread
+
+    def advance(self, thread: Thread, answer: Any) -> None:
+        process = thread.process
+        try:
+            request = thread.steps.send(answer)
+            while isinstance(request, self.protocol.Apply):
+                self.apply(process, request.segment)
+                request = thread.steps.send(None)
+            thread.request = request
+        except StopIteration as done:
+            process.threads.remove(thread)
+            self.finished(process, thread, done.value)
+        except (self.protocol.ReignOver, self.protocol.BucketWentBack, DamagedLog, Diverged) as error:
+            self.end(process, error)
+
+    def end(self, process: Process, error: BaseException | None) -> None:
+        process.ended = error or RuntimeError("killed")
+        # A request that is under way when its process ends may still take effect.
+        for thread in process.threads:
+            if thread.request is not None and not isinstance(thread.request, self.protocol.Get):
+                self.late.append(thread.request)
+        process.threads.clear()
+        if isinstance(error, DamagedLog):
+            self.wrong = f"the log cannot be read: {error}"
+        is_deposed = isinstance(error, self.protocol.ReignOver) and process.epoch
+        if is_deposed and not self.clones_of(process) and self.chain()[0][-1] <= process.epoch:
+            self.wrong = "a process ended though nothing ended its epoch"
+
+    def clones_of(self, process: Process) -> bool:
+        return any(each.run == process.run and each is not process for each in self.processes)
+
+    def apply(self, process: Process, segment: Any) -> None:
+        """Rule 8: what the log has and the directory lacks is applied; other contents are refused."""
+        mine = process.directory
+        if segment.first > mine.last + 1:
+            raise Diverged("the directory is older than the log")
+        for number, commit in enumerate(segment.commits, segment.first):
+            content = commit.changes[0].value
+            if mine.commits.get(number, content) != content:
+                raise Diverged(f"commit {number}")
+            mine.commits[number] = content
+            process.shipped[number] = content
+
+    def finished(self, process: Process, thread: Thread, value: Any) -> None:
+        if thread.upload is not None:
+            process.reign.stored(thread.upload.number)
+        elif thread.is_base:
+            process.reign.based()
+        else:
+            process.epoch = process.directory.epoch = value.epoch
+            has_base = any(name.startswith("bases/") for name in self.bucket)
+            process.reign = self.protocol.Reign(value, process.run, ASYNC, has_base=has_base)
+            process.must_open = value.commit is None
+            process.base_of = None if has_base and value.commit is not None else process.directory.last
+        self.note_counted(process)
+
+    def note_counted(self, process: Process) -> None:
+        counted = process.reign.counted
+        if counted is None:
+            return
+        if not any(name.startswith("bases/") for name in self.bucket):
+            self.wrong = "commits count without a base"
+        for number, content in process.shipped.items():
+            if number <= counted:
+                self.claims.setdefault(number, set()).add(content)
+
+    # --- what a primary does ---
+
+    def content(self) -> bytes:
+        self.contents += 1
+        return b"content %d" % self.contents
+
+    def write(self, process: Process) -> None:
+        process.directory.commits[process.directory.last + 1] = self.content()
+
+    def ship(self, process: Process) -> None:
+        reign = process.reign
+        if process.must_open:
+            process.must_open = False
+            upload = reign.open(process.base_of, 0)
+            self.advance(self.thread(process, self.protocol.store(upload), upload), None)
+        elif process.base_of is not None and reign.logged is not None and reign.logged >= process.base_of:
+            name = f"bases/{reign.epoch:020}/{process.base_of}"
+            process.base_of = None
+            self.advance(self.thread(process, self.base(name), is_base=True), None)
+        elif reign.last < process.directory.last:
+            first = reign.last + 1
+            numbers = range(first, min(process.directory.last, first + self.random.randrange(2)) + 1)
+            self.hand_over(process, first, [process.directory.commits[number] for number in numbers])
+
+    def base(self, name: str) -> Any:
+        while (yield self.protocol.Create(name, b"base")) is not self.protocol.Verdict.DONE:
+            if (yield self.protocol.Get(name)) is not None:
+                return
+
+    def hand_over(self, process: Process, first: int, contents: list[bytes]) -> None:
+        commits = [Commit(1, (Change(Table.MESSAGE, b"k", content),)) for content in contents]
+        try:
+            upload = process.reign.cut(first, commits)
+        except self.protocol.NumberReused as error:
+            self.end(process, None)
+            assert process.lacks, error
+            return
+        process.shipped.update(enumerate(contents, first))
+        self.advance(self.thread(process, self.protocol.store(upload), upload), None)
+
+    def fail_locally(self, process: Process) -> None:
+        """Hand a commit over whose local write then fails; then use its number again, as a careless store would."""
+        if process.must_open or process.reign.last is None or process.reign.last != process.directory.last:
+            return
+        number = process.reign.last + 1
+        self.hand_over(process, number, [self.content()])
+        if process.ended is None:
+            process.lacks = True
+            self.hand_over(process, number, [self.content()])
+
+    # --- the course of events ---
+
+    @property
+    def live(self) -> list[Process]:
+        return [process for process in self.processes if process.ended is None]
+
+    def step(self) -> None:
+        chance, live = self.random.random(), self.live
+        threads = [thread for process in live for thread in process.threads]
+        reigning = [process for process in live if process.reign is not None]
+        if chance < 0.58 and threads:
+            thread = self.random.choice(threads)
+            self.advance(thread, self.answered(thread.request))
+        elif chance < 0.63 and self.late:
+            self.land(self.late.pop(self.random.randrange(len(self.late))))
+        elif chance < 0.94 and reigning:
+            process = self.random.choice(reigning)
+            if self.random.random() < 0.4:
+                self.write(process)
+            elif len(process.threads) < UPLOADS:
+                self.ship(process)
+        elif chance < 0.945 and reigning:
+            self.fail_locally(self.random.choice(reigning))
+        elif chance < 0.955 and live:
+            self.end(self.random.choice(live), None)
+        elif chance < 0.96:
+            self.directories.append(self.random.choice(self.directories).copy())
+        elif chance < 0.97:
+            self.backups.append(self.random.choice(self.directories).copy())
+        elif chance < 0.985 and len(live) < 3:
+            self.start_any()
+
+    def start_any(self) -> None:
+        used = [process.directory for process in self.live]
+        free = [each for each in self.directories if not any(each is other for other in used)]
+        chance = self.random.random()
+        beginning = [process for process in self.live if process.reign is None]
+        if chance < 0.3 and beginning:  # a machine was cloned; later, its clone would begin an epoch of its own
+            model = self.random.choice(beginning)
+            self.directories.append(model.directory.copy())
+            self.start(self.directories[-1], model.run)
+        elif chance < 0.45:  # an earlier state of a disk
+            self.directories.append(self.random.choice(self.backups).copy())
+            self.start(self.directories[-1])
+        elif free:
+            self.start(self.random.choice(free))
+
+    def run(self) -> str | None:
+        try:
+            self.start(self.directories[0])
+            for _ in range(STEPS):
+                self.step()
+                if self.wrong:
+                    return self.wrong
+            return self.heal() or self.judged()
+        except DamagedLog as error:
+            return f"the log cannot be read: {error}"
+
+    def heal(self) -> str | None:
+        """Without faults, the directory of the last winner can be started again, and all its commits count."""
+        self.calm = True
+        for process in self.live:
+            self.end(process, None)
+        while self.late:
+            self.land(self.late.pop())
+        winners = [process for process in self.processes if process.epoch == self.chain()[0][-1]]
+        if len(winners) != 1:
+            return None  # clones: one of them was fenced by the other's segment, at whatever place
+        process = self.start(winners[0].directory)
+        for _ in range(2000):
+            if process.ended is not None:
+                return self.wrong or f"the last winner cannot start again: {process.ended!r}"
+            if process.threads:
+                thread = process.threads[0]
+                self.advance(thread, self.answered(thread.request))
+            elif process.reign.counted == process.directory.last:
+                break
+            else:
+                self.ship(process)
+        else:
+            return "the log does not come to an end"
+        log = self.chain()[1]
+        opened = min(log, default=0)
+        lost = [n for n, content in process.directory.commits.items() if n >= opened > 0 and log.get(n) != content]
+        return f"commits {lost} of the last winner are not in the log" if lost else self.wrong
+
+    def judged(self) -> str | None:
+        log = self.chain()[1]
+        for number, contents in self.claims.items():
+            if contents != {log.get(number)}:
+                return f"commit {number} counted as {contents}, and the log has {log.get(number)!r}"
+        return self.wrong
+
+    def chain(self) -> tuple[list[int], dict[int, bytes]]:
+        """Return the epochs of the log and its commits, read by the letter of the rules and without the code under test."""
+        epochs, log, before, last = [0], {}, NOTHING_BEFORE, None
+        number = 1
+        while (found := self.bucket.get(log_name(epochs[-1], number))) is not None:
+            data = found[0]
+            if is_segment(data):
+                segment = decode_segment(data)
+                if segment.before != before or (last is not None and segment.first != last + 1):
+                    raise DamagedLog(f"segment {number} of epoch {epochs[-1]}")
+                log.update((segment.first + i, each.changes[0].value) for i, each in enumerate(segment.commits))
+                last, number = segment.last, number + 1
+            else:
+                epochs.append(decode_seal(data).next)
+                number = 1
+            before = digest(data)
+        return epochs, log
