@@ -65,7 +65,9 @@ def test_the_daemon_starts_without_the_libraries_that_only_some_daemons_need():
     code = "import broker.main, sys; print(*sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "broker.http.http1" in loaded.split()
-    assert {"quart", "hypercorn", "cryptography", "joserfc", "aiohappybase", "kazoo"}.isdisjoint(loaded.split())
+    assert {"quart", "hypercorn", "cryptography", "joserfc", "aiohappybase", "kazoo", "obstore"}.isdisjoint(
+        loaded.split()
+    )
 
 
 def test_no_imports_run_in_a_ring_those_for_types_included():

@@ -1,0 +1,64 @@
+"""A real S3 server: versitygw, over a folder, on the loopback interface."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tests.ports import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOOLS = Path(__file__).parents[3] / ".cache/tools"
+BUCKET = "copies"
+ACCESS, SECRET = "plainsong", "a-secret-of-the-tests"
+
+
+@contextmanager
+def s3_server(folder: Path) -> Iterator[dict[str, str]]:
+    """Run a server with one bucket, ``BUCKET``; yield the environment that leads to it. Skips the test without one."""
+    program = shutil.which("versitygw", path=f"{TOOLS}:/usr/local/bin:/usr/bin") or shutil.which("versitygw")
+    if program is None:
+        pytest.skip(
+            "NOT TESTED: versitygw, an S3 server, is not installed here; etc/tools fetches it where there is Go"
+        )
+    data, meta = folder / "data", folder / "meta"
+    (data / BUCKET).mkdir(parents=True)
+    meta.mkdir()
+    (port,) = free_ports(1)
+    command = [program, "--port", f"127.0.0.1:{port}", "posix", "--sidecar", meta, data]
+    environment = {"ROOT_ACCESS_KEY": ACCESS, "ROOT_SECRET_KEY": SECRET, "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + PATIENCE_S
+        while not answers(port):
+            assert server.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < until, "the S3 server does not listen"
+        yield {
+            "AWS_ACCESS_KEY_ID": ACCESS,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT": f"http://127.0.0.1:{port}",
+            "AWS_ALLOW_HTTP": "true",
+        }
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), PATIENCE_S):
+            return True
+    except ConnectionRefusedError:
+        return False

@@ -1,0 +1,209 @@
+"""One contract for every object store: memory, a local folder, and a real S3 server."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from plainsong.protocol.effects import Table
+from storage.base import StoreUnusable
+from storage.replication import protocol
+from storage.replication.object_store import (
+    ObjectStore,
+    ObjectStoreRefused,
+    ObjectStoreUnavailable,
+    carry_out,
+)
+from storage.replication.protocol import Exchange, Fetched, Get, Verdict
+from storage.replication.segment import ASYNC, Change, Commit
+from tests.patience import PATIENCE_S
+from tests.ports import free_ports
+from tests.storage.replication.s3_server import BUCKET, s3_server
+
+DONE, REFUSED = Verdict.DONE, Verdict.REFUSED
+FIRST, SECOND = bytes([1] * 16), bytes([2] * 16)
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    with s3_server(tmp_path_factory.mktemp("s3")) as environment:
+        yield environment
+
+
+@pytest.fixture(params=["memory", "file", "s3"])
+def url(request, tmp_path, monkeypatch):
+    if request.param == "memory":
+        return "memory:"
+    if request.param == "file":
+        return f"file:{tmp_path}/copies"
+    for name, value in request.getfixturevalue("s3").items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/{tmp_path.name}/below"
+
+
+@pytest.fixture
+def objects(url):
+    return ObjectStore.open(url, timeout_s=PATIENCE_S)
+
+
+async def no_pause(_):
+    await trio.lowlevel.checkpoint()
+
+
+async def test_an_object_is_read_as_it_was_created_and_a_missing_one_is_none(objects):
+    data = bytes(range(256)) * 40
+    assert await objects.get("log/1/1") is None
+    assert await objects.create("log/1/1", data) is DONE
+    assert (await objects.get("log/1/1")).data == data
+    assert await objects.create("empty", b"") is DONE
+    assert (await objects.get("empty")).data == b""
+
+
+async def test_of_many_that_create_one_object_at_the_same_time_exactly_one_does(objects):
+    verdicts = {}
+
+    async def attempt(data):
+        while data not in verdicts:
+            verdict = await objects.create("log/1/1", data)
+            # 409: another write was under way, and nothing is there yet
+            if verdict is DONE or await objects.get("log/1/1") is not None:
+                verdicts[data] = verdict
+
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(attempt, b"%d" % number)
+    (winner,) = [data for data, verdict in verdicts.items() if verdict is DONE]
+    assert (await objects.get("log/1/1")).data == winner
+
+
+async def test_an_object_is_never_created_over_another_not_even_an_equal_one(objects):
+    assert await objects.create("a", b"one") is DONE
+    assert await objects.create("a", b"two") is REFUSED
+    assert await objects.create("a", b"one") is REFUSED
+    assert (await objects.get("a")).data == b"one"
+
+
+async def test_an_object_is_replaced_only_in_the_version_that_was_read(objects, url):
+    await objects.create("lease.json", b"one")
+    first = await objects.get("lease.json")
+    if url.startswith("file:"):
+        with pytest.raises(StoreUnusable, match="on condition"):
+            await objects.exchange("lease.json", b"two", first.etag)
+        assert (await objects.get("lease.json")).data == b"one"
+        return
+    assert await objects.exchange("lease.json", b"two", first.etag) is DONE
+    assert await objects.exchange("lease.json", b"three", first.etag) is REFUSED
+    second = await objects.get("lease.json")
+    assert (second.data, second.etag != first.etag) == (b"two", True)
+    assert await objects.exchange("missing", b"x", first.etag) is REFUSED
+    assert await objects.get("missing") is None
+
+
+async def test_names_below_a_prefix_are_listed_in_order_and_no_others(objects):
+    names = [f"bases/{number:020}/m" for number in range(120)]
+    async with trio.open_nursery() as nursery:
+        for name in [*names, "log/1/1", "basest/1"]:
+            nursery.start_soon(objects.create, name, b"x")
+    assert await objects.names("bases") == names
+    assert await objects.names("none") == []
+
+
+async def test_two_processes_take_the_log_over_one_after_the_other_and_the_first_is_fenced(objects, url):
+    if url.startswith("file:"):
+        pytest.skip("a local folder has no lease")
+    applied = []
+
+    async def apply(segment):
+        applied.append(segment)
+        await trio.lowlevel.checkpoint()
+
+    async def do(steps):
+        return await carry_out(objects, steps, apply, pause=no_pause)
+
+    reign = protocol.Reign(await do(protocol.take_over(FIRST, protocol.ROOT)), FIRST, ASYNC, has_base=False)
+    opening = reign.open(40, 1)
+    written = reign.cut(41, [Commit(2, (Change(Table.MESSAGE, b"key", b"value"),))])
+    late = reign.cut(42, [Commit(3, (Change(Table.MESSAGE, b"key", b"late"),))])
+    await do(protocol.store(opening))
+    await do(protocol.store(written))
+    await do(protocol.store(written))  # its answer was lost
+    place = await do(protocol.take_over(SECOND, protocol.ROOT, known=1))
+    assert (place.epoch, place.number, place.commit) == (2, 1, 41)
+    assert [segment.last for segment in applied] == [40, 41]
+    with pytest.raises(protocol.ReignOver):
+        await do(protocol.store(late))
+
+
+async def test_a_read_without_an_answer_is_repeated_and_a_lost_answer_of_a_write_is_reported(monkeypatch):
+    objects, pauses, seen = ObjectStore.open("memory:", timeout_s=1), [], []
+    await objects.create("a", b"one")
+    failures = iter([True, True, False])
+    real = objects.get
+
+    async def get(name):
+        if next(failures):
+            raise ObjectStoreUnavailable("no answer")
+        return await real(name)
+
+    async def exchange(name, data, etag):
+        del name, data, etag
+        await trio.lowlevel.checkpoint()
+        return Verdict.UNKNOWN
+
+    async def pause(seconds):
+        pauses.append(seconds)
+        await trio.lowlevel.checkpoint()
+
+    def steps():
+        seen.append((yield Get("a")))
+        seen.append((yield Exchange("a", b"two", "0")))
+
+    monkeypatch.setattr(objects, "get", get)
+    monkeypatch.setattr(objects, "exchange", exchange)
+    await carry_out(objects, steps(), apply=no_pause, pause=pause)
+    assert isinstance(seen[0], Fetched)
+    assert seen[1] is Verdict.UNKNOWN
+    assert pauses == [0.1, 0.2, 0.1]
+
+
+async def test_wrong_credentials_are_refused_and_are_in_no_error(s3, monkeypatch):
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
+    objects = ObjectStore.open(f"s3://{BUCKET}/x", timeout_s=PATIENCE_S)
+    for call in (objects.get("a"), objects.create("a", b"x")):
+        with pytest.raises(ObjectStoreRefused) as refused:
+            await call
+        assert "wrong-secret" not in str(refused.value)
+
+
+async def test_a_server_that_is_away_leaves_a_write_unknown_and_fails_a_read(monkeypatch):
+    (port,) = free_ports(1)
+    monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    objects = ObjectStore.open("s3://away/x", timeout_s=PATIENCE_S)
+    assert await objects.create("a", b"x") is Verdict.UNKNOWN
+    with pytest.raises(ObjectStoreUnavailable):
+        await objects.get("a")
+    with pytest.raises(ObjectStoreUnavailable):
+        await objects.names("a")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "ftp://x/y",
+        "s3:///x",
+        "file:relative",
+        "file://host/x",
+        "s3://key:secret@bucket/x",
+        "s3://bucket/x?secret=y",
+    ],
+)
+def test_a_url_that_is_none_of_an_object_store_is_refused_without_quoting_credentials(url):
+    with pytest.raises(StoreUnusable) as refused:
+        ObjectStore.open(url, timeout_s=1)
+    assert "secret" not in str(refused.value)
