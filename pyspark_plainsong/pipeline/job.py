@@ -137,9 +137,10 @@ def main(command: click.Command, job: str) -> NoReturn:
 
 # --- errors of Spark -------------------------------------------------------------------------------
 
-#: The last line of a Python traceback; the first of a Java one.
+#: The last line of a Python traceback; the first of a Java one. A class that is named with its module may have any name,
+#: as ours do (``DataLoss``); one without a module must look like an error, since a message may contain ``Word: …``.
 _REASON = re.compile(
-    r"^(?:Caused by: )?((?:[\w$]+\.)*[A-Z]\w*(?:Error|Exception|Failed|NotFound|Lost|Warning)): (\S.*)$", re.M
+    r"^(?:Caused by: )?((?:[\w$]+\.)+[A-Z]\w*|[A-Z]\w*(?:Error|Exception|Failed|NotFound|Lost|Warning)): (\S.*)$", re.M
 )
 #: Classes that only wrap another error.
 _WRAPPERS = ("SparkException", "Py4JJavaError", "StreamingQueryException", "PythonException", "AnalysisException")

@@ -1,16 +1,48 @@
-"""Waits for streaming queries, and passes on the progress of their batches."""
+"""Waits for streaming queries, and passes on the progress and the errors of their batches."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from plainsong.cli.command import CommandFailed
+from plainsong.protocol.errors import PlainsongError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
 #: How often a query is asked for its progress; its end is noticed at once.
 LOOK_S = 1
+
+
+class Batches:
+    """A function for ``foreachBatch`` that keeps its own error: Spark passes on the text alone, without the exit code."""
+
+    def __init__(self, write: Callable[[DataFrame, int], None]) -> None:
+        self._write = write
+        #: The error that ended the query, if it was ours.
+        self.failure: CommandFailed | PlainsongError | None = None
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        """Handle a batch. Raises what the function raises."""
+        try:
+            self._write(rows, batch)
+        except (CommandFailed, PlainsongError) as error:
+            self.failure = error
+            raise
+
+    @contextmanager
+    def own_error(self) -> Iterator[None]:
+        """Around the wait for the query: raise the error that a batch raised, instead of Spark's about it."""
+        try:
+            yield
+        except Exception as error:
+            if self.failure is not None:
+                raise self.failure from error
+            raise
 
 
 def watch(

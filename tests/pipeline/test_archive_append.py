@@ -106,6 +106,21 @@ def test_a_restored_checkpoint_overlaps_and_still_each_message_is_read_once(spar
     assert in_archive(spark, root) == in_topic(client)
 
 
+def test_a_checkpoint_restored_from_an_older_copy_ends_the_run_with_3_and_the_error_of_its_batch(client, run, root):
+    checkpoint = Path(root) / layout.topic_folder(client.namespace, "orders") / "_checkpoints"
+    published(client, 0, 100)
+    append(run, ["orders"], root, every=None)
+    shutil.copytree(checkpoint, f"{root}-copy")
+    published(client, 100, 50)
+    append(run, ["orders"], root, every=None)
+    shutil.rmtree(checkpoint)
+    shutil.copytree(f"{root}-copy", checkpoint)
+    published(client, 150, 50)
+    with pytest.raises(CommandFailed, match="is of other ids than the checkpoint says") as raised:
+        append(run, ["orders"], root, every=None)
+    assert (raised.value.code, raised.value.hint) == (Exit.STORE, "was the checkpoint restored, or edited?")
+
+
 def test_a_topic_that_was_made_again_gets_an_archive_of_its_own_generation(spark, client, run, root):
     published(client, 0, 10)
     append(run, ["orders"], root, every=None)

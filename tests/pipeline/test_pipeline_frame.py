@@ -288,6 +288,8 @@ pyspark_plainsong.wire.BrokerError: there is no topic orders
 Caused by: java.lang.RuntimeException: wrapped
 """
     assert reason_of(RuntimeError(told)) == "BrokerError: there is no topic orders"
+    lost = told.replace("wire.BrokerError: there is no topic orders", "subscription.DataLoss: messages have expired")
+    assert reason_of(RuntimeError(lost)) == "DataLoss: messages have expired"
     assert reason_of(RuntimeError("[SOME_CLASS] What it is.\nmore")) == "[SOME_CLASS] What it is."
     assert reason_of(RuntimeError()) == "RuntimeError"
 

@@ -19,6 +19,7 @@ from pyspark_plainsong.pipeline.archive.manifest import Range, covered, minus
 from pyspark_plainsong.pipeline.archive.reading import load_manifests
 from pyspark_plainsong.pipeline.archive.writing import TIMESTAMPS, ArchiveWriter, Log, Offsets
 from pyspark_plainsong.pipeline.files import open_files
+from pyspark_plainsong.pipeline.streams import Batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,8 +105,8 @@ class Subject:
             self.offsets.begin(start)
         return start
 
-    def start(self, done: Callable[[Manifest], None], *, every: str | None) -> StreamingQuery:
-        """Start the query.
+    def start(self, done: Callable[[Manifest], None], *, every: str | None) -> tuple[StreamingQuery, Batches]:
+        """Start the query; returns it, and what handles its batches.
 
         Args:
           done: called in the query's thread with each batch that was written.
@@ -115,10 +116,11 @@ class Subject:
         spark = self.run.session()
         spark.conf.set(*TIMESTAMPS)
         rows = spark.readStream.format("plainsong").options(**self.source(start, follows=every is not None)).load()
-        writer = self.writer(done)
-        query = rows.writeStream.foreachBatch(writer).queryName(f"archive {self.log.name}")
+        batches = Batches(self.writer(done))
+        query = rows.writeStream.foreachBatch(batches).queryName(f"archive {self.log.name}")
         query = query.option("checkpointLocation", self.offsets.files.url(""))
-        return (query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)).start()
+        timed = query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)
+        return timed.start(), batches
 
     def writer(self, done: Callable[[Manifest], None] = lambda manifest: None) -> ArchiveWriter:
         """The writer of batches into this archive; it calls ``done`` with each."""

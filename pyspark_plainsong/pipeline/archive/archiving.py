@@ -71,13 +71,16 @@ def _go(run: Run, group: Sequence[Appending], every: str | None) -> None:
     """Start the queries of these topics, and wait for them."""
     run.session()  # the start of Spark must not count in the rates
     run.progress.begin()
-    queries = [each.subject.start(each.done, every=every) for each in group]
+    started = [each.subject.start(each.done, every=every) for each in group]
 
     def tell() -> None:
         for each in group:
             each.tell(following=every is not None)
 
-    watch_all(queries, idle=tell)
+    with ExitStack() as errors:
+        for _, batches in started:
+            errors.enter_context(batches.own_error())
+        watch_all([query for query, _ in started], idle=tell)
 
 
 #: Seconds between checks whether the archive of a followed topic is behind.

@@ -19,7 +19,7 @@ from plainsong.protocol.ids import FIRST_BOUND, after, unpack_id
 from pyspark_plainsong.pipeline.audit.keeping import TABLES, Absorbed, absorb, keep
 from pyspark_plainsong.pipeline.audit.manifest import first_look
 from pyspark_plainsong.pipeline.files import LocalFiles
-from pyspark_plainsong.pipeline.streams import watch
+from pyspark_plainsong.pipeline.streams import Batches, watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,11 +103,13 @@ def _go(run: Run, lives: dict[str, int], root: Path, choices: Choices, keeping: 
     """Run one query to its end."""
     options = _source(run, choices, keeping.manifest, lives)
     messages = run.session().readStream.format("plainsong").options(**options).load()
-    query = messages.writeStream.foreachBatch(report.on_rows).queryName(f"audit {options['subscribe']}")
+    batches = Batches(report.on_rows)
+    query = messages.writeStream.foreachBatch(batches).queryName(f"audit {options['subscribe']}")
     query = query.option("checkpointLocation", str(_checkpoint(root)))
     every = choices.every
     timed = query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)
-    watch(timed.start(), report.on_batch, idle=report.idle)
+    with batches.own_error():
+        watch(timed.start(), report.on_batch, idle=report.idle)
 
 
 class _StreamReport:
