@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from plainsong.cli.command import CommandFailed, Exit
 from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME as MANIFEST
+from pyspark_plainsong.pipeline.archive.layout import holds_no_entries
 from pyspark_plainsong.pipeline.locks import locked
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Files(Protocol):
         """A path as Spark takes it."""
 
     def find(self, under: str, name: str) -> list[str]:
-        """All files of a name below a folder, sorted, without folders that ``_`` or ``.`` hides."""
+        """All files of a name below a folder, sorted, without folders that hold no entries of an archive."""
 
     def read(self, path: str) -> bytes | None:
         """The content of a file; None: there is no such file."""
@@ -101,7 +102,8 @@ class LocalFiles:
         """As ``Files``."""
         found = []
         for folder, below, names in os.walk(self._at(under)):  # does not fail if a folder disappears meanwhile
-            below[:] = [each for each in below if each[0] not in "._"]
+            at = Path(folder).relative_to(self._root)
+            below[:] = [each for each in below if not holds_no_entries((at / each).as_posix())]
             if name in names:
                 found.append((Path(folder) / name).relative_to(self._root).as_posix())
         return sorted(found)

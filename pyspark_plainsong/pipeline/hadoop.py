@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 
-from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME
+from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME, holds_no_entries
 from pyspark_plainsong.pipeline.locks import leased
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class HadoopFiles:
             for each in self._statuses(folder):
                 own = each.getPath().getName()
                 path = f"{folder}/{own}" if folder else own
-                if each.isDirectory() and own[0] not in "._":
+                if each.isDirectory() and not holds_no_entries(path):
                     folders.append(path)
                 elif own == name:
                     found.append(path)

@@ -132,8 +132,11 @@ def damage(folder: Path) -> None:
 
 def rewrite(file: Path, table: pa.Table) -> None:
     """With the checksum gone that Hadoop keeps beside it, which would find this too."""
+    for name in ("publish_timestamp", "write_timestamp"):  # Spark's INT96 is read as nanoseconds, which Spark refuses
+        column = table[name].cast(pa.timestamp("us", "UTC"))
+        table = table.set_column(table.column_names.index(name), name, column)
     pq.write_table(table, file)
-    file.with_name(f".{file.name}.crc").unlink()
+    file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
 
 
 # --- with a daemon -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from plainsong.cli.connection import Where
 from plainsong.cli.options import now_ms
 from pyspark_plainsong.pipeline.archive import appending, layout, read
 from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject
-from pyspark_plainsong.pipeline.archive.archiving import append
+from pyspark_plainsong.pipeline.archive.archiving import append, compact
 from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME
 from pyspark_plainsong.pipeline.archive.reading import load_manifests
 from pyspark_plainsong.pipeline.archive.writing import ArchiveWriter
@@ -83,6 +83,16 @@ def test_several_topics_have_archives_side_by_side(spark, client, run, root):
     assert read(spark, root, namespace=client.namespace, topic="orders-a").count() == 10
     with pytest.raises(CommandFailed, match="there is no topic 'order-a'"):
         append(run, ["order-a"], root, every=None)
+
+
+def test_a_topic_that_begins_with_an_underscore_is_read_with_the_others_and_compacted(spark, client, run, root):
+    client.create_topic("_orders")
+    published(client, 0, 10, "_orders")
+    append(run, ["_orders"], root, every=None)
+    assert in_archive(spark, root) == in_topic(client, "_orders")
+    compact(run, [], root, compression="zstd", today=True)
+    assert {each.kind for each in load_manifests(open_files(root))} == {"day"}
+    assert in_archive(spark, root) == in_topic(client, "_orders")
 
 
 def test_a_lost_checkpoint_costs_nothing_and_doubles_nothing(spark, client, run, root):

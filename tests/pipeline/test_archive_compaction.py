@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from plainsong.cli.command import CommandFailed
 from pyspark_plainsong.pipeline.archive import layout, read
 from pyspark_plainsong.pipeline.archive.compaction import Compaction, plan
-from pyspark_plainsong.pipeline.archive.reading import damaged, load_manifests
+from pyspark_plainsong.pipeline.archive.reading import damaged, load_manifests, stats_by_entry
 from tests.pipeline.archives import (
     BATCHES,
     DAY_MS,
@@ -184,3 +186,28 @@ def test_what_killed_runs_left_is_taken_away_when_it_is_old(spark, archive, comp
     assert compaction.sweep(0) == 1
     assert archive.files.names(left) == []
     assert times_read(spark, archive) == TIMES
+
+
+DERIVED = {
+    "publish_timestamp": datetime(2020, 1, 1, tzinfo=UTC),
+    "seq_id": 1,
+    "namespace": "other",
+    "topic": "other",
+    "generation": 2,
+    "write_timestamp": datetime(2020, 1, 1, tzinfo=UTC),
+    "payload_seq_id": 7,
+}
+
+
+def test_a_changed_value_of_any_column_is_damage_although_the_digest_leaves_the_column_out(spark, archive):
+    entries = load_manifests(archive.files)
+    assert damaged(spark, archive.files, entries) == {}
+    (entry, *_) = entries
+    file = max((Path(archive.root) / entry.folder).glob("*.parquet"), key=lambda each: pq.read_metadata(each).num_rows)
+    sound = pq.read_table(file)
+    for name, value in DERIVED.items():
+        index, kind = sound.column_names.index(name), sound.schema.field(name).type
+        column = pa.array([value, *sound[name].to_pylist()[1:]], kind)
+        rewrite(file, sound.set_column(index, sound.schema.field(name), column))
+        stats = stats_by_entry(spark, archive.files, [entry])
+        assert stats == {entry.folder: None}, name

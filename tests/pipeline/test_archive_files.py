@@ -76,6 +76,15 @@ def test_files_are_written_over_each_other_and_found(files):
     files.settle("a/c")
 
 
+def test_a_namespace_and_a_topic_that_begin_with_an_underscore_are_found_and_what_is_the_archives_own_is_not(files):
+    entry = "_space/_orders/gen=1/batches/archive=a/batch=0/_manifest.json"
+    files.write(entry, b"")
+    files.write("_space/_orders/_checkpoints/gen=1/_manifest.json", b"")
+    files.write("_space/_orders/gen=1/batches/archive=a/batch=0/_temporary/_manifest.json", b"")
+    for under in ("", "_space", "_space/_orders"):
+        assert files.find(under, MANIFEST_NAME) == [entry]
+
+
 def test_a_folder_that_is_taken_away_is_gone_and_may_be_taken_again(files):
     files.write("a/c/_manifest.json", b"")
     files.write("a/c/part-0.parquet", b"12345")

@@ -26,6 +26,12 @@ def topic_folder(namespace: str, topic: str) -> str:
     return f"{namespace}/{topic}"
 
 
+def holds_no_entries(folder: str) -> bool:
+    """True for checkpoints, plans, locks and the like. A namespace or a topic may begin with ``_``, too."""
+    name = folder.rpartition("/")[2]
+    return name.startswith(".") or (name.startswith("_") and folder.count("/") > 1)
+
+
 def generation_folder(namespace: str, topic: str, generation: int) -> str:
     """The folder of one generation."""
     return f"{topic_folder(namespace, topic)}/gen={generation}"

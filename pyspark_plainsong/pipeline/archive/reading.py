@@ -186,7 +186,9 @@ def _changed(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> 
     found = {}
     for entry in entries:
         is_now = now[entry.folder]
-        if is_now.count != entry.stats.count:
+        if is_now is None:
+            found[entry.folder] = "has rows whose columns contradict their ids, or are of another topic"
+        elif is_now.count != entry.stats.count:
             found[entry.folder] = f"has {is_now.count} rows, not {entry.stats.count}"
         elif is_now != entry.stats:
             found[entry.folder] = "has rows of other contents"
@@ -252,11 +254,45 @@ def rows_in(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> D
     return spark.read.schema(SCHEMA).parquet(*urls)
 
 
-def stats_by_entry(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, Stats]:
-    """The present figures of each entry's files, by folder; one pass over all of them."""
+def stats_by_entry(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, Stats | None]:
+    """The present figures of each entry's files, by folder; None: its rows contradict themselves or the manifest.
+
+    One pass over all of them.
+    """
     # The last match: a folder above the archive may have the same name.
     folder = sf.regexp_extract(sf.input_file_name(), r".*/(gen=\d+/.*)/[^/]+$", 1).alias("folder")
-    counted = rows_in(spark, files, entries).groupBy(folder).agg(*stats_columns()).collect()
-    by_end = {row["folder"]: _stats(row.asDict()) for row in counted}
-    # The path below the topic's folder tells entries apart, and has no characters that URLs quote.
-    return {entry.folder: by_end.get("/".join(entry.folder.split("/")[2:]), NOTHING) for entry in entries}
+    logs = [(f"{each}({name})", name) for name in ("namespace", "topic", "generation") for each in ("min", "max")]
+    bounds = [getattr(sf, call.partition("(")[0])(name).alias(call) for call, name in logs]
+    columns = [*stats_columns(), sf.count_if(contradicts_id()).alias("contradictions"), *bounds]
+    counted = rows_in(spark, files, entries).groupBy(folder).agg(*columns).collect()
+    by_end = {row["folder"]: row.asDict() for row in counted}
+    found: dict[str, Stats | None] = {}
+    for entry in entries:
+        # The path below the topic's folder tells entries apart, and has no characters that URLs quote.
+        row = by_end.get("/".join(entry.folder.split("/")[2:]))
+        if row is None:
+            found[entry.folder] = NOTHING
+        elif row["contradictions"] or any(row[call] != getattr(entry, name) for call, name in logs):
+            found[entry.folder] = None
+        else:
+            found[entry.folder] = _stats(row)
+    return found
+
+
+def contradicts_id() -> Column:
+    """True if a column that repeats a part of the id differs from it: the digest leaves these columns out."""
+
+    def number(first: int, size: int) -> Column:
+        digits = sf.hex(sf.substring("message_id", first, size))
+        return sf.conv(digits, 16, 10).try_cast("bigint")
+
+    write_ms, batch_id = number(11, 8), number(19, 2)
+    written = sf.when(write_ms != 0, sf.timestamp_millis(write_ms))
+    counted = sf.when((write_ms != 0) | (batch_id != 0), batch_id)
+    same = (
+        sf.col("publish_timestamp").eqNullSafe(sf.timestamp_millis(number(1, 8)))
+        & sf.col("seq_id").eqNullSafe(number(9, 2))
+        & sf.col("write_timestamp").eqNullSafe(written)
+        & sf.col("payload_seq_id").eqNullSafe(counted)
+    )
+    return ~same
