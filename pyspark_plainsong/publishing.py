@@ -104,6 +104,10 @@ class NotPublished(RuntimeError):
     """The rows are not in the topic named, and no request that is under way will publish them."""
 
 
+class CheckpointRewound(RuntimeError):
+    """The topic named has later micro-batches of the query than the one to publish; nothing was published in it."""
+
+
 class OutcomeUnknown(RuntimeError):
     """The daemon did not answer whether the topic named has the rows."""
 
@@ -118,14 +122,15 @@ class Identity:
     """How long topics remember the producer after its last sign of life; None: the daemon's default."""
     must_be_remembered: bool = True
     """Refuse topics without deduplication, where a second run would publish everything again."""
-    lower_is_there: bool = True
-    """Every sequence id below the topic's highest was published; False: the user may have counted down."""
+    is_micro_batch: bool = True
+    """Spark repeats the last micro-batch only; False: the user counts, and may repeat any of the last saves."""
 
     def publish(self, calls: Calls, won: Winners) -> bool:
         """Publish the segments in one topic; False: it has the rows of this identity already.
 
         Raises:
           NotPublished: the topic does not have them.
+          CheckpointRewound: the topic has a later micro-batch, so what it has under this number may be other rows.
           OutcomeUnknown: the topic may have them.
         """
         try:
@@ -136,6 +141,14 @@ class Identity:
             if error.code != _OFF or self.must_be_remembered:
                 raise self._not_published(won, error) from error
             return self._publish_unremembered(calls, won)
+        if self.is_micro_batch and session.last_sequence_id > self.sequence_id:
+            raise CheckpointRewound(
+                f"{won.rows} rows for topic {won.topic} were not published: they are micro-batch {self.sequence_id} of "
+                f"producer {self.producer}, and the topic has micro-batch {session.last_sequence_id} already, which no "
+                "query publishes before this one; was the checkpoint restored from an older copy, or is it new under "
+                "an old producerName? Bring back the newest checkpoint, or start from a new one without producerName "
+                "(what it reads is published again)"
+            )
         if self._is_there(session):
             return False
         if session.last_sequence_id > self.sequence_id:
@@ -171,7 +184,7 @@ class Identity:
 
     def _is_there(self, known: ProducerState) -> bool:
         """Whether the topic remembers that this was published."""
-        if known.last_sequence_id > self.sequence_id and not self.lower_is_there:
+        if known.last_sequence_id > self.sequence_id and not self.is_micro_batch:
             return known.has(self.sequence_id)
         return known.last_sequence_id >= self.sequence_id
 

@@ -56,7 +56,7 @@ class BatchWriter(DataSourceArrowWriter):
             options.sequence_id or 0,
             options.memory_s,
             must_be_remembered=options.producer_name is not None,
-            lower_is_there=False,
+            is_micro_batch=False,
         )
         self._is_named = options.producer_name is not None
         self._pointer = options.transaction_write_pointer
@@ -179,6 +179,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         Raises:
           MixedGenerations, NotPublished, OutcomeUnknown, OutOfOrder: the query stops; started again, it repeats
             the micro-batch.
+          CheckpointRewound: the query stops, and cannot continue from this checkpoint.
         """
         tasks = [task for task in messages if isinstance(task, TaskStored)]
         won = winners(tasks)
@@ -190,8 +191,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         identity = Identity(producer, batchId, self._memory_s)
         if self._name is not None and batchId == 0:
             LOG.warning(
-                "producerName=%s stands in for the query's id: a new checkpoint's micro-batches are counted from 0 again, "
-                "and those that a topic remembers by this name are not stored",
+                "producerName=%s stands in for the query's id: a new checkpoint counts micro-batches from 0 again, and a "
+                "topic that remembers later ones by this name refuses them",
                 producer,
             )
         with closing(self._connection.calls()) as calls:

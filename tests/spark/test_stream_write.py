@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from topics import Topics, address, wanted
 
 from pyspark_plainsong.options import WriteOptions
-from pyspark_plainsong.publishing import Stored, TaskStored
+from pyspark_plainsong.publishing import CheckpointRewound, Stored, TaskStored
 from pyspark_plainsong.writers import StreamWriter
 from tests.client.proxy import Proxy
 from tests.daemon.harness import Daemon, eventually
@@ -123,18 +123,35 @@ def test_a_daemon_killed_between_two_chunks_changes_nothing(run, tmp_path) -> No
         assert topics.counted(topic) == wanted(FILES * ROWS)
 
 
-def test_under_a_name_of_the_users_a_new_checkpoint_publishes_nothing_again(run, topics, caplog) -> None:
+def test_a_checkpoint_restored_from_an_older_copy_is_an_error_and_no_row_is_left_out_silently(
+    run, topics, tmp_path
+) -> None:
+    topic = topics.create("rewound")
+    run(topics.options(topic))
+    for log in ("offsets", "commits", "sources/0"):  # as they were after the first micro-batch
+        for entry in (tmp_path / "checkpoint" / log).glob("*[12]*"):
+            entry.unlink()
+    with pytest.raises(StreamingQueryException, match=r"micro-batch 1 of .* has micro-batch 2 already.*older copy"):
+        run(topics.options(topic))
+    assert topics.counted(topic) == wanted(FILES * ROWS)
+
+
+def test_under_a_name_of_the_users_a_new_checkpoint_is_refused_instead_of_left_out(run, topics, caplog) -> None:
     topic = topics.create("named")
     options = topics.options(topic, producerName="mine")
     run(options)
-    run(options, checkpoint="another")
+    with pytest.raises(StreamingQueryException, match=r"micro-batch 0 of producer mine.* has micro-batch 2 already"):
+        run(options, checkpoint="another")
     assert topics.counted(topic) == wanted(FILES * ROWS)
-    # What the commits said went to the stderr of Spark's own processes; this one is done here.
+    # What the commits log goes to the stderr of Spark's own processes; this one is done here.
     schema = StructType([StructField("payload", BinaryType())])
     writer = StreamWriter(WriteOptions.parse(options, streaming=True), schema, overwrite=False)
-    writer.commit([TaskStored(0, "segment", {topic: Stored(7, 1)})], 0)
+    rows = [TaskStored(0, "segment", {topic: Stored(7, 1)})]
+    writer.commit(rows, FILES - 1)
+    assert f"topic {topic} has micro-batch 2 of producer mine already: its 7 rows are not stored again" in caplog.text
+    with pytest.raises(CheckpointRewound, match="without producerName"):
+        writer.commit(rows, 0)
     assert "producerName=mine stands in for the query's id" in caplog.text
-    assert f"topic {topic} has micro-batch 0 of producer mine already: its 7 rows are not stored again" in caplog.text
 
 
 def test_rows_go_to_several_topics_and_those_that_failed_are_made_up_for(source, topics, tmp_path) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from topics import Topics, calls_of, numbers, wanted
 
 from pyspark_plainsong.options import WriteOptions
-from pyspark_plainsong.publishing import Identity, NotPublished, OutcomeUnknown, Winners
+from pyspark_plainsong.publishing import CheckpointRewound, Identity, NotPublished, OutcomeUnknown, Winners
 from pyspark_plainsong.staging import StoredUnder, store_body
 from pyspark_plainsong.wire import BrokerError
 from pyspark_plainsong.writers import BatchWriter, SaveIsComplete
@@ -261,15 +261,16 @@ def test_a_save_that_was_counted_down_to_is_refused_unless_it_is_known_to_be_the
             return Identity("job", sequence_id, **more).publish(calls, Winners(topic, (segment,), 1, 1))
 
         for sequence_id in (3, 5, 7, 8, 9, 10):
-            assert save(sequence_id, lower_is_there=False)
-        assert not save(10, lower_is_there=False)
-        assert not save(5, lower_is_there=False)
+            assert save(sequence_id, is_micro_batch=False)
+        assert not save(10, is_micro_batch=False)
+        assert not save(5, is_micro_batch=False)
         for sequence_id in (3, 6):  # the first is not remembered any more, the second never was
             with pytest.raises(NotPublished, match="take a sequenceId above all that were used"):
-                save(sequence_id, lower_is_there=False)
-            lower = Identity("job", sequence_id, lower_is_there=False)
+                save(sequence_id, is_micro_batch=False)
+            lower = Identity("job", sequence_id, is_micro_batch=False)
             assert not lower.is_complete(calls, Winners(topic, ("s6",), 1, 1))
-        assert not save(6)  # as the micro-batches of a stream that were done
+        with pytest.raises(CheckpointRewound, match="has micro-batch 10 already"):
+            save(6)
     assert topics.counted(topic) == Counter([b"3", b"5", b"7", b"8", b"9", b"10"])
 
 
