@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import types
 from pyspark.sql.types import (
     BinaryType,
@@ -21,7 +22,6 @@ from pyspark.sql.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import pyarrow as pa
     from pyspark.sql.types import DataType
 
 _STRINGS = MapType(StringType(), StringType())
@@ -171,8 +171,9 @@ class WriteColumns:
         column = batch.column(self.payload)
         if column.null_count:
             raise ValueError("payload is null: a message has bytes, if only none of them; filter or coalesce() first")
-        found: list[Any] = column.to_pylist()
-        return [text.encode() for text in found] if self.payload_is_text else found
+        # A STRING of Spark need not be UTF-8, and a payload is bytes: they go as they are.
+        found: list[bytes] = (column.cast(pa.binary()) if self.payload_is_text else column).to_pylist()
+        return found
 
     def _attributes(self, batch: pa.RecordBatch) -> list[dict[str, str]] | None:
         """None: no message of the batch has attributes."""
@@ -196,7 +197,13 @@ def _map_of_strings(kind: types.DataType) -> bool:
 
 
 def _values(batch: pa.RecordBatch, index: int) -> list[Any]:
-    values: list[Any] = batch.column(index).to_pylist()
+    try:
+        values: list[Any] = batch.column(index).to_pylist()
+    except UnicodeDecodeError as error:
+        name = batch.schema.names[index]
+        raise ValueError(
+            f"column {name} has a value that is not UTF-8: {error}; only a payload may be any bytes"
+        ) from error
     return values
 
 

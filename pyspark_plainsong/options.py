@@ -41,8 +41,18 @@ ELSEWHERE = {
     "fetchoffset.numretries": "numRetries",
     "fetchoffset.retryintervalms": "retryIntervalMs",
 }
+#: Options of other connectors that have no counterpart here, and why.
+WITHOUT = {
+    "minoffsetspertrigger": "a micro-batch takes what there is; a longer trigger(processingTime=…) makes fewer, larger ones",
+    "maxtriggerdelay": "it belongs to minOffsetsPerTrigger, which is not supported; use trigger(processingTime=…)",
+}
 #: Words for yes and no.
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
+
+
+#: Numbers between the two are seconds (1769817600) or a date (20260131): as milliseconds they are in 1970 to 1973.
+_LOOKS_LIKE_SECONDS = 10_000_000
+_IS_MILLISECONDS = 100_000_000_000
 
 
 class BadOption(ValueError):
@@ -69,6 +79,8 @@ class OptionText:
     def _why_not(self, name: str, use: str, others: Mapping[str, str]) -> str:
         if name == "includeheaders":
             return "option includeHeaders is not needed: headers are the column headers, routing_key another"
+        if name in WITHOUT:
+            return f"option {name} is not supported: {WITHOUT[name]}"
         for other, other_use in others.items():
             if other.lower() == name:
                 near = " (its topics are in subscribe)" if other == "topic" else ""
@@ -150,6 +162,11 @@ class OptionText:
         if value is None:
             return None
         if value.isascii() and value.isdigit():
+            if _LOOKS_LIKE_SECONDS <= int(value) < _IS_MILLISECONDS:
+                raise BadOption(
+                    f"option {name} is {value}: as milliseconds since 1970 that is before 1974; is it in seconds, or a "
+                    "date? Write milliseconds, or ISO-8601, such as 2026-01-31T12:00:00Z"
+                )
             return int(value)
         try:
             moment = datetime.fromisoformat(value)

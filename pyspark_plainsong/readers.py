@@ -131,9 +131,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 self._targets[topic] = self._subscription.newest(topic)
             except BrokerError as error:
+                # Without a target: a query that has read the topic reports it as deleted, a new one as not existing.
                 if error.code != "topic_not_found":
                     raise
-                self._losses.deleted(topic)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next micro-batch goes; ``start`` itself if no message came while this waited.

@@ -48,6 +48,8 @@ def test_what_is_missing_is_named(missing):
         ("startingOffsetsByTimestamp", "startingTimestamp"),
         ("topicsPattern", "subscribePattern"),
         ("authtokenfile", "auth.tokenFile"),
+        ("minOffsetsPerTrigger", "not supported: a micro-batch takes what there is"),
+        ("maxTriggerDelay", "belongs to minOffsetsPerTrigger"),
         ("pushFilters", "those for reading a batch are url, namespace"),
     ],
 )
@@ -83,6 +85,8 @@ def test_options_of_another_use_are_refused_as_such():
         ({"startingOffsets": "0000"}, "40 hex digits"),
         ({"startingOffsets": "{"}, "no JSON"),
         ({"startingTimestamp": "yesterday"}, "ISO-8601"),
+        ({"startingTimestamp": "1769817600"}, "is it in seconds, or a date"),
+        ({"endingTimestamp": "20260131"}, "is it in seconds, or a date"),
         ({"isolation": "serializable"}, "committed, uncommitted"),
         ({"fetchSize": "0"}, "1 to 1000000"),
         ({"fetchSize": "many"}, "a whole number"),

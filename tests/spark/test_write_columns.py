@@ -131,3 +131,12 @@ def test_winners_are_listed_in_the_order_of_their_partitions() -> None:
 def test_rows_of_two_generations_of_a_topic_are_not_published_together() -> None:
     with pytest.raises(MixedGenerations, match="created anew"):
         winners([TaskStored(0, "a", {"t": Stored(1, 1)}), TaskStored(1, "b", {"t": Stored(1, 2)})])
+
+
+def test_a_payload_is_any_bytes_and_another_string_that_is_no_utf_8_is_refused_by_its_column():
+    broken = pa.array([b"\xff\xfe"]).cast(pa.binary()).view(pa.string())
+    columns = WriteColumns.of(schema(payload=StringType(), routing_key=StringType()))
+    (chunk,) = columns.chunks(batch(payload=broken, routing_key=pa.array(["k"])), "orders", 10)
+    assert chunk.payloads == [b"\xff\xfe"]
+    with pytest.raises(ValueError, match="column routing_key has a value that is not UTF-8"):
+        list(columns.chunks(batch(payload=pa.array(["x"]), routing_key=broken), "orders", 10))
