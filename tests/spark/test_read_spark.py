@@ -107,6 +107,21 @@ def test_a_view_in_sql(spark, tables):
     spark.catalog.dropTempView("messages")
 
 
+def test_a_table_is_as_of_its_first_query_and_another_load_or_view_is_as_of_its_own(spark, tables):
+    topic = tables.create("spark-fixed")
+    tables.publish(topic, "a")
+    options = ", ".join(f"`{name}` '{value}'" for name, value in tables.options(subscribe=topic).items())
+    view = f"CREATE OR REPLACE TEMPORARY VIEW fixed USING plainsong OPTIONS ({options})"
+    spark.sql(view)
+    first = load(spark, tables, topic)
+    assert (first.count(), spark.table("fixed").count()) == (1, 1)
+    tables.publish(topic, "b")
+    assert (first.count(), spark.table("fixed").count()) == (1, 1)  # Spark keeps the partitions that it has planned
+    spark.sql(view)
+    assert (load(spark, tables, topic).count(), spark.table("fixed").count()) == (2, 2)
+    spark.catalog.dropTempView("fixed")
+
+
 def test_a_table_without_messages_is_empty(spark, tables):
     topic = tables.create("spark-empty")
     assert load(spark, tables, topic).count() == 0

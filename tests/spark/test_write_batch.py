@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pyspark.errors import PySparkException
@@ -174,3 +175,15 @@ def test_a_named_save_is_remembered_for_as_long_as_asked(spark, topics) -> None:
     assert found["expiresMs"] - found["activeMs"] == 30 * 86_400_000
     assert found["lastSequenceId"] == 0
     assert abs(found["activeMs"] / 1000 - time.time()) < 60
+
+
+def test_a_save_from_another_thread_finds_the_source_once_the_session_is_active_in_that_thread(spark, topics) -> None:
+    topic = topics.create("threads")
+
+    def job() -> None:
+        spark.createDataFrame([], "payload STRING")  # makes the session active, as docs/spark.md says
+        save(numbers(spark, 20), topics.options(topic))
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(job).result()
+    assert topics.counted(topic) == wanted(20)
