@@ -26,7 +26,7 @@ from plainsong.cli.command import Exit
 from plainsong.cli.main import program, run
 from storage.base import StoreDamaged, StoreInUse
 
-RUNNING = Running("0.1.0", ["http://127.0.0.1:7420"], Path("/srv/data"), "leveldb", "Acknowledged is synced.", "it all")
+RUNNING = Running("0.2.0", ["http://127.0.0.1:7420"], Path("/srv/data"), "leveldb", "Acknowledged is synced.", "it all")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def serving(capfd, monkeypatch, tmp_path):
 
 def test_the_banner_says_where_what_and_how_safe_with_a_line_to_paste():
     assert banner(RUNNING).splitlines() == [
-        "plainsong 0.1.0 listens on http://127.0.0.1:7420",
+        "plainsong 0.2.0 listens on http://127.0.0.1:7420",
         "  data        /srv/data (leveldb)",
         "  durability  Acknowledged is synced.",
         "  decides     it all",
@@ -56,10 +56,10 @@ def test_the_banner_says_where_what_and_how_safe_with_a_line_to_paste():
         "  try         curl -X PUT http://127.0.0.1:7420/v1/namespaces/demo/topics/greetings",
     ]
     in_memory = Running(
-        "0.1.0", ["http://[::1]:1", "http://127.0.0.1:1"], None, "memory", "Nothing.", "it all", ["127.0.0.1:15165"]
+        "0.2.0", ["http://[::1]:1", "http://127.0.0.1:1"], None, "memory", "Nothing.", "it all", ["127.0.0.1:15165"]
     )
     assert banner(in_memory).splitlines()[:2] == [
-        "plainsong 0.1.0 listens on http://[::1]:1, http://127.0.0.1:1",
+        "plainsong 0.2.0 listens on http://[::1]:1, http://127.0.0.1:1",
         "  data        in memory (memory)",
     ]
     assert "  decides     it all, also for Tephra's clients at 127.0.0.1:15165" in banner(in_memory).splitlines()

@@ -148,7 +148,7 @@ def test_a_message_from_the_future_tells_of_a_clock_that_went_back(cli, running,
 
 def test_a_daemon_that_does_not_reach_an_instance_says_which_one_and_where():
     found = ProbeResult(
-        "http://one", answers=True, ready=True, seconds=[0.001], version="0.1.0", unreached=["b at far:7420"]
+        "http://one", answers=True, ready=True, seconds=[0.001], version="0.2.0", unreached=["b at far:7420"]
     )
     (finding,) = [each for each in health.look_at_daemon(found) if each.what == "instances"]
     assert finding.state == "warning"

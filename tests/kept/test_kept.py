@@ -57,4 +57,4 @@ async def test_a_kept_backup_is_whole_and_restored_gives_every_answer_it_gave(ke
 
 
 def test_something_was_kept():
-    assert [path.name for path in KEPT] == ["0.1", "0.2"]
+    assert [path.name for path in KEPT] == ["0.1", "0.2", "0.2.dev"]
