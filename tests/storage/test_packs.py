@@ -29,7 +29,7 @@ from tests.storage.fed_in_lists import page_in_lists
 from tests.storage.rolling_contract import under
 from tests.storage.tiny_volumes import paused_until, settled
 
-KEPT = Path(__file__).parents[1] / "kept" / "0.2" / "data"
+KEPT = Path(__file__).parents[1] / "kept" / "0.2.dev" / "data"
 NAME = TopicName("ns", "topic")
 PREFIX = generation_prefix(NAME, 1)
 MESSAGE = Table.MESSAGE
