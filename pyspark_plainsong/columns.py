@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
 from pyspark.sql import types
 from pyspark.sql.types import (
     BinaryType,
@@ -22,6 +21,7 @@ from pyspark.sql.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import pyarrow as pa
     from pyspark.sql.types import DataType
 
 _STRINGS = MapType(StringType(), StringType())
@@ -172,7 +172,7 @@ class WriteColumns:
         if column.null_count:
             raise ValueError("payload is null: a message has bytes, if only none of them; filter or coalesce() first")
         # A STRING of Spark need not be UTF-8, and a payload is bytes: they go as they are.
-        found: list[bytes] = (column.cast(pa.binary()) if self.payload_is_text else column).to_pylist()
+        found: list[bytes] = (column.cast("binary") if self.payload_is_text else column).to_pylist()
         return found
 
     def _attributes(self, batch: pa.RecordBatch) -> list[dict[str, str]] | None:

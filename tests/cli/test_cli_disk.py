@@ -130,6 +130,10 @@ def test_a_message_from_the_future_tells_of_a_clock_that_went_back(cli, running,
         def topics(self):
             return ["orders"]
 
+        @property
+        def admin(self):
+            return self
+
         def stats(self, topic):
             old, new = 1_700_000_000_000, 1_700_000_100_000
             shape = "{:016x}" + "0" * 24

@@ -21,7 +21,7 @@ from tests.patience import PATIENCE_S
 
 PAGE = DOCUMENTS["docs/commands.md"]
 README = DOCUMENTS["README.md"]
-SENTENCE = "The same from a shell, with a daemon running:"
+SENTENCE = "which is `-n demo` here. With a daemon running:"
 #: Ends with 1 where the machine is not well, which is not this test's business.
 JUDGES = re.compile(r"plainsong (?:doctor|check)\b")
 #: Goes on until somebody has seen enough.
