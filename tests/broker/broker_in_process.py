@@ -1,4 +1,4 @@
-"""The whole application in this process: a store in memory, real actors, HTTP without sockets, a clock one can set."""
+"""The whole application in this process: a store in memory, real actors, HTTP without sockets, a settable clock."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 from tests.patience import PATIENCE_S
 
-#: 2023-11-14, where the golden bytes are too.
+#: 2023-11-14, the time of the golden bytes.
 START_MS = 1_700_000_000_000
 TOPICS = "/v1/namespaces/ns/topics"
-#: A path with its query that is sent as it stands.
+#: A path with its query that needs no encoding.
 _PLAIN = re.compile(r"(?!.*/[./])/[\w/.~-]*(\?[\w.~=&-]*)?", re.ASCII)
 
 
 def asgi_scope(method, path, query="", headers=MappingProxyType({})):
-    """What a server tells the application of a request."""
+    """Return the scope that a server passes to the application for a request."""
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -53,7 +53,7 @@ def asgi_scope(method, path, query="", headers=MappingProxyType({})):
 
 
 class SetClock:
-    """A clock that stands until it is set."""
+    """A clock that stands still until it is set."""
 
     regressions = 0
 
@@ -66,7 +66,7 @@ class SetClock:
 
 @dataclass
 class InProcess:
-    """The application and what is behind it, to use and to look at."""
+    """The application and its parts, for requests and for inspection."""
 
     service: Daemon
     clock: SetClock
@@ -75,10 +75,10 @@ class InProcess:
     asgi: Gate
     http: httpx.AsyncClient
     has_server: bool = False
-    """Whether ``http`` speaks to a socket."""
+    """True if ``http`` uses a socket."""
 
     async def ask(self, method, path, body=None, headers=None):
-        """As ``http`` would, of an application without a server before it; that client takes as long as the answer."""
+        """Call the application as ``http`` would without a server; that client takes as long as the answer itself."""
         content = b"" if body is None else json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         given = {"host": "localhost", **self.http.headers}
         if body is not None or method in ("POST", "PUT", "PATCH"):
@@ -110,7 +110,7 @@ class InProcess:
         return httpx.Response(begun[0]["status"], headers=begun[0]["headers"], content=b"".join(pieces))
 
     async def call(self, method, path, *, status=200, code=None, **more):
-        """The answer, which has this status and, if it is a problem, this code."""
+        """Send a request, check the status and, if given, the problem's code, and return the answer."""
         if not self.has_server and more.keys() <= {"json", "headers"} and _PLAIN.fullmatch(path):
             answer = await self.ask(method, path, more.get("json"), more.get("headers"))
         else:
@@ -126,7 +126,7 @@ class InProcess:
         await self.call("PUT", f"{TOPICS}/{topic}", json=properties)
 
     async def publish(self, *payloads, topic="t", ms=None, **more):
-        """The ids of the first and the last message."""
+        """Return the ids of the first and the last message."""
         if ms is not None:
             self.clock.ms = ms
         answer = await self.call(
@@ -143,9 +143,10 @@ class InProcess:
 
 @asynccontextmanager
 async def in_process(*, store=None, clock=None, listener=None, **values):
-    """The application with these settings, named ``section__key``; on a store of its own, or on this one.
+    """Run the application with settings named ``section__key``, on a new store or on ``store``.
 
-    ``listener`` puts a server before it, on a socket. ``hot``: as the daemon does; ``application``: the application answers every request.
+    ``listener`` adds a server on a socket. ``hot``: as in the daemon; ``application``: every request goes to the
+    application.
     """
     with TemporaryDirectory() as scratch:
         given = {
@@ -188,7 +189,7 @@ async def _in_process(config, store, clock, listener):
             bound = partial(served, binds=["127.0.0.1:0"], budget=budget, stop=stop, grace_s=1)
             (address,) = await actors.start(bound)
             serving = {"base_url": f"http://{address}"}
-        # ``verify``: it speaks no TLS, and to load the system's authorities for it takes tens of milliseconds.
+        # ``verify``: there is no TLS here, and loading the system's certificates takes tens of milliseconds.
         async with httpx.AsyncClient(**serving, verify=False, timeout=2 * PATIENCE_S) as http:
             yield InProcess(service, clock, store, app, asgi, http, has_server=listener is not None)
         service.stop()

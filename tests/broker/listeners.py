@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from broker.security.guard import Guard
     from broker.security.peer import Peer
 
-#: Times that a machine that stands still for a moment does not reach; a test of one of them sets its own.
+#: Times that a stalled machine does not reach; a test of one of them sets its own.
 SETTINGS = HttpSettings(
     max_body_bytes=1 << 20, max_inflight_bytes=4 << 20, keep_alive_s=1000, header_timeout_s=1000, body_timeout_s=1000
 )
@@ -45,7 +45,7 @@ SETTINGS = HttpSettings(
 
 @dataclass
 class Toys:
-    """The toy handlers, and what they saw."""
+    """The toy handlers, and a record of their calls."""
 
     tasks: RequestTasks
     release: trio.Event = field(default_factory=trio.Event)
@@ -53,13 +53,13 @@ class Toys:
     cancelled: trio.Event = field(default_factory=trio.Event)
     closed: trio.Event = field(default_factory=trio.Event)
     built: int = 0
-    """How often the application was made."""
+    """How often the application was built."""
     built_under: tuple[float, bool] | None = None
-    """The interpreter's switch interval then, and whether garbage was collected."""
+    """The interpreter's switch interval at that time, and whether the garbage collector was enabled."""
     by_application: int = 0
     """Requests of hot routes that the application answered."""
     peers: list[Peer] = field(default_factory=list)
-    """Who sent each request to ``store``."""
+    """The sender of each request to ``store``."""
 
     async def publish(self, request: Request) -> Answer:
         if request.path["topic"] == "missing":
@@ -73,7 +73,7 @@ class Toys:
         return Answer(200)
 
     async def store(self, request: Request) -> Answer:
-        """Echoes what arrived."""
+        """Echo the request."""
         self.peers.append(request.peer)
         seen = {
             "namespace": request.path["namespace"],
@@ -85,7 +85,7 @@ class Toys:
         return Answer(200, json.dumps(seen).encode(), "application/json", [("Plainsong-End", "end")])
 
     async def transact(self, route: str, request: Request) -> Answer:
-        """Echoes what arrived at a route of the transaction service."""
+        """Echo a request to a route of the transaction service."""
         seen = [route, dict(request.path), request.query, request.body.hex()]
         return Answer(200, json.dumps(seen).encode(), "application/json")
 
@@ -100,7 +100,7 @@ class Toys:
         ]
 
     async def rollback(self, request: Request) -> Answer:
-        """Streams; the topic says how much, and how much is announced."""
+        """Stream an answer; the topic says how much is sent, and how much is announced."""
         topic = request.path["topic"]
         length = int(topic.removeprefix("length-")) if topic.startswith("length-") else None
         return Answer(200, self._stream(topic), "avro/binary", length=length)
@@ -120,7 +120,7 @@ class Toys:
             self.closed.set()
 
     async def poll(self, request: Request) -> Answer:
-        """Parks until released, unless the wait is over already."""
+        """Park until released, unless the wait is over already."""
         if request.waited_ms:
             return Answer(200, b"over", "avro/binary")
         self.parked += 1
@@ -148,7 +148,7 @@ class Secured:
         self.results.append(result)
 
     async def counted(self, results: int) -> list[str]:
-        """The results, once there are so many."""
+        """Wait for this many results and return them."""
         with trio.fail_after(PATIENCE_S):
             while len(self.results) < results:
                 await trio.testing.wait_all_tasks_blocked()
@@ -196,7 +196,7 @@ def toy_app(toys: Toys, settings: HttpSettings) -> QuartTrio:
 
 
 def of_requests(app: Any) -> Any:
-    """``app``, which answers requests, as an application that can be started and stopped too."""
+    """Wrap ``app``, which only answers requests, so that it can be started and stopped too."""
 
     async def whole(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -231,11 +231,11 @@ async def running(
     app: Any = None,
     **changes: Any,
 ) -> AsyncIterator[Listener]:
-    """A server with toy handlers, stopped at the end.
+    """Run a server with toy handlers.
 
     Args:
-      hot: without it, the application answers every request.
-      app: answers instead of the toy application; it need not know of lifespans.
+      hot: False: the application answers every request.
+      app: answers instead of the toy application; it need not handle lifespans.
     """
     settings = replace(settings, **changes)
     budget = BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes))
@@ -274,7 +274,7 @@ async def running(
 
 
 def post(path: str, body: bytes = b"", *headers: str) -> bytes:
-    """The bytes of a POST; ``path`` is ``topic/verb`` under a namespace, or begins with a slash."""
+    """Return the bytes of a POST; ``path`` is ``topic/verb`` under a namespace, or begins with a slash."""
     whole = path if path.startswith("/") else f"/v1/namespaces/ns/topics/{path}"
     lines = [f"POST {whole} HTTP/1.1", "Host: localhost", *headers]
     if not any(header.lower().startswith(("content-length", "transfer-encoding")) for header in headers):
@@ -284,8 +284,6 @@ def post(path: str, body: bytes = b"", *headers: str) -> bytes:
 
 @dataclass
 class Reply:
-    """One answer, taken apart."""
-
     status: int
     headers: dict[str, str]
     body: bytes
@@ -355,7 +353,7 @@ class Reader:
         self.rest += data
 
     async def at_end(self) -> bool:
-        """Whether the server closes the connection, with nothing more on it."""
+        """True if the server closes the connection and sends nothing more on it."""
         with trio.fail_after(PATIENCE_S):
             try:
                 return not self.rest and await self.stream.receive_some() == b""
@@ -364,7 +362,7 @@ class Reader:
 
 
 async def ask(listener: Listener, request: bytes) -> Reply:
-    """One request on a connection of its own."""
+    """Send one request on a connection of its own and return the answer."""
     async with await listener.connect() as stream:
         await stream.send_all(request)
         return await Reader(stream).reply()

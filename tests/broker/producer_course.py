@@ -1,8 +1,8 @@
-"""Producers and what they go through, in this process, with a fault at an exact write.
+"""Producers in this process, with a fault at a chosen write.
 
-Each client does what the contract asks of one: whenever it does not know what became of a request it opens its session
-again and sends what is missing, or, without a session, sends the same again. Readers look after every step: they must
-never see a part of an atomic batch, a message twice, or a producer's messages out of order.
+Each client keeps the contract: if the outcome of a request is unknown, it reopens its session and sends the missing
+messages, or, without a session, sends the same request again. Readers poll after every step: they must never see a part
+of an atomic batch, a message twice, or a producer's messages out of order.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 
 PUBLISH, POLL, PRODUCERS = f"{TOPICS}/t/publish", f"{TOPICS}/t/poll", f"{TOPICS}/t/producers"
-#: A snapshot with every other request, so that its rows are among those that are cut off.
+#: A snapshot with every other request, so that faults hit its rows too.
 SETTINGS = {"deduplication__snapshot_entries": 2}
 
 
 class InDoubt(Exception):
-    """The daemon fell: what was asked happened, or not."""
+    """The request failed, and its outcome is unknown."""
 
 
 @dataclass(eq=False)
 class Client:
-    """A producer as its program knows it: what it sent, and what it has to find out."""
+    """A producer's own state: the ids it sent, and the request whose outcome it must resolve."""
 
     name: str
     session: bool
     epoch: int | None = None
     generation: int | None = None
     sent: list[int] = field(default_factory=list)
-    """All ids whose outcome is known or has to be found out: in the end each is there once."""
+    """All ids whose outcome is known or must be resolved: in the end each is stored once."""
     batches: list[tuple[int, ...]] = field(default_factory=list)
     doubtful: dict | None = None
-    """The request without an answer."""
+    """The request without an answer, if any."""
 
     def request(self, ids, *, atomic=False):
-        """The body of a publish of a message for each id."""
+        """Return the body of a publish with one message for each id."""
         body = {"messages": [f"{self.name}{each}" for each in ids], "producer": self.name, "sequenceIds": list(ids)}
         if self.session:
             body |= {"producerEpoch": self.epoch, "generation": self.generation}
@@ -62,7 +62,7 @@ class Stage:
         self._fault_at = None
 
     def fail_write(self, number, applied):
-        """The next write but ``number`` fails."""
+        """Make a write fail after ``number`` more have succeeded."""
         self._fault_at = self.store.calls["write"] + number
         self.store.fail_next("write", applied=applied, after=number)
 
@@ -71,7 +71,7 @@ class Stage:
         return self._fault_at is not None and self.store.calls["write"] > self._fault_at
 
     async def ask(self, method, path, body=None):
-        """The answer, 200. Raises InDoubt."""
+        """Return the answer, which must be 200. Raises InDoubt."""
         answer = await self.daemon.ask(method, path, body)
         if answer.status_code == 503:
             assert answer.json()["code"] in ("outcome_unknown", "storage_failed"), answer.text
@@ -80,7 +80,7 @@ class Stage:
         return answer
 
     async def insist(self, method, path, body=None):
-        """Ask again and again, until it works: opening, looking and sending again may be done any number of times."""
+        """Retry until it succeeds; opening, reading and resending may be repeated."""
         while True:
             try:
                 return await self.ask(method, path, body)
@@ -90,7 +90,7 @@ class Stage:
     # --- what producers do -----------------------------------------------------------------------
 
     async def open(self, client):
-        """Open the session; the last sequence id."""
+        """Open the session and return the last sequence id; None without a session."""
         if not client.session:
             return None
         told = (await self.insist("PUT", f"{PRODUCERS}/{client.name}", {})).json()
@@ -107,7 +107,7 @@ class Stage:
         return receipt
 
     async def find_out(self, client):
-        """Learn what became of the request in doubt, and see that it is stored."""
+        """Resolve the request in doubt, so that it is stored."""
         request, client.doubtful = client.doubtful, None
         if request is None:
             return
@@ -125,7 +125,7 @@ class Stage:
     # --- what readers see ------------------------------------------------------------------------
 
     async def look(self):
-        """Whole batches, each message once, each producer's in their order; and nobody is told more than is there."""
+        """Check that batches are whole, each message is there once and in its producer's order, and no receipt lied."""
         payloads = [each["payload"] for each in (await self.insist("POST", POLL, {})).json()]
         assert len(payloads) == len(set(payloads)), payloads
         for client in self.clients:
@@ -139,7 +139,7 @@ class Stage:
         return payloads
 
     async def check(self):
-        """In the end everything is there once, and the producers' records say just that."""
+        """Check that in the end every message is there once, and that the producers' records agree."""
         payloads = await self.look()
         known = {each["producer"]: each for each in (await self.insist("GET", PRODUCERS)).json()["producers"]}
         for client in self.clients:

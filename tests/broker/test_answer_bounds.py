@@ -1,4 +1,4 @@
-"""Readers that do not read what they asked for: what they make the daemon hold is bounded, and they are let go."""
+"""Readers that do not read their answers: the memory they hold is bounded, and they are cut off."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.patience import PATIENCE_S
 MIB = 1 << 20
 LISTENERS = pytest.mark.parametrize("listener", ["hot", "application"])
 POLL = post("t/poll", b"{}", "Content-Type: application/json")
-#: Messages, all of one page, and the bytes of each: more than a socket takes of an answer whose reader takes nothing.
+#: The messages, all of one page, and the bytes of each: more than a socket buffers for a reader that reads nothing.
 STORED = 2
 SIZE = 6 * MIB
 
 
 async def stalled(daemon: InProcess, readers: AsyncExitStack, window_bytes: int = 4096) -> trio.SocketStream:
-    """A client that has asked for all there is, and takes nothing of it."""
+    """Connect a client that has asked for every message and reads none."""
     sock = trio.socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window_bytes)
     url = daemon.http.base_url
@@ -60,7 +60,7 @@ async def test_readers_that_do_not_read_hold_no_more_than_the_budget(
         answers.patience_s = 0.05
         most = asked = 0
 
-        def is_settled() -> bool:  # else a page that is being read or encoded may be what leaves no room
+        def is_settled() -> bool:  # otherwise a page that is being read or encoded may be what uses the memory
             return bool(answers.refused) or sum(room.reserved_bytes > 0 for room in answers._blocked) == asked
 
         while not answers.refused:
@@ -71,12 +71,12 @@ async def test_readers_that_do_not_read_hold_no_more_than_the_budget(
         assert bound // 2 <= most <= bound
         refused = await daemon.call("POST", "/v1/namespaces/ns/topics/t/poll", json={}, status=503, code="overloaded")
         assert refused.headers["retry-after"]
-        # What is small, and what says how the daemon is doing, is answered all the same.
+        # Small answers, and those that show the daemon's state, still succeed.
         await daemon.create("small")
         await daemon.publish("hello", topic="small")
         assert len(await daemon.poll("small")) == 1
         await daemon.call("GET", "/metrics")
-        # Once they have taken nothing for long enough, they are cut off for whoever reads.
+        # Readers that have read nothing for this long are cut off in favour of one that reads.
         monkeypatch.setattr(budgets, "YIELD_S", 0.0)
         answers.patience_s = PATIENCE_S
         await daemon.call("POST", "/v1/namespaces/ns/topics/t/poll", json={})
@@ -110,7 +110,7 @@ async def test_while_little_is_left_pages_are_cut_and_say_so(listener: str) -> N
 
 @LISTENERS
 async def test_a_page_is_cut_for_what_it_is_encoded_to(listener: str) -> None:
-    """In JSON a byte that is no text takes six."""
+    """In JSON a control character takes six bytes."""
     async with in_process(listener=listener, http__max_answer_bytes=64 * MIB) as daemon:
         await daemon.create()
         payloads = [f"{number:04}" + "\x01" * 996 for number in range(300)]
@@ -168,7 +168,7 @@ async def test_a_reader_that_is_slow_gets_all_of_its_answer(listener: str) -> No
 
 
 async def test_a_stream_of_http_2_that_is_given_no_window_ends_its_connection() -> None:
-    """Its connection lives: only the stream stands still."""
+    """The connection lives, and only the stream is stuck."""
     async with running(hot=False, send_timeout_s=0.3) as listener, await listener.connect() as stream:
         client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
         client.initiate_connection()

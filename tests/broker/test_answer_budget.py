@@ -1,4 +1,4 @@
-"""What answers may hold together: who gets how much, who waits, who is refused; and pages that are read within it."""
+"""The memory of all answers: who gets how much, who waits, who is refused; and the pages that are read within it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MIB = 1 << 20
 
 
 def filled(max_bytes: int, reserved_bytes: int, patience_s: float = 60.0) -> AnswerBudget:
-    """A budget of which so much is held already."""
+    """Return a budget with ``reserved_bytes`` in use."""
     budget = AnswerBudget(max_bytes, patience_s)
     budget.room().must_have(reserved_bytes)
     return budget
 
 
 class Stored:
-    """Messages of one size, and the pages that were read of them."""
+    """Messages of one size, and the pages that were read from them."""
 
     def __init__(self, count: int, size: int) -> None:
         self.count = count
@@ -41,7 +41,7 @@ class Stored:
 
 
 class Stream:
-    """A stream that says whether it was closed."""
+    """A stream that records whether it was closed."""
 
     closed = False
 
@@ -228,7 +228,7 @@ async def test_who_leaves_while_it_waits_leaves_nothing_behind() -> None:
             nursery.start_soon(wait)
             await wait_all_tasks_blocked()
             if is_granted:
-                first.release()  # and at this very moment
+                first.release()  # at the same moment
             nursery.cancel_scope.cancel()
     assert budget.reserved_bytes == 0
     assert await budget.take(4 * MIB, 4 * MIB) == 4 * MIB

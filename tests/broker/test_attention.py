@@ -1,4 +1,4 @@
-"""What an operator should look at, and the stream that says what changes."""
+"""Findings that need an operator's attention, and the stream of their changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MINUTE_MS = 60_000
 
 @pytest.fixture(autouse=True)
 def _nothing_is_slow(monkeypatch):
-    """Else a commit or an instance that a machine which stands still holds up would be among what needs attention."""
+    """Otherwise a commit or an instance that a stalled machine delays would need attention."""
     monkeypatch.setattr("broker.metrics.SLOW_COMMIT_S", 600.0)
     monkeypatch.setattr("broker.attention.ASK_TIMEOUT_S", PATIENCE_S)
 
@@ -197,7 +197,7 @@ async def test_a_client_that_was_cut_off_is_told_only_what_is_different_since(se
         served.service.attention.sources.append(lambda: [Finding("disk", "warning", "", "nearly full")])
         assert [event.kind for event in await take(source, 1)] == ["attention"]
         last = source.last_event_id
-    # What came before the first of two events that were lost together is not lost either.
+    # A client that lost two events at once also gets the first of them again.
     async with following(served, "?kinds=transactions,attention", **{"Last-Event-ID": first.last_event_id}) as source:
         assert [event.kind for event in await take(source, 2)] == ["transactions", "attention"]
     served.service.attention.sources.pop()

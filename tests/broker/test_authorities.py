@@ -1,4 +1,4 @@
-"""Who decides transactions: one authority for a store, changed only while nothing hangs on it; settings to bounds."""
+"""Transaction authorities: one per store, changed only when nothing depends on it; bounds of the settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POINTER = START_MS * 1_000_000
 
 
 def kept_store():
-    """A store that outlives the daemons that use it."""
+    """Return a store that outlives its daemons."""
     return FaultyStore(MemoryStore())
 
 
@@ -45,7 +45,7 @@ async def test_another_authority_is_refused_while_undecided_pointers_have_messag
     assert "was 'off' and is 'embedded' now" in refused.value.detail
     assert "ns:a, ns:b, ns:c, ns:d, ns:e and others" in refused.value.detail
     assert "transactions.service = 'off'" in refused.value.hint
-    await keep_authority(store, "off")  # nothing was changed
+    await keep_authority(store, "off")  # the refusal changed nothing
 
 
 async def test_what_is_rolled_back_or_decided_hinders_no_change():
@@ -84,7 +84,7 @@ async def test_undecided_pointers_outlive_a_restart_and_are_decided_after_it():
 
 
 async def test_with_a_tephra_its_clients_are_sent_there(autojump_clock):
-    """Nobody listens at this address: the start goes on without it."""
+    """No server listens at this address, and the daemon starts without it."""
     settings = {"transactions__service": "tephra", "transactions__tephra": "127.0.0.1:1"}
     async with in_process(**settings) as daemon:
         await daemon.create()

@@ -1,4 +1,4 @@
-"""What request bodies may hold together: what has come counts, small ones always pass, and the slowest give way."""
+"""The memory of all request bodies: received bytes count, small bodies always pass, and the slowest give way."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BOTH_WAYS = pytest.mark.parametrize("hot", [True, False], ids=["hot", "applicati
 
 
 class Body:
-    """A body that is coming, of which so much is there."""
+    """A body of which ``size`` bytes have been received."""
 
     def __init__(self, budget: BodyBudget, size: int) -> None:
         self.share: Reservation = budget.reserve()
@@ -44,7 +44,7 @@ class Body:
 
 
 def full_of(budget: BodyBudget, size: int) -> list[Body]:
-    """As many coming bodies of a size as there is room for."""
+    """Return as many unfinished bodies of a size as fit."""
     bodies = []
     while True:
         try:
@@ -117,7 +117,7 @@ def test_a_body_may_take_half_a_minute_a_second_for_each_16_kib_and_ten_minutes_
 
 @BOTH_WAYS
 async def test_a_thousand_connections_that_announce_64_mib_and_send_a_byte_hold_a_kilobyte(hot: bool) -> None:
-    """The others are served as if they were not there, large bodies among them."""
+    """Other requests are served as usual, large bodies among them."""
     sizes = {"max_body_bytes": 64 * MIB, "max_inflight_bytes": 128 * MIB}
     async with running(hot=hot, **sizes) as listener, trio.open_nursery() as nursery:
         streams: list[trio.SocketStream] = []
@@ -136,8 +136,8 @@ async def test_a_thousand_connections_that_announce_64_mib_and_send_a_byte_hold_
 
 @BOTH_WAYS
 async def test_bodies_that_stall_give_way_to_one_that_comes(hot: bool, mock_clock: MockClock) -> None:
-    """By a clock that stands still while it comes: on a machine that does, it would be the slowest of them."""
-    async with running(hot=hot) as listener:  # 1 MiB a body, 4 MiB in all
+    """The clock stands still while the last body arrives; otherwise a stalled machine could make it the slowest."""
+    async with running(hot=hot) as listener:  # at most 1 MiB a body, 4 MiB in all
         async with trio.open_nursery() as nursery:
             stalled = [await listener.connect() for _ in range(8)]
             for stream in stalled:
@@ -165,7 +165,7 @@ async def test_bodies_that_stall_give_way_to_one_that_comes(hot: bool, mock_cloc
         assert all(reply.headers["retry-after"] == "1" for reply in replies)
         for stream in stalled:
             await stream.aclose()
-        mock_clock.autojump_threshold = 0  # whoever leaves has time again
+        mock_clock.autojump_threshold = 0  # closing may take time again
     assert listener.budget.reserved_bytes == 0
 
 
@@ -224,7 +224,7 @@ async def test_slices_of_long_work_come_one_at_a_time_in_order_and_leave_two_thi
         for _ in range(3):
             async with work:
                 begun_s = trio.current_time()
-                await trio.sleep(1)  # what the slice takes
+                await trio.sleep(1)  # the duration of the slice
                 slices.append((number, begun_s, trio.current_time()))
 
     async with trio.open_nursery() as nursery:

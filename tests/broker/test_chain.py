@@ -1,4 +1,4 @@
-"""Chained topics over HTTP: heads that are signed, and a client that verifies a topic and finds what was done to it."""
+"""Chained topics over HTTP: signed heads, and a client that verifies a topic and detects tampering."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def head_of(daemon):
 
 
 async def write(daemon, *operations):
-    """Change the store behind the daemon's back."""
+    """Write to the store without the daemon's knowledge."""
     claim = await daemon.store.claim(NAME)
     await daemon.store.write(list(operations), claim=claim)
     daemon.service.directory.cache(NAME).clear()
@@ -200,7 +200,7 @@ async def test_what_a_transaction_published_and_what_was_rolled_back_is_verified
 
 
 async def some_stored(daemon):
-    """Messages that a transaction stored in two segments, of which one won, and some that were staged."""
+    """Store messages of a transaction in two segments, one of which wins, and stage some."""
     pointer = (await daemon.call("POST", "/v1/transactions")).json()["id"]
     for segment, message in (("0.a", "one"), ("1.a", "lost"), ("0.a", "two")):
         body = {"transactionWritePointer": pointer, "segment": segment, "messages": [message, message + " too"]}
@@ -267,7 +267,7 @@ async def test_a_chain_goes_on_after_a_restore_with_stored_messages_and_says_tha
         body = {"producer": "job", "segments": ["later"], "sequenceIds": [1], "messages": []}
         await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
         found = await verified(daemon, known)
-        # Of the transaction that was open the stored messages are gone, and the one beside them counts as rolled back.
+        # The stored messages of the open transaction are gone; the published one counts as rolled back.
         assert (found.faults, found.known, found.restored) == ((), "found", 1)
         assert (found.messages, found.expired) == (1 + 2 + 1, 1)
 
@@ -310,7 +310,7 @@ def test_a_text_that_is_no_head_is_refused(text):
 
 
 async def restored(backups, at_ms=None):
-    """A store with the one backup of a folder."""
+    """Restore the one backup of a folder into a new store."""
     folder = BackupFolder.open(backups)
     manifest = folder.manifest(folder.last_id())
     source = await RestoredStore.open(folder, manifest, RestoreRequest(at_ms), START_MS + 1_000)
@@ -320,7 +320,7 @@ async def restored(backups, at_ms=None):
 
 
 async def test_a_chain_that_was_off_in_a_backup_says_when_it_is_switched_on_that_the_topic_was_restored(tmp_path):
-    """Else the messages of a transaction that was open in the backup would be rolled back, and no entry would say so."""
+    """Otherwise messages of a transaction open in the backup would be rolled back without an entry that explains it."""
     async with in_process(listener="hot") as daemon:
         await some_messages(daemon)
         pointer = (await daemon.call("POST", "/v1/transactions")).json()["id"]
@@ -384,7 +384,7 @@ async def test_a_message_comes_with_its_own_time_to_live(daemon):
 
 @pytest.mark.parametrize(("at_ms", "left", "faults"), [(None, 7, []), (START_MS + 2, 4, ["other-chain"])], ids=str)
 async def test_a_restored_topic_has_its_chain_and_an_entry_that_says_so(tmp_path, at_ms, left, faults):
-    """Of a transaction that was open the messages count as rolled back, without an entry of their own."""
+    """Messages of a transaction that was open count as rolled back, without an entry of their own."""
     async with in_process(listener="hot") as daemon:
         await some_messages(daemon)
         pointer = (await daemon.call("POST", "/v1/transactions")).json()["id"]

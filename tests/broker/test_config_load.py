@@ -1,4 +1,4 @@
-"""All settings together: who wins, what is nobody's, and that every problem is told at once."""
+"""All settings together: precedence, unknown keys, and that every problem is reported at once."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ jwks = "https://login.example/keys"
     assert config.security.tokens_file == str(tmp_path / "names/tokens.json")
     assert config.security.grants_file == ""
     assert config.security.oidc.jwks == "https://login.example/keys"
-    # A store is not looked for elsewhere than before: an empty one would be made there.
+    # The default store must not move: an empty one would be created in the new place.
     assert config.storage.data_dir == Path("data")
 
 

@@ -1,4 +1,4 @@
-"""What a change would do: counted truly, refused as the change is, and nothing changed by asking."""
+"""Dry runs: the counts are true, refusals equal those of the change, and nothing changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TX = "/v1/transactions"
 
 
 async def dry(daemon, method, path, **more):
-    """The answer to the dry run, after which everything is as before."""
+    """Return the answer to a dry run, and check that nothing has changed."""
     before = await state(daemon)
     answer = await daemon.call(method, f"{path}?dryRun=true", **more)
     assert await state(daemon) == before
@@ -25,7 +25,7 @@ async def dry(daemon, method, path, **more):
 
 
 async def really(daemon, told, method, path, **more):
-    """The answer to the change after its dry run, which says the same of what came to pass."""
+    """Make the change after its dry run, and check that its answer reports the same."""
     etag = {"If-Match": told["etag"]} if told["etag"] else {}
     answer = await daemon.call(method, path, headers={**etag, "Prefer": "return=representation"}, **more)
     done = answer.json()
@@ -36,7 +36,7 @@ async def really(daemon, told, method, path, **more):
 
 
 async def state(daemon):
-    """What could have changed."""
+    """Return everything that could have changed."""
     found = []
     for path in (
         T,

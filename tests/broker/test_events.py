@@ -1,4 +1,4 @@
-"""A topic's messages as server-sent events: from where, what is said meanwhile, how a stream ends and goes on."""
+"""A topic's messages as server-sent events: start, other events in between, end and resumption of a stream."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_a_client_that_was_cut_off_before_the_first_event_misses_none(daem
     async with following(daemon) as source:
         await until(lambda: parked(daemon))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(take, source, 1)  # nothing but where it begins
+            nursery.start_soon(take, source, 1)  # only the event that carries the starting position
             await until(lambda: source.last_event_id)
             nursery.cancel_scope.cancel()
         last = source.last_event_id

@@ -1,4 +1,4 @@
-"""The failure matrix: whichever write of a transaction fails, and however, every reader sees all of it or nothing."""
+"""The failure matrix: whichever write of a transaction fails, and however, each reader gets all of it or nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENOUGH = 40
 
 
 async def course(scene, end, arm):
-    """The steps of a transaction; each is followed by a look of every reader. ``arm`` is called where faults may begin."""
+    """Run a transaction in steps, so that every reader polls after each. ``arm`` is called where faults may begin."""
     if end == "commit":
         arm()
     transaction, _ = await scene.begin()
@@ -25,13 +25,13 @@ async def course(scene, end, arm):
     yield transaction
     await scene.publish("a", 1, transaction, stores)
     yield transaction
-    # One message a request: a store that tears commits, as "one row written" does, may tear requests too.
+    # One message per request: a store that tears commits, as "one row written" does, may tear requests too.
     await scene.publish("b", 1, transaction)
     yield transaction
     await scene.publish("b", 1, transaction)
     await scene.publish("b", 1)
     yield transaction
-    if end != "commit":  # all up to here is the same
+    if end != "commit":  # up to here the courses are the same
         arm()
     else:
         await scene.post(f"/v1/transactions/{transaction.id}/prepare", {"changes": ["cm93"]})
@@ -58,7 +58,7 @@ async def prepare(scene):
 
 
 async def run_until_it_fails(scene, end, arm, *, killed):
-    """The transaction as its client knows it: None when even its begin was not answered."""
+    """Return the transaction as its client knows it; None if even the begin was not answered."""
     known = None
     try:
         async with aclosing(course(scene, end, arm)) as steps:
@@ -73,13 +73,13 @@ async def run_until_it_fails(scene, end, arm, *, killed):
 
 
 async def come_back(scene, transaction):
-    """What a client does that was told of a failure: ask again for a commit it asked for, give up anything else."""
+    """Recover as a client does after an error: repeat a commit it has requested, abort anything else."""
     if transaction is not None:
         await scene.insist(scene.decide, transaction, "commit" if transaction.asked_s < inf else "abort")
 
 
 async def one_case(end, number, applied, *, killed, dies):
-    """Whether there were so many writes to fail."""
+    """Run the course with write ``number`` failing. True if there was such a write."""
     scene = Scene()
     async with life(scene.store) as scene.daemon:
         await prepare(scene)
@@ -109,7 +109,7 @@ async def afterwards(scene, transaction):
     await scene.check()
 
 
-#: Ends of a transaction, and how many writes there are at least, for ``commit`` from the begin on.
+#: Ends of a transaction, and the minimum of writes that can fail; for ``commit`` counted from the begin.
 WRITES = {"commit": 9, "abort": 4, "rollback": 3, "invalidate": 3, "time-out": 3}
 
 
@@ -136,7 +136,7 @@ WRITES = {"commit": 9, "abort": 4, "rollback": 3, "invalidate": 3, "time-out": 3
 async def test_a_transaction_is_whole_or_nowhere_whichever_of_its_writes_fails(
     autojump_clock, end, client, killed, applied
 ):
-    # Of two clients at the same write one dies: where nothing or one row was written, or where all was.
+    # "Every other one dies" alternates: the client dies where nothing or one row was written, or where all rows were.
     for number in range(ENOUGH):
         dies = client == "dies" or (client == "every other one dies" and (number + (applied is True)) % 2 == 1)
         if not await one_case(end, number, applied, killed=killed, dies=dies):

@@ -1,4 +1,4 @@
-"""Restarts in the middle of decisions, a service that falls while topics go on, and clocks set meanwhile."""
+"""Restarts in the middle of decisions, failures of the service while topics run, and clock changes across a restart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_a_restart_in_the_middle_of_a_decision(autojump_clock, verb, owner
             await scene.publish(topic, 2, transaction)
             await scene.publish(topic, 1)
         await scene.look()
-        # An abort marks itself first, then goes to the topics.
+        # An abort first marks itself in the service, then goes to the topics.
         scene.fail_write({SERVICE: 0, "a": 1, "b": 2}[owner], keep_rows)
         if verb == "commit":
             transaction.asked_s = next(scene._moments)
@@ -46,7 +46,7 @@ async def test_a_restart_in_the_middle_of_a_decision(autojump_clock, verb, owner
 async def test_the_service_falls_in_a_commit_and_topics_go_on(autojump_clock, applied):
     async with staged() as (scene, transaction):
         await scene.publish("b", 2, transaction)
-        scene.store.fail_next("scan")  # its first load fails too: it is away for some time
+        scene.store.fail_next("scan")  # its first load fails too, so it stays unavailable for a while
         scene.fail_write(0, applied)
         assert await refused(scene.decide, transaction, "commit") == "outcome_unknown"
         while scene.store.calls["claim"] < 4:
@@ -56,7 +56,7 @@ async def test_the_service_falls_in_a_commit_and_topics_go_on(autojump_clock, ap
             await scene.publish(topic, 1)
         await scene.look()
         committed = Follower("a", isolation="committed")
-        await scene.page(committed)  # what stands before the undecided messages is read without the service
+        await scene.page(committed)  # messages before the first undecided one need no service
         assert await refused(scene.page, committed) == "transactions_unavailable"
         assert await refused(scene.publish, "a", 1, transaction) == "transactions_unavailable"
         assert await refused(scene.begin) == "transactions_unavailable"
@@ -90,7 +90,7 @@ async def test_a_clock_that_was_set_over_a_restart(autojump_clock, hours):
         assert afterwards.id > left.id
         for topic in NAMES:
             await scene.publish(topic, 1)
-        # What was left holds no longer than its time, by whatever clock.
+        # The transaction left open blocks readers no longer than its time-out, whatever the clock did.
         await scene.pass_time(31)
         held = Follower("a", isolation="committed")
         assert await scene.page(held) == "end"
@@ -100,5 +100,5 @@ async def test_a_clock_that_was_set_over_a_restart(autojump_clock, hours):
         await scene.decide(afterwards, "commit")
         await scene.look()
         for transaction in scene.transactions:
-            transaction.expires_ms = 1 << 62  # the wall clock says nothing about time-outs here
+            transaction.expires_ms = 1 << 62  # the wall clock jumped, so it tells nothing about time-outs
         await scene.check()

@@ -1,4 +1,4 @@
-"""What HTTP/1.1 makes of applications, and of requests, that do not keep to it: bare ones answer here."""
+"""HTTP/1.1 with applications and requests that break its rules: bare applications answer here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def get(target: str, *headers: str, method: str = "GET", version: str = "1.1") -
 
 
 async def all_of(stream: trio.abc.ReceiveStream) -> bytes:
-    """What the server sends until it closes the connection."""
+    """Return everything that the server sends until it closes the connection."""
     received = b""
     with trio.fail_after(PATIENCE_S):
         async for data in stream:
@@ -139,7 +139,7 @@ async def test_a_client_that_resets_its_connection_after_its_request_is_no_error
         stream = await listener.connect()
         await stream.send_all(get("/"))
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        stream.socket.close()  # before the server has had its turn
+        stream.socket.close()  # before the server's task has run
         with trio.fail_after(PATIENCE_S):
             await asked.wait()
     assert clients == [None]
@@ -311,7 +311,7 @@ async def test_a_client_is_not_asked_for_a_long_body_that_its_answer_did_not_nee
 
 
 async def slow_reader(listener: Listener, request_of: bytes) -> trio.SocketStream:
-    """A client whose answer is in the kernel's hands, for the most part at the server's end, and is not read yet."""
+    """Connect a client whose answer sits unread in the kernel, mostly in the server's buffer."""
     sock = trio.socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     await sock.connect(("127.0.0.1", listener.port))

@@ -1,7 +1,7 @@
-"""What requests, connections and open topics were made of is freed at their end; nothing waits for the garbage collector.
+"""The objects of requests, connections and open topics are freed when these end, not by the garbage collector.
 
-Else memory is used that is not in a cache, and the collector stops every request for as long as it looks through it: with
-a cycle in each commit, a publish took a tenth longer over 16 connections.
+Reference cycles use memory outside any cache, and the collector stops every request while it runs: a cycle in each
+commit made publishes over 16 connections a tenth slower.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def store(request, tmp_path):
 
 
 def kinds_of_garbage():
-    """Objects of ours that only the collector freed since it was told to keep them."""
+    """Return the types of our objects that only the collector has freed since it was told to keep garbage."""
     gc.collect()
     found = {f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.garbage}
     return sorted(name for name in found if name.startswith(OURS))
@@ -67,7 +67,7 @@ def nothing_waits_for_the_collector():
 
 
 class Client:
-    """Connections to the lane of a daemon."""
+    """Connections to a daemon's lane."""
 
     def __init__(self, daemon):
         self._url = daemon.http.base_url
@@ -76,7 +76,7 @@ class Client:
         return await trio.open_tcp_stream(self._url.host, self._url.port)
 
     async def send(self, *requests):
-        """The statuses of requests on a connection of their own, which ends with them."""
+        """Send requests on a connection of their own, and return the statuses."""
         async with await self.connect() as stream:
             statuses = set()
             reader = Reader(stream)
@@ -99,7 +99,7 @@ async def test_what_a_request_was_made_of_does_not_wait_for_the_garbage_collecto
                     await stream.send_all(KINDS[kind](number))
                     statuses.add((await reader.reply()).status)
 
-            await ask(range(10))  # what is made once is made by now
+            await ask(range(10))  # creates whatever is created once
             with nothing_waits_for_the_collector():
                 await ask(range(10, 40))
             assert statuses == ({400} if kind == "a refusal" else {200})

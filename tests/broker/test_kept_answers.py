@@ -1,4 +1,4 @@
-"""Answers that are kept for those who ask the same: never anything but what they would be told otherwise, and bounded."""
+"""Cached answers to equal requests: always equal to a fresh answer, and bounded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from plainsong.protocol.topic.asks import Look, Span
 
 @pytest.fixture
 def made(monkeypatch):
-    """A list that grows with each answer that is made, and not with one that was kept."""
+    """A list that grows with each answer that is rendered, and not with a cached one."""
     topics = []
     make = Polling._asked
 
@@ -43,7 +43,7 @@ def made(monkeypatch):
 
 
 def kept(daemon, make, made):
-    """The answer without a task, which was kept."""
+    """Return the answer without a task, and check that it was cached."""
     before = len(made)
     answer = started(daemon, make)
     assert len(made) == before
@@ -51,7 +51,7 @@ def kept(daemon, make, made):
 
 
 def anew(daemon, make, made):
-    """The answer without a task, which was made anew; None: it needs a task."""
+    """Return the answer without a task, and check that it was rendered; None if it needs a task."""
     before = len(made)
     answer = started(daemon, make)
     assert len(made) == before + 1
@@ -59,7 +59,7 @@ def anew(daemon, make, made):
 
 
 def keep(daemon, make):
-    """Ask until the answer is kept."""
+    """Ask until the answer is cached."""
     for _ in range(2):
         assert started(daemon, make) is not None
 
@@ -190,7 +190,7 @@ async def test_what_is_undecided_or_rolled_back_ends_what_was_kept(made):
             assert ("Plainsong-End", "held") in started(daemon, committed)[2]
         keep(daemon, everything)
         await daemon.call("POST", f"/v1/transactions/{begun['id']}/abort")
-        await answered(daemon, committed)  # behind the step that rolls back
+        await answered(daemon, committed)  # runs after the step that rolls back
         found = anew(daemon, everything, made)
         assert found == await answered(daemon, everything)
         assert b'"b"' not in (await same(daemon, committed))[3]
@@ -205,12 +205,12 @@ async def test_what_has_expired_is_in_no_answer_that_is_kept(made):
         for limit in (1, None):
             keep(daemon, asked(limit=limit))
         daemon.clock.ms += 6_000
-        await answered(daemon, asked())  # behind the step that makes it durable
+        await answered(daemon, asked())  # runs after the step that makes it durable
         for limit in (1, None):
             assert b'"a"' not in anew(daemon, asked(limit=limit), made)[3]
             keep(daemon, asked(limit=limit))
             assert kept(daemon, asked(limit=limit), made) == await answered(daemon, asked(limit=limit))
-        # What has expired stays so, however long messages live from now on.
+        # An expired message stays expired, even if the time to live grows.
         await daemon.call("PUT", f"{TOPICS}/t/properties", json={"ttl": 1000})
         for limit in (1, None):
             assert started(daemon, asked(limit=limit)) == await answered(daemon, asked(limit=limit))
@@ -231,7 +231,7 @@ async def test_messages_with_a_time_to_live_of_their_own_are_in_no_answer_that_i
 async def test_a_page_that_ended_before_such_a_message_is_told_to_be_the_last_once_that_has_expired(made):
     async with in_process() as daemon:
         await daemon.create()
-        await daemon.publish(*["a"] * 300)  # a chunk of the scan cache for themselves
+        await daemon.publish(*["a"] * 300)  # fills a chunk of the scan cache
         await daemon.publish("b", ttlSeconds=5)
         for _ in range(3):
             assert ("Plainsong-End", "more") in anew(daemon, asked(limit=300), made)[2]
@@ -380,7 +380,7 @@ def test_kept_answers_take_no_more_than_their_bound_and_the_oldest_go_first():
     assert answers.is_asked_again(questions[5])
 
 
-#: Everything that can become of a topic, and three polls that are asked again and again.
+#: Every event in a topic's life, and three polls that repeat.
 ACTIONS = st.one_of(
     st.tuples(st.just("publish"), st.integers(1, 3)),
     st.tuples(st.just("publish for a while"), st.integers(1, 5)),
@@ -443,7 +443,7 @@ def test_whatever_becomes_of_a_topic_polls_that_are_asked_again_are_told_what_is
                 elif action == "again":
                     await daemon.call("DELETE", f"{TOPICS}/t")
                     await daemon.create(ttl=5)
-                    begun.clear()  # they write no more into a topic that is created again
+                    begun.clear()  # these transactions write no more into a topic that is created again
                 else:
                     daemon.service.directory.cache(NAME).begin_anew()
 

@@ -1,4 +1,4 @@
-"""Logs: what a line says, and that nothing the output does reaches whoever logs."""
+"""Logs: the content of a line, and that no failure of the output reaches the code that logs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_pipe_that_nobody_reads_drops_and_counts_and_holds_nobody():
     assert lines.dropped > 100
     lines.close(0.05)
     assert lines.failed == 0
-    # Once somebody reads again, all comes out but what was dropped, and a line says how much that was.
+    # Once the pipe is read again, every line that was not dropped appears, and a line reports how many were dropped.
     received = bytearray()
     os.set_blocking(reader, True)
     while b"missed" not in received:
@@ -207,7 +207,7 @@ def test_a_line_after_the_end_is_dropped_and_counted(tmp_path):
     assert lines.dropped == 1
 
 
-#: Writes more than waits for the output, and ends after this many seconds at the latest.
+#: Logs more than the queue holds, and ends after this many seconds at the latest.
 SPEAKER = """
 import logging, sys
 from broker.config.sections import LogConfig
@@ -238,7 +238,7 @@ def test_a_process_whose_output_is_gone_ends_all_the_same(kind):
         os.close(reader)
     else:
         output = os.open("/dev/full", os.O_WRONLY)
-    # Nothing holds it up: it ends as soon as every line has failed, and not before.
+    # It ends as soon as every line has failed, and not before.
     line = [sys.executable, "-c", SPEAKER, str(PATIENCE_S)]
     done = subprocess.run(line, stdout=output, stderr=subprocess.PIPE, timeout=2 * PATIENCE_S, check=False)
     os.close(output)

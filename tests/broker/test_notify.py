@@ -1,4 +1,4 @@
-"""What systemd is told, over a real socket, and that nobody listening is nothing."""
+"""The notifications to systemd, over a real socket; a missing socket is no error."""
 
 from __future__ import annotations
 

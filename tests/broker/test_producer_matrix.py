@@ -10,12 +10,12 @@ from whole_course import Killed, life
 
 #: Far more writes than the course makes.
 ENOUGH = 40
-#: How many it makes at least, without and with sessions: those are durable before they are told.
+#: Minimum writes per run, without and with sessions; a session is durable before it is acknowledged.
 WRITES = {False: 8, True: 10}
 
 
 def course(stage):
-    """What two producers do, step by step; each names the client that has to find out if the step fails."""
+    """Yield the steps of two producers, each with the client that must resolve the outcome if the step fails."""
     a, b = stage.clients
     yield a, lambda: stage.open(a)
     yield a, lambda: stage.send(a, [0])
@@ -23,15 +23,15 @@ def course(stage):
     yield b, lambda: stage.send(b, [0, 1, 2], atomic=True)
     yield a, lambda: stage.send(a, [1, 2, 3])
     yield a, lambda: stage.send(a, [1, 2, 3])  # a copy
-    yield b, lambda: stage.send(b, [10, 11])  # behind a hole
+    yield b, lambda: stage.send(b, [10, 11])  # after a gap
     yield a, lambda: stage.send(a, [4, 5, 6], atomic=True)
-    yield b, lambda: stage.send(b, [11, 12, 13])  # straddles
+    yield b, lambda: stage.send(b, [11, 12, 13])  # overlaps the stored messages
     yield a, lambda: stage.send(a, [7])
     yield b, lambda: stage.send(b, [14])
 
 
 async def run_until_it_fails(stage, *, killed):
-    """Whether the daemon is to be killed now."""
+    """Run the course. True if the write failed and the daemon is to be killed."""
     for client, step in course(stage):
         with suppress(InDoubt):
             await step()
@@ -43,7 +43,7 @@ async def run_until_it_fails(stage, *, killed):
 
 
 async def afterwards(stage):
-    """Whoever was cut off comes back, finds out, and goes on; so do the others."""
+    """Every client resolves its outcome, reopens and continues."""
     await stage.look()
     for client in stage.clients:
         await stage.find_out(client)
@@ -54,7 +54,7 @@ async def afterwards(stage):
 
 
 async def one_case(session, number, applied, *, killed):
-    """Whether there were so many writes to fail."""
+    """Run the course with write ``number`` failing. True if there was such a write."""
     stage = Stage(session=session)
     async with life(stage.store, **SETTINGS) as stage.daemon:
         await stage.daemon.create()
@@ -68,7 +68,7 @@ async def one_case(session, number, applied, *, killed):
     async with life(stage.store, **SETTINGS) as stage.daemon:
         await afterwards(stage)
         raise Killed
-    # What was written in the end tells the next daemon the same as the rows did.
+    # A restarted daemon reads the same from the store.
     async with life(stage.store, **SETTINGS) as stage.daemon:
         await stage.check()
     return True

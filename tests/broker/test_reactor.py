@@ -1,4 +1,4 @@
-"""Requests that are started without a task: answered in order, bounded, and with nobody's end left open."""
+"""Requests that are started without a task: answered in order, bounded, and every connection closed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def until(condition):
 
 @dataclass(eq=False)
 class Started:
-    """A server whose publishes are started, and answered by the test."""
+    """A server that starts publishes, which the test answers."""
 
     port: int = 0
     budget: BodyBudget = field(default_factory=lambda: BodyBudget(SETTINGS.max_inflight_bytes, AnswerBudget(1 << 20)))
@@ -73,7 +73,7 @@ class Started:
             self.waiting.append((request, answered))
 
     def turn_now(self):
-        """Answer what was brought, as an actor does."""
+        """Answer the requests that have arrived, as an actor does."""
         mail, self.mail = self.mail, []
         for request, answered in mail:
             answered(Answer(200, b"turn:" + request.body))
@@ -102,8 +102,6 @@ class Started:
 
 
 class Client(Reader):
-    """A connection."""
-
     async def __aenter__(self):
         return self
 
@@ -162,7 +160,7 @@ async def test_pipelined_requests_of_every_kind_are_answered_whichever_is_behind
             await client.send_all(
                 b"".join(post(f"{topic}/publish", body) for topic, body in zip(behind, sent, strict=True))
             )
-            # Behind one that needs the task, the task serves what has come already.
+            # After a request that needs the task, the task also serves what was pipelined behind it.
             assert [(await client.reply()).body.removeprefix(b"task:") for _ in behind] == sent
             nursery.cancel_scope.cancel()
 
@@ -230,7 +228,7 @@ async def test_an_error_of_a_handler_is_a_problem_and_a_bug_says_nothing_of_itse
 
 @pytest.mark.parametrize("size", [1000, GATHERED_BYTES - 1000])
 async def test_a_body_that_comes_in_pieces_is_whole_and_counted_while_it_comes(size, monkeypatch):
-    monkeypatch.setattr(http1, "GATHER_S", PATIENCE_S)  # else the task takes it, should its pieces come far apart
+    monkeypatch.setattr(http1, "GATHER_S", PATIENCE_S)  # the task takes a body over if its pieces are far apart
     async with started() as server, await server.connect() as client:
         body = bytes(range(256)) * (size // 256)
         whole = post("t/publish", body)
@@ -327,7 +325,7 @@ async def test_a_connection_that_rests_too_long_is_closed_and_one_that_waits_for
     ):
         await waiting.send_all(post("t/publish", b"one"))
         await server.until_waiting(1)
-        mock_clock.autojump_threshold = 0  # neither has anything to do now: time passes
+        mock_clock.autojump_threshold = 0  # both are blocked from here on, so the clock jumps
         assert await resting.at_end()
         server.answer(b"late")
         assert (await waiting.reply()).body == b"late"
@@ -399,7 +397,7 @@ async def test_where_little_room_is_left_such_an_answer_is_left_to_the_task(monk
 
 
 class LoopTurns(trio.abc.Instrument):
-    """Counts the turns of the event loop, and what was ended in each."""
+    """Count the turns of the event loop, and the members timed out in each."""
 
     def __init__(self) -> None:
         self.ended = [0]
@@ -409,7 +407,7 @@ class LoopTurns(trio.abc.Instrument):
 
 
 class Waiting:
-    """A member that is ended."""
+    """A member that times out."""
 
     def __init__(self, turns: LoopTurns) -> None:
         self.turns = turns
@@ -440,7 +438,7 @@ async def test_a_thousand_time_outs_at_once_are_spread_over_turns_of_the_loop(au
 
 
 class Told:
-    """A trio token that notes who is woken by it."""
+    """A trio token that counts how often it is used to wake trio."""
 
     def __init__(self):
         self.calls, self._token = 0, trio.lowlevel.current_trio_token()
@@ -456,7 +454,7 @@ async def test_commits_wake_the_loop_by_the_bell_while_a_server_hears_it_and_by_
         store._group_commit._loop = told = Told()
 
         async def commit() -> int:
-            """How often a commit has told trio."""
+            """Return how often one commit has woken trio."""
             before = told.calls
             with trio.fail_after(PATIENCE_S):
                 await store.write([put_one(Table.METADATA, b"key", b"value")], claim=claim)
@@ -477,7 +475,7 @@ async def test_commits_wake_the_loop_by_the_bell_while_a_server_hears_it_and_by_
 
 
 class Talker:
-    """A member of a reactor that answers each byte by calling ``then``, and its client."""
+    """A member of a reactor that answers each byte by calling ``then``, together with its client."""
 
     def __init__(self, reactor):
         self.ours, self.theirs = socket.socketpair()
@@ -508,7 +506,7 @@ class Talker:
 
 
 class Clock:
-    """Time by which gaps are measured: it passes a little with each look, and as the test says."""
+    """The clock that measures gaps: it advances a little with each reading, and when the test says so."""
 
     def __init__(self):
         self.now_s = 1000.0
@@ -520,7 +518,7 @@ class Clock:
 
 
 class Waits(trio.abc.Instrument):
-    """Counts how often the event loop asks the kernel."""
+    """Count how often the event loop polls the kernel."""
 
     count = 0
 
@@ -530,7 +528,7 @@ class Waits(trio.abc.Instrument):
 
 @asynccontextmanager
 async def conversing(monkeypatch):
-    """A reactor at work, a client of it, and the time."""
+    """Run a reactor and a client of it, on a clock that the test sets."""
     clock = Clock()
     monkeypatch.setattr(reactor_module, "perf_counter", clock)
     reactor = Reactor(keep_alive_s=1000)
@@ -548,7 +546,7 @@ async def conversing(monkeypatch):
 
 
 async def talk(talker, times, between=lambda: None):
-    """The client asks again as soon as it is answered; returns how often the loop asked the kernel meanwhile."""
+    """Ask again after each answer, ``times`` times; return how often the loop polled the kernel in that time."""
     waits, left, over = Waits(), times, trio.Event()
 
     def again():
@@ -628,7 +626,7 @@ async def test_a_task_that_a_request_wakes_has_its_turn_before_the_next_is_spun_
             nursery.start_soon(other)
             await talk(talker, 300, between=lambda: woken[-1].set() if talker.served % 10 == 0 else None)
             nursery.cancel_scope.cancel()
-        # One is served before it where both are woken in the same round.
+        # If both wake in the same round, one request is served before the task runs.
         assert [served // 10 for served in late[:29]] == list(range(1, 30))
         assert max(served % 10 for served in late[:29]) <= 1
 
@@ -678,7 +676,7 @@ async def test_a_member_that_is_to_be_told_again_is_told_although_nothing_else_c
         over, calls = trio.Event(), []
 
         def took_in():
-            """Answers the last request, behind which more was sent ahead."""
+            """Answer the last request, after which the client has pipelined more."""
             if talker.served == served and not calls:
                 calls.append(1)
                 talker.readable = lambda events=0: over.set()

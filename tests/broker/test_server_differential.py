@@ -1,4 +1,4 @@
-"""Two listeners, one behaviour: whatever bytes a client sends, lane and hypercorn answer alike."""
+"""Two listeners, one behaviour: the lane and hypercorn answer any bytes alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from tests.broker.differential import difference, meaning
 from tests.broker.listeners import Reader, post, running
 
-#: A few seconds of them; ``difference`` is there for longer hunts.
+#: A few seconds of examples; ``difference`` serves longer hunts.
 MAX_EXAMPLES = 100
 
 TOPICS = st.sampled_from(
@@ -117,7 +117,7 @@ def requests(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def conversations(draw: st.DrawFn) -> tuple[list[bytes], int]:
-    """The bytes of some requests, cut anywhere, and how many requests they were meant to be."""
+    """Draw the bytes of some requests, split anywhere, and the number of requests."""
     asked = draw(st.lists(requests(), min_size=1, max_size=3))
     whole = b"".join(asked)
     cuts = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=3)))
@@ -140,11 +140,11 @@ def test_both_doors_give_the_same_answers_to_the_same_bytes() -> None:
 
             await trio.to_thread.run_sync(fuzz)
 
-    # Its time passes only while nobody has anything to do: what was sent is never late, however slow the machine.
+    # The clock advances only when every task is blocked, so that no request is late on a slow machine.
     trio.run(main, clock=MockClock(autojump_threshold=0.01))
 
 
-#: Requests in good order, of hot routes and of others, with what is not the lane's among them.
+#: Well-formed requests of hot and other routes, some of which the lane passes on.
 ASKED_IN_TURN = st.sampled_from(
     [
         post("t/store", b"abc"),
@@ -171,7 +171,7 @@ ASKED_IN_TURN = st.sampled_from(
 
 
 async def answered_in_turn(port: int, requests: list[tuple[bytes, int]]) -> list[object]:
-    """What the answers say to requests on one connection, each in two pieces and sent after the answer to the last."""
+    """Return the answers to requests on one connection, each sent in two pieces and after the previous answer."""
     said: list[object] = []
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
         reader = Reader(stream)

@@ -1,4 +1,4 @@
-"""Damaged rows are set aside: kept in a file as they are, told among messages and in headers, and readers pass."""
+"""Damaged rows are set aside: copied to a file, reported in messages and headers, and skipped by readers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROUTE = f"{TOPICS}/t/set-aside"
 
 @pytest.fixture
 async def daemon(tmp_path):
-    """On a store in memory, with a folder for what is set aside."""
+    """A daemon on a store in memory, with a folder for rows that are set aside."""
     (tmp_path / "data").mkdir()
     async with in_process(storage__data_dir=tmp_path / "data") as daemon:
         yield daemon
@@ -39,7 +39,7 @@ async def daemon(tmp_path):
 
 @pytest.fixture
 async def listening(tmp_path):
-    """The same, with a port of its own."""
+    """The same with a listener of its own."""
     (tmp_path / "data").mkdir()
     async with in_process(listener="hot", storage__data_dir=tmp_path / "data") as daemon:
         yield daemon
@@ -54,7 +54,7 @@ async def damage(daemon, *ids):
 
 
 async def published(daemon, *payloads):
-    """The ids of messages of a millisecond each."""
+    """Publish each message in a millisecond of its own, and return the ids."""
     ids = []
     for payload in payloads:
         daemon.clock.ms += 1
@@ -63,7 +63,7 @@ async def published(daemon, *payloads):
 
 
 def kept(folder):
-    """The rows of the one file that was written."""
+    """Return the header and the rows of the one file that was written."""
     (file,) = (folder / "set-aside").iterdir()
     about, *rows = map(json.loads, file.read_text().splitlines())
     return about, rows
@@ -232,7 +232,7 @@ async def test_a_dry_run_writes_nothing(daemon):
 
 
 async def rows(daemon, table):
-    """The keys and values of a table."""
+    """Return the keys and values of a table."""
     found = []
 
     def feed(more):
@@ -327,7 +327,7 @@ async def test_a_failure_behind_the_note_is_mended_by_doing_it_again_and_no_file
 
 
 async def filled(tmp_path, count=2_000):
-    """A topic of messages in a LevelDB, a bit of which is then flipped in the middle of a table; their ids."""
+    """Fill a topic in a LevelDB, flip a bit in the middle of a table, and return the ids of the messages."""
     random, ids = Random(1), []
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store, in_process(store=store) as daemon:
         await daemon.create()
@@ -345,7 +345,7 @@ async def filled(tmp_path, count=2_000):
 
 
 def flip_at_one_end(folder, ids, end):
-    """Flip a bit beside the first key of a topic that stands whole in a table, or beside the last such key."""
+    """Flip a bit next to the first key of the topic that a table holds whole, or next to the last such key."""
     keys = [PREFIX + bytes.fromhex(each)[:10] for each in ids]
     tables = {path: path.read_bytes() for path in folder.glob("volumes/*/*.ldb")}
     key, path = end((key, path) for path, data in tables.items() for key in keys if key in data)
@@ -355,7 +355,7 @@ def flip_at_one_end(folder, ids, end):
 
 
 async def read_on(daemon):
-    """The ids of all messages, page by page, and how many rows pages have passed that were set aside."""
+    """Poll to the end; return the ids, and how many rows that were set aside the pages skipped."""
     found, passed, at = [], 0, {}
     while True:
         answer = await daemon.call("POST", f"{TOPICS}/t/poll", json={"limit": 300, **at})
@@ -367,7 +367,7 @@ async def read_on(daemon):
 
 
 async def shown_down(daemon):
-    """What messages shows from the newest down, over all pages."""
+    """Return what GET messages shows from the newest down, over all pages."""
     found, query = [], ""
     while True:
         answer = await daemon.call("GET", f"{TOPICS}/t/messages?order=desc&limit=300{query}")
@@ -405,7 +405,7 @@ async def test_a_block_that_cannot_be_read_is_passed_and_everything_beside_it_is
         await daemon.service.scrub.round()
         assert (await daemon.call("GET", "/v1/scrub")).json()["findings"] == []
         await published(daemon, "later")
-    # Over a restart, too.
+    # After a restart, too.
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store, in_process(store=store) as daemon:
         daemon.clock.ms += 20_000
         again, passed = await read_on(daemon)
@@ -423,7 +423,7 @@ async def test_a_topic_goes_on_where_its_first_or_last_block_was_set_aside_and_n
         random = Random(1)
         ids = await published(daemon, *[random.randbytes(250).hex() for _ in range(60)])
     async with await LevelDBStore.open(tmp_path / "data", SMALL):
-        pass  # what was in the log is in a table now
+        pass  # opening moved the log into a table
     flip_at_one_end(tmp_path / "data", ids, end)
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store, in_process(store=store, **here) as daemon:
         daemon.clock.ms += 10_000
@@ -512,7 +512,7 @@ async def test_a_daemon_that_is_killed_in_between_lost_nothing_and_can_be_told_a
     async with await LevelDBStore.open(tmp_path / "killed", SMALL) as store, in_process(store=store, **here) as daemon:
         daemon.clock.ms += 60_000
         left = [each["payload"] for each in await daemon.poll()]
-        # Whatever readers do not have is in a file, and they were told.
+        # Rows that readers miss are in the file, and readers got an error.
         about, rows = kept(tmp_path / "killed")
         assert (about["topic"], len(rows)) == ("ns:t", 3)
         if left != ["stored", "b", "c"]:

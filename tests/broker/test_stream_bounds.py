@@ -1,4 +1,4 @@
-"""What a stream may hold, how long it may be silent, and how it ends: the WebSocket alone, and the requests alone."""
+"""Limits of a stream: memory, silence, and how it ends; the WebSocket alone and the requests alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.patience import PATIENCE_S
 
 
 class Echo:
-    """A conversation that says back what it is told, once it is released."""
+    """A conversation that echoes each message once it is released."""
 
     headers = ()
 
@@ -72,7 +72,7 @@ def reach(listener):
 
 
 async def holds(listener, size):
-    """Soon all that is reserved is so much: what a connection held is given back behind its end."""
+    """Wait until exactly ``size`` bytes are reserved: a connection's share is returned only after it has ended."""
     with trio.fail_after(PATIENCE_S):
         while listener.budget.reserved_bytes != size:
             await trio.lowlevel.checkpoint()
@@ -83,7 +83,7 @@ async def holds(listener, size):
 
 async def test_a_silent_stream_is_pinged_and_then_closed(mock_clock):
     async with running(begin=Echo, keep_alive_s=0.05) as listener, open_stream(reach(listener)) as stream:
-        mock_clock.jump(1)  # not before it is open, however slow the machine
+        mock_clock.jump(1)  # only once it is open, even on a slow machine
         assert isinstance(await stream.event(), Ping)
         mock_clock.jump(1)
         assert (await stream.closed())[0] == 1001
@@ -93,7 +93,7 @@ async def test_a_silent_stream_is_pinged_and_then_closed(mock_clock):
 async def test_a_stream_that_answers_pings_stays(mock_clock):
     async with running(begin=Echo, keep_alive_s=0.05) as listener, open_stream(reach(listener)) as stream:
         for _ in range(3):
-            mock_clock.jump(1)  # and time stands still until what it says to that has been heard
+            mock_clock.jump(1)  # the clock then stands still until the pong has arrived
             ping = await stream.event()
             assert isinstance(ping, Ping)
             await stream.say(ping.response(), BytesMessage(b"still here"))
@@ -109,14 +109,14 @@ async def test_a_message_that_never_ends_is_given_up_and_what_it_held_is_free_ag
 
 
 def client_frame(payload=b"", *, opcode=2, last=True):
-    """The bytes of a client's frame, masked with zeros."""
+    """Return a client's frame, masked with zeros."""
     assert len(payload) < 126
     return bytes((opcode | (0x80 if last else 0), 0x80 | len(payload))) + bytes(4) + payload
 
 
 @pytest.fixture
 def most_frames(monkeypatch):
-    """The most frames that were taken without a pause."""
+    """Record the most frames taken without a pause."""
     most = [0]
     take = StreamSocket._take_frames
 
@@ -156,7 +156,7 @@ async def test_many_small_messages_are_taken_a_few_at_a_time(most_frames):
     ids=["ping", "pong", "empty-message"],
 )
 async def test_a_flood_of_frames_without_content_closes_with_1008(mock_clock, frames):
-    del mock_clock  # time stands still, but for slices of long work
+    del mock_clock  # the clock stands still, except for slices of long work
     async with running(begin=Echo) as listener, open_stream(reach(listener)) as stream:
         await stream.send(b"first")
         await stream.socket.send_all(frames * (CONTROL_BURST + 200))
@@ -192,7 +192,7 @@ async def test_nothing_is_read_while_the_conversation_takes_no_more():
             for _ in range(1000):
                 await stream.send(b"x" * 100_000)
             filled = True
-        assert not filled  # the sockets are full, and nobody reads
+        assert not filled  # the sockets are full, and the daemon does not read
         assert listener.budget.reserved_bytes < 1 << 20
 
 
@@ -200,7 +200,7 @@ async def test_a_reader_that_stopped_reading_is_cut():
     async with running(begin=Echo, send_timeout_s=0.05) as listener, open_stream(reach(listener)) as stream:
         try:
             with trio.fail_after(PATIENCE_S):
-                while True:  # its answers fill both sockets
+                while True:  # until the answers fill both sockets
                     await stream.send(b"x" * 500_000)
         except trio.BrokenResourceError:
             pass
@@ -214,7 +214,7 @@ def test_any_bytes_end_a_stream_in_good_order(caplog):
                 dice = random.Random(seed)
                 async with open_stream(reach(listener)) as stream:
                     data = bytearray(dice.randbytes(dice.randrange(1, 300)))
-                    if seed % 2:  # more of these look like frames of a client
+                    if seed % 2:  # make half of them look more like a client's frames
                         data[0] = dice.choice([0x82, 0x02, 0x80, 0x00, 0x88, 0x89, 0x8A])
                         data[1:2] = bytes([0x80 | dice.randrange(128)])
                     with trio.fail_after(PATIENCE_S):
@@ -230,7 +230,7 @@ def test_any_bytes_end_a_stream_in_good_order(caplog):
             await wait_all_tasks_blocked(0.01)
             assert listener.budget.reserved_bytes == 0
 
-    # Its time passes only while nobody has anything to do: no connection is idle for too long, however slow the machine.
+    # The clock advances only when every task is blocked, so that no connection idles out on a slow machine.
     trio.run(main, clock=MockClock(autojump_threshold=0.01))
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 

@@ -1,4 +1,4 @@
-"""Under TLS both listeners are what they are without it."""
+"""Both listeners behave under TLS as they do without it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def authority(tmp_path) -> Authority:
 
 
 def secured(authority: Authority, **settings: str) -> Secured:
-    """As the daemon would listen with these settings of ``tls``."""
+    """Return TLS as the daemon would load it with these settings of ``tls``."""
     pair = authority.issue("server", "queue.example")
     given = {"certificate": str(pair.certificate), "key": str(pair.key), **settings}
     config = config_of({f"tls.{name}": value for name, value in given.items()}).tls
@@ -107,7 +107,7 @@ async def test_a_chunked_body_and_a_chunked_answer_pass(authority, hot):
 
 
 async def test_records_may_come_in_any_pieces(authority):
-    """A client that sends its TLS a byte at a time, or cut anywhere."""
+    """A client may send its TLS records a byte at a time, or split anywhere."""
     rng = random.Random(7)
     async with running(tls=secured(authority)) as listener:
         for largest in (1, 3, 50, 2000):
@@ -170,7 +170,7 @@ async def test_a_reader_that_stops_for_a_while_gets_every_byte_in_order(authorit
         connected(listener, authority.trusting()) as stream,
     ):
         await stream.send_all(post("endless/rollback"))
-        await trio.testing.wait_all_tasks_blocked(0.05)  # nothing more fits into the sockets
+        await trio.testing.wait_all_tasks_blocked(0.05)  # the sockets are full
         reader = Reader(stream)
         await reader._until(b"\r\n\r\n")
         for number in range(300):
@@ -226,7 +226,7 @@ async def test_the_end_is_said_in_tls_too(authority, hot):
     async with running(hot=hot, tls=secured(authority)) as listener:
         context = authority.trusting()
         raw = await listener.connect()
-        # Not https_compatible: an end that was not announced would raise.
+        # Not https_compatible: a connection closed without a close_notify would raise.
         stream = trio.SSLStream(raw, context, server_hostname="127.0.0.1")
         await stream.send_all(post("t/store", b"x", "Connection: close"))
         reader = Reader(stream)
@@ -301,7 +301,7 @@ async def test_the_oldest_version_is_that_of_the_setting(authority, settings, ve
     if version == ssl.TLSVersion.TLSv1_1:
         context.set_ciphers("ALL:@SECLEVEL=0")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # that it is old is the point
+        warnings.simplefilter("ignore", DeprecationWarning)  # the old version is intended
         context.minimum_version = context.maximum_version = version
     async with running(tls=secured(authority, **settings)) as listener:
         if works:
@@ -365,7 +365,7 @@ async def test_certificates_are_demanded_and_strangers_refused(authority, tmp_pa
         running(tls=secured(authority)) as listener,
         connected(listener, authority.trusting(strangers)) as stream,
     ):
-        await stream.send_all(post("t/store", b"x"))  # nobody asked for it
+        await stream.send_all(post("t/store", b"x"))  # the server did not ask for a certificate
         assert (await Reader(stream).reply()).status == 200
         assert listener.toys.peers[0].certificate is None
 
@@ -395,7 +395,7 @@ async def test_who_shakes_hands_and_asks_for_nothing_is_cut_where_names_are_requ
     ):
         if said:
             await stream.send_all(said)
-        # Time passes from now on: the handshake has to be in time. It does not jump, since a thread may load hypercorn.
+        # From here on time passes and limits the handshake. The clock does not jump, since a thread may load hypercorn.
         mock_clock.rate = 1
         with trio.fail_after(PATIENCE_S), suppress(trio.BrokenResourceError):
             while await stream.receive_some():
@@ -403,7 +403,7 @@ async def test_who_shakes_hands_and_asks_for_nothing_is_cut_where_names_are_requ
 
 
 async def test_hundreds_of_handshakes_at_a_time_are_all_served(authority):
-    """As after a restart: all clients have said hello before the first one has its answer."""
+    """As after a restart: every client has sent its hello before the first is answered."""
     tls, context, clients = secured(authority), authority.trusting(), []
     async with running(tls=tls) as listener:
         for _ in range(200):
@@ -505,7 +505,7 @@ async def test_both_ends_of_a_connection_and_no_other_have_its_channel_binding(a
 
 
 async def test_a_short_answer_of_recv_has_nothing_behind_it_and_a_send_goes_on_where_it_stopped(authority):
-    """Against each other over a pair of sockets with small buffers, in random steps."""
+    """Two ends talk over a pair of sockets with small buffers, in random steps."""
     left, right = socket.socketpair()
     for each in (left, right):
         each.setblocking(False)

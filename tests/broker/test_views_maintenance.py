@@ -1,4 +1,4 @@
-"""What a cleaning job is told, and that it stays true."""
+"""The plan for a cleaning job, and that it stays true."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ async def test_beginnings_of_large_messages_fit_into_an_answer_that_is_too_small
 
 
 async def stored_and_plain(daemon):
-    """Messages of which some were stored first, and so stand behind one row; their payloads count up."""
+    """Publish messages whose payloads count up, some of them stored first, so that one row stands for several."""
     await daemon.publish("0", "1")
     begun = (await daemon.call("POST", "/v1/transactions")).json()
     under = {"transactionWritePointer": begun["writePointer"]}
@@ -252,7 +252,7 @@ async def test_a_search_that_looked_at_enough_says_where_to_go_on(daemon, order,
 
 
 def pack_bound(text):
-    """The bound behind an id."""
+    """Return the bound after an id."""
     return (int(text, 16) + 1).to_bytes(20, "big").hex()
 
 

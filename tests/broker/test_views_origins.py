@@ -1,4 +1,4 @@
-"""Looking at messages: whose they are, with which sequence id, attributes and batch."""
+"""GET messages shows the producer, sequence id, attributes and batch of each message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PREFIX = generation_prefix(NAME, 1)
 
 
 async def topic_of(daemon, rows):
-    """A topic of ``(ms, sequence, row)``; one plain message more makes all of them readable."""
+    """Create a topic of ``(ms, sequence, row)``, and one plain message that makes all of them readable."""
     await daemon.create()
     puts = [
         put_one(Table.MESSAGE, PREFIX + pack_position(START_MS + ms, sequence), encode_row(row))
@@ -33,22 +33,22 @@ async def topic_of(daemon, rows):
     await daemon.publish("last", ms=START_MS + 60_000)
     daemon.store.inner.apply(puts)
     cached = daemon.service.directory.budget
-    cached.max_bytes = 0  # it knows nothing of what was put beside it
+    cached.max_bytes = 0  # the cache does not know of rows that were put directly
     cached.changed(0)
 
 
-#: Rows that may be removed one by one have their index in the request; version 0.1 gave one to all.
+#: Rows that may be removed one by one carry their index in the request; version 0.1 wrote it into every row.
 FORMS = pytest.mark.parametrize("indexed", [False, True], ids=["rows as they are", "rows with an index"])
 
 
 def followers(ms, indexes, first, *, indexed, pointer=None, payload=b"m"):
-    """Rows that follow in a request: all but its first."""
+    """Return the rows of a request after its first."""
     rows = ((at, MessageRow(payload, pointer, extras={"i": at} if indexed else {})) for at in indexes)
     return [(ms, first + at, row) for at, row in rows]
 
 
 def request_of(ms, count, producer, ids, *, first=0, pointer=None, indexed=False, **more):
-    """The rows of one request, as a topic writes them."""
+    """Return the rows of one request, as a topic writes them."""
     stamp = {} if producer is None else {"d": [producer, 3, len(ids) if isinstance(ids, list) else count, ids]}
     rows = [(ms, first, MessageRow(b"m0", pointer, extras=stamp | more))]
     return rows + followers(ms, range(1, count), first, indexed=indexed, pointer=pointer)
@@ -115,7 +115,7 @@ async def test_a_first_row_that_is_gone_or_of_another_request_says_nothing_of_th
 async def test_a_look_back_ends_where_no_request_can_have_gone_on(daemon):
     rows = request_of(1, 3, "p", 7) + followers(2, (0, 1), 0, indexed=False)
     await topic_of(daemon, rows + followers(4, (0, 1), 0, indexed=False))
-    # Its stamp says that it goes on, but none of a millisecond that is not full goes on in the next.
+    # The stamp says that the request continues, but only a request of a full millisecond continues in the next.
     daemon.store.inner.apply(
         [
             put_one(
@@ -129,7 +129,7 @@ async def test_a_look_back_ends_where_no_request_can_have_gone_on(daemon):
 
 
 class Mixed:
-    """A topic with requests of all kinds, all within one millisecond, as on a busy topic, and then in another one."""
+    """A topic with requests of all kinds within one millisecond, as on a busy topic, and then in another."""
 
     def __init__(self, daemon):
         self._daemon, self._sent = daemon, 0
@@ -168,7 +168,7 @@ class Mixed:
         self._sent += 1
 
     def producer_of(self, payload):
-        """Its producer, by how the topic was filled."""
+        """Return its producer, which follows from how the topic was filled."""
         return (None, "p", "p", "job", None, None, "q", "job", None)[int(payload.partition("-")[0]) % 9]
 
     def sequence_id_of(self, payload):
@@ -241,7 +241,7 @@ async def test_messages_are_shown_though_what_stands_before_them_cannot_be_read(
 
 
 class Damaged:
-    """A store of first rows, some of which cannot be read."""
+    """A store of first rows, some unreadable."""
 
     def __init__(self, rows, *, scans=None, gets=()):
         self.rows, self.scans, self.gets, self.asked = rows, scans, dict(gets), []
@@ -257,7 +257,7 @@ class Damaged:
 
 
 def of_requests(*rows):
-    """What is known of messages ``(ms, index)`` that lead back to first rows at the beginning of their millisecond."""
+    """Return the origins of messages ``(ms, index)`` whose first rows are at the beginning of their millisecond."""
     found = origins.Origins()
     for ms, index in rows:
         extras = {} if index is None else {"i": index}

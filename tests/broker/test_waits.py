@@ -1,6 +1,6 @@
-"""Every wait of the daemon, and everything that can end one: what a reader gets at that moment.
+"""Every wait of the daemon, with every event that can end it, and what the reader receives then.
 
-The waits come from the routes and the asks from the topic's rules: one that is new and has no row here fails.
+The waits come from the routes and the asks from the topic's rules: a new one without a row here fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.patience import PATIENCE_S
 
 NAME = TopicName("ns", "t")
 WAIT_MS = 60_000
-#: What a wait may end with.
+#: The results of a wait.
 NEWS, GONE, NOTHING = "messages", "topic_not_found", "nothing"
 
 
@@ -62,7 +62,7 @@ async def offsets(daemon, since):
 
 
 async def follow(daemon, since):
-    """The first event that is none about what holds the stream."""
+    """Return the first event that is not about a blocked stream."""
     (handler,) = [each.handler for each in daemon.service.endpoints if each.route.name == "follow"]
     headers = {"last-event-id": since["startFrom"]} if since else {}
     query = "isolation=committed" if since else "isolation=committed&from=0"
@@ -85,7 +85,7 @@ async def follow(daemon, since):
 
 
 WAITS = {"poll": poll, "poll_many": poll_many, "offsets": offsets, "follow": follow}
-#: Waits for no message: ``get_events`` looks once a second, ``stream`` answers its publishes.
+#: Not waits for a message: ``get_events`` checks once a second, ``stream`` answers its publishes.
 OTHER_WAITS = {"get_events", "stream"}
 
 
@@ -132,7 +132,7 @@ async def delete(daemon, begun):
 
 
 async def jump(daemon, begun):
-    """The clock goes ahead, past the expiry of the message that holds the readers."""
+    """Set the clock ahead, past the expiry of the message that blocks the readers."""
     del begun
     daemon.clock.ms += 2_998_500
 
@@ -147,7 +147,7 @@ async def publish(daemon, begun):
     await daemon.publish("more")
 
 
-#: What a reader gets that an undecided message holds, with another message after it; and one at the topic's end.
+#: The result for a reader blocked by an undecided message that another message follows; and for one at the topic's end.
 ENDS = {
     commit: (NEWS, None),
     abort: (NEWS, None),
@@ -160,7 +160,7 @@ ENDS = {
     stop: (NOTHING, NOTHING),
     publish: (None, NEWS),
 }
-#: The asks that end a wait are those of ``ENDS``.
+#: The asks that ``ENDS`` sends.
 ENDING = {
     asks.RollBackPointer,
     asks.SetProperties,
@@ -172,7 +172,7 @@ ENDING = {
     asks.PublishUnder,
     asks.PublishStaged,
 }
-#: In a topic that readers wait in, these add no message that they may read, and remove none that holds them.
+#: In a topic with waiting readers, these add no readable message and remove none that blocks a reader.
 NEVER_ENDING = {
     asks.CheckPublish,
     asks.ClosePointers,
@@ -202,12 +202,12 @@ def test_every_ask_of_a_topic_ends_waits_or_never_does():
 
 @pytest.fixture
 def no_second_look(monkeypatch):
-    """A stream of events looks again every 15 s by itself, which would hide that nothing has woken it."""
+    """A stream of events checks again every 15 s by itself, which would hide a missing wake-up."""
     monkeypatch.setattr(events, "PING_S", 100 * PATIENCE_S)
 
 
 async def held_topic(daemon):
-    """A topic whose first message holds committed readers, and the next one does not; and one without messages."""
+    """Create a topic whose first message blocks committed readers and whose next one does not, and an empty topic."""
     await daemon.create(ttl=3_000)
     await daemon.create("quiet")
     begun = await begin(daemon, timeoutSeconds=3_600)
@@ -221,7 +221,7 @@ async def publish_after(daemon, after_ms):
 
 
 class Waiter:
-    """A reader that waits, and how that ends."""
+    """A waiting reader, and how its wait ends."""
 
     def __init__(self, daemon, wait, since):
         self._daemon, self._wait, self._since = daemon, wait, since
@@ -290,7 +290,7 @@ async def test_a_topic_that_is_created_again_ends_the_wait_for_the_one_before(wa
 
 
 class LoopClock:
-    """A clock that goes with the event loop's."""
+    """A clock that follows the event loop's."""
 
     regressions = 0
     begun_s = None

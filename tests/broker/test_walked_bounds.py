@@ -1,4 +1,4 @@
-"""What the daemon accepts it reads again: settings, properties, names and sizes at both ends, over a restart."""
+"""The daemon reads again what it has accepted: settings, properties, names and sizes at both ends, after a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 
 LONG = 255
-#: Settings of what is not in this process: listeners, the disk, other instances, files of certificates and tokens.
+#: Settings of parts that are not in this process: listeners, disk, other instances, files of certificates and tokens.
 ELSEWHERE = ("http.", "tls.", "cluster.", "storage.", "security.", "log.", "otel.", "shutdown.", "console.", "metrics.")
 
 
@@ -36,18 +36,18 @@ def walked_settings():
             yield pytest.param(name.replace(".", "__"), end, id=f"{name}={end}")
 
 
-#: What a setting may refuse, each with a status that says that nothing happened.
+#: Statuses that a setting may cause; each says that nothing happened.
 REFUSED = {
     200,
     404,
     409,  # a limit on open transactions or producers, an old write pointer
-    413,  # a small bound of messages
-    503,  # a small bound of queues and open topics
+    413,  # a low limit on messages
+    503,  # a low limit on queues and open topics
 }
 
 
 async def everything(daemon):
-    """One of each thing that is stored, and what of it was acknowledged."""
+    """Store one thing of each kind, and return what was acknowledged."""
     done = {}
 
     async def ask(what, method, path, body=None):
@@ -74,7 +74,7 @@ async def everything(daemon):
 
 
 async def check(daemon, done):
-    """All that was acknowledged can be asked for, and the daemon says that it is well."""
+    """Check that everything acknowledged can be read, and that the daemon is ready."""
     assert (await daemon.call("GET", "/readyz")).json()["ready"]
     for what, path in (
         ("topic", f"{TOPICS}/t"),

@@ -1,7 +1,7 @@
-"""One transaction over two topics from its begin to its end, in this process, with a fault at an exact write.
+"""One transaction over two topics, begin to end, in this process, with a fault at a chosen write.
 
-Readers of every kind look at both topics after each step, through the fault and after it; the checker of transactional
-histories says what they must never have seen. Time is a count of moments: nothing happens at the same one.
+Readers of every kind poll both topics after each step, during the fault and after it; the checker of transactional
+histories reports anomalies. Time is a counter, so no two events are simultaneous.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.daemon.transactional_history import Log, Page, Request, Transaction
 TX = "/v1/transactions"
 NAMES = ("a", "b")
 TIMEOUT_S = 30
-#: So long after the fault everything is over.
+#: By this long after the fault, every lease and time-out has expired.
 AFTERWARDS_S = 60
 SETTINGS = {"storage__min_free_bytes": 0}
 
 
 class Failed(Exception):
-    """The daemon did not do it; ``unknown``: or perhaps it did."""
+    """The daemon refused the request; ``unknown``: or its outcome is unknown."""
 
     def __init__(self, answer) -> None:
         super().__init__(answer.text)
@@ -39,12 +39,12 @@ class Failed(Exception):
 
 
 class Killed(Exception):
-    """The daemon is to end without a last word."""
+    """The daemon is to die without a clean shutdown."""
 
 
 @asynccontextmanager
 async def life(store, **settings):
-    """The application on this store, from a start to an end, or to ``Killed``."""
+    """Run the application on this store until a clean stop or ``Killed``."""
     try:
         async with in_process(store=store, **SETTINGS, **settings) as daemon:
             yield daemon
@@ -53,7 +53,7 @@ async def life(store, **settings):
 
 
 class Follower:
-    """A reader who goes on where it was; a snapshot reader begins anew each time."""
+    """A reader that continues from its last message; a snapshot reader starts from the beginning each time."""
 
     def __init__(self, topic, *, limit=None, isolation=None, inclusive=False, snapshot=None, view_s=None):
         self.topic, self.limit, self.isolation, self.inclusive = topic, limit, isolation, inclusive
@@ -62,7 +62,7 @@ class Follower:
 
 
 class Scene:
-    """Both topics, what their clients know, and what their readers saw."""
+    """Both topics, the clients' view of them, and everything their readers received."""
 
     def __init__(self, store=None) -> None:
         self.store = FaultyStore(MemoryStore()) if store is None else store
@@ -79,7 +79,7 @@ class Scene:
     # --- faults ----------------------------------------------------------------------------------
 
     def fail_write(self, number, applied):
-        """The next write but ``number`` fails."""
+        """Make a write fail after ``number`` more have succeeded."""
         self._fault_at = self.store.calls["write"] + number
         self.store.fail_next("write", applied=applied, after=number)
 
@@ -90,7 +90,7 @@ class Scene:
     # --- requests --------------------------------------------------------------------------------
 
     async def post(self, path, body=None, **more):
-        """The answer. Raises Failed."""
+        """Return the answer. Raises Failed."""
         answer = await self.daemon.ask("POST", path, body, **more)
         if answer.status_code != 200:
             raise Failed(answer)
@@ -103,7 +103,7 @@ class Scene:
         return transaction, b64decode(told["snapshot"])
 
     async def publish(self, topic, size, transaction=None, stores=()):
-        """Publish new messages, and these that were stored."""
+        """Publish new messages together with ``stores``."""
         request = self.request(topic, size, transaction)
         for part in (request, *stores):
             part.outcome = "unknown"
@@ -136,7 +136,7 @@ class Scene:
             part.outcome, part.ended_s = "acknowledged", next(self._moments)
 
     async def decide(self, transaction, verb):
-        """Ask for a decision, and note what was said. Raises Failed."""
+        """Ask for a decision and record the state in the answer. Raises Failed."""
         if verb == "commit":
             transaction.asked_s = min(transaction.asked_s, next(self._moments))
         try:
@@ -154,11 +154,11 @@ class Scene:
         await self.post(f"{TOPICS}/{topic}/rollback", {"transactionWritePointer": transaction.id})
 
     async def invalid_pass(self):
-        """What the janitor does to the rows of invalid transactions; it may fail."""
+        """Run the janitor's pass over the rows of invalid transactions; it may fail."""
         await InvalidPass(self.daemon.service.directory, self.daemon.service.authority.transactions).run_once()
 
     async def insist(self, call, *arguments):
-        """Ask again and again, until it works."""
+        """Retry until it succeeds."""
         while True:
             try:
                 return await call(*arguments)
@@ -168,14 +168,14 @@ class Scene:
     # --- looking ---------------------------------------------------------------------------------
 
     async def look(self):
-        """Everybody reads to the end, or to where it cannot go on now."""
+        """Let every reader poll until the end of the topic, or until it is blocked."""
         for follower in self.followers:
             with suppress(Failed):
                 while await self.page(follower) == "more":
                     pass
 
     async def page(self, follower, wait_ms=0):
-        """One page; how it ended."""
+        """Poll one page and return how it ended."""
         since = follower.last
         body = {
             "startFrom": since and since.hex(),
@@ -209,7 +209,7 @@ class Scene:
         return page.end
 
     async def bring_snapshot(self):
-        """A reader of each topic with a snapshot of this moment joins."""
+        """Add a reader of each topic with a snapshot taken now."""
         asked_s = next(self._moments)
         transaction, snapshot = await self.begin()
         view_s = (asked_s, next(self._moments))
@@ -228,7 +228,7 @@ class Scene:
         await trio.sleep(seconds)
 
     async def check(self):
-        """All is over: everybody gets to the end, and nobody has seen what must not be."""
+        """After the last fault: every reader reaches the end, and the checker finds no anomaly."""
         await self.pass_time()
         for topic in NAMES:
             await self.insist(self.publish, topic, 1)

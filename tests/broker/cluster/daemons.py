@@ -1,4 +1,4 @@
-"""Whole daemons as ``plainsong serve`` runs them, several in one process: a real ZooKeeper, and memory that they share."""
+"""Whole daemons as ``plainsong serve`` runs them, several in one process: a real ZooKeeper, and shared memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.patience import PATIENCE_S
 
 TOPICS = "/v1/namespaces/ns/topics"
 
-#: Beyond any patience of a test: a session ends with its daemon, and not because the machine stood still for a while.
+#: Longer than any test: a session ends with its daemon, and not because the machine stalled.
 SESSION_S = 5 * PATIENCE_S
 
 #: The daemon that a task belongs to.
@@ -26,8 +26,6 @@ MINE = ContextVar("MINE")
 
 
 class Daemon:
-    """One of them."""
-
     def __init__(self, name, shared, config):
         self.name = name
         self.store = shared.store()
@@ -54,7 +52,7 @@ class Daemon:
         return [each["payload"] for each in await self.call("POST", f"{TOPICS}/{topic}/poll", json=body)]
 
     async def until(self, true):
-        """Ask for the cluster until it is so; the last answer."""
+        """Ask for the cluster until ``true(answer)``; return the last answer."""
         with trio.fail_after(PATIENCE_S):
             found = await self.cluster()
             while not true(found):
@@ -62,16 +60,16 @@ class Daemon:
             return found
 
     def leave(self):
-        """As SIGTERM does."""
+        """Leave as on SIGTERM."""
         self.stop.set()
 
     def kill(self):
-        """It ends at once, and its session with it."""
+        """End at once, and the session too."""
         self.life.cancel()
 
 
 class Daemons(dict):
-    """All of them by name."""
+    """All daemons by name."""
 
     def __init__(self, nursery, ensemble, values):
         super().__init__()
@@ -96,7 +94,7 @@ class Daemons(dict):
         return daemon
 
     async def together(self):
-        """Wait until each sees all of them, with their shares of the topics."""
+        """Wait until each daemon sees all of them with their shares of the topics."""
         shares = dict.fromkeys(self, 64)
         for daemon in self.values():
             await daemon.until(lambda found: {each["name"]: each["slices"] for each in found["instances"]} == shares)
@@ -119,7 +117,7 @@ async def _run(daemon, task_status):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(run)
                 await there.wait()
-                # ``verify``: it speaks no TLS, and to load the system's authorities for it takes tens of milliseconds.
+                # ``verify``: there is no TLS here, and loading the system's certificates takes tens of milliseconds.
                 url = daemon.address
                 async with httpx.AsyncClient(base_url=url, verify=False, timeout=2 * PATIENCE_S) as daemon.http:
                     task_status.started()
@@ -145,9 +143,9 @@ async def _stop_when_told(stop):
 
 @asynccontextmanager
 async def daemons(ensemble, monkeypatch, *names, **values):
-    """Daemons that see each other; those that are left are told to leave at the end.
+    """Run daemons that see each other; those still running leave at the end.
 
-    What they wait for of ZooKeeper, and of a topic's next owner, may take as long as it takes here.
+    Their time-outs for ZooKeeper and for a topic's next owner are long, so that a stalled machine causes no failure.
     """
     for place in (
         "cluster.owners.PATIENCE_S",

@@ -1,8 +1,8 @@
-"""Several instances in one process: whole daemons on memory that they share, linked over loopback, with set views.
+"""Several instances in one process: whole daemons on shared memory, linked over loopback, with views that tests set.
 
 async with cluster("a", "b", "c") as nodes:
-    nodes.move("ns:t", "b")                      all see at once that b owns it
-    nodes.move("ns:t", "c", seen_by="ab")        c does not know yet
+    nodes.move("ns:t", "b")                      every view shows b as the owner at once
+    nodes.move("ns:t", "c", seen_by="ab")        c has not heard of it yet
     await nodes["a"].publish("t", "hello")
     nodes["b"].cut_links()                       or kill(), or nodes["b"].store.reachable
 """
@@ -33,27 +33,27 @@ TOPICS = "/v1/namespaces/ns/topics"
 
 
 def named(text):
-    """``"ns:t"`` as a name; names pass."""
+    """Parse ``"ns:t"``; a TopicName passes through."""
     return TopicName(*text.split(":")) if isinstance(text, str) else text
 
 
 async def until(holds):
-    """Waits until something has happened elsewhere that nothing here is told of."""
+    """Poll until ``holds()`` is true, for a state that signals no event."""
     with trio.fail_after(PATIENCE_S):
         while not holds():  # noqa: ASYNC110 - what happens there tells nobody here
             await trio.sleep(0.002)
 
 
 class SetView:
-    """``Ownership`` of one instance: what the test lets it see, which may be late, and contradict what others see."""
+    """``Ownership`` of one instance, set by the test: it may lag, and disagree with the other instances."""
 
     def __init__(self, name, nodes):
         self._name = name
         self._nodes = nodes
         self._owners = {}
         self._told = []
-        #: Names that the store said others have claimed; they have no owner until the view is read again, which shows
-        #: the same as before unless the test has changed it.
+        #: Names that another instance has claimed in the store: without an owner until the view is read again, which
+        #: shows the same owner as before unless the test has changed it.
         self.lost = set()
 
     @property
@@ -89,7 +89,7 @@ class SetView:
         self._told.append(told)
 
     def set(self, name, owner):
-        """From now on ``owner`` (None: nobody) owns ``name``, as this instance sees it."""
+        """Make ``owner`` the owner of ``name`` in this instance's view; None: no owner."""
         self._owners[name] = owner
         self.lost.discard(name)
         for told in list(self._told):
@@ -97,8 +97,6 @@ class SetView:
 
 
 class Node:
-    """One instance."""
-
     def __init__(self, name, nodes, store):
         self.name = name
         self.store = store
@@ -109,7 +107,7 @@ class Node:
         self.service = self.http = self.address = None
 
     async def call(self, method, path, *, status=200, code=None, **more):
-        """The answer, which has this status and, if it is a problem, this code."""
+        """Send a request, check the status and, if given, the problem's code, and return the answer."""
         answer = await self.http.request(method, path, **more)
         assert answer.status_code == status, (answer.status_code, answer.text)
         if code is not None:
@@ -120,14 +118,14 @@ class Node:
         return await self.call("PUT", f"{TOPICS}/{topic}", json=properties)
 
     async def publish(self, topic, *payloads, **more):
-        """The ids of the first and the last message."""
+        """Return the ids of the first and the last message."""
         prefer = {"Prefer": "return=representation"}
         body = {"messages": list(payloads), **more}
         answer = await self.call("POST", f"{TOPICS}/{topic}/publish", json=body, headers=prefer)
         return answer.json()["firstId"], answer.json()["lastId"]
 
     async def poll(self, topic="t", **body):
-        """The payloads."""
+        """Return the payloads."""
         answer = await self.call("POST", f"{TOPICS}/{topic}/poll", json=body)
         return [message["payload"] for message in answer.json()]
 
@@ -137,7 +135,7 @@ class Node:
 
     @property
     def is_deciding(self):
-        """Whether transactions are decided here, or known from where they are."""
+        """True if this instance decides transactions, or reaches the one that does."""
         try:
             self.service.authority.transactions.view()
         except TransactionsUnavailable:
@@ -145,41 +143,38 @@ class Node:
         return True
 
     def cut_links(self):
-        """Breaks the links that this one has made."""
+        """Break the links that this instance has opened."""
         for _, link in self.cluster.links:
             link.cut()
 
     def kill(self):
-        """Ends it at once: whatever it had under way is not finished, and its connections break."""
+        """End the instance at once: its requests are not finished, and its connections break."""
         self.life.cancel()
 
     def parked(self, name):
-        """Polls that wait in a topic here."""
+        """Return the number of polls parked in a topic here."""
         core = next((e.actor.core for e in self.service.directory if e.name == named(name)), None)
         return 0 if core is None else len(core.parking)
 
     def metric(self, name, **labels):
-        """What a counter says."""
         return self.service.metrics.registry.get_sample_value(name, labels) or 0
 
 
 class Nodes(dict):
-    """All instances by name."""
-
     def __init__(self):
         super().__init__()
         self.shared = SharedMemory()
         self.addresses = {}
-        #: Who takes part in the placement that views begin with.
+        #: The instances that the initial placement counts.
         self.there = []
 
     def move(self, name, owner, *, seen_by=None):
-        """Lets instances (all, unless some are named) see that ``owner`` owns a name from now on; None: nobody."""
+        """Change the owner of a name in the views of some instances (default: all); None: no owner."""
         for node in [self[each] for each in seen_by] if seen_by is not None else list(self.values()):
             node.view.set(named(name), owner)
 
     async def run(self, name, config, task_status=trio.TASK_STATUS_IGNORED):
-        """Runs one more instance until it is stopped, or killed."""
+        """Run one more instance until it is stopped or killed."""
         node = self[name] = Node(name, self, self.shared.store())
         try:
             with node.life:
@@ -196,7 +191,7 @@ class Nodes(dict):
             async with trio.open_nursery() as servers:
                 (node.address,) = await servers.start(serve, service, budget, node.stop)
                 self.addresses[node.name] = node.address
-                # ``verify``: it speaks no TLS, and to load the system's authorities for it takes tens of milliseconds.
+                # ``verify``: there is no TLS here, and loading the system's certificates takes tens of milliseconds.
                 url = f"http://{node.address}"
                 async with httpx.AsyncClient(base_url=url, verify=False, timeout=2 * PATIENCE_S) as node.http:
                     task_status.started()
@@ -210,7 +205,7 @@ class Nodes(dict):
 
 @asynccontextmanager
 async def cluster(*names, **values):
-    """Instances with these names and settings (``section__key``), stopped at the end."""
+    """Run instances with these names and settings (``section__key``)."""
     nodes = Nodes()
     nodes.there = list(names)
     given = {

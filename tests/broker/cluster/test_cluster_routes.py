@@ -1,4 +1,4 @@
-"""Daemons with a real ZooKeeper: what they say of the cluster, drains and pins, and topics that change hands under load."""
+"""Daemons with a real ZooKeeper: the cluster's state, drains and pins, and topics that change owners under load."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_pins_are_exported_and_imported_with_the_definitions(ensemble, mon
         for topic, instance in (("t", "a"), ("u", "b")):
             await a.call("PUT", f"{TOPICS}/{topic}")
             await a.call("PUT", f"/v1/cluster/pins/ns/{topic}", json={"instance": instance})
-        with trio.fail_after(PATIENCE_S):  # pins are in force at the others a moment later
+        with trio.fail_after(PATIENCE_S):  # the other instances apply a pin a moment later
             pins = {"ns:t": "a", "ns:u": "b"}
             while (exported := await b.call("GET", "/v1/definitions"))["pins"] != pins:  # noqa: ASYNC110 - nobody is told
                 await trio.sleep(0.01)
@@ -215,14 +215,14 @@ async def test_a_second_instance_of_one_name_is_refused(ensemble, monkeypatch):
     async with daemons(ensemble, monkeypatch, "a") as each:
         first = each["a"]
         with pytest.raises(ExceptionGroup) as refused:
-            await started_beside(each, "a", **{"cluster.session_timeout_s": 5.0})  # as long as it asks for the name
+            await started_beside(each, "a", **{"cluster.session_timeout_s": 5.0})  # it asks for one session's length
         assert refused.group_contains(NameTaken, depth=None)
         each["a"] = first
         await first.call("GET", "/readyz")
 
 
 async def started_beside(each, name, **values):
-    """One more of them, whose end does not end the others."""
+    """Start one more daemon, whose end does not end the others."""
     async with trio.open_nursery() as nursery:
         each._nursery = nursery
         await each.start(name, **values)
@@ -233,7 +233,7 @@ async def test_an_instance_whose_name_another_one_has_is_not_ready_and_says_why(
         a = each["a"]
         membership = a.membership
         path = f"{ensemble.path}/instances/a"
-        await membership._reading.acquire()  # it does not notice for a moment
+        await membership._reading.acquire()  # delays its notice
         node = await membership._zookeeper.get(path)
         await membership._zookeeper.delete(path, node.version)
         async with trio.open_nursery() as nursery:

@@ -1,8 +1,8 @@
-"""The walk: every route times every verb, at a topic's owner, at another instance, and at front ends.
+"""The walk: every route with every verb, at a topic's owner, at another instance, and at front ends.
 
-What a name needs is written down here a second time, as the contract has it, so that a route that is declared with a
-weaker verb is noticed. Daemons are those of ``daemons``, with a real ZooKeeper, links that prove a secret, and front ends
-that are processes of their own.
+The verbs that each operation needs are repeated here from the contract, so that a route declared with a weaker verb
+fails. The daemons are those of ``daemons``, with a real ZooKeeper, links that prove a secret, and front ends in
+processes of their own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.patience import PATIENCE_S
 from tests.security.named import PLACES
 
 LOOK = "inspect poll publish admin operate"
-#: Route, the verbs of which one is needed, and on what.
+#: For each operation: the verbs, any of which suffices, and the object they are needed on.
 CONTRACT = {
     "list_topics": ("publish poll inspect transact operate admin", "within"),
     "create_topic": ("admin", "topic"),
@@ -105,7 +105,7 @@ CONTRACT = {
     "openapi": ("", "name"),
     "asyncapi": ("", "name"),
 }
-#: Whoever asks, its verbs, and on what it has them.
+#: Names, and the verbs of each with their object.
 GRANTED = {
     **{verb: (verb, "ns:* service") for verb in VERBS},
     "everything-on-topics": ("all", "ns:*"),
@@ -115,14 +115,14 @@ GRANTED = {
     "nothing": ("", ""),
 }
 NOBODY = "nobody"
-#: Bodies that say nothing that could be done.
+#: Bodies that ask for nothing that could be done.
 BODIES = {"begin": "{}"}
-#: Of what answers differ by themselves.
+#: Headers that differ between equal answers.
 ALTERS = ("date", "x-request-id", "connection")
 
 
 def may(name, route):
-    """Whether a name is let in at a route, by the contract."""
+    """True if the contract admits a name to a route."""
     verbs, on = CONTRACT[route]
     if on in ("nobody", "topics"):
         return True
@@ -154,7 +154,7 @@ def ensemble(zookeeper):
 
 @asynccontextmanager
 async def named_cluster(ensemble, monkeypatch, folder):
-    """Instances ``a`` and ``b``, the second with front ends; each owns a topic that is there, and one that is not."""
+    """Instances ``a`` and ``b``, the second with front ends; each owns a topic that exists and one that does not."""
     tokens = {name: new_token(secrets.choice) for name in (*GRANTED, "walker")}
     hashes = {name: hash_of(token) for name, token in tokens.items()}
     entries = [TokenEntry(id_of(hashed), name, hashed, 0, None) for name, hashed in hashes.items()]
@@ -181,9 +181,9 @@ async def named_cluster(ensemble, monkeypatch, folder):
         for name in "ab":
             with trio.fail_after(PATIENCE_S):
                 while {await each[at].owner(f"exists-{name}") for at in "ab"} != {name}:
-                    pass  # a pin is known to the others a moment later
+                    pass  # the other instance sees a pin a moment later
             await each[name].call("PUT", f"{TOPICS}/exists-{name}", json={})
-        monkeypatch.setattr("broker.cluster.owners.PATIENCE_S", 2.0)  # what no owner answers is asked for, too
+        monkeypatch.setattr("broker.cluster.owners.PATIENCE_S", 2.0)  # the walk also asks for what has no owner
         yield each, tokens
 
 
@@ -197,7 +197,7 @@ def _path(route, topic):
 
 
 class Walk:
-    """Asks as one name at one instance, and keeps what was not as it should be."""
+    """Sends requests as one name to one instance, and records every wrong answer."""
 
     def __init__(self, http, at, name, wrong):
         self._http, self._at, self._name, self._wrong = http, at, name, wrong
@@ -212,7 +212,7 @@ class Walk:
                 await self._asks_for_many(route)
             else:
                 for owner in "ab" if "{topic}" in route.path else "a":
-                    # Of a topic that is not there, so that nothing is changed by asking.
+                    # To a topic that does not exist, so that the request changes nothing.
                     answer = await self._ask(route, f"absent-{owner}")
                     if answer.status_code in (401, 403) or answer.status_code == 500:
                         self._note(route, answer, "let in")
@@ -227,7 +227,7 @@ class Walk:
             answer = await self._ask(route, topic)
             if answer.status_code != expected:
                 self._note(route, answer, f"refused with {expected}")
-            # In the order of neither listener: which of the two answers is no matter of the topic.
+            # Sorted, because the listeners order headers differently.
             kept = sorted(each for each in answer.headers.multi_items() if each[0] not in ALTERS)
             said.add(f"{kept} {answer.text}".replace(topic, "T"))
             challenge = answer.headers.get("www-authenticate", "")
@@ -238,7 +238,7 @@ class Walk:
             self._wrong.append((self._at, self._name, route.name, "the same whatever is there", said))
 
     async def _asks_for_many(self, route):
-        """Each topic has its own answer, and one that may not be polled says nothing more."""
+        """Each topic has its own answer, and that of a topic without a grant says nothing more."""
         topics = {f"{kind}-{owner}": {} for kind in ("exists", "absent") for owner in "ab"}
         answer = await self._http.post("/v1/namespaces/ns/poll", json={"topics": topics})
         self.asked += 1

@@ -1,4 +1,4 @@
-"""Several instances that go by one Tephra elsewhere: what it decides holds at each of them, and one passes for all."""
+"""Several instances with one external Tephra: each applies its decisions, and one passes for all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVICE = "/v1/transactions"
 
 
 async def a_tephra(nursery):
-    """A transaction service of its own with Tephra's interface; it knows of no topics. With its address."""
+    """Start a separate transaction service with Tephra's interface and no topics; return it with its address."""
 
     async def no_topic(name, ask):
         raise AssertionError(f"{name} was asked {ask}")
@@ -38,8 +38,8 @@ async def a_tephra(nursery):
 
 @pytest.fixture
 async def harness(nursery, monkeypatch):
-    """The Tephra, and instances a, b and c with a topic each, ``at_a`` and so on; a passes."""
-    monkeypatch.setattr("actors.tephra.STALE_AFTER", 2_000)  # what is learnt often is not too old for that
+    """The Tephra, and instances a, b and c with a topic each (``at_a`` and so on); a passes."""
+    monkeypatch.setattr("actors.tephra.STALE_AFTER", 2_000)  # a state that is refreshed often is never stale
     tephra, address = await a_tephra(nursery)
     settings = {"service": "tephra", "tephra": address, "tephra_refresh_s": 0.05, "max_lifetime_s": 0}
     given = {f"transactions__{name}": value for name, value in settings.items()}
@@ -59,13 +59,13 @@ async def publish_under(node, topic, pointer, *payloads, **more):
 
 
 async def committed(node, topic):
-    """What a committed reader gets; None: the node has no state of the Tephra yet."""
+    """Return what a committed reader gets; None if the node has no state of the Tephra yet."""
     answer = await node.http.post(f"{TOPICS}/{topic}/poll?isolation=committed", json={})
     return [each["payload"] for each in answer.json()] if answer.status_code == 200 else None
 
 
 async def soon(ask, wanted):
-    """Waits for the refreshes that it takes."""
+    """Wait for as many refreshes as it takes."""
     with trio.fail_after(PATIENCE_S):
         while await ask() != wanted:  # noqa: ASYNC110 - nobody tells of a refresh
             await trio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What is no single answer passes between instances too: polls of any length, and WebSocket streams of publishes."""
+"""Forwarding of bodies that are not one answer: polls of any length, and WebSocket streams of publishes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def nodes():
 
 
 async def poll_of_any_length(node):
-    """A version 1 poll on a socket of its own, which nothing is read from yet."""
+    """Start a version 1 poll on a socket of its own, and read nothing from it yet."""
     host, _, port = node.address.partition(":")
     socket = await trio.open_tcp_stream(host, int(port))
     body = AVRO.encode_poll(PollRequest(None, True, None))
@@ -36,7 +36,7 @@ async def poll_of_any_length(node):
 
 
 async def calm():
-    """Waits until what can go on without anybody reading has gone on."""
+    """Wait until every task that does not depend on a reader has finished."""
     for _ in range(5):
         await trio.testing.wait_all_tasks_blocked(0.05)
 
@@ -63,7 +63,7 @@ async def test_a_reader_that_stops_holds_up_the_owner_and_fills_no_memory(nodes)
     async with await poll_of_any_length(nodes["a"]) as socket:
         await calm()
         pages = budget.hits + budget.misses - before
-        assert 0 < pages < 20  # of twenty-four; the rest waits at the owner
+        assert 0 < pages < 20  # of twenty-four; the owner holds the rest back
         assert sum(link.under_way for _, link in nodes["a"].cluster.links) == 1
         reply = await Reader(socket).reply()
         assert len(reply.body) > 24_000_000
@@ -239,7 +239,7 @@ async def test_a_stream_without_an_owner_is_told_so_request_by_request(nodes, mo
 
 
 async def test_a_sender_that_reads_no_answers_is_held_up_and_fills_no_memory(nodes):
-    """What is under way is bounded at both ends; the bytes of its payloads are given back once answered."""
+    """Both ends bound what is under way; the bytes of a payload are released once it is answered."""
     nodes["b"].store.reachable = trio.Event()
     sent = 0
     async with open_stream(nodes["a"]) as stream:
@@ -247,7 +247,7 @@ async def test_a_sender_that_reads_no_answers_is_held_up_and_fills_no_memory(nod
             for number in range(400):
                 await stream.send(request(number, b"x" * 100_000))
                 sent = number + 1
-        assert sent < 250  # 8 MiB under way at each end, and what connections hold
+        assert sent < 250  # 8 MiB under way at each end, and what connections buffer
         nodes["b"].store.reachable.set()
         assert {status for _, status, _ in await stream.answers(sent)} == {200}
     await until(lambda: sum(link.under_way for _, link in nodes["a"].cluster.links) == 0)
@@ -262,7 +262,7 @@ async def test_an_idle_stream_does_not_keep_an_owner_from_leaving(nodes):
 
 
 async def _all(node):
-    """All payloads, page by page."""
+    """Return all payloads, page by page."""
     found, since = [], None
     while True:
         body = {"startFrom": since, "inclusive": False} if since else {}

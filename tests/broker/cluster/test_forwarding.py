@@ -1,4 +1,4 @@
-"""Any instance answers any request: where the owner is, once, and the client is told where that was."""
+"""Any instance answers any request: it runs once, at the owner, and the answer names the owner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def nodes():
 
 @pytest.fixture
 def briefly(monkeypatch):
-    """Owners are looked for no longer than this many seconds."""
+    """Shorten the search for an owner to this many seconds."""
     for module in (broker.cluster.owners, broker.cluster.forward, broker.cluster.remote_stream):
         monkeypatch.setattr(module, "PATIENCE_S", 0.3)
     return 0.3
@@ -61,7 +61,7 @@ async def test_only_a_forwarded_answer_names_the_owner(nodes):
 
 async def test_a_request_is_forwarded_once_and_not_by_whoever_gets_it(nodes, briefly):
     await nodes["b"].create()
-    nodes.move("ns:t", "c", seen_by="b")  # a does not know yet, and c neither
+    nodes.move("ns:t", "c", seen_by="b")  # neither a nor c has the new view yet
     answer = await nodes["a"].call("POST", PUBLISH, json=ONE, status=503, code="no_owner")
     assert answer.json()["outcome"] == "not-applied"
     assert answer.headers["retry-after"] == "1"
@@ -112,7 +112,7 @@ async def test_bodies_are_bounded_and_decompressed_where_they_arrive(nodes):
         await small["x"].call("POST", PUBLISH, content=b"x" * 1001, status=413)
         gzipped = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
         await small["x"].call("POST", PUBLISH, content=b"no gzip", headers=gzipped, status=400)
-        # The owner was asked whether the topic is there, and had no body to inflate.
+        # The owner was only asked whether the topic exists, so it inflated no body.
         assert small["x"].metric("plainsong_forwarded_requests_total", direction="out") == 1
 
 
@@ -225,7 +225,7 @@ async def test_a_long_poll_whose_owner_dies_goes_on_at_the_next_for_the_rest_of_
         nodes["b"].kill()
         await nodes["b"].ended.wait()
         nodes.move("ns:t", "c", seen_by="ac")
-        await until(lambda: len(waited_ms) == 2)  # not until both wait there: that may be over before anybody looks
+        await until(lambda: len(waited_ms) == 2)  # not until both are parked there: that may end before this task runs
         with trio.fail_after(PATIENCE_S):
             await emptied.wait()
         assert time.monotonic() - begun_s > 3.9
@@ -251,11 +251,11 @@ async def test_a_client_that_leaves_takes_its_poll_from_the_owner(nodes):
             await until(lambda: nodes["b"].parked("ns:t") == 1)
             client.cancel()
     await until(lambda: nodes["b"].parked("ns:t") == 0)
-    # What was parked is asked for once more, without waiting: the client may have closed its sending half only.
+    # The parked poll is asked again without waiting: the client may have closed only its sending half.
     await until(lambda: sum(link.under_way for _, link in nodes["a"].cluster.links) == 0)
 
 
-# --- what is told ----------------------------------------------------------------------------------
+# --- what answers say ------------------------------------------------------------------------------
 
 
 async def test_requests_are_counted_where_their_client_is(nodes):
@@ -320,4 +320,4 @@ async def test_readyz_names_who_was_needed_and_could_not_be_reached(nodes, brief
     assert ready["cluster"] == {"instance": "a", "instances": 3, "zookeeper": True, "since": 5, "unreachable": ["b"]}
     nodes.there.remove("b")
     nodes.move("ns:t", "c", seen_by="ac")
-    assert me.cluster.links.unreachable == {}  # it is gone, and nobody asks for it any more
+    assert me.cluster.links.unreachable == {}  # it is gone, and no request goes to it any more

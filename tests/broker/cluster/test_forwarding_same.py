@@ -1,4 +1,4 @@
-"""An answer through an instance that owns nothing is the owner's own, status, headers and body, for every route."""
+"""For every route, an instance that owns nothing returns the owner's answer: same status, headers and body."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECEIPT = {**JSON, "Prefer": "return=representation"}
 V1, V2 = {"Content-Type": AVRO.content_type}, {"Content-Type": AVRO_2.content_type}
 MANY = b"x" * 3000
 
-#: Route, method, path, body, headers; in this order, on a topic that is not there yet.
+#: Route, method, path, body, headers; in this order, on a topic that does not exist yet.
 COURSE = [
     ("get_topic", "GET", T, None, {}),
     ("publish", "POST", T + "/publish", {"messages": ["early"]}, JSON),
@@ -151,17 +151,15 @@ COURSE = [
     ("console_slash", "GET", "/console/", None, {}),
     ("console_file", "GET", "/console/main.js", None, {}),
 ]
-#: Of the moment, or of the instance itself.
+#: Answers that depend on the time, or on the instance.
 OF_THE_INSTANCE = {"readyz", "metrics", "topic_metrics", "asyncapi", "begin_backup", "start_scrub", "get_scrub"}
-#: Answers without an end, and of all instances together; each has tests of its own.
+#: Endless answers, and those that combine all instances; each has tests of its own.
 OF_ALL = {"follow", "get_events", "get_attention", "list_all_topics"}
-#: What the owner answers; without a transaction service of the cluster's own, each instance says who decides.
+#: Answers of the owner; without a transaction service of the cluster, each instance names its own authority.
 OF_TOPICS = {route.name for route in ROUTES if route.owner in ("topic", "namespaces")}
 
 
 class Answered(NamedTuple):
-    """One answer."""
-
     name: str
     path: str
     meaning: tuple
@@ -175,7 +173,7 @@ def test_the_course_visits_every_route():
 
 
 def meaning(answer, topic):
-    """Status, headers and body, without what differs between any two topics and moments."""
+    """Return status, headers and body, without what differs between any two topics and moments."""
     ignored = {"date", "x-request-id", "plainsong-owner", "content-length"}
     headers = sorted((name, value) for name, value in answer.headers.items() if name not in ignored)
     return answer.status_code, blurred(repr(headers), topic), blurred(answer.content.decode("latin-1"), topic)
@@ -191,7 +189,7 @@ def blurred(text, topic):
 
 
 async def taken(node, topic):
-    """The course on a topic of its own, through one instance: what each answer means, and whether it was forwarded."""
+    """Run the course on a topic of its own through one instance; return each answer and whether it was forwarded."""
     told = []
     for name, method, path, body, headers in COURSE:
         content = body if isinstance(body, bytes | None) else json.dumps(body).replace("{topic}", topic).encode()
@@ -219,7 +217,7 @@ async def test_every_route_answers_through_another_instance_as_its_owner_does(la
 
 
 def is_of_the_topic(answered):
-    """Whether the owner has to answer, and the request was not refused before it came to that."""
+    """True if the owner must answer: the request was not refused earlier."""
     status = answered.meaning[0]
     if answered.name == "poll_many":
         return status == 200 or "topics.TOPIC" in answered.meaning[2] or "limit is" in answered.meaning[2]
@@ -229,7 +227,7 @@ def is_of_the_topic(answered):
     return answered.name in OF_TOPICS and not refused_by_the_door and not name_that_cannot_be
 
 
-#: With the id that begin answered; in this order, once through each instance.
+#: ``{id}`` is the id that begin returned; in this order, once through each instance.
 TRANSACTIONS = [
     ("POST", "/v1/transactions", {"type": "short", "timeoutSeconds": 30, "clientId": "me"}),
     ("GET", "/v1/transactions/{id}", None),
@@ -252,7 +250,7 @@ TRANSACTIONS = [
 
 
 async def decided(node):
-    """What each answer of the course above means, and whether it was forwarded."""
+    """Run ``TRANSACTIONS`` through one instance; return each answer and whether it was forwarded."""
     told, current = [], ""
     for method, path, body in TRANSACTIONS:
         content = None if body is None else json.dumps(body).replace('"{id}"', current)

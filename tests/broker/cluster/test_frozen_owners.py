@@ -1,4 +1,4 @@
-"""What is under way at an owner that freezes: asked again at the next one, or told that nobody knows; never late."""
+"""Requests under way at an owner that freezes: sent to the next owner, or 503 outcome_unknown; never late."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.broker.cluster.in_process import TOPICS, cluster, named, until
 from tests.broker.cluster.relay import ways
 from tests.patience import PATIENCE_S
 
-#: Beyond any patience of these tests: whatever ends sooner has not waited for a link's silence.
+#: Longer than any test: a request that ends sooner has not waited for the link's silence limit.
 SILENCE_S = 600.0
 MANY = "/v1/namespaces/ns/poll"
 
 
 @pytest.fixture(params=[0.5])
 async def frozen(request, monkeypatch):
-    """Three instances, of which b owns ns:t and ns:u, has published one to each, and can be frozen."""
+    """Three instances; b owns ns:t and ns:u, has published one message to each, and can be frozen."""
     bounds = partial(LinkBounds, silence_s=SILENCE_S, parting_s=request.param)
     monkeypatch.setattr(broker.cluster.serve, "LinkBounds", bounds)
     async with cluster("a", "b", "c") as nodes, ways(nodes, "b") as way:
@@ -37,7 +37,7 @@ async def frozen(request, monkeypatch):
 
 
 async def sent(nodes, number=1):
-    """So many calls are under way from a."""
+    """Wait until ``number`` calls are under way from a."""
     await until(lambda: sum(link.under_way for _, link in nodes["a"].cluster.links) == number)
 
 
@@ -53,7 +53,7 @@ LOOKS = {
 
 @asynccontextmanager
 async def asked(frozen, look):
-    """Something only looks at a topic whose owner is frozen; it is answered before the block ends."""
+    """Run a read-only request on a topic whose owner is frozen; it is answered before the block ends."""
     frozen.move("ns:v", "a")
     await frozen["a"].create("v")
     method, path, body = LOOKS[look]
@@ -77,9 +77,9 @@ async def test_what_only_looks_is_asked_at_the_next_owner_as_soon_as_there_is_on
 @pytest.mark.parametrize("look", ["poll", "poll of many at several owners"])
 async def test_the_next_owner_is_looked_for_from_when_the_one_before_is_lost(frozen, look, monkeypatch):
     for module in (owners, forward):
-        monkeypatch.setattr(module, "PATIENCE_S", 4.0)  # waited out below; and then the next one is found in that time
+        monkeypatch.setattr(module, "PATIENCE_S", 4.0)  # waited out below; then there is as long to find the next one
     async with asked(frozen, look):
-        await trio.sleep(owners.PATIENCE_S + 0.1)  # longer than owners are looked for
+        await trio.sleep(owners.PATIENCE_S + 0.1)  # longer than the search for an owner
         frozen.move("ns:t", "c", seen_by="a")
         await until(lambda: frozen["a"].metric("plainsong_forward_retries_total") >= 2)
         frozen.move("ns:t", "c", seen_by="c")
@@ -93,7 +93,7 @@ async def test_a_held_poll_goes_on_at_the_next_owner_for_the_rest_of_its_wait(fr
     async def poll():
         polled.extend(await frozen["a"].poll("empty", waitMs=50_000))
 
-    with trio.fail_after(40):  # before its wait is over
+    with trio.fail_after(40):  # less than its wait
         async with trio.open_nursery() as nursery:
             nursery.start_soon(poll)
             await until(lambda: frozen["b"].parked("ns:empty") == 1)
@@ -152,7 +152,7 @@ async def test_an_owner_that_leaves_in_good_order_answers_what_it_took(frozen, m
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(frozen["a"].publish, "t", "two")
-            await until(lambda: reachable.statistics().tasks_waiting)  # b has taken it
+            await until(lambda: reachable.statistics().tasks_waiting)  # b has received it
             frozen.there.remove("b")
             frozen.move("ns:t", "c")
             await until(lambda: proved)

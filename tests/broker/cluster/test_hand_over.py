@@ -1,4 +1,4 @@
-"""Topics change hands under load, and views contradict each other: acknowledged once, refused never."""
+"""Topics change owners under load, and views disagree: messages are acknowledged once, and none is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECEIPT = {"Prefer": "return=representation"}
 
 
 class Said:
-    """What clients were told of their messages."""
+    """The outcome of each publish, as its client received it."""
 
     def __init__(self):
         self.acknowledged = {}
@@ -27,7 +27,7 @@ class Said:
         self.unknown = set()
 
     async def publish(self, node, payload):
-        """One message through an instance, and what came of it."""
+        """Publish one message through an instance and record its outcome."""
         try:
             answer = await node.http.post(PUBLISH, json={"messages": [payload]}, headers=RECEIPT)
         except httpx.TransportError:
@@ -41,7 +41,7 @@ class Said:
             self.unknown.add(payload)
 
     def check(self, messages):
-        """``messages``: payload and id of all that is there, in order."""
+        """Compare the outcomes with ``messages``: payload and id of every stored message, in order."""
         times = Counter(payload for payload, _ in messages)
         assert {payload for payload, count in times.items() if count > 1} == set()
         assert set(self.acknowledged.items()) <= set(messages)
@@ -52,7 +52,7 @@ class Said:
 
 
 async def all_of(node):
-    """Payload and id of each message there is."""
+    """Return the payload and id of every message."""
     found, since = [], None
     while True:
         body = {"startFrom": since, "inclusive": False} if since else {}
@@ -64,7 +64,7 @@ async def all_of(node):
 
 
 async def publishing(nodes, said, writers, messages, between):
-    """Writers at all instances, each message at another one, while ``between`` does what it does."""
+    """Run writers that each rotate through all instances, while ``between`` runs."""
 
     async def write(writer):
         for number in range(messages):
@@ -88,7 +88,7 @@ async def nodes():
 
 
 async def test_a_topic_that_changes_hands_again_and_again_loses_and_doubles_nothing(nodes, monkeypatch):
-    monkeypatch.setattr("broker.cluster.owners.PATIENCE_S", PATIENCE_S)  # a machine that stands still refuses nobody
+    monkeypatch.setattr("broker.cluster.owners.PATIENCE_S", PATIENCE_S)  # a stalled machine must not cause refusals
     said, moves = Said(), 0
 
     async def move():
@@ -101,7 +101,7 @@ async def test_a_topic_that_changes_hands_again_and_again_loses_and_doubles_noth
     await publishing(nodes, said, 6, 60, move)
     said.check(await all_of(nodes["a"]))
     assert moves > 5
-    # Everybody is told, and looks again: nobody is refused, and nothing was in doubt.
+    # Every client was redirected: no publish was refused, and none has an unknown outcome.
     assert len(said.acknowledged) == 360
 
 
@@ -116,7 +116,7 @@ async def test_instances_that_see_different_owners_for_a_while_lose_and_double_n
                 node.view.set(named("ns:t"), chance.choice(["a", "b", "c", None]))
 
     await publishing(nodes, said, 6, 40, contradict)
-    nodes.move("ns:t", None)  # whoever still has it open, replaced or not, or is about to open it, lets it go
+    nodes.move("ns:t", None)  # an instance that has the topic open, or is about to open it, closes it
     for node in nodes.values():
         await node.service.directory.handed_over()
         await node.service.directory.drained()

@@ -1,4 +1,4 @@
-"""While an instance reads what ZooKeeper says: what it says itself meanwhile stays said, and what it lost stays lost."""
+"""While an instance reads ZooKeeper, changes that it makes itself are kept, and topics that it lost stay lost."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ paths = count()
 
 @pytest.fixture
 def ensemble(zookeeper):
-    """A path that nobody used before."""
+    """An unused path."""
     return Ensemble(zookeeper.address, f"/of-looks/{next(paths)}")
 
 
 class Held:
-    """Replaces an asynchronous method: it waits until it may go on."""
+    """Replaces an asynchronous method, and pauses it until the test lets it continue."""
 
     def __init__(self, replaced):
         self.begun, self.may_go_on = trio.Event(), trio.Event()
@@ -62,14 +62,14 @@ async def test_what_others_have_claimed_is_not_claimed_back_while_it_is_read_aga
         a.deposed(topic)
         await held.begun.wait()
         assert not a.is_mine(topic)
-        a.deposed(TOPICS[1])  # of this one the look under way may say what was before
+        a.deposed(TOPICS[1])  # the read under way may return the old state for this one
         held.may_go_on.set()
         await until(lambda: a.is_mine(topic), a)
 
         a._nodes.placement = held = Held(a._nodes.placement)
         a.deposed(topic)
         with trio.move_on_after(0.05):
-            await a._reread()  # as who waits for no longer than it may
+            await a._reread()  # as a caller that gives up early
         assert not a.is_mine(topic)
         held.may_go_on.set()
         await until(lambda: owned(a) == set(TOPICS), a)
@@ -86,7 +86,7 @@ async def test_while_zookeeper_is_away_nothing_is_let_go_and_taken_back(ensemble
         had, seen = a.owned, []
         a.view.on_change(lambda: seen.append(a.owned))
         a.may_go_on.set()
-        await trio.sleep(0.1)  # ten times what a step is tried again after
+        await trio.sleep(0.1)  # ten times the pause before a step is retried
         assert all(each == had for each in seen)
         a.view._zookeeper.connected = True
         await until(lambda: not a.owned, a.view)

@@ -1,4 +1,4 @@
-"""One poll of topics that several instances own answers as one instance would, and wakes when any has something."""
+"""One poll of topics with several owners answers as one instance would, and wakes when any of them has messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def nodes():
 
 
 async def poll(node, *topics, status=200, **body):
-    """What is said of each topic."""
+    """Return the result for each topic, and the answer."""
     answer = await node.call("POST", POLL, json={"topics": {topic: {} for topic in topics}, **body}, status=status)
     return json.loads(answer.content)["topics"], answer
 
@@ -142,10 +142,10 @@ async def test_a_topic_without_an_owner_is_told_in_its_place_and_the_others_are_
 async def test_instances_that_see_different_owners_send_a_poll_no_further_than_one_hop(nodes, monkeypatch):
     monkeypatch.setattr("broker.cluster.forward.PATIENCE_S", 0.2)
     for topic in ("t-b", "u-b"):
-        nodes.move(f"ns:{topic}", "c", seen_by="b")  # c does not know yet
+        nodes.move(f"ns:{topic}", "c", seen_by="b")  # c does not have the new view yet
     told, _ = await poll(nodes["a"], "t-b", "u-b")
     assert {each["error"]["code"] for each in told.values()} == {"no_owner"}
-    assert nodes["c"].metric("plainsong_forwarded_requests_total", direction="in") == 1  # to create t-c, before
+    assert nodes["c"].metric("plainsong_forwarded_requests_total", direction="in") == 1  # from the creation of t-c
 
 
 async def test_many_topics_of_one_owner_are_one_question(nodes):

@@ -1,4 +1,4 @@
-"""Instances and a real ZooKeeper: who is there, who owns what, and what happens when sessions and servers end."""
+"""Instances and a real ZooKeeper: membership, ownership, and the end of sessions and servers."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from tests.patience import PATIENCE_S
 from tests.zookeeper_server import ZooKeeperServer
 
 TOPICS = [TopicName("ns", f"t{number}") for number in range(300)]
-#: Beyond any patience of a test: who stands still for a while loses nothing.
+#: Longer than any test, so that a stalled machine loses no session.
 SESSION_S = 5 * PATIENCE_S
-#: Of those whose session is to end by itself, or whose client is to be given up.
+#: For sessions that are to expire, and for clients that are to be replaced.
 BRIEF_S = 1.0
-#: Of those that have to connect again: kazoo's client may get stuck in that, and is replaced after two sessions.
+#: For sessions that must reconnect: kazoo's client may get stuck in that, and is replaced after two sessions.
 EXPIRING_S = 10.0
 
 paths = count()
@@ -46,13 +46,13 @@ paths = count()
 
 @pytest.fixture
 def ensemble(zookeeper):
-    """A path that nobody used before."""
+    """An unused path."""
     return Ensemble(zookeeper.address, f"/of-a-test/{next(paths)}")
 
 
 @pytest.fixture
 def own_server(tmp_path):
-    """A ZooKeeper to do harm to."""
+    """A ZooKeeper that a test may kill."""
     with ZooKeeperServer(tmp_path / "zookeeper") as server:
         yield server
 
@@ -71,7 +71,7 @@ def member(ensemble, name, *, weight=100, session_s=SESSION_S, access=None, proo
 
 @asynccontextmanager
 async def running(ensemble, name, *, address=None, enter=True, **options):
-    """An instance that has entered, and has nothing open that would have to be waited for."""
+    """Run an instance that has entered and has no open topic to wait for."""
     me = member(ensemble, name, **options)
     async with trio.open_nursery() as nursery:
         await nursery.start(me.run)
@@ -83,7 +83,7 @@ async def running(ensemble, name, *, address=None, enter=True, **options):
 
 
 class NothingOpen:
-    """Implements ``HandoverSteps`` where no topic is open, so that each of a few steps is over at once."""
+    """Implements ``HandoverSteps`` without open topics, so that each step ends at once."""
 
     def open_topics(self):
         return ()
@@ -97,7 +97,7 @@ class NothingOpen:
 
 
 async def until_shared(*memberships):
-    """Wait until all are there for all, and each has its share."""
+    """Wait until every instance is in every view and has its share."""
 
     def shared(membership):
         found = membership.assignment.members
@@ -107,7 +107,7 @@ async def until_shared(*memberships):
 
 
 async def until(true, *memberships):
-    """Wait until it is so; memberships tell when to look again."""
+    """Wait until ``true()`` is true; check after every change of the memberships."""
     with trio.fail_after(PATIENCE_S):
         while not true():
             waited = trio.Event()
@@ -190,7 +190,7 @@ async def test_one_that_ends_is_gone_at_once_and_not_when_its_session_would_be_o
     async with running(ensemble, "b") as b:
         async with running(ensemble, "a"):
             await until(lambda: len(b.instances) == 2, b)
-        with trio.fail_after(PATIENCE_S):  # a part of that session
+        with trio.fail_after(PATIENCE_S):  # shorter than that session
             await until(lambda: owned(b) == set(TOPICS), b)
 
 
@@ -227,7 +227,7 @@ async def test_an_instance_with_another_secret_or_none_takes_no_part_until_the_o
     ):
         async with running(ensemble, "b", proof="ours") as b:
             await until_shared(a, b)
-            with trio.fail_after(PATIENCE_S):  # it does not wait to be let in
+            with trio.fail_after(PATIENCE_S):  # it returns without being let in
                 await odd.enter("stranger:7420")
             assert odd.kept_out_by in ("a:7420", "b:7420")
             assert "nothing is owned" in caplog.text
@@ -248,7 +248,7 @@ async def test_an_instance_with_another_secret_or_none_takes_no_part_until_the_o
 async def test_of_two_instances_with_different_secrets_that_enter_at_the_same_time_the_first_stays(ensemble):
     async with running(ensemble, "a", proof="ours") as a, running(ensemble, "b", proof="other", enter=False) as b:
         found = Membership._find_strangers
-        b._find_strangers = lambda members: found(b, members) if b.entered else None  # it sees no node before its own
+        b._find_strangers = lambda members: found(b, members) if b.entered else None  # before its own node exists
         await b.enter("b:7420")
         await until(lambda: b.kept_out_by == "a:7420", b)
         assert not b.entered
@@ -265,7 +265,7 @@ async def test_an_instance_of_a_version_without_proofs_takes_part(ensemble):
 
 async def test_another_instance_of_the_same_name_is_refused(ensemble):
     async with running(ensemble, "a", address="one:7420") as a:
-        other = member(ensemble, "a", session_s=5.0)  # as long as it asks for the name
+        other = member(ensemble, "a", session_s=5.0)  # it asks for the name for one session
         async with trio.open_nursery() as nursery:
             await nursery.start(other.run)
             with pytest.raises(NameTaken) as taken:
@@ -282,7 +282,7 @@ async def test_one_that_starts_again_after_a_crash_takes_its_own_place_before_it
     node = b'{"address": "a:7420", "weight": 100, "leaving": false}'
     died.create(f"{ensemble.path}/instances/a", node, ephemeral=True, makepath=True)
     try:
-        with trio.fail_after(PATIENCE_S):  # a part of that session
+        with trio.fail_after(PATIENCE_S):  # shorter than that session
             async with running(ensemble, "a") as a:
                 assert owned(a) == set(TOPICS)
     finally:
@@ -301,11 +301,11 @@ async def test_a_session_that_expires_is_followed_by_another_with_our_node_in_it
         await until(lambda: len(a.instances) == len(b.instances) == 2 and owned(a) | owned(b) == set(TOPICS), a, b)
         node = await b._zookeeper.get(f"{ensemble.path}/instances/a")
         assert node.session == a._zookeeper.session
-        assert node.session in told  # that it was away: the view may be the same as before
+        assert node.session in told  # it was reported lost, although the view may be the same as before
 
 
 async def expire(membership):
-    """End its session behind its back: another client that takes it over, and says goodbye."""
+    """End its session from another client, which takes it over and closes it."""
     client = membership._zookeeper._client
     thief = KazooClient(hosts=",".join(f"{h}:{p}" for h, p in client.hosts), client_id=client.client_id)
     await trio.to_thread.run_sync(thief.start)
@@ -319,7 +319,7 @@ async def test_one_whose_name_was_taken_while_its_session_was_over_owns_nothing_
     async with running(ensemble, "a", address="one:7420") as a:
         path = f"{ensemble.path}/instances/a"
         node = await a._zookeeper.get(path)
-        await a._reading.acquire()  # it does not notice for a moment
+        await a._reading.acquire()  # delays its notice
         await a._zookeeper.delete(path, node.version)
         async with running(ensemble, "a", address="two:7420") as other:
             a._reading.release()
@@ -341,7 +341,7 @@ async def test_owners_go_on_while_zookeeper_is_away_but_for_what_others_have_cla
         a.deposed(TOPICS[0])
         assert not a.is_mine(TOPICS[0])
         assert a.owner(TOPICS[0]) is None
-        await trio.sleep(1.5)  # the view is not read again by itself
+        await trio.sleep(1.5)  # long enough to show that the view is not read again by itself
         assert owned(a) == set(TOPICS[1:])
         with pytest.raises(ClusterUnavailable):
             await a.change_placement(lambda placement: placement.with_drained("a", drained=True))
@@ -374,14 +374,14 @@ async def test_a_zookeeper_that_does_not_answer_holds_nothing_up(own_server, mon
 
 async def test_instances_come_back_when_zookeeper_has_lost_all_it_knew(own_server):
     ensemble = Ensemble(own_server.address, "/plainsong")
-    # Clients are given up after two sessions without an answer.
+    # A client is replaced after two sessions without an answer.
     async with running(ensemble, "a", session_s=BRIEF_S) as a, running(ensemble, "b", session_s=BRIEF_S) as b:
         await until_shared(a, b)
         sessions = {a._zookeeper.session, b._zookeeper.session}
         own_server.kill()
         shutil.rmtree(own_server.directory / "data")
         await trio.to_thread.run_sync(own_server.start)
-        # It refuses whoever has seen more than it knows; only another client of the library is let in.
+        # The server refuses a client that has seen a later state than its own; only a new client is let in.
         await until(lambda: {a._zookeeper.session, b._zookeeper.session}.isdisjoint(sessions), a, b)
         await until(lambda: a.connected and b.connected, a, b)
         await until_shared(a, b)

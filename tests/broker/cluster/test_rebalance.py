@@ -1,4 +1,4 @@
-"""Instances come and go in steps: what is not in a step stays where it is, and each step waits for the one before."""
+"""Instances join and leave in steps: slices outside a step stay in place, and each step waits for the one before."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ paths = count()
 
 @pytest.fixture
 def ensemble(zookeeper):
-    """A path that nobody used before."""
+    """An unused path."""
     return Ensemble(zookeeper.address, f"/rebalance/{next(paths)}")
 
 
 class Instance:
-    """One instance with all its topics open; implements ``HandoverSteps``, and waits where a test has it wait."""
+    """One instance with all its topics open; implements ``HandoverSteps``, and pauses when a test says so."""
 
     def __init__(self, ensemble, name, session_s=SESSION_S):
         self.view = Membership(ensemble, name, weight=100, session_timeout_s=session_s, clock=SystemClock())
         self.rebalance = Rebalance(self.view, self)
-        #: What was to be waited for, in order: ("given" or "taken", the figure).
+        #: The waits that were requested, in order: ("given" or "taken", the figure).
         self.steps = []
         self.may_go_on = trio.Event()
         self.may_go_on.set()
@@ -63,7 +63,7 @@ class Instance:
 
 @asynccontextmanager
 async def running(ensemble, name, *, hold=False, session_s=SESSION_S):
-    """An instance that has entered; with ``hold`` it waits behind its first step."""
+    """Run an instance that has entered; with ``hold`` it pauses after its first step."""
     one = Instance(ensemble, name, session_s)
     if hold:
         one.may_go_on = trio.Event()
@@ -76,7 +76,7 @@ async def running(ensemble, name, *, hold=False, session_s=SESSION_S):
 
 
 async def until(true):
-    """Wait until it is so."""
+    """Poll until ``true()`` is true."""
     with trio.fail_after(PATIENCE_S):
         while not true():  # noqa: ASYNC110 - several threads and a server tell nobody here
             await trio.sleep(0.005)
@@ -84,7 +84,7 @@ async def until(true):
 
 @asynccontextmanager
 async def two(ensemble, *, session_s=SESSION_S):
-    """Two that have their shares; ``session_s`` is the session of the first."""
+    """Run two instances that have their shares; ``session_s`` is the session of the first."""
     async with running(ensemble, "a", session_s=session_s) as a, running(ensemble, "b") as b:
         await until(lambda: {one.view.slices_of(name) for one in (a, b) for name in "ab"} == {SLICES})
         yield a, b
@@ -242,7 +242,7 @@ async def test_one_whose_session_was_over_while_it_lived_has_what_it_had_at_once
 
 
 class SlowZooKeeper:
-    """Stands for ``ZooKeeper`` on a clock of its own: it answers everything, each call after ``TAKES_S``."""
+    """Stands for ``ZooKeeper`` on its own clock: every call succeeds after ``TAKES_S``."""
 
     TAKES_S = 0.4
     nodes: ClassVar[dict[str, Node]] = {}

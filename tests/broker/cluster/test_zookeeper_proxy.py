@@ -1,4 +1,4 @@
-"""A real ZooKeeper behind a proxy that ends TLS, and passes answers on late, several in one record."""
+"""A real ZooKeeper, reached through a proxy that terminates TLS and merges answers into one record, late."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.certificates import Authority
 from tests.patience import PATIENCE_S
 from tests.tls_proxy import TlsProxy
 
-#: How long the proxy waits for more: all that the server says at once goes into one record.
+#: How long the proxy gathers data for one record.
 GATHERS_S = 0.05
 
 paths = count()
@@ -23,14 +23,14 @@ paths = count()
 
 @pytest.fixture
 def proxy(zookeeper, tmp_path):
-    """The proxy, and the access of a client that trusts it."""
+    """The proxy, and the settings of a client that trusts it."""
     authority = Authority(tmp_path)
     with TlsProxy(("127.0.0.1", zookeeper.port), authority.issue("proxy"), gathers_s=GATHERS_S) as running_proxy:
         yield running_proxy, {"use_ssl": True, "verify_certs": True, "ca": str(authority.file)}
 
 
 async def test_answers_that_come_in_one_record_are_all_read_at_once(proxy, monkeypatch):
-    monkeypatch.setattr(zookeeper_module, "CALL_TIMEOUT_S", PATIENCE_S)  # no ping comes before that
+    monkeypatch.setattr(zookeeper_module, "CALL_TIMEOUT_S", PATIENCE_S)  # no ping is due before that
     there, access = proxy
     events = 0
 
@@ -43,7 +43,7 @@ async def test_answers_that_come_in_one_record_are_all_read_at_once(proxy, monke
         path = f"/behind-a-proxy/{next(paths)}"
         await client.create(path, b"0")
         for number in range(20):
-            # That it has changed is said to the watch of this read, and then, to whoever changes it, that it is done.
+            # A change is reported twice at once: to the watch of this read, and to the writer as its answer.
             node = await client.get(path)
             assert node.value == b"%d" % number
             seen = events
