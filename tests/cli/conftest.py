@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a daemon, namespaces of their own, and the program in two forms."""
+"""Fixtures of the command line's tests: a daemon, a namespace for each test, and the program in two forms."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def url_of(daemon: Daemon) -> str:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment that names no daemon, with a directory for settings of its own."""
+    """An environment without a daemon's address, with a settings directory of its own."""
     for name in list(os.environ):
         if name.startswith("PLAINSONG_") or name in ("LD_PRELOAD", "COLUMNS"):
             monkeypatch.delenv(name)
@@ -44,7 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @dataclass
 class Said:
-    """What the program said, and how it ended."""
+    """The program's output and exit code."""
 
     code: int
     out: str
@@ -60,13 +60,13 @@ class Said:
 
     @property
     def rows(self) -> list[Any]:
-        """NDJSON."""
+        """The output, parsed as NDJSON."""
         return [json.loads(line) for line in self.lines]
 
 
 @pytest.fixture
 def alone(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    """The program in this process, with no daemon named."""
+    """Run the program in this process, without a daemon's address."""
 
     def call(*arguments: str, code: int | None = None) -> Said:
         said = Said(run(program, arguments, "plainsong"), *capsys.readouterr())
@@ -78,7 +78,7 @@ def alone(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]
 
 @pytest.fixture
 def cli(alone: Callable[..., Said], running: Daemon, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
-    """The program in this process, for the shared daemon and a new namespace; ends with 0 unless told otherwise."""
+    """Run the program here against the shared daemon, in a new namespace; check the exit code (default 0)."""
     monkeypatch.setenv("PLAINSONG_URL", url_of(running))
     monkeypatch.setenv("PLAINSONG_NAMESPACE", f"test_{next(_numbers)}")
 
@@ -90,7 +90,7 @@ def cli(alone: Callable[..., Said], running: Daemon, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def spawn(cli: Callable[..., Said]) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts the installed program, for the same daemon and namespace; ends it with the test."""
+    """Start the installed program with the same daemon and namespace; ends it after the test."""
     started = []
 
     def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:

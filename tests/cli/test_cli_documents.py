@@ -22,18 +22,18 @@ from tests.patience import PATIENCE_S
 PAGE = DOCUMENTS["docs/commands.md"]
 README = DOCUMENTS["README.md"]
 SENTENCE = "which is `-n demo` here. With a daemon running:"
-#: Ends with 1 where the machine is not well, which is not this test's business.
+#: Exits with 1 if the machine is in bad shape, which does not concern this test.
 JUDGES = re.compile(r"plainsong (?:doctor|check)\b")
-#: Goes on until somebody has seen enough.
+#: Runs until it is interrupted.
 ENDLESS = re.compile(r"plainsong (tail (?!.*--limit)|top (?!.*--once))")
 
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch, capfd):
-    """Runs a line as somebody would who pasted it, beside a daemon; what it prints.
+    """Run a pasted line next to a daemon and return its output.
 
-    Lines of the program alone run in this process, which saves its start; those with a pipe or an end that
-    somebody has to make run in bash.
+    Lines that only call the program run in this process, which saves its start-up; those with a pipe, or that must be
+    interrupted, run in bash.
     """
     (tmp_path / ".plainsong-token").write_text("token\n")
     for name in set(os.environ) - set(clean_environ()):

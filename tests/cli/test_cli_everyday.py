@@ -1,4 +1,4 @@
-"""What people meet every day: options where they stand, what is asked before it is hidden, figures, hints, one line each."""
+"""Everyday use: the position of options, confirmation before hiding, figures, hints, one line for each result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def client(cli: Cli) -> Iterator[Client]:
 
 @pytest.fixture(autouse=True)
 def quiet_loggers() -> Iterator[None]:
-    """``-v`` configures the loggers of its process, which here is that of the tests."""
+    """``-v`` configures the loggers of its process, here that of the tests; restore them."""
     logger = logging.getLogger("plainsong")
     before = (logger.level, logger.handlers, logger.propagate)
     yield

@@ -1,4 +1,4 @@
-"""What publish reads: lines as they come, NDJSON, base64, files; in order, nothing lost, nothing made up."""
+"""The input of publish: lines, NDJSON, base64, files; in order, with nothing lost or added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plainsong.cli.command import CommandFailed
 
 
 class InPieces:
-    """A source that gives what it is told to, piece by piece."""
+    """A source that returns these pieces, one at a time."""
 
     def __init__(self, pieces):
         self._pieces = [piece for piece in pieces if piece]

@@ -1,4 +1,4 @@
-"""What the daemon says about many topics, what needs attention, and what a change would do, from the command line."""
+"""Listings of many topics, findings that need attention, and dry runs, from the command line."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_rows_are_set_aside_after_a_question_and_peek_shows_that_they_were(
     cli: Cli, client: Client, caplog: pytest.LogCaptureFixture
 ):
     first, second, third = [str(each.id) for each in client.poll("a")]
-    cli("topic", "set-aside", "a", first, second, code=2)  # nobody can be asked here
+    cli("topic", "set-aside", "a", first, second, code=2)  # there is no terminal to ask for confirmation
     said = cli("topic", "set-aside", "a", first, second, "--dry-run", code=0)
     assert "removes 2 messages" in said.out
     said = cli("topic", "set-aside", f"{client.namespace}:a", first, second, "--yes", code=0)
@@ -122,7 +122,7 @@ def test_rows_are_set_aside_after_a_question_and_peek_shows_that_they_were(
     passed = "a: 2 damaged rows were passed, which an operator has set aside"
     assert passed in cli("poll", "a", code=0).err
     cli("tail", "a", "--from", "oldest", "--limit", "1", code=0)
-    assert passed in caplog.messages  # a warning: it comes to standard error
+    assert passed in caplog.messages  # a warning, which goes to standard error
     cli("topic", "set-aside", "a", first, second, "--yes", code=4)
 
 
@@ -176,7 +176,7 @@ def test_top_shows_the_busiest_of_more_topics_than_it_can_show(cli: Cli, client:
 
 
 def test_events_of_topics_show_their_figures(cli: Cli, client: Client):
-    # Streams share what was found within the last second, which may be from before the topics were made.
+    # Streams share the state found within the last second, which may predate the topics.
     lines = eventually(
         "the topics are listed",
         lambda: [each for each in cli("events", "a", "c", "--kind", "topics", "--limit", "1").lines if ":a  " in each],
@@ -184,13 +184,13 @@ def test_events_of_topics_show_their_figures(cli: Cli, client: Client):
     assert f"topics        {client.namespace}:a  3 messages, 39 B" in lines[0]
     assert "--kind topics needs the names of topics" in cli("events", "--kind", "topics", code=2).err
     said = cli("events", "--kind", "attention", "--limit", "1", code=0).out
-    # Neither the disk nor the daemon is this test's alone.
+    # Other tests use the same disk and daemon.
     assert said.endswith("nothing needs attention\n") or "warning: " in said
     assert f"{client.namespace}:" not in said
 
 
 def test_instances_whose_grants_differ_are_reported_without_a_terminal(cli: Cli, monkeypatch):
-    """Programs that run it have no terminal."""
+    """Programs run it without a terminal."""
     common = {"address": "a:1", "leaving": False, "drained": False, "slices": 64, "weight": 100, "topicsOpen": 1}
     instances = [
         {"name": name, **common, "security": {"grants": digest, "tokens": "same"}} for name, digest in ("ax", "by")

@@ -1,4 +1,4 @@
-"""``plainsong on``: what the command line makes of it, with a real daemon, real commands and a real unit file."""
+"""``plainsong on``: its command line, with a real daemon, real commands and a real unit file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXITS = "test $(cat) != b || { echo no b >&2; exit 65; }"
 
 @pytest.fixture
 def orders(cli):
-    """A topic of three messages, and one for dead letters."""
+    """A topic of three messages, whose ids it returns, and one for dead letters."""
     cli("topic", "create", "orders")
     cli("topic", "create", "dead")
     cli("publish", "orders", "a", "b", "c")
@@ -39,7 +39,7 @@ def orders(cli):
 
 @pytest.fixture
 def on(cli):
-    """The command in this process: what it wrote, its commands' lines among that."""
+    """Run the command in this process; return its output, including its commands' output, and its errors."""
 
     def call(*arguments, code=0):
         said = cli("on", "orders", *arguments, code=code)
@@ -208,7 +208,7 @@ def test_derived_names_tell_reactions_apart_and_are_readable():
 
 
 def test_another_reaction_of_the_same_command_is_asked_where_to_begin(on, cli, orders, tmp_path):
-    """Whether it is the same one with other arguments, nobody can know: neither skipping nor repeating is done unasked."""
+    """It may be the same reaction with other arguments, so the command neither skips nor repeats messages unasked."""
     for name in "ab":
         (tmp_path / name).write_text(f"import sys; print('{name}', sys.stdin.read(), end=' ')", encoding="utf-8")
     one, other = (f"{sys.executable} {tmp_path / name}" for name in "ab")
@@ -273,8 +273,8 @@ def test_what_takes_too_long_at_the_end_is_given_back(cli, spawn, orders, how):
     assert process.stdout.readline() == b"begun\n"
     process.terminate()
     if how == "second signal":
-        process.send_signal(signal.SIGINT)  # of another kind: two of one may become one
-    assert process.wait(PATIENCE_S) in (0, Exit.INTERRUPTED)  # whichever it heard of first
+        process.send_signal(signal.SIGINT)  # a different signal: two equal ones may be merged
+    assert process.wait(PATIENCE_S) in (0, Exit.INTERRUPTED)  # whichever it handles first
     assert cli("reader", "ls", "orders", "--json").json == []
 
 
@@ -320,12 +320,12 @@ def test_it_goes_on_when_the_daemon_comes_back(tmp_path, alone, spawn):
 # --- posts -------------------------------------------------------------------------------------------
 
 
-#: What posts are signed with.
+#: The secret that signs posts.
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
 class Hook(BaseHTTPRequestHandler):
-    """Fails for the first attempt at b, and never wants c."""
+    """Fails the first attempt at b, and always rejects c."""
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))

@@ -1,4 +1,4 @@
-"""``plainsong on`` and its daemon killed again and again: every message at least once, in order, repeated only there."""
+"""``plainsong on`` and its daemon under repeated kill -9: every message at least once, in order, repeats only there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEVER = "case $PLAINSONG_MESSAGE_ID in *[05]00000000000000000000) exit 65;; esac
 
 
 class Scene:
-    """A daemon, a topic with messages, and the command, both of which can be killed and started again."""
+    """A daemon, a topic with messages, and the command; both processes can be killed and restarted."""
 
     def __init__(self, path, *arguments):
         self.effects = path / "effects"
@@ -62,7 +62,7 @@ class Scene:
         assert self.process.wait(PATIENCE_S) == -signal.SIGKILL
 
     def kill_daemon(self):
-        """The daemon dies under a command at work: before its first answer the command would end, as it should."""
+        """Kill the daemon while the command is at work; before its first answer, the command would rightly exit."""
         before = len(self.happened())
         self.publish(10)
         eventually("an effect of this run", lambda: len(self.happened()) > before, PATIENCE_S)
@@ -74,7 +74,7 @@ class Scene:
         return self.effects.read_text().split()
 
     def reached(self, count):
-        """Waits until so many different messages have had their effect."""
+        """Wait until this many different messages have had their effect."""
         eventually(f"{count} effects", lambda: len(set(self.happened())) >= count, PATIENCE_S)
 
     def end(self):
@@ -86,7 +86,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path):
-    """Makes a scene, and takes it down."""
+    """Make scenes, and end them after the test."""
     scenes = []
 
     def make(line, *arguments):
@@ -107,7 +107,7 @@ def test_nothing_is_skipped_and_repeats_stand_only_where_something_was_killed(sc
     for kill in range(KILLS):
         play.start()
         play.reached(MESSAGES * (kill + 1) // (KILLS + 2))
-        time.sleep(chance.random() / 50)  # anywhere in a turn
+        time.sleep(chance.random() / 50)  # at any point of a turn
         if kill == 2:
             play.kill_daemon()
             play.reached(min(len(play.ids), len(set(play.happened())) + 2))
@@ -116,9 +116,7 @@ def test_nothing_is_skipped_and_repeats_stand_only_where_something_was_killed(sc
     assert play.process.wait(PATIENCE_S) == 0
     happened = play.happened()
     assert [message_id for message_id, _ in groupby(happened)] == play.ids
-    assert (
-        len(happened) - len(play.ids) <= KILLS
-    )  # the daemon's end repeats nothing: the command was there all the time
+    assert len(happened) - len(play.ids) <= KILLS  # the daemon's end repeats nothing, because the command kept running
 
 
 def test_dead_letters_are_there_once_although_all_is_killed(scene):
@@ -142,7 +140,7 @@ def test_dead_letters_are_there_once_although_all_is_killed(scene):
 
 
 def test_posts_are_repeated_with_the_same_key(tmp_path):
-    """The server drops connections after it has taken a message: what follows has the same key, and order holds."""
+    """The server drops connections after it has received a message: the retry has the same key, and order holds."""
 
     class Dropping(BaseHTTPRequestHandler):
         def do_POST(self):

@@ -1,4 +1,4 @@
-"""Commands as effects: what they are told, what their exit means, and that nothing of them is left."""
+"""Commands as effects: their input, the meaning of their exit status, and that no process is left over."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def message(payload=b"", attributes=None):
 
 
 class Collected:
-    """Output, kept."""
+    """Collects output."""
 
     def __init__(self):
         self.got = {"stdout": b"", "stderr": b""}
@@ -55,7 +55,7 @@ def output():
 
 @pytest.fixture
 def shell(stop, output):
-    """Runs a line of shell with a payload."""
+    """Run a line of shell with a payload."""
 
     def call(line, payload=b"", *, timeout_s=PATIENCE_S, attributes=None, attempt=1):
         runner = Runner(["/bin/sh", "-c", line], os.environ, "shop", timeout_s=timeout_s, stop=stop, output=output)
@@ -67,9 +67,7 @@ def shell(stop, output):
 def is_gone(pid):
     try:
         with open(f"/proc/{pid}/stat") as stat:
-            return (
-                stat.read().rpartition(")")[2].split()[0] == "Z"
-            )  # dead, if not yet looked at by whoever took it over
+            return stat.read().rpartition(")")[2].split()[0] == "Z"  # dead, but not yet reaped by its new parent
     except FileNotFoundError:
         return True
 
@@ -155,7 +153,7 @@ def test_words_are_no_shell_line(stop, output):
 
 
 def test_an_attempt_that_takes_too_long_is_ended_with_its_whole_group(shell, output, monkeypatch):
-    # Its time is over when it has said all that it says, however long it takes to come so far.
+    # The clock leaps past the time-out once the command has printed everything, however slow the machine is.
     leap = lambda: time.monotonic() + (2 * PATIENCE_S if output.got["stderr"] else 0)  # noqa: E731
     monkeypatch.setattr("plainsong.react.command.monotonic", leap)
     verdict = shell("sleep 1000 & echo $!; echo slow >&2; wait")
@@ -243,7 +241,7 @@ def test_a_command_dies_with_the_program(tmp_path):
 
 
 def test_as_the_first_process_of_a_container_it_leaves_no_zombies(tmp_path):
-    """The process takes itself for the first one, and gets the orphans, as that does."""
+    """The process believes it is the first one, and adopts orphans as the first one does."""
     program = f"""
 import ctypes, os, pathlib, time
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER

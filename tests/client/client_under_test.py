@@ -1,8 +1,8 @@
-"""One suite for both clients: what a test calls ``Client`` is the one for threads, or the other one behind this adapter.
+"""One suite for both clients: a test's ``Client`` is the one for threads, or the asynchronous one in an adapter.
 
-The tests are written as for threads. With ``both_clients`` they run a second time, each call carried out by an
-``AsyncClient`` on an event loop in a thread of its own: what is awaited is waited for, ``async with`` and ``async for``
-become ``with`` and ``for``, and what stands for a message has ``result`` and ``exception``.
+The tests are written for threads. With ``both_clients`` they run a second time, with each call carried out by an
+``AsyncClient`` on an event loop in a thread of its own: the adapter waits for what is awaited, ``with`` and ``for``
+stand for ``async with`` and ``async for``, and the object of a sent message has ``result`` and ``exception``.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from tests.client.simulation import kind
 
 _life = ExitStack()
 _portals: list[BlockingPortal] = []
-#: What has to be entered before it can be used; threads find it open.
+#: Methods whose asynchronous result must be entered first; in the client for threads it is open already.
 _OPENED = ("publisher", "producer", "stream")
 
 
 def portal() -> BlockingPortal:
-    """The event loop's, which lives as long as the tests of a file."""
+    """Return the portal to the event loop, which lives as long as the tests of a file."""
     if not _portals:
         opened = _life.enter_context(start_blocking_portal("trio"))
-        # What tests left open (senders at work, readers that follow) must not keep the interpreter from ending.
+        # Senders and readers that tests left running must not keep the interpreter from exiting.
         _life.callback(partial(opened.call, opened.stop, True))
         _portals.append(opened)
     return _portals[0]
 
 
 def close_portal() -> None:
-    """End the event loop and whatever still runs on it; the next call gets another."""
+    """End the event loop and every task on it; the next call to ``portal`` starts another."""
     _life.close()
     _portals.clear()
 
 
 def Client(*arguments: Any, **options: Any) -> Any:  # noqa: N802 - it stands for the class
-    """The client that the running test is about."""
+    """Create a client of the kind that the running test covers."""
     if kind().name == "sync":
         return plainsong.Client(*arguments, **options)
     return Adapter(AsyncClient(*arguments, **options))
 
 
 def only_threads(why: str) -> None:
-    """Leave out what is true of threads alone."""
+    """Skip the test for the asynchronous client."""
     if kind().name == "async":
         pytest.skip(f"of threads: {why}")
 
 
 class Adapter:
-    """An object of the asynchronous client, for threads."""
+    """An object of the asynchronous client, with the interface for threads."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -75,7 +75,7 @@ class Adapter:
     def __getattr__(self, name: str) -> Any:
         name_inside = "aclose" if name == "close" else name
         if isfunction(getattr_static(type(self._inner), name_inside, None)):
-            value = getattr(self._inner, name_inside)  # a method: to take it runs nothing of the client's
+            value = getattr(self._inner, name_inside)  # a method: reading the attribute runs none of the client's code
         else:
             value = portal().call(getattr, self._inner, name_inside)
         if not callable(value) or isinstance(value, type):
@@ -120,7 +120,7 @@ class Adapter:
 
 
 class Future:
-    """What becomes of a message."""
+    """The outcome of a message."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -144,13 +144,13 @@ class Future:
 
 
 async def awaited(work: Callable[[], Any]) -> Any:
-    """What it returns, or comes to; futures are for the test to wait for."""
+    """Return the result, awaited if it is a coroutine; futures are left to the test."""
     result = work()
     return await result if iscoroutine(result) else result
 
 
 def in_a_thread(function: Any) -> Any:
-    """A test's function, for a client that awaits it."""
+    """Wrap a test's function for a client that awaits it."""
 
     async def work(context: Any) -> Any:
         inside = transactions.enter(context)
@@ -163,12 +163,12 @@ def in_a_thread(function: Any) -> Any:
 
 
 def wrapped(value: Any) -> Any:
-    """As threads know it."""
+    """Wrap a value of the asynchronous client for a test."""
     if isinstance(value, AsyncSettled | AsyncTicket):
         return Future(value)
     return Adapter(value) if type(value).__module__.startswith("plainsong._async") else value
 
 
 def unwrapped(value: Any) -> Any:
-    """As tasks know it."""
+    """Return the asynchronous client's object for a test's value."""
     return value._inner if isinstance(value, Adapter) else value

@@ -1,4 +1,4 @@
-"""What the tests of the client share: one daemon for those that leave it in peace, and topics of their own."""
+"""Fixtures of the client's tests: one daemon for the tests that do not disturb it, and a topic for each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def url_of(daemon: Daemon) -> str:
 
 @pytest.fixture(scope="session")
 def shared_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
-    """Daemons that no test disturbs, by the kind of client, since both make topics of the same names."""
+    """Daemons that no test disturbs, one per kind of client because both create topics of the same names."""
     with ExitStack() as daemons:
         urls: dict[str, str] = {}
 
@@ -44,14 +44,14 @@ def shared_url(shared_daemons: Callable[[str], str]) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def portal_of_module() -> Iterator[None]:
-    """What the tests of one file left open does not run beside those of the next."""
+    """Stop what the tests of one file left running before those of the next start."""
     yield
     close_portal()
 
 
 @pytest.fixture(params=sorted(KINDS), scope="module")
 def both_clients(request: pytest.FixtureRequest) -> Iterator[str]:
-    """What is tested in virtual time is tested twice: of the client for event loops, and of the one for threads."""
+    """Run a test in virtual time twice: with the client for event loops, and with the one for threads."""
     kinds.append(KINDS[request.param])
     yield request.param
     kinds.pop()
@@ -71,7 +71,7 @@ def topic(client: Any) -> str:
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    """Starts daemons of the test's own, and ends them with it."""
+    """Start daemons of the test's own, and stop them after it."""
     with ExitStack() as daemons:
 
         def start(*sets: str, **options: Any) -> Daemon:
@@ -82,6 +82,5 @@ def daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 
 @pytest.fixture
 def shared_address(shared_url: str) -> tuple[str, int]:
-    """Where the shared daemon listens."""
     host, _, port = shared_url.removeprefix("http://").rpartition(":")
     return host, int(port)

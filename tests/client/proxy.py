@@ -1,4 +1,4 @@
-"""A TCP proxy that loses things: it stands between a client and a daemon and can be told what to do to answers."""
+"""A TCP proxy between a client and a daemon that loses answers, as a test directs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Literal
 from tests.patience import PATIENCE_S
 
 #: ``pass`` everything; ``lose`` the answer and cut; ``swallow`` it and keep the connection; ``cut`` it in the middle;
-#: ``refuse`` requests unread; ``die``: lose this answer, and refuse everything from then on.
+#: ``refuse`` requests unread; ``die``: lose this answer, and refuse every later request.
 Mode = Literal["pass", "lose", "swallow", "cut", "refuse", "die"]
 
 
 class Proxy:
-    """Listens on a port of its own; ``with`` it.
+    """Listens on a port of its own; a context manager.
 
-    ``then`` are the modes of the next pieces that answers come in, ``mode`` of those after. ``after`` are marks of
-    requests, each with the mode of everything that comes back on its connection, once. Until the first of that has
-    come, requests on other connections wait: what is lost is an answer, and whoever asks for it asks after it was given.
+    ``then`` are the modes of the next pieces of answers, ``mode`` that of all later ones. ``after`` maps a mark in a
+    request to the mode of everything that arrives on its connection afterwards, once. Requests on other connections
+    wait for the first such piece, so a client that asks about a lost answer asks after the daemon has given it.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
@@ -27,12 +27,12 @@ class Proxy:
         self.mode: Mode = "pass"
         self.then: list[Mode] = []
         self.after: dict[bytes, Mode] = {}
-        #: Answers that were not passed on whole.
+        #: Pieces of answers that were not passed on whole.
         self.lost = 0
-        #: Of clients, until now.
+        #: Connections that clients have opened so far.
         self.connections = 0
         self._changed = threading.Condition()
-        #: Connections to the target whose answer to a marked request has not come.
+        #: Connections to the target with a marked request and no answer yet.
         self._due: set[socket.socket] = set()
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -56,7 +56,7 @@ class Proxy:
             each.close()
 
     def close_all(self) -> None:
-        """Break every connection there is."""
+        """Break every open connection."""
         for each in self._open:
             _end(each)
 
@@ -98,7 +98,7 @@ class Proxy:
                 far.sendall(data)
         except OSError:
             pass
-        with self._changed:  # a client may have lost its patience before the answer that it is to lose has come
+        with self._changed:  # a client may give up before the answer that it is to lose arrives
             self._changed.wait_for(lambda: far not in self._due, PATIENCE_S)
         _end(near), _end(far)
 
@@ -123,12 +123,12 @@ class Proxy:
         self._has_come(far)
 
     def _mode(self, doom: list[Mode]) -> Mode:
-        """What becomes of the piece of an answer that has just come."""
+        """Return the mode of the piece of an answer that has just arrived."""
         with self._changed:
             return doom[0] if doom else self.then.pop(0) if self.then else self.mode
 
     def _has_come(self, far: socket.socket) -> None:
-        """The answer that was due on a connection, or its end."""
+        """Note the answer that was due on a connection, or the connection's end."""
         with self._changed:
             self._due.discard(far)
             self._changed.notify_all()

@@ -1,6 +1,6 @@
 """A simulation in which clients run without waiting: answers come from a script, and time passes only in pauses.
 
-Each test of it runs twice (``both_clients``): with the client for event loops, and with the one for threads that is
+With ``both_clients`` each test runs twice: with the client for event loops, and with the one for threads that is
 generated from it.
 """
 
@@ -23,7 +23,7 @@ from plainsong.settings import Settings
 
 
 class Kind(NamedTuple):
-    """What the tests of both clients use of one."""
+    """The names of one client that the tests of both use."""
 
     name: str
     Channel: Any
@@ -58,17 +58,17 @@ KINDS = {
         transaction_messages,
     ),
 }
-#: The last is the one that the running test is about.
+#: The last is the kind that the running test covers.
 kinds: list[Kind] = [KINDS["sync"]]
 
 
 def kind() -> Kind:
-    """The client that the running test is about."""
+    """Return the kind of client that the running test covers."""
     return kinds[-1]
 
 
 def run(work: Callable[..., Any], *arguments: Any) -> Any:
-    """What it returns, or comes to."""
+    """Return the result of ``work``, awaited if it is asynchronous."""
     if kind().name == "sync":
         return work(*arguments)
 
@@ -101,7 +101,7 @@ def said(value: Any) -> Answer:
     return Answer(200, {"content-type": "application/json"}, json.dumps(value).encode())
 
 
-#: More than any test needs: a client that asks for ever is to fail, and not to fill the memory.
+#: More than any test needs: a client that retries forever must fail, not fill the memory.
 MOST_REQUESTS = 10_000
 NOBODY = Failure("connect", "refused")
 LOST = Failure("lost", "reset")
@@ -109,9 +109,9 @@ SILENT = Failure("timeout", "no answer within 30 s")
 
 
 class Simulation:
-    """Where a client sends its requests, and how its time passes. ``answers``: in turn, or by a function of what was sent.
+    """A network and a clock for a client. ``answers``: in order, or a function of the request that was sent.
 
-    ``took_s`` is a request's time, ``overslept_s`` what each pause takes longer than was asked for.
+    A request takes ``took_s``, and each pause takes ``overslept_s`` longer than requested.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Simulation:
         reached: bool = True,
         **changed: Any,
     ) -> Any:
-        """What sends the calls of a client that lives here. ``reached``: a daemon has answered it before."""
+        """Return the channel of a client in this simulation. ``reached``: a daemon has answered it before."""
         channel = kind().Channel(
             settings(url, **changed),
             self,
@@ -151,7 +151,6 @@ class Simulation:
         return channel
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """What it returns, or comes to."""
         return run(work, *arguments)
 
     def _carried(self, send: Send) -> Answer | Failure:

@@ -1,4 +1,4 @@
-"""The connections of the client for threads, at a server that answers exactly the bytes a test gives it."""
+"""The connections of the client for threads, to a server that sends exactly the bytes a test gives it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.client.simulation import settings
 from tests.patience import PATIENCE_S
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-#: What a handler may do: answer bytes, close (None), or whatever a function does with the socket.
+#: A step of a handler: bytes to send, None to close, or a function of the socket.
 Step = bytes | None | Callable[[socket.socket], None]
 
 
 class Server:
-    """Reads whole requests and answers each connection's by its steps, in turn; the last step repeats."""
+    """Reads whole requests and answers those of each connection by its steps, in turn; the last step repeats."""
 
     def __init__(self, *steps: Step) -> None:
         self.steps = list(steps) or [OK]
@@ -319,7 +319,7 @@ def test_so_it_has_on_an_event_loop(monkeypatch, longest_s, comes):
 
 
 def test_an_answer_that_comes_before_the_body_was_taken_is_read(serve, pools):
-    """A server that refuses a large body closes the connection; the reason is in its answer."""
+    """A server that refuses a large body closes the connection; its answer has the reason."""
     answer = b"HTTP/1.1 413 Too Large\r\nConnection: close\r\nContent-Length: 3\r\n\r\nbig"
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -341,7 +341,7 @@ def test_an_answer_that_comes_before_the_body_was_taken_is_read(serve, pools):
 
 
 def test_a_refused_connection_and_an_unknown_name_send_nothing(pools):
-    with socket.socket() as taken:  # so that nobody else listens there
+    with socket.socket() as taken:  # reserves a port on which no server listens
         taken.bind(("127.0.0.1", 0))
         for nowhere in (f"http://127.0.0.1:{taken.getsockname()[1]}", "http://no-such-host.invalid:1"):
             failure = ask(pools(nowhere), nowhere)

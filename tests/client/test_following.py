@@ -1,4 +1,4 @@
-"""A client goes to the owner it was told of, and back when that is not there; without a network and without waiting."""
+"""A client goes straight to the owner that an answer named, and back if it is unreachable; no network, no waiting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECEIPT = AVRO.encode_receipt(Receipt(pack_id(5, 0), pack_id(5, 0), 1))
 
 
 def stored(owner=None):
-    """A receipt, forwarded by somebody who names the owner, or from the owner itself."""
+    """Return a receipt, forwarded by an instance that names the owner, or from the owner itself."""
     named = {} if owner is None else {"plainsong-owner": owner}
     return Answer(200, {"content-type": "avro/binary", **named}, RECEIPT)
 
@@ -32,7 +32,7 @@ def publish(topic="t"):
 
 
 def sent(script, *asked, url="http://one", clock=None, **options):
-    """Where each attempt of these calls went, one call after the other."""
+    """Make calls one after the other, and return the destination of each attempt."""
     simulation = Simulation(script)
     client = simulation.channel(url, clock=clock, **options)
     for call in asked:

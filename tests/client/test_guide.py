@@ -1,7 +1,6 @@
-"""Every Python example of docs/client.md, of the README and of the distribution's, run as it stands against a real daemon.
+"""Every Python example of docs/client.md, of the README and of the distribution's README runs against a real daemon.
 
-What the README shows of Spark runs where Spark does, tests/spark/test_read_guide.py, and what it shows of PostgreSQL in
-tests/howto/test_howto.py.
+tests/spark/test_read_guide.py runs the README's examples for Spark, and tests/howto/test_howto.py those for PostgreSQL.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tests.patience import PATIENCE_S
 
 GUIDE = Path(__file__).parents[2] / "docs" / "client.md"
 README = GUIDE.parents[1] / "README.md"
-#: What an index of packages shows.
+#: The page that package indexes show.
 DISTRIBUTION = GUIDE.parents[1] / "etc/dist/client/README.md"
 EXAMPLES = [
     example
@@ -24,7 +23,7 @@ EXAMPLES = [
     for example in re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
     if "spark." not in example and "sqlalchemy" not in example
 ]
-#: What an example prints, of those where that matters.
+#: The output of an example, where it matters.
 SAYS = {
     '"greetings", start="oldest"': "b'world'",
     "AsyncClient": "b'third'",
@@ -46,7 +45,7 @@ SAYS = {
     "producer.begin": "committed 2 ['account-12', 'account-12', 'account-13', 'account-13', 'account-14', 'account-14']",
     "publish_file": "[b'one', b'two', b'three']",
     "add_up": "42 42",
-    "client.admin.events": "attention ",  # how much there is depends on the disk, and on what others have left open
+    "client.admin.events": "attention ",  # the number depends on the disk, and on transactions of other tests
     "verify_chain": "True found",
     "Outgoing": "(b'gone in a minute', 60000), (b'gone in an hour', 3600000)",
 }
@@ -55,7 +54,7 @@ SAYS = {
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_the_examples_of_the_guide_do_what_they_show(example: str, shared_url: str, tmp_path: Path):
     environ = {"PLAINSONG_URL": shared_url, "PLAINSONG_NAMESPACE": "guide"}
-    # The guide speaks to the default place, where a reader's own daemon is.
+    # The examples use the default address, where a reader's own daemon listens.
     run = re.sub(r"Client\((\"http://127.0.0.1:7420\")?\)", "Client.from_environment()", example)
     program = tmp_path / "example.py"
     program.write_text(f'import warnings\nwarnings.simplefilter("error")\n{run}', encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Producers and kill -9, of the client and of the daemon: every message once, in order, at the end."""
+"""Producers with kill -9 of the client and of the daemon: in the end every message is there once, in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.daemon.harness import Daemon, eventually
 from tests.patience import PATIENCE_S
 from tests.ports import free_address
 
-#: Publishes the lines of a file, each under its offset; run again, it goes on where the topic says it is.
+#: Publishes the lines of a file, each under its offset; a second run continues where the topic ends.
 FROM_A_FILE = """
     import sys
     from plainsong import Client
@@ -48,7 +48,7 @@ def test_a_file_is_published_once_whoever_is_killed(daemon: Callable[..., Daemon
         for _ in range(3):
             before = count()
             process = program(FROM_A_FILE, url, "t", str(tmp_path / "input"), "20")
-            # Nobody may look while it publishes all that is left.
+            # The publishing may end before the next poll of the count.
             eventually(
                 "a part is there",
                 lambda before=before, process=process: count() > before + 100 or process.poll() is not None,
@@ -170,7 +170,7 @@ def test_a_daemon_that_stays_away_is_told_and_nothing_behind_it_is_stored(daemon
             assert again.last_sequence_id == -1
 
 
-#: Adds up what it reads, and keeps the id with the sum; run again, it goes on.
+#: Adds up the messages and keeps the id with the sum; a second run continues there.
 INTO_A_DATABASE = """
     import sqlite3, sys
     from plainsong import Client
@@ -195,7 +195,7 @@ def test_what_is_kept_with_its_message_id_counts_each_message_once(
             with closing(sqlite3.connect(path, timeout=PATIENCE_S)) as database:
                 return int((database.execute("SELECT total FROM totals").fetchone() or (0,))[0])
         except sqlite3.OperationalError:
-            return 0  # the table is not there yet
+            return 0  # the table does not exist yet
 
     sent = 0
     for _ in range(3):

@@ -163,7 +163,7 @@ ROOM_FOR_TWO = 2 * (ITEM_BYTES + 1)
 
 @pytest.fixture
 def nobody() -> Client:
-    """A client whose daemon is away, and is waited for: what nobody takes is not given up, and makes no room."""
+    """A client that waits for an unreachable daemon: its messages stay in the buffer and make no room."""
     return Client("http://127.0.0.1:1", deadline_s=1, wait_for_daemon_s=PATIENCE_S)
 
 
@@ -277,7 +277,7 @@ def test_at_least_once_sends_again_and_keeps_the_order(client: Client, topic: st
 def test_an_answer_that_does_not_come_ends_with_the_delivery_timeout(
     topic: str, shared_address, monkeypatch: pytest.MonkeyPatch
 ):
-    # No time passes in the buffer: the message sets out with the whole of it, whatever holds the sender up.
+    # No time passes in the buffer: the message is sent with its whole time-out, even if the sender is delayed.
     monkeypatch.setattr(f"plainsong._{kind().name}.publisher.now", lambda: 0.0)
     with Proxy(shared_address) as proxy, Client(proxy.url) as through:
         proxy.mode = "swallow"
@@ -386,7 +386,7 @@ def test_attributes_that_the_caller_changes_later_are_sent_as_they_were_handed_i
 def test_a_message_that_a_codec_cannot_write_fails_alone(
     client: Client, topic: str, kind_of_sender: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """No known message does that: a codec that fails stands for one that is not known yet."""
+    """No known message fails to encode; a failing codec stands for one that might."""
     encode = AVRO_2.encode_publish
 
     def encode_unless_bad(request: PublishRequest) -> bytes:

@@ -1,4 +1,4 @@
-"""A reader whose requests, saves or messages take longer than it waits goes on all the same; in virtual time."""
+"""A reader whose requests, saves or messages take longer than its time-outs still makes progress; in virtual time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 def simulated(daemon: FakeDaemon, takes_s: Callable[[Send], float] = lambda _: 0.0) -> Simulation:
-    """A daemon whose answers take so long, for clients that wait for each no longer than they say."""
+    """A daemon whose answers take this long, for clients that give up after their time-out."""
 
     def answer(send: Send) -> Answer | Failure:
         took_s = takes_s(send)
@@ -39,7 +39,7 @@ def simulated(daemon: FakeDaemon, takes_s: Callable[[Send], float] = lambda _: 0
 
 
 def followed(simulation: Simulation, topics: str | list[str] = "a", start: Any = "oldest", **options: Any) -> Any:
-    """A reader that follows."""
+    """Return a reader that follows."""
     return kind().Reader(reading(simulation, topics, start, **{"follow": True, **options}))
 
 
@@ -98,7 +98,7 @@ def test_a_save_that_the_time_of_get_cuts_off_is_left_to_the_next_one():
 
 
 class Elsewhere:
-    """A position that is kept in something else, which does not answer in time."""
+    """A position in an external store that does not answer in time."""
 
     def load(self, daemon: Any, topics: Any) -> dict[str, bytes]:
         return {}
@@ -194,7 +194,7 @@ def test_a_save_without_an_answer_hides_no_other_reader(failure):
     with pytest.raises(DeadlineExceeded):
         simulation.run(reader.save)
     simulation._answer = answer
-    # One that was sent nowhere is another reader's, if the daemon has it.
+    # A failure before the request was sent means that another reader wrote the position, if the daemon has it.
     daemon.readers["a"] = pack_id(2 if failure is SILENT else 1, 0).hex()
     assert got(simulation, reader) == b"2"
     assert got(simulation, reader) == b"3"
@@ -290,14 +290,14 @@ NUMBERED = [b"%04d" % number + b"." * 2000 for number in range(1500)]
 
 
 def asked_bytes(send: Send) -> int | None:
-    """The ``maxBytes`` of a poll, of one topic or of many."""
+    """Return the ``maxBytes`` of a poll, of one topic or of many."""
     if "payload=" in send.request.path:
         return json.loads(send.request.body).get("maxBytes")
     return AVRO_2.decode_poll(send.request.body).max_bytes
 
 
 def through(daemon: FakeDaemon, most_bytes: int, verb: str = "poll") -> Simulation:
-    """A line on which no answer to a poll for more than that comes."""
+    """A line that delivers no answer to a poll for more than ``most_bytes``."""
 
     def takes_s(send: Send) -> float:
         asked = asked_bytes(send) if send.request.path.endswith(verb) else 0
@@ -307,7 +307,7 @@ def through(daemon: FakeDaemon, most_bytes: int, verb: str = "poll") -> Simulati
 
 
 def timed_out(simulation: Simulation, most_bytes: int) -> int:
-    """How many requests were for more than comes through."""
+    """Return the number of requests for more than ``most_bytes``."""
     return sum(1 for each in map(asked_bytes, simulation.sent) if each is None or each > most_bytes)
 
 
@@ -317,7 +317,7 @@ def test_a_follower_asks_for_less_until_it_comes_through_and_reads_every_message
     simulation = through(daemon, most_bytes)
     reader = followed(simulation, page_messages=10_000)
     assert got(simulation, reader) == NUMBERED[0]
-    # The first one is for as much as the daemon gives.
+    # The first request is for as much as the daemon gives.
     assert timed_out(simulation, most_bytes) <= log2(PageBytes.MOST / most_bytes) + 1
     assert [got(simulation, reader) for _ in NUMBERED[1:]] == NUMBERED[1:]
     pages = len(simulation.sent) - timed_out(simulation, most_bytes)
@@ -336,14 +336,14 @@ def test_a_follower_of_many_topics_asks_for_less_until_it_comes_through():
 
 
 def slow_line(daemon: FakeDaemon, bytes_per_s: int) -> Simulation:
-    """A line that takes its time for each byte of an answer."""
+    """A line with this bandwidth for answers."""
 
     def answer(send: Send) -> Answer | Failure:
         assert simulation.now_s < 3600
         answered = daemon(send)
         assert isinstance(answered, Answer)
         took_s = len(answered.body) / bytes_per_s
-        # Of an answer in pieces some comes all the time.
+        # A streamed answer makes progress all the time, so only its longest duration counts.
         limit_s = send.timeout_s if send.longest_s is None else send.longest_s
         simulation.now_s += min(took_s, limit_s)
         return SILENT if took_s > limit_s else answered

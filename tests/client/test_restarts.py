@@ -1,4 +1,4 @@
-"""A daemon that is killed and comes back while clients publish and read."""
+"""A daemon is killed and restarted while clients publish and read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ KILLS = 3
 
 
 def kill_and_restart(daemon: Daemon) -> None:
-    """As after a crash."""
     daemon.kill()
     daemon.start()
 
@@ -53,7 +52,7 @@ def test_what_a_publisher_promised_is_there_in_order_after_kills(daemon: Callabl
     assert order == sorted(set(order)), "each once, in the order of the calls"
     promised = {n: sent.result() for n, sent in enumerate(sents) if n not in unknown}
     assert promised.items() <= {n: message_id for message_id, n in found}.items()
-    # One request is under way at a kill; another may set out on a connection whose end has not been noticed.
+    # One request is under way at a kill; another may start on a connection whose end the client has not noticed.
     assert len(unknown) <= KILLS * 2 * 20
 
 
@@ -163,7 +162,7 @@ def test_a_graceful_restart_loses_nothing_and_at_most_one_answer(daemon: Callabl
         eventually("it goes on", lambda: acknowledged > so_far + 50)
         ended.set()
         thread.join()
-        # A kept connection can be closed just as a request sets out on it: then nobody knows, and it is said.
+        # The daemon may close a kept connection just as a request starts on it: then the outcome is unknown.
         assert [error.outcome for error in failed] in ([], ["unknown"])
         found = [int(message.payload) for message in client.read("t")]
         assert sorted(set(found)) == list(range(acknowledged))

@@ -1,4 +1,4 @@
-"""What changes at the service, followed by a client: from the start, over kills of the daemon, and until it is stopped."""
+"""A client follows the service's events: from the start, across kills of the daemon, and until it is stopped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_client_is_told_what_there_is_and_then_what_changes(client: Any, topic
     with client.admin.events(topic, kinds=["topics", "attention"]) as events:
         assert next(events).kind == "topics"
         attention = next(events)
-        # A disk that is slow is told for minutes, and no test can help it.
+        # A slow disk is reported for minutes, which no test can prevent.
         assert (attention.kind, [each for each in attention.data if each["kind"] != "slow-sync"]) == ("attention", [])
         client.publish(topic, [b"a", b"b"])
         changed = next(event for event in events if event.data[0]["messages"] == 2)
@@ -46,7 +46,7 @@ def test_all_kinds_are_told_and_topics_if_some_are_named(client: Any, topic: str
     with client.admin.events(f"default:{topic}") as events:
         assert {each.kind for each in islice(events, 4)} == {"topics", "transactions", "attention", "cluster"}
     with client.admin.events(f"default:{topic}", kinds=["topics"]) as events:
-        # Streams share what was found within the last second, which may be from before the topic was made.
+        # Streams share the state found within the last second, which may predate the topic.
         (row,) = next(event.data for event in events if event.data)
         assert (row["namespace"], row["name"]) == ("default", topic)
 
@@ -58,7 +58,7 @@ def test_after_a_kill_it_goes_on_by_itself_and_tells_only_what_is_different(daem
         assert list(told) == ["transactions", "attention"]
         kill_and_restart(running)
         begun = client.transactions.begin()
-        # A disk that was slow meanwhile needs attention, which is different too.
+        # A disk that was slow in between also changes the attention event.
         for event in events:
             assert event.data != told[event.kind], "it was told before"
             told[event.kind] = event.data
@@ -129,7 +129,7 @@ def test_what_cannot_be_followed_is_an_error_at_once(client: Any, shared_url: st
 
 @contextmanager
 def playing(*answers: bytes) -> Iterator[tuple[str, list[str]]]:
-    """A server that gives each connection one of these answers and closes it; what it was asked is listed."""
+    """A server that gives each connection one of these answers and closes it; yields its URL and the requests."""
     asked: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -150,7 +150,7 @@ def playing(*answers: bytes) -> Iterator[tuple[str, list[str]]]:
 
 
 def followed(url: str) -> None:
-    """Follows a server until that fails, and does not try again."""
+    """Follow a server until an error, without a retry."""
     with Client(url, retry=False) as client, client.admin.events() as events:
         list(events)
 

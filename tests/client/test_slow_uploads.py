@@ -1,4 +1,4 @@
-"""A large body on a slow line: it has the time that a daemon gives it, and no more than its caller does."""
+"""A large body on a slow line: its time-out grows as the daemon's does, but never beyond the caller's deadline."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BOUNDS = producer_bounds(
 
 
 class Line(Simulation):
-    """A line over which every answer takes ``took_s``, unless the client has given up by then."""
+    """A line on which every answer takes ``took_s``, unless the client gives up earlier."""
 
     def __init__(self, took_s: float, answer: Any = lambda _: RECEIPT) -> None:
         def carried(send: Send) -> Answer | Failure:
@@ -130,7 +130,7 @@ def is_publish(send: Send) -> bool:
 
 
 def late_above(topic: Topic, most_bytes: int, *, arrives: bool) -> Any:
-    """Publishes with larger bodies get no answer in time; whether they happen is ``arrives``."""
+    """Lose the answers to publishes with larger bodies; ``arrives``: the topic stores them nevertheless."""
 
     def carry(send: Send) -> Answer | Failure:
         if not is_publish(send) or len(send.request.body) <= most_bytes:
@@ -186,7 +186,7 @@ def test_what_waits_to_be_sent_again_is_given_up_when_its_time_is_over(explicit:
     assert queue.overdue(BOUNDS.delivery_timeout_s - 1) == []
     ended = queue.overdue(BOUNDS.delivery_timeout_s)
     given_up = [future for each in ended for future in each.futures]
-    # Whoever gives the ids decides what becomes of what is behind them.
+    # With explicit ids, later messages fail too: the caller decides what to do about the gap.
     assert given_up == (list(range(7)) if explicit else list(range(6)))
     assert queue.pending == len(list(queue.futures())) == 7 - len(given_up)
     assert isinstance(ended[0].error, DeadlineExceeded)

@@ -36,7 +36,7 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
-#: Enough for many to be under way at once.
+#: Enough to have many under way at once.
 COUNT = 2_000
 
 
@@ -81,7 +81,7 @@ def test_a_producers_requests_are_deduplicated_over_a_stream(client: Client, top
         first, second = again(stream), again(stream)
     assert [ticket.result().duplicate for ticket in first + second] == [False] * 10 + [True] * 10
     ids = [ticket.result().first_id for ticket in first]
-    assert [ticket.result().first_id for ticket in second][-5:] == ids[-5:]  # the last results are remembered
+    assert [ticket.result().first_id for ticket in second][-5:] == ids[-5:]  # the stream keeps the last results
     assert len(list(client.read(topic))) == 10
 
 
@@ -182,7 +182,7 @@ def test_a_forked_child_has_no_part_in_a_stream(client: Client, topic: str):
     only_threads("event loops do not fork")
     stream = client.stream(topic)
     stream.publish(b"before").result(PATIENCE_S)
-    if not (child := os.fork()):  # nothing of pytest may run on in the child
+    if not (child := os.fork()):  # pytest must not continue in the child
         try:
             stream.publish(b"child")
         except Closed:
@@ -226,7 +226,7 @@ def test_an_answer_that_does_not_come_in_time_is_unknown(topic: str, shared_addr
 
 @pytest.fixture
 def deaf_url() -> Iterator[str]:
-    """A daemon that takes the handshake, pings a little later, and reads nothing."""
+    """A daemon that accepts the handshake, pings a little later, and never reads."""
     with socket.socket() as listening, ExitStack() as taken:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         listening.bind(("127.0.0.1", 0))
@@ -247,7 +247,7 @@ def deaf_url() -> Iterator[str]:
                 connection.sendall(b"\r\n".join([*lines, b"", b""]))
 
                 def ping() -> None:
-                    with suppress(OSError):  # the client may have left meanwhile
+                    with suppress(OSError):  # the client may have closed the connection
                         connection.sendall(b"\x89\x00")
 
                 pinging = threading.Timer(0.3, ping)
@@ -264,8 +264,8 @@ def test_limits_hold_at_a_daemon_that_pings_and_reads_nothing(deaf_url: str):
     with Client(deaf_url, request_timeout_s=1) as client:
         stream = client.stream("t", max_pending_bytes=64 << 20)
         tickets: list = []
-        with suppress(Closed):  # the limit may pass meanwhile
-            tickets.extend(stream.publish(b"x" * 15_000) for _ in range(1_400))  # none is so large that it has longer
+        with suppress(Closed):  # the limit may pass during the loop
+            tickets.extend(stream.publish(b"x" * 15_000) for _ in range(1_400))  # too small to extend the limit
         assert isinstance(tickets[0].exception(PATIENCE_S), OutcomeUnknown)
         with pytest.raises(NotSent):
             stream.close(1)
@@ -303,7 +303,7 @@ def test_a_daemon_that_leaves_answers_what_it_took_and_the_rest_did_not_happen(d
             error = ticket.exception(PATIENCE_S)
             stored += error is None
             assert error is None or error.outcome == "not-applied"
-        with suppress(NotSent):  # of very many failures not every ticket is kept to see whether it was asked
+        with suppress(NotSent):  # the stream does not remember every failed ticket that was checked
             stream.close()
         running.start()
         with Client(url_of(running)) as again:
@@ -311,7 +311,7 @@ def test_a_daemon_that_leaves_answers_what_it_took_and_the_rest_did_not_happen(d
 
 
 def test_acknowledged_requests_survive_sigkill_in_order(daemon: Callable[..., Daemon]):
-    # Behind the adapter each publish changes threads twice.
+    # In the adapter each publish changes threads twice.
     enough = 5_000 if kind().name == "sync" else 1_000
     running = daemon()
     with Client(url_of(running)) as client:

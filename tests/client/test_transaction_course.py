@@ -1,4 +1,4 @@
-"""Every step of a transaction, failing in every participant in every way: who is asked, and what is decided."""
+"""Every step of a transaction fails in every participant in every way: the calls that follow, and the decision."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ NAMES = ("a", "b", "c")
 
 
 class Boom(Exception):
-    """What a participant raises."""
+    """Raised by a participant."""
 
 
 class Participant:
-    """Writes down what it is asked; ``fails``: by method an exception to raise, or what to return."""
+    """Records its calls; ``fails``: by method, an exception to raise or a value to return."""
 
     def __init__(self, name: str, events: list[str], fails: dict[str, Any] | None = None) -> None:
         self._name = name
@@ -82,8 +82,6 @@ class Participant:
 
 
 class AsyncParticipant(Participant):
-    """The same, awaited."""
-
     async def start_tx(self, transaction: Any) -> None:
         await trio.lowlevel.checkpoint()
         super().start_tx(transaction)
@@ -106,7 +104,7 @@ class AsyncParticipant(Participant):
 
 
 class Stage:
-    """One transaction after the other with their service, of the client that the test is about."""
+    """Transactions in turn with their service, for the client that the test covers."""
 
     def __init__(self, fails: dict[str, dict[str, Any]], *, retry: bool = False) -> None:
         self.events: list[str] = []
@@ -649,7 +647,7 @@ def test_the_same_refusal_in_time_is_told_as_what_it_is():
 
 
 class Interrupted(BaseException):
-    """As when somebody presses Ctrl-C."""
+    """Stands for KeyboardInterrupt."""
 
 
 def test_an_interrupted_finish_is_undone_before_the_decision():

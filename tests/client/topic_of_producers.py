@@ -1,4 +1,4 @@
-"""A topic with producers in memory, as a client's requests meet it; it can be told to fail, or to forget."""
+"""A topic with producers in memory, as a client's requests see it; a test can make it fail or forget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plainsong.protocol.ids import pack_id
 from plainsong.protocol.requests import PublishRequest, PublishResponse, Receipt
 from tests.client.simulation import LOST, problem, said
 
-#: What an answer can be replaced with; a function decides for itself, and may let the request happen first.
+#: A replacement for an answer; a function may first carry the request out.
 Instead = Answer | Failure | Callable[[Callable[[], Answer]], Answer | Failure]
 
 
@@ -30,7 +30,7 @@ class Remembered:
 
 
 class Topic:
-    """``carry`` is the wire; ``instead`` (by verb, in turn) is what is answered instead, ``verbs`` what arrived."""
+    """``carry`` is the wire; ``instead`` (by verb, in turn) replaces answers, ``verbs`` are those that arrived."""
 
     def __init__(self) -> None:
         self.generation = 1
@@ -173,6 +173,6 @@ class Topic:
 
 
 def then_lost(happen: Callable[[], Answer]) -> Failure:
-    """It happens, and nobody hears of it."""
+    """Carry the request out, and lose the answer."""
     happen()
     return LOST
