@@ -17,6 +17,6 @@ async def daemon():
 
 @pytest.fixture
 def long_linger(monkeypatch):
-    """The rest of a refused request is read until the client ends it; on a busy machine that takes longer than the 2 s else."""
+    """Linger until the client ends a refused request: on a busy machine that takes longer than the usual 2 s."""
     for module in (asgi, gate, http1):
         monkeypatch.setattr(module, "LINGER_S", PATIENCE_S)

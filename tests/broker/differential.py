@@ -1,4 +1,4 @@
-"""The same request bytes to two listeners, and what must be the same in their answers. Point it at any two servers.
+"""Sends the same request bytes to any two servers, and compares what must be equal in their answers.
 
 problem = await difference(("127.0.0.1", 7420), ("127.0.0.1", 7421), request_bytes)
 """
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
     from tests.broker.listeners import Reply
 
-#: Of the hop, of the moment, or of the framing: not part of what is answered.
+#: Headers of the connection, the time or the framing.
 IGNORED_HEADERS = {"connection", "date", "server", "transfer-encoding", "content-length", "keep-alive"}
-#: Details that a parser words as it likes.
+#: Problems whose detail comes from a parser.
 WORDED_BY_PARSER = {"malformed_body", "invalid_parameter"}
 
 Address = tuple[str, int]
 
 
 async def difference(one: Address, other: Address, pieces: Sequence[bytes], answers: int) -> str | None:
-    """Sends ``pieces`` to both and reads up to ``answers`` answers; what differs, or None."""
+    """Send ``pieces`` to both and read up to ``answers`` answers; return the difference, or None."""
     seen = [[meaning(reply) for reply in await exchanged(listener, pieces, answers)] for listener in (one, other)]
     return None if seen[0] == seen[1] else f"{seen[0]!r}\n  is not\n{seen[1]!r}"
 
 
 async def exchanged(listener: Address, pieces: Sequence[bytes], answers: int) -> list[Reply]:
-    """The answers of ``listener``, as many as come before it closes the connection."""
+    """Return the answers of ``listener`` that arrive before it closes the connection."""
     replies: list[Reply] = []
     async with await trio.open_tcp_stream(*listener) as stream:
         reader = Reader(stream)
@@ -52,7 +52,7 @@ async def exchanged(listener: Address, pieces: Sequence[bytes], answers: int) ->
 
 
 def meaning(reply: Reply) -> tuple[int, object, list[tuple[str, str]]]:
-    """Status, body and headers of an answer, without what two right servers may do differently."""
+    """Return status, body and headers of an answer, without what two correct servers may do differently."""
     headers = sorted((name, value) for name, value in reply.headers.items() if name not in IGNORED_HEADERS)
     made = [(name, "made") if name == "x-request-id" and "-" in value else (name, value) for name, value in headers]
     body: object = reply.body

@@ -1,4 +1,4 @@
-"""A reader of server-sent events as browsers have one: WHATWG HTML, section 9.2, written from its text."""
+"""A reader of server-sent events, as in browsers: WHATWG HTML, section 9.2, implemented from its text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Event(NamedTuple):
 
 
 class EventSource:
-    """One connection; ``last_event_id`` is what a browser would send when it connects again.
+    """One connection; ``last_event_id`` is what a browser would send when it reconnects.
 
     Args:
       chunks: the body, in pieces of any size.
@@ -41,7 +41,7 @@ class EventSource:
         return self
 
     async def __anext__(self):
-        """The next event that is dispatched; the end of the stream dispatches none."""
+        """Return the next dispatched event; the end of the stream dispatches none."""
         while True:
             while b"\n" not in self._rest:
                 self._rest += await anext(self._chunks)
@@ -72,7 +72,7 @@ class EventSource:
 
 
 class Body:
-    """The body of an answer, as it comes."""
+    """The body of an answer, as it arrives."""
 
     def __init__(self, connection, stream):
         self._connection = connection
@@ -100,7 +100,7 @@ class Body:
 
 @asynccontextmanager
 async def event_source(base_url, path, **headers):
-    """An open stream; what is no event stream is refused, as a browser refuses it."""
+    """Open a stream; an answer that is no event stream is refused, as browsers refuse it."""
     host, _, port = str(base_url).removeprefix("http://").rstrip("/").rpartition(":")
     stream = await trio.open_tcp_stream(host, int(port))
     async with stream:
@@ -119,7 +119,7 @@ async def event_source(base_url, path, **headers):
 
 
 async def take(source, count):
-    """The next events of a stream."""
+    """Return the next events of a stream."""
     found = []
     with trio.fail_after(PATIENCE_S):
         async for event in source:

@@ -1,4 +1,4 @@
-"""A course whose writes can be held, each at its owner, while something else happens."""
+"""A course that can hold a write of a chosen owner while something else happens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storage.memory import MemoryStore
 
 
 class GatedStore(FaultyStore):
-    """Writes of chosen owners wait before they do anything."""
+    """A store that delays writes of chosen owners before they have any effect."""
 
     def __init__(self):
         super().__init__(MemoryStore())
@@ -31,7 +31,7 @@ class GatedStore(FaultyStore):
 
     @asynccontextmanager
     async def held(self, owner, call, *arguments):
-        """Inside, the write that this call leads to is under way."""
+        """Run a call whose write is held for the duration of the block."""
         reached, opened = self._gates[owner] = (trio.Event(), trio.Event())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(call, *arguments)
@@ -48,7 +48,7 @@ SERVICE = SERVICE_NAME.topic
 
 @asynccontextmanager
 async def staged(scene=None):
-    """Both topics with a message each, and a transaction that has published in ``a``; in the end all is checked."""
+    """Create both topics with a message each, and a transaction that has published in ``a``; run the checks at the end."""
     scene = scene or Scene(GatedStore())
     async with life(scene.store) as scene.daemon:
         for topic in NAMES:
@@ -63,19 +63,19 @@ async def staged(scene=None):
 
 
 async def refused(call, *arguments):
-    """The code of the problem this is answered with."""
+    """Return the code of the problem that a call is refused with."""
     with pytest.raises(Failed) as info:
         await call(*arguments)
     return info.value.code
 
 
 async def and_fail(call, *arguments):
-    """The same, for a task."""
+    """Run ``refused`` as a task."""
     await refused(call, *arguments)
 
 
 async def leaving(call, *arguments):
-    """A client that asks, and is gone before it is answered."""
+    """Ask as a client that disconnects before the answer."""
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(call, *arguments)

@@ -1,4 +1,4 @@
-"""A client of HTTP/2 for tests, which also sends what no library would."""
+"""A client of HTTP/2 for tests, which can also send what a library would refuse to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Answered:
-    """What has come of a stream."""
+    """The answer on a stream, as far as it has arrived."""
 
     status: int = 0
     body: bytes = b""
@@ -28,7 +28,6 @@ class Answered:
 
 
 def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream_id: int = 0) -> bytes:
-    """The bytes of a frame."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
 
 
@@ -60,7 +59,7 @@ class Http2:
             await self.stream.send_all(data)
 
     async def ask(self, method=b"POST", path=b"/v1/namespaces/ns/topics/t/store", body=None, *headers, **pseudo) -> int:
-        """Sends a request, without its end if the body is None; its stream's id."""
+        """Send a request, without its end if the body is None, and return its stream's id."""
         stream_id = self.h2.get_next_available_stream_id()
         given = {b":method": method, b":scheme": b"http", b":authority": b"localhost", b":path": path}
         given |= {b":" + name.encode(): value for name, value in pseudo.items()}
@@ -73,7 +72,7 @@ class Http2:
         return stream_id
 
     async def hear(self) -> None:
-        """Takes what comes next."""
+        """Process the next data."""
         try:
             data = await self.stream.receive_some(65_536)
         except trio.BrokenResourceError:
@@ -100,20 +99,20 @@ class Http2:
             await self.flush()
 
     async def until(self, is_so) -> None:
-        """Takes what comes until ``is_so()``."""
+        """Process data until ``is_so()``."""
         with trio.fail_after(PATIENCE_S):
             while not is_so():
                 assert not self.ended, "the connection has ended"
                 await self.hear()
 
     async def answer(self, stream_id: int) -> Answered:
-        """The whole answer of a stream, or its reset."""
+        """Wait for the whole answer of a stream, or its reset."""
         found = self.streams[stream_id]
         await self.until(lambda: found.ended or found.reset is not None)
         return found
 
     async def end(self) -> int | None:
-        """The code of the GOAWAY with which the connection ended; None: it had none."""
+        """Wait for the end and return the code of its GOAWAY; None if there was none."""
         with trio.fail_after(PATIENCE_S):
             while not self.ended:
                 await self.hear()
@@ -122,7 +121,7 @@ class Http2:
 
 @asynccontextmanager
 async def http2(listener) -> AsyncIterator[Http2]:
-    """A connection to a listener, whose settings have arrived."""
+    """Connect to a listener and wait for its settings."""
     async with await listener.connect() as stream:
         client = Http2(stream)
         await client.open()

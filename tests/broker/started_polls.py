@@ -1,4 +1,4 @@
-"""Polls as the listener begins them, without a task, and as any other begins them."""
+"""Polls started by the listener without a task, and the same polls run in a task."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def asked(headers=JSON_TYPE, query="", topic="t", **wanted):
 
 
 def started(daemon, make):
-    """The answer that was given without a task; None: it needs one."""
+    """Return the answer given without a task; None if it needs one."""
     answers, request = [], make()
     endpoint(daemon).handler(request, answers.append)
     if not answers:
@@ -39,7 +39,7 @@ def started(daemon, make):
 
 
 async def answered(daemon, make):
-    """The answer that a task makes."""
+    """Return the answer that a task renders."""
     polling = subject_of_polls(daemon)
     request = make()
     return shown(await polling._poll(polling._asked(request), request))
@@ -56,7 +56,7 @@ def shown(answer):
 
 
 async def same(daemon, make):
-    """The answer that a poll gets both ways."""
+    """Poll both ways, check that the answers are equal, and return one."""
     found = started(daemon, make)
     assert found is not None
     assert found == await answered(daemon, make)

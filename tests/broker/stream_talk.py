@@ -1,4 +1,4 @@
-"""The other side of a stream for tests: WebSocket frames and msgpack, made by hand on a socket."""
+"""A client of streams for tests: WebSocket frames and msgpack, made by hand on a socket."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ TARGET = "/v1/namespaces/ns/topics/{topic}/stream"
 
 
 def request(number, *payloads, **fields):
-    """A request as it goes over the wire."""
+    """Return the bytes of a request."""
     return msgpack.packb([number, {"messages": list(payloads), **fields}])
 
 
 class Stream:
-    """An open stream."""
-
     def __init__(self, socket: trio.SocketStream) -> None:
         self.socket = socket
         self.ws = WSConnection(ConnectionType.CLIENT)
@@ -30,11 +28,11 @@ class Stream:
         await self.socket.send_all(b"".join(self.ws.send(event) for event in events))
 
     async def send(self, *requests: bytes) -> None:
-        """One message with all of these."""
+        """Send one message with all of these."""
         await self.say(BytesMessage(b"".join(requests)))
 
     async def event(self):
-        """The next event, whatever it is; None after the end of the connection."""
+        """Return the next event; None after the end of the connection."""
         while not self.heard:
             data = await self.socket.receive_some(65536)
             if not data:
@@ -44,7 +42,7 @@ class Stream:
         return self.heard.pop(0)
 
     async def answers(self, count: int) -> list:
-        """So many answers, in order."""
+        """Return this many answers, in order."""
         found = []
         while len(found) < count:
             for answer in self.unpacker:
@@ -58,7 +56,7 @@ class Stream:
         return found
 
     async def closed(self) -> tuple[int, str]:
-        """Code and words of the close, which is the next thing to come."""
+        """Return code and reason of the close, which must be the next event."""
         event = await self.event()
         assert isinstance(event, CloseConnection), event
         return int(event.code), event.reason or ""
@@ -66,7 +64,7 @@ class Stream:
 
 @asynccontextmanager
 async def knock(daemon, topic="t", **more):
-    """A connection, and what a handshake for a stream of a topic is answered with."""
+    """Connect, and yield the stream with the answer to its handshake."""
     host, _, port = str(daemon.http.base_url).rpartition("//")[2].rstrip("/").partition(":")
     async with await trio.open_tcp_stream(host, int(port)) as socket:
         stream = Stream(socket)
@@ -76,7 +74,7 @@ async def knock(daemon, topic="t", **more):
 
 @asynccontextmanager
 async def open_stream(daemon, topic="t"):
-    """A stream of a topic."""
+    """Open a stream of a topic."""
     async with knock(daemon, topic) as (stream, answer):
         assert isinstance(answer, AcceptConnection), answer
         yield stream

@@ -1,4 +1,4 @@
-"""The description of the topics in AsyncAPI: one channel for each that the caller may see."""
+"""The AsyncAPI description of topics: one channel for each topic that the caller may see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading all topics on a store that is slow: one read for all who ask, which none of them takes with it when it leaves."""
+"""Reading all topics on a slow store: one read serves every caller, and a caller that leaves does not cancel it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from storage.base import StoreError
 from storage.memory import MemoryStore
 
 FIRST, LATER = TopicName("ns", "first"), TopicName("ns", "later")
-#: A read is three scans.
+#: A read takes three scans.
 SCAN_S, SCANS = 15.0, 3
 READ_S = SCANS * SCAN_S
-#: How long a client waits, and how long it pauses until it asks again.
+#: A client's time-out, and its pause before it asks again.
 PATIENCE_S, PAUSE_S = 30.0, 1.0
 
 
 class SlowStore(MemoryStore):
-    """Each scan takes a while; one may fail then."""
+    """Each scan takes ``SCAN_S``; one may fail after that."""
 
     def __init__(self):
         super().__init__()
@@ -52,7 +52,7 @@ class SlowStore(MemoryStore):
 
 @pytest.fixture(autouse=True)
 def _no_threads(monkeypatch):
-    """The clock jumps while all tasks wait, for threads as well."""
+    """The clock jumps while all tasks wait, even if they wait for a thread, so run everything in the loop."""
 
     async def run_here(function, *args):
         await trio.lowlevel.checkpoint()
@@ -63,7 +63,7 @@ def _no_threads(monkeypatch):
 
 @asynccontextmanager
 async def opened(**more):
-    """A catalogue with one topic, its store, and a nursery for those who ask."""
+    """Yield a catalogue with one topic, its store, and a nursery for clients."""
     store = SlowStore()
     await store.create(FIRST)
     async with trio.open_nursery() as daemon:
@@ -87,7 +87,7 @@ async def test_clients_that_give_up_before_a_read_ends_and_ask_again_are_each_an
                     answered_s[first_s] = trio.current_time() - first_s
                 await trio.sleep(PAUSE_S)
 
-        # Some of them have just given up when a read ends.
+        # One of them times out just before a read ends.
         asking = [3.0 * number for number in range(10)] + [READ_S - PATIENCE_S - PAUSE_S / 2]
         for first_s in asking:
             clients.start_soon(client, first_s)

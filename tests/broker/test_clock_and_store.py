@@ -1,4 +1,4 @@
-"""A clock that disagrees with the store: what is logged at the start, shown to operators, measured and refused."""
+"""A clock that disagrees with the store: the warning at the start, the operator's views, the metric, the refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DAY_MS = 86_400_000
 
 @pytest.fixture
 async def used_store():
-    """A store whose newest message is of ``START_MS``."""
+    """Return a store whose newest message is from ``START_MS``."""
     store = FaultyStore(MemoryStore())
     async with in_process(store=store) as daemon:
         await daemon.create()

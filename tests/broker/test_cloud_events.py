@@ -50,7 +50,7 @@ async def poll(daemon, query="", accept=BATCH_TYPE, **body):
 
 
 async def events(daemon, query=""):
-    """The events of a poll, without what every event has besides."""
+    """Return the events of a poll, without the attribute that every event has."""
     found = (await poll(daemon, query)).json()
     ids = [message["id"] for message in await messages(daemon)]
     assert [event.pop("plainsongid") for event in found] == ids
@@ -62,7 +62,7 @@ async def messages(daemon):
 
 
 def read_by_sdk(event):
-    """An event of a batch as the SDK has it."""
+    """Parse an event of a batch with the SDK."""
     return from_structured_event(HTTPMessage({"content-type": EVENT_TYPE}, json.dumps(event).encode()))
 
 
@@ -320,7 +320,7 @@ async def test_what_was_no_json_after_all_is_base64(daemon):
         await binary(daemon, body, "application/json")
     found = await events(daemon)
     assert all("data_base64" in event for event in found)
-    await publish(daemon, found, BATCH_TYPE)  # whatever is polled can be published again
+    await publish(daemon, found, BATCH_TYPE)  # a polled batch can be published again
     assert [m["payload"] for m in (await messages(daemon))[5:]] == [m["payload"] for m in (await messages(daemon))[:5]]
 
 

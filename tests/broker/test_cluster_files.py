@@ -1,4 +1,4 @@
-"""What ``etc`` has for several instances: settings that load and fit each other, units that name what there is."""
+"""The files in ``etc`` for several instances: settings load and fit each other, and units name existing files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PART = ROOT / "etc/cluster/part"
 
 
 def start_part(tmp_path, *arguments):
-    """A part whose command writes a line to ``starts`` each time."""
+    """Start a part whose command appends a line to ``starts`` each time."""
     (tmp_path / "log").mkdir()
     (tmp_path / "command").write_text('#!/bin/sh\necho started >> "$CLUSTER_DATA/starts"\necho why it ends\nexit 7\n')
     (tmp_path / "command").chmod(0o755)

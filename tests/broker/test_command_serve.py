@@ -1,6 +1,6 @@
-"""``plainsong serve`` around a daemon: what it says at the start, and how it ends when the daemon cannot run.
+"""``plainsong serve`` around a daemon: its messages at the start, and its exit when the daemon cannot run.
 
-The daemon itself is a stand-in here; ``tests/daemon`` runs the real one.
+The daemon is a stand-in here; ``tests/daemon`` runs the real one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RUNNING = Running("0.2.0", ["http://127.0.0.1:7420"], Path("/srv/data"), "leveld
 
 @pytest.fixture
 def serving(capfd, monkeypatch, tmp_path):
-    """Runs ``serve`` around a coroutine function in the daemon's place; gives exit code, output and errors."""
+    """Run ``serve`` around a coroutine function in the daemon's place; return exit code, output and errors."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PORT", raising=False)
 
@@ -39,7 +39,7 @@ def serving(capfd, monkeypatch, tmp_path):
         stand_in = ModuleType("broker.main")
         stand_in.run_daemon = run_daemon  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "broker.main", stand_in)
-        # By the program, as users do: a command keeps the help options of the first context it is asked in.
+        # Through the program, as users do: a command keeps the help options of the first context that asks for them.
         code = run(program, ("serve", *arguments), "plainsong")
         return code, *capfd.readouterr()
 

@@ -1,4 +1,4 @@
-"""Polls with isolation=committed: what they show, what they wait for, and what lets them go on."""
+"""Polls with isolation=committed: what they return, what they wait for, and what wakes them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def decide(daemon, transaction, verb):
 
 
 class Waiting:
-    """A committed poll that waits, and its answer once there is one."""
+    """A committed poll that waits, and its answer."""
 
     def __init__(self, daemon, path, body):
         self._daemon, self._path, self._body = daemon, path, body
@@ -54,7 +54,7 @@ class Waiting:
 
 @asynccontextmanager
 async def held(daemon, count=1, **body):
-    """A committed poll that is held up by now."""
+    """Run committed polls that are blocked inside the block."""
     body = {"isolation": "committed", "waitMs": 60_000, **body}
     async with trio.open_nursery() as nursery:
         polls = [Waiting(daemon, PATH, body) for _ in range(count)]
@@ -194,7 +194,7 @@ async def test_without_a_wait_a_held_poll_is_answered_at_once(daemon):
 
 async def test_a_pointer_that_no_service_knows_holds_until_the_read_pointer_has_passed_it(autojump_clock, daemon):
     environment = daemon.service.directory.environment
-    environment.limits = replace(environment.limits, issues_pointers=False)  # as earlier versions had it
+    environment.limits = replace(environment.limits, issues_pointers=False)  # as in earlier versions
     await daemon.create()
     foreign = {"writePointer": START_MS * 1_000_000 + 500}
     await under(daemon, foreign, "foreign")
@@ -273,7 +273,7 @@ async def test_the_isolation_may_stand_in_the_query_whatever_the_encoding(listen
 
 
 async def test_a_committed_poll_follows_every_message_once_and_in_order(daemon):
-    """Three transactions and plain messages between them, decided in another order than begun."""
+    """Three transactions, with plain messages in between, that end in another order than they began."""
     await daemon.create()
     seen, last = [], None
     ends = iter(["commit", "abort", "commit"])
@@ -296,7 +296,7 @@ async def test_a_committed_poll_follows_every_message_once_and_in_order(daemon):
 
 
 def looks_in_a_task(daemon, monkeypatch):
-    """The topic has something else to do, so every look waits for its turn."""
+    """Keep the topic's actor busy, so that every look waits in its mailbox."""
     monkeypatch.setattr(daemon.service.directory, "look_now", lambda *_: None)
 
 
@@ -385,7 +385,7 @@ REFUSED = {"status": 503, "code": "transactions_unavailable"}
 
 
 def take_away(daemon, monkeypatch):
-    """The service says nothing any more, to readers of any kind."""
+    """Make the service unavailable to every reader."""
 
     async def fresh():
         raise TransactionsUnavailable("it is away")

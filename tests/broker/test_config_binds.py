@@ -1,4 +1,4 @@
-"""Where the daemon may listen, and who can reach it there."""
+"""The addresses that the daemon may listen on, and who can reach it there."""
 
 from __future__ import annotations
 

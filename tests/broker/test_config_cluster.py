@@ -1,4 +1,4 @@
-"""The settings of a cluster: what is read, and what is refused before anything is opened."""
+"""The settings of a cluster: parsing, and refusals before anything is opened."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_a_cluster_is_refused(flags, says):
 def test_decisions_may_be_given_the_time_that_a_take_over_needs_or_nothing_be_said_of_it():
     for flags in ({"transactions.commit_deadline_s": 13}, {"cluster.session_timeout_s": 60}):
         load_config(None, {}, HBASE | {"cluster.advertise": "host-1:7420"} | flags)
-    load_config(None, {}, {"transactions.commit_deadline_s": 1})  # alone
+    load_config(None, {}, {"transactions.commit_deadline_s": 1})  # fine without a cluster
 
 
 def test_alone_it_may_listen_anywhere():

@@ -1,4 +1,4 @@
-"""One value at a time: what is read, what is refused and how it is said, and that showing it reads back."""
+"""Single values: parsing, refusals and their messages, and that a value that is shown parses again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console's files: what is served, under which headers, and that nothing in them reaches outside."""
+"""The console's files: which are served, under which headers, and that none refers to another origin."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
-#: Ours: what the vendored packages have in them is theirs.
+#: Our own files; vendored packages are not checked.
 SOURCES = {path: path.read_text(encoding="utf-8") for path in FILES.rglob("*.*") if path.parent.name != "vendor"}
 
 

@@ -1,4 +1,4 @@
-"""Two daemons on one store that know nothing of each other: said once in a while; and the setting a 413 names."""
+"""Two daemons on one store without knowledge of each other: logged now and then; and the setting that a 413 names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon that other machines can reach has authentication and TLS, or says what it does without."""
+"""A daemon that other machines can reach requires authentication and TLS, or warns that it runs without."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ CHUNKED = "Transfer-Encoding: chunked"
 
 
 async def first_line(listener: Listener, request: bytes) -> bytes:
-    """The first line of the answer."""
+    """Return the first line of the answer."""
     async with await listener.connect() as stream:
         await stream.send_all(request)
         with trio.fail_after(PATIENCE_S):

@@ -1,4 +1,4 @@
-"""Memory that is freed is kept for what comes next, within bounds, unless the environment says otherwise."""
+"""Freed memory is kept for reuse, within bounds, unless the environment says otherwise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 
-#: Frees what a page of 10 000 messages takes, a hundred times; says whether it was set up, and how many pages were mapped.
+#: Frees the memory of a page of 10 000 messages, a hundred times; prints whether it was set up, and the pages mapped.
 PAGES = """
 import resource
 from broker.freed_memory import keep_freed_memory
@@ -26,7 +26,7 @@ for _ in range(100):
     page()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-#: Frees more than is kept, and says how much of it the process still has.
+#: Frees more than is kept, and prints how much of it the process still holds.
 BOUNDED = """
 from broker.freed_memory import KEPT_BYTES, MAPPED_BYTES, keep_freed_memory
 keep_freed_memory()
@@ -57,7 +57,7 @@ def said(program: str, **environment: str) -> list[str]:
 def test_what_a_page_has_freed_is_there_for_the_next_one():
     is_set, mapped = said(PAGES)
     assert is_set == "True"
-    assert int(mapped) < 500  # five a page; without it, more than three hundred
+    assert int(mapped) < 500  # five per page; without it, more than three hundred
 
 
 @glibc

@@ -1,4 +1,4 @@
-"""Collections of garbage stay short however much lives, and what was frozen is collected when it fills memory."""
+"""Garbage collections stay short however many objects live, and frozen objects are collected when they fill memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker.config.config import config_of
 from broker.garbage import THRESHOLDS, Reclaim, freeze_loaded, short_collections
 from broker.main import run_daemon
 
-#: Containers that one full collection may visit: those of the middle collections since the one before, with some room.
+#: Containers that one full collection may visit: those of the middle collections since the last one, with a margin.
 VISITED = 701 * 11 * (THRESHOLDS[2] + 2)
 
 

@@ -1,4 +1,4 @@
-"""Whatever bytes a client sends, it gets the answers that it got from 0.1's two servers, which agreed on them."""
+"""Any bytes that a client sends get the answers of version 0.1, whose two servers agreed on them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trio.testing import MockClock
 from tests.broker.differential import exchanged, meaning
 from tests.broker.listeners import running
 
-#: Conversations and their answers, one a line.
+#: Conversations and their answers, one per line.
 GOLDEN = Path(__file__).parent / "golden_answers.jsonl"
 LONGEST = 300
 
 
 def brief(found: tuple[int, object, list[tuple[str, str]]]) -> list[object]:
-    """As it is written in the file."""
+    """Return an answer in the file's form."""
     status, body, headers = found
     if isinstance(body, bytes):
         body = body.decode("latin-1")
@@ -39,5 +39,5 @@ def test_conversations_are_answered_as_they_always_were(hot: bool) -> None:
                 found = await exchanged(("127.0.0.1", listener.port), pieces, golden["requests"])
                 assert [brief(meaning(reply)) for reply in found] == golden["answers"], pieces
 
-    # Its time passes only while no task has anything to do: what was sent is never late, however slow the machine.
+    # The clock advances only when every task is blocked, so that no request is late on a slow machine.
     trio.run(main, clock=MockClock(autojump_threshold=0.01))

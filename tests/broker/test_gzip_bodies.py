@@ -1,4 +1,4 @@
-"""Compressed bodies: what is refused before they are inflated, what they may inflate to, and who waits for it meanwhile."""
+"""Compressed bodies: what is refused before it is inflated, the limit of inflation, and which requests it delays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIB = 1 << 20
 JSON = "Content-Type: application/json"
 GZIP = "Content-Encoding: gzip"
 EMPTY = gzip.compress(b"", mtime=0)
-#: 50 MiB of zeros in as many KiB, which is more than a body may inflate to.
+#: 50 MiB of zeros in 50 KiB, more than a body may inflate to.
 BOMB = gzip.compress(bytes(50 * MIB))
 BOTH_WAYS = pytest.mark.parametrize("listener", ["hot", "application"])
 
@@ -82,7 +82,7 @@ async def test_many_small_members_take_time_by_their_number_and_never_the_square
     member = gzip.compress(bytes(range(64)))
     few = await processor_s(member * 2_000)
     many = await processor_s(member * 40_000)
-    assert many < 20 * 8 * few  # 400 times as long, if it were the square
+    assert many < 20 * 8 * few  # quadratic time would be 400 times as long
 
 
 async def processor_s(body: bytes) -> float:

@@ -1,4 +1,4 @@
-"""A client that closes its sending half gets the answers to all it has asked, at every route and at both listeners."""
+"""A client that closes its sending half gets the answers to all its requests, at every route and both listeners."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_all_that_was_asked_is_answered_behind_the_end_of_what_is_sent(hot
 
 @pytest.mark.parametrize(
     ("hot", "behind"),
-    # What a client sends ahead is read by hypercorn when the request before it has been answered, and so is the end.
+    # Hypercorn reads pipelined requests, and the end of input, only after the request before them has been answered.
     [(True, b""), (True, post("t/store", b"x")), (True, PING), (False, b"")],
     ids=["hot", "hot-hot", "hot-cold", "application"],
 )

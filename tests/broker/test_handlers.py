@@ -1,4 +1,4 @@
-"""The one form of a handler, the tasks of those that wait, and deadlines of requests without one."""
+"""The common form of handlers, the tasks of those that wait, and deadlines of requests without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP/2: a request that is malformed is refused alone, and no client has the connection's other streams ended."""
+"""HTTP/2: a malformed request is refused alone, and no client loses the other streams of its connection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STORE = b"/v1/namespaces/ns/topics/t/store"
 
 
 async def parked(listener, client):
-    """A poll that is parked; its stream's id."""
+    """Park a poll and return its stream's id."""
     stream_id = await client.ask(b"POST", POLL, b"")
     with trio.fail_after(PATIENCE_S):
         while not listener.toys.parked:
@@ -33,7 +33,7 @@ async def parked(listener, client):
 
 
 async def is_served(listener, client, poll):
-    """Asserts that a parked poll, and a new request, are answered."""
+    """Check that a parked poll and a new request are answered."""
     answer = await client.answer(await client.ask(b"POST", STORE, b"hello"))
     assert json.loads(answer.body)["body"] == b"hello".hex()
     listener.toys.release.set()
@@ -96,11 +96,11 @@ async def test_data_of_a_stream_that_was_answered_ends_no_other_stream(mock_cloc
         poll = await parked(listener, client)
         refused = await client.ask(b"POST", STORE, None, (b"content-length", b"100000"))
         await client.until(lambda: client.streams[refused].status == 413)
-        mock_clock.autojump_threshold = 0.01  # the rest of its body is waited for
+        mock_clock.autojump_threshold = 0.01  # the server waits for the rest of its body
         answer = await client.answer(refused)
         mock_clock.autojump_threshold = float("inf")
         assert answer.ended
-        # As if it had been under way: the client has not heard yet that it should stop.
+        # Data that was under way: the client has not yet received the reset.
         await client.stream.send_all(frame(0, b"x" * 1000, stream_id=refused) * 20)
         await is_served(listener, client, poll)
 
@@ -123,7 +123,7 @@ async def test_a_body_that_contradicts_its_length_is_refused_alone(lengths):
 
 
 async def test_websockets_over_http_2_are_not_announced():
-    """A browser opens its WebSockets that way once they are announced, and is refused."""
+    """Browsers open WebSockets that way once they are announced, and the daemon would refuse them."""
     async with running() as listener, http2(listener) as client:
         assert client.h2.remote_settings.get(SettingCodes.ENABLE_CONNECT_PROTOCOL, 0) == 0
 
@@ -139,7 +139,7 @@ async def test_an_upload_does_not_wait_for_a_window_each_64_kib():
 
 @pytest.fixture
 def most_frames(monkeypatch):
-    """The most frames that h2 was given at once."""
+    """Record the most frames that h2 received at once."""
     most = [0]
     receive = H2Connection.receive_data
 
@@ -167,7 +167,7 @@ async def test_frames_of_one_read_are_handled_a_few_at_a_time(most_frames, kind)
 
 @pytest.mark.parametrize("kind", [4, 6, 200], ids=["settings", "ping", "unknown"])
 async def test_a_flood_of_frames_without_content_ends_the_connection(mock_clock, kind):
-    del mock_clock  # time stands still, but for slices of long work
+    del mock_clock  # the clock stands still, except for slices of long work
     async with running() as listener, http2(listener) as client:
         flood = frame(kind, bytes(8) if kind == 6 else b"") * (floods.CONTROL_BURST + 200)
         await client.stream.send_all(flood)
@@ -175,7 +175,7 @@ async def test_a_flood_of_frames_without_content_ends_the_connection(mock_clock,
 
 
 async def test_a_client_that_opens_its_windows_for_each_answer_may_do_so_for_ever(mock_clock):
-    del mock_clock  # no allowance comes by time
+    del mock_clock  # no allowance is earned by time
     async with running() as listener, http2(listener) as client:
         for _ in range(floods.CONTROL_BURST // 2):
             assert (await client.answer(await client.ask(b"POST", STORE, b"x"))).status == 200

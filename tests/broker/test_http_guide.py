@@ -1,4 +1,4 @@
-"""docs/http.md names everything that is there, and its examples do what they say."""
+"""docs/http.md is complete, and its examples do what it says."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_every_example_does_what_it_says():
 
 
 def parsed(command):
-    """A curl command line as curl would send it."""
+    """Return the request that curl would send for a command line."""
     words = iter(shlex.split(command))
     assert next(words) == "curl"
     method, url, headers, body = None, None, {}, None

@@ -1,4 +1,4 @@
-"""Ctrl-C at a command that has an event loop of its own."""
+"""Ctrl-C at a command that runs its own event loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_ctrl_c_comes_where_the_command_waits_and_never_in_the_middle_of_a_line(
     async def work() -> None:
         ctrl_c()
         done.extend(range(1000))
-        with trio.CancelScope(shield=True):  # as a commit for all that is under way
+        with trio.CancelScope(shield=True):  # as a commit for everything under way
             await trio.lowlevel.checkpoint()
             done.append("committed")
         await trio.sleep_forever()

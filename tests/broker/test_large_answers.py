@@ -1,4 +1,4 @@
-"""Large answers are made one at a time, a piece in each turn of the event loop; small ones do not wait for them."""
+"""Large answers are rendered one at a time, a piece in each turn of the event loop; small ones do not wait for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ASKERS = 100
 
 
 class Turns(trio.abc.Instrument):
-    """Counts the pieces that are made in each turn of the event loop."""
+    """Count the pieces that are rendered in each turn of the event loop."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -57,7 +57,7 @@ async def test_a_turn_has_one_piece_of_each_size_however_many_ask(sizes: list[in
 
 
 async def two_turns() -> None:
-    """Behind them, whatever was started has run: the tasks of one turn run in no order."""
+    """Let every started task run: tasks of one turn run in no particular order."""
     await trio.lowlevel.checkpoint()
     await trio.lowlevel.checkpoint()
 
@@ -85,7 +85,7 @@ async def test_a_small_answer_is_made_at_once_while_large_ones_wait() -> None:
         await two_turns()
         before = turns.made
         assert await in_steps(LOOP_BYTES, iter([b"small"])) == [b"small"]
-        assert turns.made == before  # not one turn has passed
+        assert turns.made == before  # in the same turn
         nursery.cancel_scope.cancel()
 
 
@@ -96,7 +96,7 @@ async def test_an_answer_of_some_mib_does_not_wait_for_larger_ones() -> None:
             nursery.start_soon(in_steps, LARGE, turns.pieces(10_000))
         await two_turns()
         assert len(await in_steps(MEDIUM, Turns().pieces())) == PIECES
-        assert turns.made <= 2 * PIECES + 10  # a piece of a large one in each of its turns, and a few to begin with
+        assert turns.made <= 2 * PIECES + 10  # one piece of a large answer in each turn, and a few at the start
         nursery.cancel_scope.cancel()
 
 

@@ -1,4 +1,4 @@
-"""What may go by the plan is exactly what the daemon's own janitor removes, and parts are the whole."""
+"""The plan lists exactly what the daemon's own janitor removes, and its parts add up to the whole."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ METHODS = {"get", "put", "post", "delete"}
 
 
 def served(app):
-    """``(method, path, name)`` of every rule, as the description writes them."""
+    """Return ``(method, path, name)`` of every rule, in the notation of the description."""
     return {
         (method, re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule), rule.endpoint)
         for rule in app.url_map.iter_rules()
@@ -45,9 +45,9 @@ async def test_the_daemon_serves_its_description(daemon):
 
 
 def test_the_description_changes_only_with_the_golden_one():
-    """Clients are generated from it: a change of a shape must be seen where it is reviewed.
+    """Clients are generated from the description, so a change of a shape must show up in review.
 
-    If the change is meant, run this file as a module: ``python -m tests.broker.test_openapi``.
+    For an intended change, run this file as a module: ``python -m tests.broker.test_openapi``.
     """
     golden = GOLDEN.read_text(encoding="utf-8").splitlines()
     assert [line for line in written() if line not in golden] == []
@@ -55,7 +55,7 @@ def test_the_description_changes_only_with_the_golden_one():
 
 
 def written() -> list[str]:
-    """The description, one operation or schema a line."""
+    """Return the description, one operation or schema per line."""
     document = json.loads(json.dumps(DOCUMENT))
     parts = [
         *(
@@ -155,7 +155,7 @@ def test_every_operation_names_the_verb_that_it_needs_and_what_it_needs_it_on():
         assert {"topic": {"namespace", "topic"}, "topics": {"namespace"}}.get(route.on, set()) <= places
 
 
-#: The whole of it, so that a change here is a decision: who asks for nothing can be asked by everybody.
+#: Complete, so that a change here is a decision: these routes require no authentication.
 NO_NAME = {"root", "console", "console_file", "console_slash", "ping", "livez", "readyz", "security_txt"}
 ANY_NAME = {
     "asyncapi",

@@ -1,4 +1,4 @@
-"""Pages of other origins, and pages that reached the daemon by a name of their own, cannot use it."""
+"""Pages of other origins, and pages that reach the daemon by a host name of their own, cannot use it."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_an_origin_is_compared_by_scheme_host_and_port():
     plain, tls, unix = NO_PEER, replace(NO_PEER, tls=True), replace(NO_PEER, unix=UnixPeer(1, 2, 3))
     assert passes("http://q.example", "q.example:80", plain)
     assert passes("https://Q.example:443", "q.example", tls)
-    assert passes("https://q.example", "q.example", unix)  # a proxy stands before it
+    assert passes("https://q.example", "q.example", unix)  # a proxy is in front of it
     assert not passes("https://q.example", "q.example", plain)
     assert not passes("http://q.example", "q.example", tls)
     assert not passes("http://q.example:81", "q.example", plain)

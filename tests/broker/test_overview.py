@@ -1,4 +1,4 @@
-"""All topics at a glance: figures of open and closed ones, orders, pages; and the last hour of one."""
+"""All topics at a glance: figures of open and closed ones, sort orders, pages; and the last hour of one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def names(daemon, query=""):
 
 
 async def close_topics(daemon):
-    """Closes every open topic, as one that has been idle for long."""
+    """Close every open topic, as if it had been idle."""
     directory = daemon.service.directory
     for entry in directory:
         directory._close_entry(entry)
@@ -63,7 +63,7 @@ async def test_a_row_says_what_the_topic_holds_whether_it_is_open_or_not(daemon,
         await close_topics(daemon)
     (row,) = (await listed(daemon))["topics"]
     rates = {name: row.pop(name) for name in ("publishPerSecond", "pollPerSecond")}
-    # A minute may have ended in between, from which on what was counted fades.
+    # A minute may have ended in between, after which the rate decays.
     published = pytest.approx(stats["publishPerSecond"], rel=0.2) if open_ else 0
     assert rates == {"publishPerSecond": published, "pollPerSecond": 0}
     assert row == {
@@ -92,7 +92,7 @@ async def test_what_has_expired_is_not_counted(daemon, open_):
     daemon.clock.ms = START_MS + 700_000
     (row,) = (await listed(daemon))["topics"]
     assert (row["messages"], row["oldestAgeMs"], row["estimated"]) == (2, 200_000, False)
-    if open_:  # rows of closed topics are read once a second
+    if open_:  # rows of closed topics are read at most once a second
         daemon.clock.ms = START_MS + 2_000_000
         (row,) = (await listed(daemon))["topics"]
         assert (row["messages"], row["oldestAgeMs"]) == (0, None)
@@ -115,7 +115,7 @@ async def test_where_the_store_cannot_be_read_the_list_says_so_and_is_there_when
 
 
 async def many(daemon):
-    """Topics in two namespaces, with 1 to 5 messages."""
+    """Create topics in two namespaces, with 0 to 5 messages."""
     for namespace, topic, count in (("ns", "b", 3), ("ns", "a", 3), ("ns", "c", 1), ("x", "Orders", 5), ("x", "e", 0)):
         await daemon.call("PUT", f"/v1/namespaces/{namespace}/topics/{topic}")
         if count:
@@ -177,7 +177,7 @@ async def test_ten_thousand_closed_topics_are_listed_in_a_fifth_of_a_second_of_p
         operations.append(put_one(Table.METADATA, system_key(HIGH_WATER, name, 1), mark.encode()))
     claim = await daemon.store.claim(TopicName("ns", "t"))
     await daemon.store.write(operations, claim=claim)
-    await listed(daemon)  # what rows decode to is kept from the first time on
+    await listed(daemon)  # caches what the rows decode to
     spent_s = []
     for _ in range(5):
         begun_s = time.process_time()
@@ -198,7 +198,7 @@ async def test_the_history_of_a_topic_has_sixty_minutes_up_to_now(daemon):
     found = (await daemon.call("GET", f"{TOPICS}/t/history")).json()
     assert found["stepMs"] == MINUTE_MS
     assert START_MS - 60 * MINUTE_MS < found["fromMs"] <= START_MS - 59 * MINUTE_MS
-    # The minute may have ended between the two.
+    # The minute may have ended between the two requests.
     assert [sum(found[name]) for name in ("published", "polled", "bytes")] == [2, 2, 5]
     assert [len(found[name]) for name in ("published", "polled", "bytes")] == [60] * 3
     await daemon.call("GET", f"{TOPICS}/none/history", status=404, code="topic_not_found")
@@ -248,7 +248,7 @@ async def test_figures_of_topics_at_other_instances_are_asked_for():
 
 
 class Turns:
-    """Counts how many topics one task looks at in one turn of the event loop."""
+    """Count how many topics one task looks at in one turn of the event loop."""
 
     def __init__(self, nursery):
         self.turn, self.looks = 0, []
@@ -286,7 +286,7 @@ async def test_a_list_of_many_topics_is_made_in_pieces_and_other_requests_run_be
     monkeypatch.setitem(overview._KEYS, "messages", found["sorted"].counted(overview._KEYS["messages"]))
     assert len((await listed(daemon, "?sort=messages&limit=30"))["topics"]) == 30
     assert len(found["open"].looks) == 20
-    assert len(found["stored"].looks) == 20 + 40  # of the rows too
+    assert len(found["stored"].looks) == 20 + 40  # the rows too
     assert len(found["sorted"].looks) == 40
     assert max(each.most for each in found.values()) <= 3 * 2  # in whatever order tasks run
     nursery.cancel_scope.cancel()
@@ -311,11 +311,11 @@ async def test_a_thread_that_reads_the_rows_of_many_topics_naps_also_where_their
     monkeypatch.setattr(catalogue, "nap", naps.append)
     monkeypatch.setattr(
         catalogue, "thread_time", lambda: next(passed) * catalogue.WORK_S / 2
-    )  # half of it for each row
+    )  # half of the limit for each row
     monkeypatch.setattr(catalogue, "FRESH_S", 0.0)
     monkeypatch.setattr(catalogue, "FRESH_S_EACH", 0.0)
     assert len((await listed(daemon))["topics"]) == 10
     first = len(naps)
-    assert first >= 10 // 2 + 10 // 2 - 2  # of the topics and their marks
+    assert first >= 10 // 2 + 10 // 2 - 2  # of the topics and of their marks
     await listed(daemon)
     assert len(naps) == 2 * first

@@ -1,4 +1,4 @@
-"""Polls as of a moment: what they show, whatever happens later, and which moments are refused."""
+"""Polls as of a moment: the same result whatever happens later, and the moments that are refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def shown(daemon, at_ms, topic="t", **more):
 
 
 async def history(daemon):
-    """A topic with plain messages and one of each kind of transaction; each second something happens."""
+    """Create a topic with plain messages and one transaction of each kind, with an event every second."""
     await daemon.create()
     await daemon.publish("plain 0", ms=START_MS)
     early, late, aborted, invalid, open_ = [await begin(daemon) for _ in range(5)]

@@ -1,4 +1,4 @@
-"""Problem types that resolve: what every error leads to."""
+"""Problem types resolve: every error links to its explanation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The failure matrix of producers, row by row: what its clients see when something dies, fails, waits or is set back."""
+"""The failure matrix of producers, row by row: what clients get when something dies, fails, waits or is restored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def store():
 
 @asynccontextmanager
 async def life_of(store, ttl_s=None, **settings):
-    """A daemon with a topic ``t``, which ends as by SIGKILL."""
+    """Run a daemon with a topic ``t``, and end it as SIGKILL does."""
     async with life(store, **settings) as daemon:
         properties = {} if ttl_s is None else {"ttl": ttl_s}
         await daemon.call("PUT", f"{TOPICS}/t?ifNotExists=true", json=properties)
@@ -40,7 +40,7 @@ async def opened(daemon, name="p", **more):
 
 
 async def send(daemon, ids, *, producer="p", status=200, code=None, session=None, path=PUBLISH, **more):
-    """A publish of one message for each id, in this session if one is given."""
+    """Publish one message for each id, in this session if one is given."""
     if session is not None:
         more |= {"producerEpoch": session["epoch"], "generation": session["generation"]}
     body = {"messages": [f"{producer}{each}" for each in ids], "producer": producer, "sequenceIds": list(ids), **more}
@@ -52,13 +52,13 @@ async def payloads(daemon, **body):
 
 
 class Held:
-    """Asks that wait behind a stalled store, and what they were answered."""
+    """Asks that wait for a stalled store, and their answers."""
 
     def __init__(self, daemon, nursery):
         self.daemon, self.nursery, self.answers = daemon, nursery, {}
 
     async def ask(self, name, call, *arguments, **more):
-        """Ask, and come back when the ask waits."""
+        """Ask, and return when the ask waits."""
 
         async def asked():
             self.answers[name] = await call(self.daemon, *arguments, **more)
@@ -69,7 +69,7 @@ class Held:
 
 @asynccontextmanager
 async def held(daemon):
-    """Inside, no write comes to its end."""
+    """Stall every write inside the block."""
     daemon.store.stall("write")
     async with trio.open_nursery() as nursery:
         try:
@@ -139,7 +139,7 @@ async def test_row_7_a_snapshot_that_was_cut_off_loses_nobody(store, applied):
     async with life_of(store, deduplication__snapshot_entries=4) as daemon:
         for producer in "abc":
             await send(daemon, [5], producer=producer)
-        store.fail_next("write", applied=applied)  # the next one writes all of them
+        store.fail_next("write", applied=applied)  # the next commit writes all of them
         await send(daemon, [5], producer="d", status=503, code="outcome_unknown")
     async with life_of(store) as daemon:
         told = (await daemon.call("GET", PRODUCERS)).json()["producers"]
@@ -177,7 +177,7 @@ async def test_row_9_copies_that_come_while_the_first_is_written_share_its_outco
                 await behind.ask(copy, send, [0, 1])
             assert behind.answers == {}
         first, second, third = (behind.answers[name] for name in ("first", "second", "third"))
-        if fails:  # the copies were not in its commit: the first of them is stored
+        if fails:  # the copies were not in its commit, so the first of them is stored
             assert (second["duplicate"], third["duplicate"]) == (False, True)
         else:
             assert (first["duplicate"], second["duplicate"], third["duplicate"]) == (False, True, True)
@@ -320,7 +320,7 @@ async def test_row_26_while_a_topic_cannot_be_loaded_nothing_is_taken_unchecked_
 ):
     async with life_of(store) as daemon:
         await send(daemon, [0])
-    # The application's own loads come first: only those of the topic fail.
+    # The application's own loads come first; only the topic's loads may fail.
     async with life(store) as daemon:
         store.fail_next("scan")
         store.fail_next("scan", after=1)

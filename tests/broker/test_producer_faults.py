@@ -1,4 +1,4 @@
-"""Producers over HTTP when something goes wrong: failing and stalling stores, copies under way, bounds, damaged rows."""
+"""Producers over HTTP when something fails: failing and stalling stores, copies under way, bounds, damaged rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = TopicName("ns", "t")
 
 
 async def send(daemon, ids, *, producer="p", status=200, code=None, **more):
-    """A publish of one message for each id."""
+    """Publish one message for each id."""
     body = {"messages": [f"m{number}" for number in ids], "producer": producer, "sequenceIds": list(ids), **more}
     return await daemon.call("POST", PUBLISH, json=body, status=status, code=code)
 
@@ -28,7 +28,7 @@ async def payloads(daemon):
 
 
 async def until_asked(daemon, asks):
-    """Wait until so many requests wait for the topic, or have been taken by it."""
+    """Wait until this many requests are in the topic's mailbox."""
     entry = daemon.service.directory.entry(NAME)
     with trio.fail_after(PATIENCE_S):
         while len(entry.mailbox) < asks:

@@ -18,13 +18,13 @@ LISTENERS = (None, "hot", "application")
 
 @pytest.fixture(params=LISTENERS)
 async def daemon(request):
-    """In process, and behind each of the two listeners."""
+    """A daemon without a listener, and with each of the two."""
     async with in_process(listener=request.param) as running:
         yield running
 
 
 async def send(daemon, ids, *, producer="p", messages=None, status=200, code=None, path=PUBLISH, **more):
-    """A publish of one message for each id."""
+    """Publish one message for each id."""
     messages = [f"m{number}" for number in ids] if messages is None else messages
     body = {"messages": messages, "producer": producer, "sequenceIds": list(ids), **more}
     return await daemon.call("POST", path, json=body, status=status, code=code)
@@ -35,7 +35,7 @@ async def payloads(daemon):
 
 
 def said(answer):
-    """The two headers."""
+    """Return the two headers about producers."""
     return answer.headers.get("plainsong-duplicate"), answer.headers.get("plainsong-last-sequence-id")
 
 

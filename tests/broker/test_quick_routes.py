@@ -1,4 +1,4 @@
-"""Requests about topics in the lane: answered, counted and logged as hypercorn's are, which has what is not as usual."""
+"""Topic requests in the lane: answered, counted and logged as hypercorn's; unusual ones are left to hypercorn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from tests.patience import PATIENCE_S
 
 
 def asked(method, path, body=None, *headers):
-    """The bytes of a request."""
     lines = [f"{method} {TOPICS}{path} HTTP/1.1", "Host: localhost", *headers]
     if body is not None:
         lines.append(f"Content-Length: {len(body)}")
@@ -77,7 +76,7 @@ CONVERSATION = [
 
 
 async def exchanged(daemon, requests):
-    """What the answers say, each request on a connection of its own."""
+    """Return the answers to requests, each on a connection of its own."""
     url, said = daemon.http.base_url, []
     for request in requests:
         async with await trio.open_tcp_stream(url.host, url.port) as stream:

@@ -1,4 +1,4 @@
-"""What a scrape shows, and in which form."""
+"""The content and the formats of a scrape."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trio.testing import wait_all_tasks_blocked
 
 
 async def scraped(daemon, accept=""):
-    """Each series' value, by its name."""
+    """Return the value of each series by name."""
     answer = await daemon.call("GET", "/metrics", headers={"Accept": accept})
     parse = families_of_openmetrics if "openmetrics" in answer.headers["content-type"] else families_of_text
     return {sample.name: sample.value for family in parse(answer.text) for sample in family.samples}
 
 
 async def test_openmetrics_is_answered_where_it_is_accepted_and_says_the_same(daemon):
-    await scraped(daemon)  # which is counted, and so in the next ones
+    await scraped(daemon)  # counted itself, and so part of the next ones
     text = await scraped(daemon)
     for accept in (
         "application/openmetrics-text; version=1.0.0",
@@ -70,7 +70,7 @@ async def test_delivery_is_measured_from_the_publish_of_what_a_poll_had_waited_f
     assert found["plainsong_end_to_end_seconds_count"] == 2
     assert found["plainsong_end_to_end_seconds_sum"] == 0
     daemon.clock.ms += 5_000
-    assert len(await daemon.poll(waitMs=10_000)) == 2  # these were there before it came
+    assert len(await daemon.poll(waitMs=10_000)) == 2  # messages that were there when the poll arrived
     assert (await scraped(daemon))["plainsong_end_to_end_seconds_count"] == 2
 
 

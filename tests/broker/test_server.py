@@ -174,7 +174,7 @@ def test_an_address_that_is_none_is_refused() -> None:
 
 
 async def test_a_failing_connection_leaves_the_others_alone() -> None:
-    # A frame of HTTP/2 that belongs to no stream: hypercorn fails over it.
+    # A frame of HTTP/2 that belongs to no stream makes hypercorn fail.
     async with running() as listener:
         async with await listener.connect() as stream:
             await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 0, 0, 0, 0, 0, 9]))

@@ -1,4 +1,4 @@
-"""Bounds and time-outs of both listeners: every limit has a defined answer, and a connection that hangs is let go."""
+"""Bounds and time-outs of both listeners: every limit has a defined answer, and a stuck connection is closed."""
 
 from __future__ import annotations
 
@@ -173,12 +173,12 @@ async def test_who_has_asked_rests_as_long_as_everybody_where_names_are_required
     async with running(hot=hot, guard=guard, **quick) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         asked = post("t/publish") if hot else b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        begun_s = trio.current_time()  # it rests later than now
+        begun_s = trio.current_time()  # the idle time starts later than this
         await stream.send_all(asked)
         assert (await reader.reply()).status == (401 if hot else 200)
-        mock_clock.autojump_threshold = 0  # time passes from now on: nobody has anything else to do
+        mock_clock.autojump_threshold = 0  # from here on every task is idle, and time passes
         assert await reader.at_end()
-        assert trio.current_time() - begun_s > 2.9  # and not when a first head would have been due
+        assert trio.current_time() - begun_s > 2.9  # not the time-out for a first head
 
 
 @BOTH_WAYS
@@ -187,7 +187,7 @@ async def test_a_connection_that_rests_is_closed_after_its_time(hot: bool, mock_
         reader = Reader(stream)
         await stream.send_all(post("t/publish"))
         assert (await reader.reply()).status == 200
-        mock_clock.autojump_threshold = 0  # time passes from now on: before, it would have rested on a slow machine
+        mock_clock.autojump_threshold = 0  # time passes only from here on, however slow the machine
         assert await reader.at_end()
 
 
@@ -320,7 +320,7 @@ async def test_heads_beyond_the_standard_or_the_bound_are_refused(
 ) -> None:
     async with running(hot=hot) as listener:
         head = f"{line.format(path)}\r\n{HEAD}{more}{chr(13) + chr(10) if more else ''}\r\n".encode()
-        reply = await ask(listener, head)  # all of it at once
+        reply = await ask(listener, head)  # in one piece
         assert (reply.status, reply.headers["connection"]) == (status, "close")
         assert (await ask(listener, post("t/store", b"x"))).status == 200
 
@@ -330,7 +330,7 @@ async def test_one_empty_line_before_a_request_is_ignored(hot: bool) -> None:
     cold = f"GET /ping HTTP/1.1\r\n{HEAD}\r\n".encode()
     async with running(hot=hot) as listener, await listener.connect() as stream:
         reader = Reader(stream)
-        # As clients of old end a body; also with the next request in the same read.
+        # As old clients end a body; also with the next request in the same read.
         await stream.send_all(b"\r\n" + cold + b"\r\n" + post("t/store", b"x") + b"\r\n" + cold)
         assert [(await reader.reply()).status for _ in range(3)] == [200] * 3
         await stream.send_all(post("t/store", b"x"))
@@ -345,10 +345,10 @@ async def test_a_head_that_is_dripped_has_its_time_once_whoever_reads_it(mock_cl
             await stream.send_all(f"GET /ping HTTP/1.1\r\n{HEAD}\r\n".encode())
             assert (await Reader(stream).reply()).status == 200  # hypercorn is loaded now
         async with await listener.connect() as stream:
-            await stream.send_all(b"G")  # of the lane's, as far as it can say
+            await stream.send_all(b"G")  # might be for the lane
             await trio.testing.wait_all_tasks_blocked(0.01)
             mock_clock.jump(6)
-            await stream.send_all(b"ET /ping")  # hypercorn's
+            await stream.send_all(b"ET /ping")  # for hypercorn
             await trio.testing.wait_all_tasks_blocked(0.01)
             mock_clock.jump(5)
             with trio.fail_after(PATIENCE_S), suppress(trio.BrokenResourceError):

@@ -1,4 +1,4 @@
-"""Socket files of Unix sockets: a daemon removes its own."""
+"""Unix socket files: a daemon removes its own."""
 
 from __future__ import annotations
 

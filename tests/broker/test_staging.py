@@ -1,4 +1,4 @@
-"""Staging through the application: store by segments, publish the winners once, in every encoding and through both listeners."""
+"""Staging through the application: store by segments, publish the winners once, in every encoding, at both listeners."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLLS = ("avro/binary", "avro/binary; version=2", "application/json", FRAMES)
 
 
 class Staging:
-    """One topic and a producer that stages in it, in one encoding."""
+    """One topic, and a producer that stages messages in it in one encoding."""
 
     def __init__(self, daemon, encoding="json", topic="t", producer="job"):
         self.daemon, self.codec, self.topic, self.producer = daemon, CODECS[encoding], topic, producer
@@ -44,7 +44,7 @@ class Staging:
         return await self.post("store", self.codec.encode_publish(request), **expected)
 
     async def publish(self, sequence_id, *segments, fields=None, **expected):
-        """The answer, and the receipt unless it is an error."""
+        """Return the answer, and the receipt unless it is an error."""
         request = PublishRequest([], producer=self.producer, sequence_ids=[sequence_id], segments=list(segments))
         for name, value in (fields or {}).items():
             setattr(request, name, value)
@@ -52,7 +52,7 @@ class Staging:
         return answer, None if expected else self.codec.decode_receipt(answer.content)
 
     async def polled(self, content_type="application/json", **body):
-        """Payloads, in the encoding asked for."""
+        """Return the payloads, polled in this encoding."""
         codec = {"avro/binary": AVRO, TYPES["v2"]: AVRO_2}.get(content_type, JSON)
         headers = {"Content-Type": content_type}
         if content_type == FRAMES:

@@ -1,4 +1,4 @@
-"""Polls that are answered without a task: small pages that are in memory, and the very answers of any other poll."""
+"""Polls answered without a task: small pages in memory, with the same answers as any other poll."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ async def test_what_needs_more_than_memory_or_is_not_small_is_left_to_a_task():
             asked(JSON_TYPE | {"accept": "application/cloudevents-batch+json"}),
         ):
             assert started(daemon, left) is None
-        # Version 1 says that there is more by going on.
+        # In version 1 a page that continues says so by itself.
         assert started(daemon, asked(AVRO_TYPE, limit=1)) is not None
         daemon.service.directory.cache(NAME).begin_anew()
         assert started(daemon, asked()) is None
         for _ in range(2):
             await answered(daemon, asked(limit=1))
-        await same(daemon, asked(limit=1))  # a page of the store that is kept
+        await same(daemon, asked(limit=1))  # a page from the store, now cached
         await daemon.create("large")
         await daemon.publish("x" * (START_BYTES // 2), "y" * (START_BYTES // 2), "z", topic="large")
         assert started(daemon, asked(topic="large")) is None
@@ -104,7 +104,7 @@ async def test_while_the_topic_has_something_else_to_do_a_poll_takes_its_turn():
             nursery.start_soon(daemon.publish, "b")
             await daemon.store.stalled("write")
             meanwhile = started(daemon, asked())
-            daemon.store.release("write")  # before anything is asserted: the daemon ends when the write has
+            daemon.store.release("write")  # before any assertion, because the daemon ends only after the write
         assert meanwhile is None
         assert b'"b"' in started(daemon, asked())[3]
 
@@ -122,7 +122,7 @@ async def test_a_committed_poll_that_an_undecided_message_holds_is_answered_with
         under = {"transactionWritePointer": other["writePointer"], "messages": ["c"]}
         await daemon.call("POST", f"{TOPICS}/t/publish", json=under)
         last_id = bytes.fromhex((await daemon.poll())[2]["id"])
-        for since in (None, last_id):  # behind the first undecided message, too
+        for since in (None, last_id):  # including after the first undecided message
             assert ("Plainsong-End", "held") in (await same(daemon, asked(isolation="committed", start_from=since)))[2]
         assert started(daemon, asked(isolation="committed", start_from=last_id, wait_ms=50)) is None
         assert b'"b"' in (await same(daemon, asked()))[3]
@@ -146,7 +146,7 @@ async def test_what_has_expired_is_in_no_such_answer():
         daemon.clock.ms += 5_000
         await daemon.publish("b")
         daemon.clock.ms += 6_000
-        # That it has expired has to be durable first.
+        # The expiry must be durable first.
         assert started(daemon, asked()) is None
         assert b'"a"' not in (await answered(daemon, asked()))[3]
         assert b'"a"' not in (await same(daemon, asked()))[3]

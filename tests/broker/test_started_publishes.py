@@ -72,7 +72,7 @@ async def test_a_transaction_that_ends_before_its_turn_refuses_it(verb):
         daemon.store.stall("write")
         answers, plain = [], []
         async with trio.open_nursery() as nursery:
-            # The topic is at work on something else, so that the abort closes the pointer before it comes to the store.
+            # The topic is busy, so that the abort closes the pointer before the topic handles the store.
             begin(daemon, request("publish", b"plain"), plain)
             await daemon.store.stalled("write")
             begin(daemon, request(verb, write_pointer=pointer), answers)

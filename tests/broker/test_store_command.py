@@ -1,4 +1,4 @@
-"""``plainsong store dump`` and ``explain``: a stopped directory in words, and clear answers where there is none."""
+"""``plainsong store dump`` and ``explain``: a stopped store in words, and clear errors for a directory without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream has the verdicts of publish, answers in order, and ends with a word."""
+"""A stream has the verdicts of publish, answers in order, and a reason when it ends."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class SetClock:
 
 
 class Tephra:
-    """A client of a Thrift library, in threads; transactions come and go as ours."""
+    """A client of a Thrift library, run in threads; takes and returns our transactions."""
 
     def __init__(self, address):
         host, port = address.split(":")

@@ -1,4 +1,4 @@
-"""The Thrift server and its connections: frames in pieces, refusals that end nothing, bounds, and leaving in order."""
+"""The Thrift server and its connections: frames in pieces, refusals that end nothing, bounds, orderly shutdown."""
 
 import logging
 import struct
@@ -30,7 +30,7 @@ MAX_CONNECTIONS = 60
 
 
 class Service:
-    """A transaction service that answers as it is told to: what is under test stands before it."""
+    """A transaction service with set answers: the code under test is the server before it."""
 
     def __init__(self):
         self.down = None
@@ -70,7 +70,7 @@ class Client:
         await self.stream.send_all(framed(encode_call(method, sequence_id, *args)))
 
     async def message(self):
-        """The next message; None when the server has closed the connection."""
+        """Return the next message; None when the server has closed the connection."""
         while (message := self.frames.take()) is None:
             try:
                 data = await self.stream.receive_some()
@@ -226,7 +226,7 @@ async def test_connections_over_the_bound_are_closed(server, caplog):
     assert await over.message() is None
     assert "refused" in caplog.text
     await clients[0].stream.send_eof()
-    assert await clients[0].message() is None  # so the server has seen it leave
+    assert await clients[0].message() is None  # so the server has noticed its end
     assert await (await server.connect()).call("status") == "OK"
 
 
@@ -246,7 +246,7 @@ async def test_a_client_that_stops_reading_is_left_and_others_are_served(server,
     for number in range(8):
         await deaf.send("getSnapshot", sequence_id=number)
     while not trio.lowlevel.current_statistics().io_statistics.tasks_waiting_write:
-        await trio.testing.wait_all_tasks_blocked(0.01)  # an answer is on its way, and stands still
+        await trio.testing.wait_all_tasks_blocked(0.01)  # an answer is being sent, and is stuck
     assert await other.call("status") == "OK"
     mock_clock.jump(SEND_TIMEOUT_S + 1)
     assert await other.call("status") == "OK"
@@ -323,7 +323,7 @@ async def test_under_tls_only_holders_of_a_certificate_call(nursery, tmp_path):
         try:
             answers.append(await client.call("status"))
         except (trio.BrokenResourceError, TypeError):
-            answers.append(None)  # there was no message
+            answers.append(None)  # no message arrived
         await trio.aclose_forcefully(client.stream)
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         await Client(stream).send("status")

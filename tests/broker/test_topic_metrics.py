@@ -14,7 +14,7 @@ ROUTE = "/metrics/topics"
 
 
 async def scraped(daemon, match=None, accept=""):
-    """Each sample: its name and its labels' values → its value."""
+    """Return each sample as its name and label values → its value."""
     query = {} if match is None else {"match": match}
     answer = await daemon.call("GET", ROUTE, params=query, headers={"Accept": accept})
     parse = families_of_openmetrics if "openmetrics" in answer.headers["content-type"] else families_of_text
@@ -98,7 +98,7 @@ async def test_readers_show_what_lies_before_them_what_is_hidden_and_what_expire
     first, _ = await daemon.publish("a", "b")
     await daemon.call("PUT", f"{TOPICS}/t/readers/kept", json={"position": first})
     await daemon.call("POST", f"{TOPICS}/t/poll", json={"limit": 2}, headers={"Plainsong-Reader": "named"})
-    daemon.clock.ms += 61_000  # what is there has expired
+    daemon.clock.ms += 61_000  # the messages so far have expired
     await daemon.publish("c")
     begun = (await daemon.call("POST", "/v1/transactions", json={})).json()
     body = {"messages": ["d"], "transactionWritePointer": begun["writePointer"]}

@@ -1,4 +1,4 @@
-"""An upgrade that the daemon does not take is ignored: the request is answered as if it had not been offered."""
+"""The daemon ignores an upgrade that it does not support, and answers the request as if none had been offered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.broker.listeners import Listener
 
 BOTH_WAYS = pytest.mark.parametrize("hot", [True, False], ids=["hot", "application"])
-#: As clients offer them: the JDK's and curl's way to HTTP/2, a WebSocket, what nobody knows, and several.
+#: Offers of real clients: the JDK's and curl's way to HTTP/2, a WebSocket, an unknown protocol, and several.
 OFFERS = pytest.mark.parametrize(
     "offer",
     [

@@ -1,4 +1,4 @@
-"""What holds for every route: methods, slashes, request ids, compression, and never a page of HTML."""
+"""Rules of every route: methods, slashes, request ids, compression, and never a page of HTML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def filled(path):
 
 
 PATHS = sorted({filled(route.path) for route in ROUTES})
-#: To GET it is the transaction "truncate", which is no id.
+#: GET parses this as a transaction with the id "truncate", which is no id.
 ALSO_AN_ID = "/v1/transactions/truncate"
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "TRACE", "PROPFIND")
 
@@ -43,7 +43,7 @@ async def test_head_has_the_head_of_get(daemon, path):
     assert head.headers["content-type"] == got.headers["content-type"]
 
 
-#: A producer may be called ``x/``, and so may a file be asked for; people type ``/console/``.
+#: A producer or a file may be called ``x/``; users type ``/console/``.
 ANY_NAME = {f"{TOPICS}/x/producers/x", "/console/x", "/console", "/console/"}
 
 
@@ -107,7 +107,7 @@ async def test_a_body_may_be_compressed_and_is_bounded_decompressed(daemon):
 @pytest.mark.parametrize("route", [each for each in ROUTES if each.tag != "daemon"], ids=lambda route: route.name)
 async def test_an_unknown_query_parameter_is_refused(daemon, route):
     if route.name in ("store", "rollback"):
-        return  # refused as a whole
+        return  # these refuse the request as a whole
     await daemon.create("x")
     answer = await daemon.http.request(
         route.method,

@@ -1,4 +1,4 @@
-"""Backups over HTTP: one cut at a time, held as long as it is asked for, and objects that are what they are named."""
+"""Backups over HTTP: one cut at a time, kept as long as requested, and objects that match their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Definitions over HTTP: one document of namespaces and topics, checked as a whole, and the same after a second time."""
+"""Definitions over HTTP: one document of namespaces and topics, checked as a whole; importing it twice is safe."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_dry_run_says_what_would_happen_and_nothing_does(daemon):
     assert (would["action"], would["target"]) == ("definitions.import", "service")
     assert would["effect"]["created"] == ["namespaces/shop", "topics/shop:orders"]
     assert would["changed"] == ["namespaces/shop", "topics/ns:t", "topics/shop:orders"]
-    # Properties have one form in every preview: that in which they are read and set.
+    # Every preview shows properties in the form in which they are read and set.
     shown = (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]
     del shown["generation"]
     alone = (await daemon.call("PUT", f"{TOPICS}/t/properties?dryRun=true", json={"ttl": 5})).json()

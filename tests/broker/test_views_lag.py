@@ -1,4 +1,4 @@
-"""How far behind readers are: those that are kept, and those that name themselves in their polls."""
+"""The lag of readers: those with a stored position, and those that name themselves in their polls."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_kept_reader_is_shown_where_it_stands_and_alone_where_it_is_aske
     first, _ = await daemon.publish("a", "b")
     await daemon.call("PUT", f"{TOPICS}/t/readers/kept", json={"position": first})
     await poll_as(daemon, "named")
-    await poll_as(daemon, "kept")  # its kept position counts
+    await poll_as(daemon, "kept")  # its stored position counts
     found = await lags(daemon)
     assert {name: (each["kind"], each["visible"], each["by"]) for name, each in found.items()} == {
         "kept": ("kept", 1, None),

@@ -1,4 +1,4 @@
-"""One poll of many topics: fair, bounded, one wait for all, and nothing left behind."""
+"""One poll of many topics: fair, bounded, one wait for all, and no task left over."""
 
 from __future__ import annotations
 

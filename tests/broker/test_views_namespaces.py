@@ -1,4 +1,4 @@
-"""Namespaces over HTTP: listed, and what they say for their topics: durable, in force at once, overridden by topics."""
+"""Namespaces over HTTP: listing, and settings for their topics: durable, in force at once, overridden by topics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PROPERTIES = f"{NAMESPACES}/ns/properties"
 
 
 async def enabled(daemon, topic="t"):
-    """What holds for a topic, and who says so."""
+    """Return the deduplication of a topic, and the level that sets it."""
     told = (await daemon.call("GET", f"{TOPICS}/{topic}")).json()["deduplication"]
     return told["enabled"], told["level"]
 

@@ -1,4 +1,4 @@
-"""Where a bounded read would end, against reading itself."""
+"""The end of a bounded read, compared with reading itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Producer sessions over HTTP: opened, fenced, shown, listed in pages, forgotten; and the switch that refuses them."""
+"""Producer sessions over HTTP: open, fence, show, list in pages, forget; and the switch that refuses them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WEEK_MS = 7 * 86_400_000
 
 @pytest.fixture(params=LISTENERS)
 async def daemon(request):
-    """In process, and behind each of the two listeners."""
+    """A daemon without a listener, and with each of the two."""
     async with in_process(listener=request.param) as running:
         yield running
 
@@ -26,7 +26,7 @@ async def opened(daemon, name="p", **body):
 
 
 async def send(daemon, ids, *, producer="p", status=200, code=None, **more):
-    """A publish of one message for each id."""
+    """Publish one message for each id."""
     messages = [f"m{number}" for number in ids]
     body = {"messages": messages, "producer": producer, "sequenceIds": list(ids), **more}
     return await daemon.call("POST", PUBLISH, json=body, status=status, code=code)

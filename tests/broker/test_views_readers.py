@@ -1,4 +1,4 @@
-"""Readers' positions, kept by the daemon."""
+"""Readers' positions, stored by the daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of a topic, exact where they can be, and saying so where they are not."""
+"""Statistics of a topic: exact where possible, and marked as estimates otherwise."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_ends_age_and_count_are_those_of_the_messages(daemon):
 
 
 async def test_expired_messages_are_in_no_number_to_the_millisecond(daemon):
-    await daemon.create(ttl=128)  # a slice is a second long
+    await daemon.create(ttl=128)  # makes slices of one second
     for step in range(4):
         await daemon.publish("x", {"payload": "short", "ttlSeconds": 60}, ms=START_MS + step * 250)
     daemon.clock.ms = START_MS + 60_001
@@ -70,10 +70,10 @@ async def test_expired_messages_are_in_no_number_to_the_millisecond(daemon):
 
 
 async def test_messages_of_one_millisecond_count_once_when_a_shorter_ttl_came_between(daemon):
-    await daemon.create(ttl=1280)  # slices of ten seconds
+    await daemon.create(ttl=1280)  # makes slices of ten seconds
     await daemon.publish("old")
     await daemon.publish("a", ms=START_MS + 5000)
-    await daemon.call("PUT", f"{TOPICS}/t/properties", json={"ttl": 1})  # of seven milliseconds
+    await daemon.call("PUT", f"{TOPICS}/t/properties", json={"ttl": 1})  # makes slices of seven milliseconds
     await daemon.publish("b", "c")
     found = await stats(daemon)
     assert (found["messages"], found["estimated"]) == (3, False)
@@ -184,7 +184,7 @@ def test_a_busy_topic_whose_rate_is_read_in_every_window_outlives_an_idle_one():
     rate.add(busy, 1, 0.0)
     rate.add(idle, 1, 1.0)
     for window in range(1, 4):
-        rate.per_second(busy, window * WINDOW_S)  # before the topic's first message in this window
+        rate.per_second(busy, window * WINDOW_S)  # read before the topic's first message in this window
         rate.add(busy, 1, window * WINDOW_S + 1)
         rate.per_second(idle, window * WINDOW_S + 2)
     rate.add(TopicName("n", "new"), 1, 4 * WINDOW_S - 1)
@@ -204,7 +204,7 @@ async def test_end_to_end_delays_are_those_of_polls_that_had_waited(daemon, nurs
         await daemon.call("POST", f"/v1/transactions/{begun['id']}/commit", json={})
         await trio.testing.wait_all_tasks_blocked()
         daemon.clock.ms += 10_000
-        await daemon.poll(startFrom=from_ms)  # it finds what is there already, and so says nothing of delays
+        await daemon.poll(startFrom=from_ms)  # does not wait, so it adds no delay
     assert (await stats(daemon))["endToEndMs"] == {"p50": 2_000, "p99": 3_000}
 
 

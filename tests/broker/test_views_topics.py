@@ -1,4 +1,4 @@
-"""Topics over HTTP: created, changed, shown, listed, deleted and brought back."""
+"""Topics over HTTP: create, change, show, list, delete and restore."""
 
 from __future__ import annotations
 

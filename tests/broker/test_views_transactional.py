@@ -1,4 +1,4 @@
-"""The looks at a topic with transactions in it: messages and their states, counts, extents, many topics at once."""
+"""Views of a topic with transactions: messages and their states, counts, extents, many topics at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANY = "/v1/namespaces/ns/poll"
 
 
 class Transacting:
-    """A daemon with its own transaction service, and a few words for what is done with it here."""
+    """A daemon with its own transaction service, and shorthands for its requests."""
 
     def __init__(self, daemon):
         self.daemon = daemon
@@ -67,7 +67,7 @@ async def transacting(**settings):
 
 
 async def everything(harness):
-    """One message of every state, a stored transaction among them; the transactions by name."""
+    """Publish one message of every state, a stored transaction among them; return the transactions by name."""
     done, aborted, invalid, held = [await harness.begin() for _ in range(4)]
     await harness.publish("p0", ms=0)
     await harness.store("s0", "s1", "s2", pointer=done["writePointer"], ms=1)
@@ -153,7 +153,7 @@ async def test_of_a_pointer_nobody_here_knows_the_committed_reader_decides():
     async with in_process() as daemon:
         harness = Transacting(daemon)
         environment = daemon.service.directory.environment
-        environment.limits = replace(environment.limits, issues_pointers=False)  # as earlier versions had it
+        environment.limits = replace(environment.limits, issues_pointers=False)  # as in earlier versions
         await harness.daemon.create()
         await harness.publish("mine", pointer=(START_MS - 1_000) * 1_000_000 + 7)
         assert [each["state"] for each in (await harness.look()).json()] == ["committed"]

@@ -1,4 +1,4 @@
-"""What ``broker.main`` puts together works together: the janitor's pass, the service, the index, the end."""
+"""The parts that ``broker.main`` puts together work together: the janitor's pass, the service, the index, shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publish, store and rollback under a write pointer, and polls of what came of it: every encoding, both listeners."""
+"""Publish, store and rollback under a write pointer, and polls of the result: every encoding, both listeners."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from plainsong.protocol.transactions.transaction import Transaction
 TYPES = {"v1": "avro/binary", "v2": "avro/binary; version=2", "json": "application/json"}
 CODECS = {"v1": AVRO, "v2": AVRO_2, "json": JSON}
 FRAMES = "application/vnd.plainsong.frames; fields=pointer"
-#: A pointer of this very moment.
+#: A pointer issued at the clock's time.
 NOW = START_MS * 1_000_000
 every_encoding = pytest.mark.parametrize("encoding", TYPES)
 every_listener = pytest.mark.parametrize("listener", [None, "hot", "application"])
 
 
 class Talk:
-    """One topic asked in one encoding."""
+    """One topic, and requests in one encoding."""
 
     def __init__(self, daemon, encoding, topic="t"):
         self.daemon, self.codec, self.topic = daemon, CODECS[encoding], topic
@@ -63,7 +63,7 @@ async def daemon():
 
 @asynccontextmanager
 async def talking(encoding, listener=None, **settings):
-    """A daemon that leaves write pointers to its clients: a service of its own refuses those that it did not issue."""
+    """Run a daemon that leaves write pointers to its clients; its own service would refuse foreign pointers."""
     settings = {"transactions__service": "off", **settings}
     async with in_process(listener=listener, **settings) as daemon:
         await daemon.create()
@@ -90,7 +90,7 @@ async def test_the_golden_bytes_of_a_transactional_publish_are_taken_answered_an
         assert (await talk.post("rollback", answered.content)).content == b""
         brought = snapshot(1)
         assert await talk.poll(transaction=brought) == ["m0", "m1"]
-        # A pointer rolled back in part may go on: publishing nothing writes nothing.
+        # A pointer rolled back in part may be used again: an empty publish writes nothing.
         nothing = AVRO.decode_publish_response((await talk.post("publish", bytes.fromhex("000200"))).content)
         assert nothing.write_pointer == 1
         assert await talk.poll() == ["m0", "m1", "m2"]

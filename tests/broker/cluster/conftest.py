@@ -1,4 +1,4 @@
-"""Several instances in one process: what one waits for of another may take as long as it takes."""
+"""Several instances in one process, with long time-outs for whatever one instance waits for at another."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from tests.patience import PATIENCE_S
 
-#: How long owners are looked for, the service of transactions is waited for, and others are asked how they are. In the
-#: daemon these are a second or two, which a machine that stands still lets pass between two looks.
+#: How long to search for an owner, and to wait for the transaction service and for other instances' answers. In the
+#: daemon these are a second or two, less than a machine may stall.
 WAITS = (
     "broker.cluster.owners.PATIENCE_S",
     "broker.cluster.forward.PATIENCE_S",

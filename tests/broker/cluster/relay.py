@@ -1,6 +1,6 @@
-"""A way to an instance that a test can hold up: its connections stand, and nothing comes through, as when it is frozen.
+"""A relay in front of an instance that a test can freeze: its connections stay open, and nothing passes.
 
-async with ways(nodes, "b") as way:     whoever goes to b from now on goes this way
+async with ways(nodes, "b") as way:     new connections to b use this way
     way.freeze()
 """
 
@@ -13,7 +13,7 @@ import trio
 
 
 class Way:
-    """Connections to one address, passed on in both directions until they are held up."""
+    """Relays connections to one address in both directions until it is frozen."""
 
     def __init__(self, address):
         self._host, port = address.rsplit(":", 1)
@@ -48,7 +48,7 @@ class Way:
 
 @asynccontextmanager
 async def ways(nodes, name):
-    """The way to an instance, which other instances take instead of the straight one."""
+    """Relay an instance: the other instances connect through it instead of directly."""
     way = Way(nodes[name].address)
     async with trio.open_nursery() as nursery:
         nodes.addresses[name] = await nursery.start(way.run)

@@ -1,4 +1,4 @@
-"""``plainsong cluster`` against daemons that are one."""
+"""``plainsong cluster`` against a cluster of daemons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def three(zookeeper, monkeypatch):
 
 @pytest.fixture
 def cli(three, capsys, monkeypatch, tmp_path):
-    """The program, which asks the first of them; exit code, output and errors."""
+    """Run the program against the first daemon; checks the exit code."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
     async def call(*arguments, code=0):
@@ -53,7 +53,7 @@ def test_the_state_of_one_that_comes_or_goes_says_how_many_slices_of_the_topics_
     there = {"name": "b", "address": "b:1", "leaving": False, "drained": False, "weight": 100, "topicsOpen": 3}
     states = [_row({**there, "slices": slices, "drained": slices < 40}, "a")[2] for slices in (64, 40, 12, 0)]
     assert states == ["there", "40/64", "drained, 12/64", "drained"]
-    assert _row({**there, "slices": 0}, "a")[2] == "0/64"  # it has only just come
+    assert _row({**there, "slices": 0}, "a")[2] == "0/64"  # it has just joined
 
 
 async def test_drain_returns_when_the_topics_have_moved(three, cli):
@@ -74,7 +74,7 @@ async def test_drain_says_how_many_topics_are_left_when_the_time_is_over(three, 
     await three["b"].call("PUT", f"{TOPICS}/t")
     await three["b"].publish("t", "a mark is to be written for it")
     owner = three[await three["a"].owner("t")]
-    owner.store.reachable = trio.Event()  # its mark waits for that
+    owner.store.reachable = trio.Event()  # its mark waits for the store
     err = await cli("cluster", "drain", owner.name, "--within", "0.3", code=Exit.UNAVAILABLE)
     owner.store.reachable.set()
     assert "still has 1 topic open" in err

@@ -1,4 +1,4 @@
-"""Server-sent events through an instance that does not own their topic, and while the topic changes hands."""
+"""Server-sent events through an instance that does not own their topic, and while the topic changes owners."""
 
 from __future__ import annotations
 

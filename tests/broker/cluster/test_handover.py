@@ -1,4 +1,4 @@
-"""Topics that change hands are opened by their next owner before a request needs them, and no other is claimed."""
+"""After a hand-over the next owner opens the topics before a request needs them, and claims no others."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ async def nodes():
 
 
 def opened(node):
-    """The topics of these tests that are open and loaded there."""
+    """Return the topics of these tests that are open and loaded at ``node``."""
     return {name for name in NAMES if node.service.directory.peek(named(f"ns:{name}")) is not None}
 
 
 async def call(node, to, kind, value):
-    """What an instance says to another one."""
+    """Make a call to another instance over ``node``'s link."""
     link = await node.cluster.links.to(to.address)
     return await link.call(kind, value)
 

@@ -1,4 +1,4 @@
-"""Answers on a link leave in pieces, whatever they are made of, and are counted until they have left."""
+"""Answers on a link are sent in pieces, whatever they consist of, and are counted until they are sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole daemons of one cluster: each is found at its own address, or says that it is not."""
+"""Whole daemons of one cluster: each verifies that it is reachable at its own address, or logs a warning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def said(caplog):
 async def test_a_daemon_that_is_not_where_it_says_tells_so_at_its_start(zookeeper, monkeypatch, caplog):
     ensemble = Ensemble(zookeeper.address, "/of-addresses")
     with socket.socket() as taken, caplog.at_level(logging.WARNING):
-        taken.bind(("127.0.0.1", 0))  # and nobody listens there
+        taken.bind(("127.0.0.1", 0))  # no server listens there
         nowhere = f"127.0.0.1:{taken.getsockname()[1]}"
         async with daemons(ensemble, monkeypatch, "a") as found:
             await found.start("b", **{"cluster.advertise": nowhere})
@@ -30,6 +30,6 @@ async def test_a_daemon_that_is_not_where_it_says_tells_so_at_its_start(zookeepe
                     await trio.sleep(0.01)
             (one,) = said(caplog)
             assert (one.instance, one.address) == ("b", nowhere)
-            # And the other one cannot reach it, which doctor shows.
+            # The other instance cannot reach it either, which doctor shows.
             instances = (await found["a"].cluster())["instances"]
             assert {each["name"]: each["topicsOpen"] for each in instances if each["name"] == "b"} in ({"b": None}, {})

@@ -1,4 +1,4 @@
-"""Which route goes where, said once for each of them."""
+"""The destination of each route."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_only_what_merely_reads_is_asked_again_after_a_doubt():
 
 
 def nothing(request, answered):
-    """A handler."""
+    """A handler that does nothing."""
 
 
 @pytest.mark.parametrize(

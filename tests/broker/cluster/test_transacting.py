@@ -1,4 +1,4 @@
-"""Transactions, namespaces and Tephra's clients at any instance, by HTTP and over links."""
+"""Transactions, namespaces and Tephra's clients at any instance, over HTTP and over links."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERVICE = "/v1/transactions"
 
 @pytest.fixture
 async def nodes():
-    """The service is a's, one topic is b's, and one c's."""
+    """a owns the service, b and c own one topic each."""
     async with cluster("a", "b", "c", transactions__service="embedded") as running:
         running.move(TRANSACTIONS, "a")
         running.move(NAMESPACES, "a")
@@ -36,7 +36,7 @@ async def nodes():
 
 
 async def known(nodes):
-    """Every instance knows what is committed."""
+    """Wait until every instance has the current view."""
     await until(lambda: nodes["a"].service.authority.embedded is not None)
     for node in nodes.values():
         await node.service.authority.transactions.fresh()
@@ -82,7 +82,7 @@ async def test_a_poll_held_by_a_transaction_goes_on_when_it_is_committed_at_anot
         answer = await nodes["c"].call("POST", f"{TOPICS}/t/poll?isolation=committed&wait_ms=60000", json={})
         polled.extend(message["payload"] for message in answer.json())
 
-    with trio.fail_after(30):  # half of what it may wait
+    with trio.fail_after(30):  # half of its wait
         async with trio.open_nursery() as nursery:
             nursery.start_soon(poll)
             await until(lambda: nodes["b"].service.pointers.waiters == 1)
@@ -301,7 +301,7 @@ async def test_tephras_clients_are_told_that_the_service_cannot_be_reached(nodes
 
 
 async def past(at_ms):
-    """Until the clock, which all instances share, has passed a time."""
+    """Wait until the clock, which all instances share, has passed a time."""
     await until(lambda: time.time_ns() // 1_000_000 > at_ms)
 
 
@@ -310,7 +310,7 @@ async def shown(node, topic, at_ms, **more):
 
 
 async def test_a_poll_as_of_a_moment_is_the_same_through_every_instance_in_every_topic(nodes):
-    # Long ones, which do not time out on a slow machine.
+    # Long transactions do not time out on a slow machine.
     early, late = [(await nodes[name].call("POST", SERVICE, json={"type": "long"})).json()["id"] for name in "ab"]
     for topic in "tu":
         await publish_under(nodes["c"], topic, late, "late")
@@ -321,7 +321,7 @@ async def test_a_poll_as_of_a_moment_is_the_same_through_every_instance_in_every
         told = (await nodes["b"].call("GET", f"{SERVICE}/{pointer}")).json()
         decided_ms.append(told["decidedMs"])
         await past(told["decidedMs"])
-        # From now on nothing is decided up to this moment.
+        # This poll closes the moment: no later decision gets a time up to it.
         assert len(await shown(nodes["b"], "u", told["decidedMs"])) == len(decided_ms)
     assert decided_ms[0] < decided_ms[1]
     for node in nodes.values():
@@ -349,7 +349,7 @@ async def test_an_owner_of_the_service_that_knows_no_moments_is_unavailable_for_
 
 
 async def test_check_at_any_one_instance_tells_of_an_old_transaction_wherever_the_service_is(nodes):
-    # A long one, which does not time out on a slow machine.
+    # A long transaction does not time out on a slow machine.
     await nodes["a"].call("POST", SERVICE, json={"type": "long"})
     for node in nodes.values():
         line = [str(PLAINSONG), "check", "--url", f"http://{node.address}", "--max-transaction-age", "1s"]

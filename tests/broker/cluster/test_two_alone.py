@@ -1,4 +1,4 @@
-"""Two daemons on one store that were not told of each other: nothing is lost, and the log says once what to do."""
+"""Two daemons on one store, neither configured for the other: nothing is lost, and the log says once what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUMBER = 5
 
 
 async def asked(daemon, path, body):
-    """The answer, asked for as our client does: again while the topic changes its owner, of which nothing happened."""
+    """Ask as our client does: retry while the topic changes owners, since nothing happened."""
     with trio.fail_after(PATIENCE_S):
         while True:
             answer = await daemon.http.post(f"{TOPICS}/{path}", json=body)
@@ -40,5 +40,5 @@ async def test_two_daemons_without_zookeeper_on_one_store_say_once_that_they_tak
             for number in range(NUMBER):
                 assert [each["payload"] for each in (await asked(one, f"t{number}/poll", {})).json()] == list("0123")
     said = [record for record in caplog.records if record.getMessage() == "another daemon is at work on this store"]
-    assert 1 <= len(said) <= 2  # each of them says it for itself
+    assert 1 <= len(said) <= 2  # at most once from each daemon
     assert not [record for record in caplog.records if record.getMessage() == "topic taken over"]
