@@ -1,4 +1,4 @@
-"""`poll` and `tail` as of a moment: what had been committed by then, and no more."""
+"""`poll` and `tail` as of a moment: exactly what had been committed by then."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def client(cli: Cli) -> Iterator[Client]:
 
 @pytest.fixture
 def moment_ms(client: Client) -> int:
-    """A topic with a message by then, one that was open then, and one that came later."""
+    """Fill a topic with a message before the moment, one open at it, and one after it; return the moment."""
     undecided = client.transactions.begin(type="long")
     client.publish("orders", b"before")
     client.publish("orders", b"open", transaction=undecided)
     at_ms = client.poll("orders", isolation="uncommitted").messages[-1].id.publish_time_ms
-    client.poll("orders", as_of=at_ms)  # from now on nothing gets a time up to it
+    client.poll("orders", as_of=at_ms)  # from here on no publish or commit gets a time up to it
     client.transactions.commit(undecided)
     client.publish("orders", b"behind")
     return at_ms

@@ -61,7 +61,7 @@ def test_an_old_transaction_and_a_reader_behind_are_warnings(cli: Cli, client: C
     assert behind in said.out
     with client.transaction():
         deadline_s = time.monotonic() + PATIENCE_S
-        # Ages are told to the millisecond; the first look may be as quick.
+        # Ages are in milliseconds, and the first check may be that fast.
         while "a transaction is open for" not in (said := cli("check", "--max-transaction-age", "1s", code=None)).out:
             assert time.monotonic() < deadline_s, said
         assert said.code == 1
@@ -186,7 +186,7 @@ def held(path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def planted(cli: Cli, client: Client, home: Path) -> list[str]:
-    """Secrets wherever a bundle looks; what to give `doctor` so that it looks there."""
+    """Plant secrets wherever a bundle looks; return the arguments that make `doctor` look there."""
     client.create_topic("orders")
     client.publish("orders", [b"the-payload-of-it"], attributes={"the-attribute-of-it": "x"})
     begun = client.transactions.begin(timeout_s=120, client_id="the-client-of-it")

@@ -1,4 +1,4 @@
-"""Contexts: named daemons, what goes before what, and tokens that stay where they are."""
+"""Contexts: named daemons, precedence, and tokens that stay in their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb `definitions`: what one daemon has is made at another by a file, in both forms, and nothing is lost."""
+"""The verb `definitions`: an export recreates everything at another daemon, in both formats, and loses nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.daemon.harness import Daemon
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon with every property that there is, at its default and otherwise, in several namespaces."""
+    """A daemon with every property, at its default and otherwise, in several namespaces."""
     with Daemon(tmp_path / "source") as daemon:
         with Client(url_of(daemon), namespace="shop") as client:
             client.create_topic("plain")
@@ -69,7 +69,7 @@ def test_both_forms_say_the_same(alone, filled, tmp_path):
 
 
 def test_topics_of_the_system_are_in_no_file(alone, tmp_path):
-    """The daemon makes its own, and takes them from nobody."""
+    """The daemon makes its own, and accepts them from no file."""
     grants = tmp_path / "grants.toml"
     grants.write_text(
         'format = 1\n[[grant]]\nto = ["operator"]\nverbs = ["all"]\non = ["*:*", "system:*", "service"]\n'
@@ -105,4 +105,4 @@ def test_settings_that_begin_with_a_byte_order_mark_are_read(alone, tmp_path):
     alone("config", "check", "--config", str(tmp_path / "plainsong.toml"), code=0)
     (tmp_path / "token").write_bytes(b"\xef\xbb\xbfpsg_token\n")
     said = alone("topic", "list", "--url", "http://127.0.0.1:1", "--token-file", str(tmp_path / "token"))
-    assert said.code == Exit.UNAVAILABLE  # and not: the token is not one line of printable ASCII
+    assert said.code == Exit.UNAVAILABLE  # and not a complaint about the token's first bytes

@@ -1,4 +1,4 @@
-"""Doctor's eye: what a sync time and a mount say about a disk, and the one sentence it comes to."""
+"""Doctor and the disk: what a sync time and a mount reveal, and the one sentence that doctor prints."""
 
 from __future__ import annotations
 

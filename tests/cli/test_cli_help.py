@@ -1,4 +1,4 @@
-"""Help that fits a terminal, says what the listing says, and shows examples that parse; and a program that starts fast."""
+"""Help fits a terminal, agrees with the listing, and shows examples that parse; and the program starts fast."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plainsong.cli.main import VERBS, program
 
 
 def every_verb():
-    """``(words, command)`` of all that can be asked for help."""
+    """Return ``(words, command)`` for everything that has a help page."""
 
     def below(words, command):
         yield words, command

@@ -1,4 +1,4 @@
-"""What the command line shows of a message besides its payload: whose it is, its batch, its attributes."""
+"""A message on the command line besides its payload: producer, batch, attributes."""
 
 from __future__ import annotations
 

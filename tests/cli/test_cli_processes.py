@@ -1,4 +1,4 @@
-"""The installed program in pipes and at a terminal: streams, interrupts, readers who leave, daemons that fall."""
+"""The installed program in pipes and at a terminal: streams, interrupts, readers that leave, daemons that die."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def numbers(cli):
 
 
 def unread(pipe):
-    """Bytes that stand in a pipe."""
+    """Return the number of unread bytes in a pipe."""
     return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
 
 
@@ -103,7 +103,7 @@ def test_an_interrupted_publish_says_what_was_published(cli, spawn, numbers):
     process.stdin.write(b"a\nb\nc\n")
     process.stdin.flush()
     eventually("three are there", lambda: len(cli("poll", numbers).lines) == 3)
-    # It reads on only when it knows of the three.
+    # It reads more only after the three are acknowledged.
     process.stdin.write(b"d")
     process.stdin.flush()
     eventually("it has read on", lambda: unread(process.stdin) == 0)
@@ -145,7 +145,7 @@ def test_top_goes_on_until_it_is_interrupted(cli, spawn, numbers):
     process.send_signal(signal.SIGINT)
     code, out, err = finished(process)
     assert (code, err) == (Exit.INTERRUPTED, "\n")
-    # It may have looked again before it was interrupted; what it says, it says whole.
+    # It may have polled again before the interrupt; what it prints is whole.
     assert all(json.loads(line)["topics"][0]["topic"] == numbers for line in out.splitlines())
 
 
@@ -236,7 +236,7 @@ def test_publish_waits_for_the_daemon_when_told_to(tmp_path, alone, spawn):
 
 
 class Terminal:
-    """The program with a terminal for all three streams."""
+    """The program, with a terminal for all three streams."""
 
     def __init__(self, *arguments):
         self.pid, self._handle = pty.fork()
@@ -249,7 +249,7 @@ class Terminal:
         while self.seen.count(part) < times and time.monotonic() < over:
             try:
                 self.seen += os.read(self._handle, 4096)
-            except OSError:  # its end has closed
+            except OSError:  # its end is closed
                 break
         assert self.seen.count(part) >= times, self.seen
         return self.seen
@@ -359,13 +359,13 @@ def test_a_verb_that_waits_for_news_ends_when_its_reader_leaves(cli, spawn, numb
     cli("publish", numbers, "a")
     process = spawn(*verb)
     assert process.stdout.readline()
-    process.stdout.close()  # and nothing more comes that would be printed
+    process.stdout.close()  # and no further line would be printed
     assert (process.wait(PATIENCE_S), process.stderr.read()) == (Exit.FAILED, b"")
 
 
 @pytest.mark.parametrize("verb", [("tail", "numbers", "--from", "oldest"), ("events",)], ids=lambda verb: verb[0])
 def test_the_first_process_of_a_container_ends_by_sigterm(cli, numbers, verb):
-    """The kernel ignores a signal without a handler there: the program has one if it takes itself for that process."""
+    """The kernel ignores a signal without a handler there, so the program installs one if it runs as that process."""
     cli("publish", numbers, "a")
     program = "import os, signal; os.getpid = lambda: 1; from plainsong.cli.start import main; main()"
     process = subprocess.Popen([sys.executable, "-c", program, *verb], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

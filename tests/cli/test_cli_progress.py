@@ -1,4 +1,4 @@
-"""The line that says how far a long publish has come."""
+"""The progress line of a long publish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Format strings, JSON lines, tables, and what a terminal is spared."""
+"""Format strings, JSON lines, tables, and control characters that must not reach a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times and lengths of time as they are typed and shown."""
+"""Times and durations, as typed and as shown."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
-    """The URL of a daemon that demands certificates, and the files to get in."""
+    """The URL of a daemon that demands certificates, and the files that give access."""
     directory = tmp_path_factory.mktemp("tls")
     authority = Authority(directory)
     server, client = authority.issue("server"), authority.issue("client")

@@ -1,4 +1,4 @@
-"""`plainsong token` and `plainsong grants`: they work on the files, and never show a hash or a token twice."""
+"""`plainsong token` and `plainsong grants`: they edit the files, and never show a hash, or a token twice."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ Cli = Callable[..., Said]
 
 @pytest.fixture
 def client(cli: Cli, running: Daemon) -> Iterator[Client]:
-    """A client in the namespace of the command line, with a topic; no transaction is open before it, or is left.
+    """A client in the namespace of the command line, with a topic; no transaction is open before the test or after it.
 
-    Invalid ones may be there: what another test leaves open times out on a busy machine.
+    There may be invalid ones: transactions that another test left open time out on a busy machine.
     """
     client = Client.from_environment()
     client.create_topic("orders")
@@ -43,7 +43,7 @@ def _end_all(client: Client) -> None:
 
 
 def published(client: Client, *payloads: bytes, client_id: str = "shop") -> int:
-    """The id of an open transaction that published these."""
+    """Publish these in a new transaction and return its id."""
     transaction = client.transactions.begin(client_id=client_id)
     client.publish("orders", list(payloads), transaction=transaction)
     return transaction.id
@@ -54,7 +54,7 @@ def published(client: Client, *payloads: bytes, client_id: str = "shop") -> int:
 
 def test_ls_names_client_age_time_left_topics_and_hidden_messages(cli: Cli, client: Client):
     number = published(client, b"a", b"b")
-    heading, *rows = cli("tx", "ls").lines  # with invalid ones that other tests have left
+    heading, *rows = cli("tx", "ls").lines  # includes invalid transactions of other tests
     (row,) = [each for each in rows if str(number) in each]
     assert heading.split() == ["CLIENT", "ID", "STATE", "TYPE", "AGE", "LEFT", "TOPICS", "HIDDEN"]
     assert row.split()[:5] == ["shop", str(number), "in", "progress", "short"]
@@ -158,7 +158,7 @@ def test_blame_finds_the_transaction_of_a_checkpoint(cli: Cli, client: Client):
 
 
 def test_a_pointer_that_this_daemon_did_not_issue_holds_no_reader(cli: Cli, client: Client):
-    pointer = client.transactions.begin().id + 3_600_000 * 1_000_000  # of a service whose clock is ahead
+    pointer = client.transactions.begin().id + 3_600_000 * 1_000_000  # from a service whose clock is ahead
     with pytest.raises(TransactionNotInProgress, match="not issued by this service"):
         client.publish("orders", b"a", transaction=pointer)
     assert cli("tx", "blame", "orders").out == "no transaction holds readers of orders\n"

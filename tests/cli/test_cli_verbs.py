@@ -1,4 +1,4 @@
-"""Every verb against a real daemon: what it does, what it prints for people and for programs, how it ends."""
+"""Every verb against a real daemon: its effect, its output for people and for programs, its exit code."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_deleting_asks_and_without_anybody_there_wants_yes(cli, greetings):
     said = cli("topic", "delete", "greetings", code=Exit.USAGE)
     assert "--yes" in said.err
     assert cli("topic", "list").out == "greetings\n"
-    # One name that is none: nothing is deleted.
+    # One of the names is no topic, so nothing is deleted.
     cli("topic", "delete", "greetings", "other", "--yes", code=Exit.NOT_FOUND)
     assert cli("topic", "list").out == "greetings\n"
 
@@ -380,7 +380,7 @@ def test_doctor_without_a_daemon_looks_at_the_machine(alone):
     said = alone("doctor", "--no-daemon")
     assert "no ./data here" in said.out
     assert "sync time" in said.out
-    # Whose disk this is, is only a guess: nothing is concluded from it.
+    # The disk is only guessed, so doctor concludes nothing from it.
     assert said.lines[-1].endswith("give --data-dir to find out about power cuts.")
     assert said.code in (Exit.OK, Exit.FAILED)
 

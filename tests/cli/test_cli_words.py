@@ -1,4 +1,4 @@
-"""What the program says: what was made, one thing and many, a no, and colours for a terminal alone."""
+"""The program's messages: what was made, singular and plural, refusals, and colours on a terminal only."""
 
 from __future__ import annotations
 

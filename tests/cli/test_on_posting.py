@@ -1,4 +1,4 @@
-"""Posts as effects: what a server is sent, what its answers mean, and bounds on what it may do to us."""
+"""Posts as effects: the request, the meaning of each answer, and limits on what a server can do to us."""
 
 from __future__ import annotations
 
@@ -41,21 +41,19 @@ def message(payload=b"", attributes=None):
 
 
 class Server(ThreadingHTTPServer):
-    """Answers with what it is told, and keeps what it was asked."""
+    """Sends scripted answers, and records the requests."""
 
     daemon_threads = True
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked = []
-        #: ``(status, headers, body)`` for the requests to come; the last one stays.
+        #: ``(status, headers, body)`` for the next requests; the last one repeats.
         self.answers = [(200, {}, b"")]
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
     protocol_version = "HTTP/1.1"
     server: Server
 
@@ -74,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def handle(self):
-        with suppress(ConnectionError):  # who has read enough has gone
+        with suppress(ConnectionError):  # a client that has read enough disconnects
             super().handle()
 
 
@@ -97,7 +95,7 @@ def stop():
 
 @pytest.fixture
 def poster(stop):
-    """Makes posters."""
+    """Make posters."""
     with Outward() as outward:
 
         def make(url, *, timeout_s=20, **options):
@@ -247,7 +245,7 @@ def test_a_post_under_way_is_given_up_at_the_second_request(poster, stop):
             with connection:
                 stop.ask()
                 stop.ask()
-                while connection.recv(4096):  # until it is given up
+                while connection.recv(4096):  # until the client gives up
                     pass
 
         asking = threading.Thread(target=ask_twice)
@@ -272,7 +270,7 @@ OTHER_SECRET = "whsec_" + b64encode(bytes(range(32))).decode()
 
 @pytest.fixture
 def secrets(tmp_path):
-    """Writes a file of secrets, each time as another file, as rotations do."""
+    """Write a file of secrets, each time as a new file, as rotations do."""
     file = tmp_path / "hook.secret"
 
     def write(*lines):

@@ -1,4 +1,4 @@
-"""The loop around an effect: order, retries, dead letters, what is saved when, and how it stops."""
+"""The loop around an effect: order, retries, dead letters, when a position is saved, and how the loop stops."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def message(number, attributes=None):
 
 
 class Reading:
-    """A reader of a list; notes into a common log what is saved."""
+    """Reads a list, and records in a common log which positions are saved."""
 
     def __init__(self, log, count, failures=()):
         self.log = log
@@ -75,7 +75,7 @@ def stop():
 
 @pytest.fixture
 def reaction(log, stop):
-    """Makes reactions to a script: verdicts in the order of attempts, then Done."""
+    """Make reactions to a script: verdicts in the order of attempts, then Done."""
 
     def make(*script, retries=2, dead_letters=None, waits=True):
         verdicts = list(script)
@@ -91,7 +91,7 @@ def reaction(log, stop):
 
 
 class Letters:
-    """Dead letters, noted."""
+    """Records dead letters."""
 
     def __init__(self, log, failures=()):
         self.log = log

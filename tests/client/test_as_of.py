@@ -1,4 +1,4 @@
-"""Reads as of a moment: what had been committed by then, by every way of reading."""
+"""Reads as of a moment return what had been committed by then, in every way of reading."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 def closed_moment(client, topic):
-    """A moment by this computer's clock, which is also the daemon's: what came before is not later, what comes is.
+    """Return a moment, by this computer's clock, that separates earlier publishes and commits from later ones.
 
-    A read as of it makes it so. Times of publishes and commits are at most a millisecond ahead of the clock, so the
-    clock is left to pass them.
+    A read as of the moment closes it. Publishes and commits may have times up to a millisecond ahead of the clock, so
+    this waits until the clock has passed them.
     """
     behind_ms = time.time_ns() // 1_000_000 + 2
     while (now_ms := time.time_ns() // 1_000_000) < behind_ms:
@@ -37,7 +37,7 @@ def payloads(messages):
 
 @pytest.fixture
 def history(client, topic):
-    """Moments of a topic, and what had been committed by then."""
+    """Return moments of a topic with what had been committed by each."""
     early, late = (client.transactions.begin(type="long") for _ in range(2))
     client.publish(topic, b"plain")
     client.publish(topic, b"late", transaction=late)

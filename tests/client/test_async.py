@@ -1,4 +1,4 @@
-"""What is true of the client on event loops alone, and a little of everything on asyncio and on trio alike."""
+"""Behaviour of the client on event loops alone, and a little of everything on both asyncio and trio."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_S
 
 
 def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Makes of an asynchronous test two ordinary ones, one for each loop, with the same fixtures."""
+    """Turn an asynchronous test into two ordinary ones, one for each loop, with the same fixtures."""
 
     def run(loop: str, **fixtures: object) -> None:
         async def main() -> None:
@@ -130,7 +130,7 @@ async def test_lost_answers_are_unknown_and_deadlines_say_what_happened(shared_a
                 await client.publish(topic, b"x")
             assert lost.value.outcome == "unknown"
         proxy.mode = "swallow"
-        # Of an attempt that ended before it was under way the outcome would be known: there may be more than one.
+        # An attempt that ends before its request is sent has a known outcome, so there may be more than one attempt.
         async with AsyncClient(proxy.url, request_timeout_s=1, deadline_s=PATIENCE_S) as client:
             with pytest.raises(DeadlineExceeded, match="no answer within 1 s") as late:
                 await client.publish(topic, b"x")
@@ -177,7 +177,7 @@ def test_a_reader_that_is_cancelled_leaves_the_client_usable(shared_url: str, cl
 
 
 async def in_a_task_of_its_own(work: Callable[[], Awaitable[Any]]) -> Any:
-    """What ``work`` returns; fixtures and the methods of a test case run so."""
+    """Return the result of ``work`` run in its own task, as fixtures and test methods run."""
     returned = []
 
     async def run() -> None:
@@ -279,7 +279,7 @@ def test_an_abandoned_generator_with_a_block_does_not_cancel_its_task(shared_url
     asyncio.run(main())
 
 
-@pytest.mark.filterwarnings("ignore")  # each loop ends with connections open
+@pytest.mark.filterwarnings("ignore")  # each loop ends with open connections
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_a_client_serves_one_event_loop_after_another(shared_url: str, topic: str, loop: str):
     client = AsyncClient(shared_url)

@@ -16,7 +16,7 @@ STRINGS = [{"traceparent": "00-1", "é": "ü"}, {}, {"routingKey": "k"}]
 
 @pytest.fixture
 def attributed(shared_url: str, topic: str) -> str:
-    """A topic with three messages, published by somebody who knows no client: one request, atomic, of a producer."""
+    """A topic with three messages that were published without a client: one request, atomic, of a producer."""
     items = [{"payload": f"m{index}", "attributes": each} for index, each in enumerate(STRINGS)]
     body = {"messages": items, "producer": "p", "sequenceIds": [5, 6, 9], "atomic": True}
     url = f"{shared_url}/v1/namespaces/default/topics/{topic}/publish"

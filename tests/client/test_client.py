@@ -48,7 +48,7 @@ def test_a_topic_is_created_looked_at_changed_deleted_and_brought_back(client: C
 
 
 def test_of_many_changes_at_the_same_moment_none_is_lost(client: Client, topic: str):
-    """Each changes another property while the others do, over and over."""
+    """Each thread changes one property again and again while the others change theirs."""
 
     def change(name, values):
         for value in values:

@@ -1,4 +1,4 @@
-"""Tokens, certificates and authorities of both clients: what they show to whom, and what they never do."""
+"""Tokens, certificates and authorities of both clients: where they are sent, and where never."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """A server that lets tokens in, and keeps what was asked of it; ``https`` with a context."""
+    """A server that accepts given tokens and records requests; ``https`` if there is a context."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.accepted: set[str] = set()
         self.seen: list[tuple[str, str | None]] = []
         self.redirect: str | None = None
         self.keeps_connections = True
-        #: Common names of the certificates that were shown, of each request.
+        #: Common name of the client's certificate for each request.
         self.shown: list[str] = []
         gate = self
 
@@ -93,7 +93,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture(params=["threads", "asyncio", "trio"])
 def topics(request: pytest.FixtureRequest) -> Callable[..., list[list[str]]]:
-    """Asks for the topics, several times by one client; ``between`` is called after each time."""
+    """List the topics several times with one client, calling ``between`` after each."""
 
     def by_threads(url: str, times: int = 1, between: Callable[[], None] = lambda: None, **options: Any):
         found = []
@@ -146,7 +146,7 @@ def test_a_replaced_token_file_is_read_again_after_a_401_once(gate, topics, tmp_
     gate.accepted.clear()
     with pytest.raises(Unauthenticated):
         topics(gate.url, token_file=file)
-    assert len(gate.seen) == 1  # the file has no other one
+    assert len(gate.seen) == 1  # the file holds no other token
 
 
 def test_a_token_file_that_is_away_for_a_moment_leaves_the_refusal(gate, topics, tmp_path):
@@ -235,7 +235,7 @@ def test_a_certificate_that_has_been_replaced_is_what_new_connections_show(autho
     secured.keeps_connections = False
     steps = iter(
         [
-            lambda: mine.certificate.write_text("half of it"),  # as it is being replaced
+            lambda: mine.certificate.write_text("half of it"),  # as while it is being replaced
             lambda: authority.issue("mine", common_name="after"),
             lambda: None,
         ]
@@ -254,7 +254,6 @@ def test_a_certificate_that_has_been_replaced_is_what_new_connections_show(autho
 
 @pytest.fixture(scope="module")
 def demanding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Authority]]:
-    """A daemon that demands certificates."""
     directory = tmp_path_factory.mktemp("tls")
     authority = Authority(directory)
     pair = authority.issue("server")

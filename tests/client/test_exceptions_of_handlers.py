@@ -1,4 +1,4 @@
-"""Exceptions that signal handlers raise, anywhere in a call: the client works on."""
+"""Signal handlers that raise an exception at any point of a call leave the client usable."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from plainsong._sync import _pool
 from plainsong.transport import dialing
 from tests.patience import PATIENCE_S
 
-#: Python looks for signals after these instructions, and at the start of a function.
+#: Python checks for signals after these instructions, and at the start of a function.
 LOOKS_AFTER = ("CALL", "JUMP_BACKWARD", "RESUME")
 FILES = {_pool.__file__, dialing.__file__}
 
 
 class Interrupted(BaseException):
-    """What the handler raises."""
+    """Raised by the handler."""
 
 
 @cache
 def places_of(code: CodeType) -> set[int]:
-    """The offsets of instructions before which Python runs signal handlers."""
+    """Return the offsets of instructions before which Python runs signal handlers."""
     instructions = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
     return {after.offset for before, after in pairwise(instructions) if before.opname.startswith(LOOKS_AFTER)}
 
 
 class Handler:
-    """Raises at the place of this number, counted over all that ``files`` execute."""
+    """Raises at the place with this number, counted over everything that ``files`` execute."""
 
     def __init__(self, number: int) -> None:
         self._left = number
@@ -55,7 +55,7 @@ class Handler:
 
 
 def interrupt_everywhere(work: Callable[[], object], then: Callable[[], object]) -> int:
-    """Interrupts ``work`` at each place in turn, and calls ``then`` after each. Returns the number of places."""
+    """Interrupt ``work`` at each place in turn, call ``then`` after each, and return the number of places."""
     number = 0
     while True:
         handler = Handler(number)
@@ -74,7 +74,7 @@ def interrupt_everywhere(work: Callable[[], object], then: Callable[[], object])
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["a kept connection", "a new connection"])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a lost connection is closed unclosed
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a lost connection is never closed
 def test_an_exception_anywhere_in_a_call_costs_no_connection(shared_url: str, topic: str, is_new: bool):
     with Client(shared_url, max_connections=1, request_timeout_s=PATIENCE_S, deadline_s=PATIENCE_S) as client:
         connections = client._channel.pool

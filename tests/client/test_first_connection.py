@@ -1,4 +1,4 @@
-"""A first connection that is refused is an error at once: retries are for what once worked."""
+"""A first connection that is refused is an error at once: retries are for a daemon that has answered before."""
 
 from __future__ import annotations
 

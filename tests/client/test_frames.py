@@ -1,4 +1,4 @@
-"""Pages of messages of one length are cut like a table: with the same result as the walk, whatever the bytes."""
+"""Pages of messages of equal length are cut like a table, with the same result as parsing one by one, for any bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hints are in the words of the place where they are read: HTTP, Python, or the command line."""
+"""Hints use the terms of the place where they are read: HTTP, Python, or the command line."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from plainsong.errors import Unauthenticated, problem_error
 from plainsong.hints import HINTS, in_command, in_python
 
 ROOT = Path(__file__).parents[2]
-#: What only a program that speaks HTTP understands.
+#: Terms of HTTP alone.
 OF_HTTP = re.compile(r"\b(PUT|POST|DELETE|GET)\b|\?[a-z]+[A-Z]?\w*=|\bheader\b|\b[a-z]+[A-Z]\w+|Plainsong-")
-#: Names of others.
+#: Names in other software.
 NAMES = ("getSnapshot", "TransactionCodec", "ZooKeeper")
-#: Read by programs that speak HTTP and WebSocket alone.
+#: Read only by programs that speak HTTP or WebSocket.
 OF_PROTOCOLS = ("Sec-WebSocket-Version: 13",)
 
 
 def hints_of_the_daemon():
-    """Every hint that is written out in the daemon's code."""
+    """Return every hint in the daemon's source code."""
     for floor in ("plainsong/protocol", "broker/api", "broker/security", "broker/http", "actors"):
         for path in (ROOT / floor).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""What ``import plainsong`` loads: a program that uses the client starts with what its first request needs."""
+"""``import plainsong`` loads only what a first request needs, so that programs start fast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-#: Each came into the import once, and costs milliseconds to tens of them. They are loaded by who uses them.
+#: Modules that were once part of the import; each takes milliseconds to tens of them, so only its users load it.
 LATER = {
     "anyio",
     "difflib",
@@ -45,7 +45,7 @@ USES = {
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_the_client_for_threads_loads_only_what_a_first_request_needs(use):
-    # Some environments load modules of the standard library before any program: those are not ours.
+    # Some environments load modules of the standard library before any program; those do not count.
     code = f"import sys; before = set(sys.modules); {use}; print(*sorted(set(sys.modules) - before))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "plainsong" in loaded

@@ -1,4 +1,4 @@
-"""Sending from signal handlers and finalizers, which interrupt a thread anywhere, also within the client."""
+"""Sending from signal handlers and finalizers, which can interrupt a thread anywhere, even inside the client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Handler = Callable[[], object]
 
 @pytest.fixture
 def client(shared_url: str) -> Iterator[Any]:
-    """Its senders are left alone at the end: after a failure a thread may hold their locks for ever."""
+    """A client whose senders are not closed: after a failure a thread may hold their locks forever."""
     client = Client(shared_url, deadline_s=PATIENCE_S)
     yield client
     client._channel.pool.close()
@@ -30,7 +30,7 @@ def client(shared_url: str) -> Iterator[Any]:
 
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str, Handler], threading.Event]:
-    """Runs a handler within the next call of a method, which is called with the lock of a sender."""
+    """Run a handler inside the next call of a method that is called with a sender's lock held."""
 
     def at(kind: type, name: str, handler: Handler) -> threading.Event:
         original, interrupted = getattr(kind, name), threading.Event()
@@ -48,7 +48,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str, Handler],
 
 
 def in_time(work: Callable[[], Any]) -> Any:
-    """What ``work`` returns, or raises; TimeoutError if it hangs."""
+    """Return what ``work`` returns, or raise what it raises; TimeoutError if it hangs."""
     outcome: Future[Any] = Future()
 
     def run() -> None:
@@ -117,14 +117,14 @@ def test_messages_after_the_one_of_a_handler_are_stored_after_it(client: Any, to
 def test_a_finalizer_in_a_thread_that_has_just_been_started_sends(
     client: Any, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """The garbage collector runs it before the thread's own code, while its starter is still within ``send``."""
+    """The garbage collector runs it before the thread's own code, while the starter is still inside ``send``."""
     sent: Future[Any] = Future()
     publisher = client.publisher(topic)
     begin = _backend._Worker._bootstrap_inner
     turn = threading.Semaphore(1)
 
     def send_and_begin(self: Any) -> None:
-        if turn.acquire(blocking=False):  # the first thread alone: the message may start another one
+        if turn.acquire(blocking=False):  # only the first thread: the message may start another one
             try:
                 sent.set_result(publisher.send(b"from the finalizer"))
             except BaseException as error:  # noqa: BLE001 - the test raises it

@@ -1,4 +1,4 @@
-"""What a read shows that names no isolation: committed messages, wherever the daemon can tell which those are."""
+"""A read without an isolation: committed messages, wherever the daemon can tell which are committed."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_where_the_daemon_cannot_tell_a_default_read_shows_everything_and_says_s
     assert [record.message for record in caplog.records if record.name == "plainsong.client"] != []
     assert len(caplog.records) == 1
     assert "rolled back" in caplog.text
-    # A service that is off stays so; a Tephra may come back.
+    # A service that is off stays off; a Tephra may return.
     asked_again = [] if name == "off" else ["committed"]
     assert isolations(world) == ["committed", "uncommitted", *asked_again, "uncommitted"]
 
 
 class Restarted(Simulation):
-    """A daemon without a transaction service, which has one once it ``is_on``."""
+    """A daemon without a transaction service until ``is_on``."""
 
     def __init__(self) -> None:
         self.is_on = False

@@ -1,4 +1,4 @@
-"""Every method of the programmatic API that the service was first described with has its counterpart, of both kinds."""
+"""Every method of the original programmatic API has its counterpart in both clients."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_method_of_a_topic_has_the_signature_and_the_help_of_the_clients_less_
         assert inspect.getdoc(of_topic) == inspect.getdoc(of_client)
 
 
-#: The names of 0.1 that are ``client.admin``'s now.
+#: Names of 0.1 that moved to ``client.admin``.
 MOVED = [
     "overview",
     "deleted_topics",

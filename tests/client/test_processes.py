@@ -109,7 +109,7 @@ def test_a_program_that_fails_still_sends_what_it_has(client: Client, topic: str
 
 
 def in_a_child(work) -> int:
-    """Fork, run ``work`` in the child, and wait: 0 when it went well."""
+    """Fork, run ``work`` in the child, and wait; return 0 on success."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -219,7 +219,7 @@ def test_the_file_of_a_position_is_never_half_written(tmp_path: Path, client: Cl
 
 # --- a system that refuses threads -----------------------------------------------------------------
 
-#: A Python from 3.12.0 to 3.12.2 starts no thread once the main thread has ended: the program's last hook, which runs first,
+#: Python 3.12.0 to 3.12.2 starts no thread once the main thread has ended: the program's last hook, which runs first,
 #: makes this Python do the same.
 REFUSES_THREADS_AT_EXIT = """
         import atexit, sys, threading
@@ -271,7 +271,7 @@ def test_one_sender_that_cannot_be_closed_keeps_no_other_from_sending_at_the_end
 
 
 class Threads:
-    """Whether the system starts a thread; a limit on processes does not hold for root."""
+    """Lets threads start or not, since a limit on processes does not hold for root."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.are_refused = False

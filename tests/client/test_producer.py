@@ -187,7 +187,7 @@ def test_an_answer_that_never_comes_is_asked_for(client: Client, topic: str, sha
         proxy.after = {b"/publish": "swallow"}
         assert producer.publish([b"0", b"1"]).duplicate is False
         assert not proxy.after
-        assert producer.epoch == 1  # it had taken, so nobody had to be shut out
+        assert producer.epoch == 1  # the publish had happened, so no session had to be fenced
     assert numbers(client, topic) == [0, 1]
 
 
@@ -408,7 +408,7 @@ def test_what_is_aborted_or_left_open_is_nowhere_and_uses_no_id(client: Client, 
 def test_time_over_aborts_an_open_one_without_being_asked(client: Client, topic: str, monkeypatch: pytest.MonkeyPatch):
     now = {module: import_module(f"plainsong._{kind().name}.{module}").now for module in ("producer", "publisher")}
     with client.producer(topic, "p", transaction_timeout_s=1) as producer:
-        # Time stands still for both who look at it, the caller and the worker, until the message is in.
+        # The clock stands still for the caller and for the worker until the message is in.
         for module in now:
             monkeypatch.setattr(f"plainsong._{kind().name}.{module}.now", lambda: 0.0)
         tx = producer.begin("key")

@@ -1,4 +1,4 @@
-"""Producers of an event loop, on asyncio and on trio, against the real daemon."""
+"""Producers on an event loop, asyncio and trio, against the real daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.client.proxy import Proxy
 
 @pytest.fixture(params=["asyncio", "trio"])
 def run(request: pytest.FixtureRequest) -> Any:
-    """Runs a coroutine function on the one or the other."""
+    """Run a coroutine function on one of the two loops."""
 
     def running(function: Any, *arguments: Any) -> Any:
         return anyio.run(function, *arguments, backend=request.param)

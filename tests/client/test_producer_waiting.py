@@ -1,4 +1,4 @@
-"""What a producer holds, sends next and gives up, and what a lightweight transaction allows; driven by hand."""
+"""A producer's queue: what it holds, sends next and gives up; and what a lightweight transaction allows; by hand."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def taken(one: ProducerQueue[Fate], now_s: float = 0.0) -> list[int]:
 
 
 def under_way(one: ProducerQueue[Fate]) -> Any:
-    """The one batch that is being delivered."""
+    """Return the one batch that is being delivered."""
     return one._lanes["t"].under_way
 
 
@@ -506,7 +506,7 @@ def test_a_commit_at_the_very_end_of_its_time_takes_all_of_it(monkeypatch: pytes
 
     def making(*arguments: Any) -> Any:
         sender.start()
-        sender.join(0.1)  # as far as it gets
+        sender.join(0.1)  # until it blocks
         return make(*arguments)
 
     monkeypatch.setattr(lightweight, "outgoing_request", making)

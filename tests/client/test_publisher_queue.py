@@ -1,4 +1,4 @@
-"""What a publisher holds, sends next and gives up; driven by hand, an hour in a moment."""
+"""A publisher's queue: what it holds, sends next and gives up; driven by hand, an hour in a moment."""
 
 from __future__ import annotations
 

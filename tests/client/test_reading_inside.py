@@ -1,4 +1,4 @@
-"""Reading what is committed, and reading inside a transaction, so that effects and position are kept together or not."""
+"""Committed reads, and reads inside a transaction, so that effects and position are saved together or not at all."""
 
 # ruff: noqa: PT012 - what is tested is a block
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class RowPosition:
-    """A position that is kept with the rows of a participant."""
+    """A position stored with the rows of a participant."""
 
     transactional = True
 

@@ -1,4 +1,4 @@
-"""Names that a resolver does not answer: the time limits of the client hold all the same."""
+"""Names that a resolver does not answer: the client's time limits hold nevertheless."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.patience import PATIENCE_S
 pytestmark = pytest.mark.usefixtures("both_clients")
 
 STUCK = "http://stuck.test:7420"
-#: A limit that a test waits for.
+#: A time limit that a test waits out.
 SHORT_S = 0.2
-#: The second one of a loop that was busy past the limit, and notices all limits at once.
+#: The second: from a loop that was busy past both limits, and notices them at once.
 NOT_CONNECTED = r"stuck\.test was not resolved within|no connection within"
 
 
 class Resolver:
-    """Answers as always, except for ``stuck.test``: that it answers at the end of the test."""
+    """Resolves names as usual, except ``stuck.test``, which it answers at the end of the test."""
 
     def __init__(self) -> None:
         self.asked = threading.Semaphore(0)
@@ -56,7 +56,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
     made.ends.set()
     for thread in threading.enumerate():
         if thread.name == "plainsong-resolver":
-            thread.join(PATIENCE_S)  # the next test's callers must not get this one's answer
+            thread.join(PATIENCE_S)  # the next test must not receive this one's answer
 
 
 def test_a_deadline_holds_while_a_name_is_not_resolved(resolver: Resolver):
@@ -117,7 +117,7 @@ def test_a_stream_is_not_opened_in_time_where_a_name_is_not_resolved(resolver: R
 
 
 def refuse_threads(monkeypatch: pytest.MonkeyPatch, times: float = inf) -> None:
-    """The system starts no further thread, ``times`` times."""
+    """Refuse to start a thread, ``times`` times."""
     start, refused = threading.Thread.start, count()
 
     def refuse(thread: threading.Thread) -> None:

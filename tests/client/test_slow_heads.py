@@ -1,4 +1,4 @@
-"""Where connecting is quick and the daemon's first answer is slow: following events, and opening a stream."""
+"""Connecting is fast and the daemon's first answer slow: following events, and opening a stream."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ EVENT = b'id: 1\nevent: attention\ndata: "something"\n\n'
 
 
 class Wire:
-    """Connections whose answers take their time, which is virtual. ``script``: for each, what comes, or an error.
+    """Connections whose answers take virtual time. ``script``: for each connection, its answer or an error.
 
-    ``limits`` are those of connecting.
+    ``limits`` are the time-outs for connecting.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Wire:
         return self._receive(timeout_s)
 
     async def _close_async(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
 def events_of(monkeypatch: pytest.MonkeyPatch, simulation: Simulation, wire: Wire) -> Any:
@@ -100,7 +100,7 @@ def test_a_head_that_takes_longer_than_a_request_may_is_asked_for_again_and_told
     simulation = Simulation([])
     wire = Wire(simulation, 31, [lambda _: b""] * 4)
     events = events_of(monkeypatch, simulation, wire)
-    with caplog.at_level(logging.WARNING, "plainsong.client"), pytest.raises(IndexError):  # the script is over
+    with caplog.at_level(logging.WARNING, "plainsong.client"), pytest.raises(IndexError):  # the script has ended
         simulation.run(first_of(events))
     assert simulation.now_s > 4 * 30
     (told,) = caplog.messages

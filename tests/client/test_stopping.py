@@ -1,4 +1,4 @@
-"""A reader that follows can be stopped, asked for one message, and told how long to wait for one."""
+"""A reader that follows can be stopped, asked for one message, and given a time-out for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.daemon.harness import eventually
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("both_clients")
-#: Far beyond what a stop takes; a poll would wait for thirty seconds.
+#: How long a test waits for a message or a stop; far longer than either takes.
 SOON_S = PATIENCE_S
 
 

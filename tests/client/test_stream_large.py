@@ -1,4 +1,4 @@
-"""Requests through a stream that are larger than what may be pending: they go alone, with the bounds of publish."""
+"""Requests through a stream that exceed its limit of pending bytes: each goes alone, with the limits of publish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``plainsong.testing``: a real daemon for the tests of others, which can be moved in time and made to fail."""
+"""``plainsong.testing``: a real daemon for users' tests, with a clock that can be moved and faults on demand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["plainsong_broker", "plainsong_client"]
 
 @pytest.fixture(scope="module", autouse=True)
 def program():
-    """The daemon of this tree."""
+    """Use the daemon of this tree."""
     before = os.environ.get("PLAINSONG_COMMAND")
     os.environ["PLAINSONG_COMMAND"] = str(PLAINSONG)
     yield
@@ -150,7 +150,7 @@ def test_without_a_daemon_it_says_how_to_install_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DaemonNotInstalled, match="pip install plainsong-server"):
         command()
-    assert issubclass(DaemonNotInstalled, unittest.SkipTest)  # a test that calls broker() itself is skipped too
+    assert issubclass(DaemonNotInstalled, unittest.SkipTest)  # so a test that calls broker() itself is skipped too
 
 
 def test_a_command_that_is_not_there_is_named(monkeypatch):
@@ -170,7 +170,7 @@ def test_the_distribution_tells_pytest_of_its_fixtures():
     assert '[project.entry-points.pytest11]\nplainsong = "plainsong.testing.plugin"' in project
 
 
-#: A user's tests: one calls the daemon itself, one has it by a fixture, one needs none.
+#: A user's tests: one calls the daemon itself, one uses a fixture, one needs neither.
 USERS_TESTS = """
 from plainsong.testing import broker
 
@@ -198,7 +198,7 @@ def test_of_something_else():
 def test_without_a_daemon_pytest_says_so_first_and_fails_where_one_is_required(tmp_path, options, ini, environ, fails):
     (tmp_path / "test_users.py").write_text(USERS_TESTS)
     (tmp_path / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
-    (tmp_path / "python").symlink_to(sys.executable)  # no program of ours is beside it
+    (tmp_path / "python").symlink_to(sys.executable)  # a directory without our program
     plugin = ["-p", "plainsong.testing.plugin", "-p", "no:cacheprovider"]
     given = {
         "PATH": str(tmp_path),

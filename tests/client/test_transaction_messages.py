@@ -1,4 +1,4 @@
-"""Messages of a transaction: in which order they arrive, how much is kept here, and what a failure leaves behind."""
+"""Messages of a transaction: the order of arrival, the bound of the local buffer, and the state after a failure."""
 
 from __future__ import annotations
 

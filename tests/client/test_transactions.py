@@ -1,4 +1,4 @@
-"""Transactions of the client for threads, against the real daemon: both happen, or neither."""
+"""Transactions of the client for threads, against the real daemon: rows and messages both commit, or neither."""
 
 # ruff: noqa: PT012 - what is tested is a block
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 class Rows:
-    """A participant with rows of its own, which appear with the commit."""
+    """A participant with rows of its own, which appear at the commit."""
 
     name = "rows"
 
@@ -460,7 +460,7 @@ def test_it_gives_up_when_told_and_tries_nothing_but_conflicts_again(client: Cli
 
 @pytest.fixture
 def lossy(shared_address: tuple[str, int]) -> Any:
-    """A client whose answers can get lost, and what loses them."""
+    """A client whose answers can get lost, and the proxy that loses them."""
     with Proxy(shared_address) as proxy, Client(proxy.url, deadline_s=9, request_timeout_s=4) as client:
         yield client, proxy
 

@@ -1,4 +1,4 @@
-"""What a type checker knows of the client: values by their serializer, and options by their names."""
+"""Types of the client as a type checker infers them: values by their serializer, options by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: Lines that end in ``# refused`` are errors, and no others; ``# is T`` says the type of the line's expression.
+#: Exactly the lines that end in ``# refused`` are errors; ``# is T`` is the type of the line's expression.
 PROGRAM = """
 from dataclasses import dataclass
 from plainsong import JSON, AsyncClient, Client, Message, Outgoing, errors
@@ -75,7 +75,7 @@ def test_a_type_checker_refuses_what_the_client_would_and_knows_the_values(tmp_p
         "--config-file=",
     ]
     done = subprocess.run([*mypy, str(program)], cwd=ROOT, capture_output=True, text=True, check=False)
-    # Its cache remembers the path under which it saw the same program first.
+    # mypy's cache remembers the path of the first program with the same content.
     said = re.findall(r"^.*program\.py:(\d+): (error|note): (.*)$", done.stdout, re.MULTILINE)
     refused = {int(line) for line, kind, _ in said if kind == "error"}
     types = {int(line): text for line, _, text in said if text.startswith("Revealed type")}
@@ -86,7 +86,7 @@ def test_a_type_checker_refuses_what_the_client_would_and_knows_the_values(tmp_p
     assert shown == expected, done.stdout
 
 
-#: Programs that stand alone; their own functions need no annotations.
+#: Complete programs; their own functions need no annotations.
 GUIDES = ("docs/client.md", "docs/howto/read-committed.md")
 PROGRAMS = {
     f"{guide.rpartition('/')[2].removesuffix('.md').replace('-', '_')}_{number}.py": program

@@ -1,4 +1,4 @@
-"""Ids, starts, serializers and settings: what users write, and what is made of it."""
+"""Ids, starts, serializers and settings, as users write them and as the client parses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each call of the client that waits at the daemon, and each event that ends a wait: the call returns at that moment."""
+"""Every call of the client that waits at the daemon, with every event that ends a wait: the call returns at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.daemon.harness import eventually
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("both_clients")
-#: Longer than a test waits for anything.
+#: Longer than any test waits.
 WAIT_MS = 60_000
 
 
@@ -61,7 +61,7 @@ def invalidate(client: Any, topic: str, transaction: Any) -> None:
 
 
 def shorten_ttl(client: Any, topic: str, transaction: Any) -> None:
-    """The message that holds the reader has expired; the one after it has a later time."""
+    """Expire the message that blocks the reader; the next message has a later time."""
     del transaction
     eventually("the first message is a second older", lambda: age_ms(client, topic) > 1_500)
     client.publish(topic, b"after")
@@ -145,7 +145,7 @@ def test_a_deletion_ends_a_call_that_waits(wait: Any, shared_url: str, topic: st
 
 #: The rows of the calls that wait at the daemon.
 ROWS = {"poll": [poll], "read": [read, read_many]}
-#: Calls that wait for what the program itself does: each ends with its own answer, with its deadline, or by a close.
+#: Calls that wait for the program's own work: each ends with its answer, its deadline, or a close.
 OWN_WAITS = {
     "events": "test_service_events.py: what happens, stop, the end of the daemon",
     "stream": "test_streams.py: the answers of its publishes",
@@ -156,7 +156,7 @@ OWN_WAITS = {
 
 
 def waiting_calls() -> set[str]:
-    """The public calls that take a time to wait, or return an object with a life of its own."""
+    """Return the public calls that take a waiting time, or return an object with its own life."""
     parts = [AsyncClient, AsyncTopic]
     parts += [value for each in (AsyncClient, AsyncTopic) for value in properties_of(each)]
     found = set()
@@ -174,14 +174,14 @@ def waiting_calls() -> set[str]:
 
 
 def properties_of(part: type) -> list[type]:
-    """The classes of the objects that a client's properties return."""
+    """Return the classes of the objects that a client's properties return."""
     found = [each.fget for _, each in inspect.getmembers(part, lambda each: isinstance(each, property))]
     classes = [named(each, inspect.signature(each).return_annotation) for each in found]
     return [each for each in classes if inspect.isclass(each) and each.__module__.startswith("plainsong")]
 
 
 def named(call: Any, annotation: Any) -> Any:
-    """The class that an annotation names in the module of ``call``, or in one of the client's."""
+    """Return the class that an annotation names in the module of ``call``, or in one of the client's."""
     name = str(annotation).partition("[")[0]
     for module in (call.__module__, *CLIENT_MODULES):
         if (found := getattr(import_module(module), name, None)) is not None:

@@ -1,4 +1,4 @@
-"""What the client hands in is read again after a restart: values at both ends of their ranges, through every door."""
+"""Values at both ends of their ranges survive a restart, through every function of the client that takes them."""
 
 from __future__ import annotations
 
