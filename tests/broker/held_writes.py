@@ -48,7 +48,7 @@ SERVICE = SERVICE_NAME.topic
 
 @asynccontextmanager
 async def staged(scene=None):
-    """Create both topics with a message each, and a transaction that has published in ``a``; run the checks at the end."""
+    """Create both topics with a message each, and a transaction that has published in ``a``; check at the end."""
     scene = scene or Scene(GatedStore())
     async with life(scene.store) as scene.daemon:
         for topic in NAMES:

@@ -310,7 +310,7 @@ async def test_previews_are_made_at_the_owner():
         assert await nodes["a"].poll() == ["one", "two"]
 
 
-# --- what was deleted ------------------------------------------------------------------------------
+# --- deleted topics --------------------------------------------------------------------------------
 
 
 async def test_the_deleted_are_listed_with_what_they_held_until_they_are_cleaned(daemon):

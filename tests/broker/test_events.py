@@ -57,7 +57,7 @@ def streams(daemon):
     return float(line.split()[-1])
 
 
-# --- what comes ------------------------------------------------------------------------------------
+# --- events ----------------------------------------------------------------------------------------
 
 
 async def test_a_stream_begins_now_and_each_message_comes_as_it_is_published(daemon):
@@ -178,7 +178,7 @@ async def test_while_the_transaction_service_is_away_a_committed_stream_serves_w
     assert found[1].value["code"] == "transactions_unavailable"
 
 
-# --- while nothing comes, and at the end -----------------------------------------------------------
+# --- keep-alives and the end -----------------------------------------------------------------------
 
 
 async def test_a_stream_without_messages_says_that_it_is_alive(daemon, monkeypatch):
@@ -256,7 +256,7 @@ async def test_the_head_of_a_stream_has_no_stream(daemon):
     await until(lambda: streams(daemon) == 0)
 
 
-# --- refused ---------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ async def test_a_restart_in_the_middle_of_a_decision(autojump_clock, verb, owner
         await scene.check()
 
 
-# --- the service falls ---------------------------------------------------------------------------
+# --- the service fails ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("applied", [False, True])

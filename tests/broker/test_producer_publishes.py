@@ -288,7 +288,7 @@ async def test_attributes_come_back_and_are_left_out_where_there_are_none(daemon
     assert "attributes" not in without
 
 
-# --- where it is switched off ------------------------------------------------------------------------
+# --- switched off ------------------------------------------------------------------------------------
 
 
 async def test_where_it_is_off_messages_are_stored_and_the_receipt_says_so(daemon):

@@ -471,7 +471,7 @@ async def test_commits_wake_the_loop_by_the_bell_while_a_server_hears_it_and_by_
             reactor.close()
 
 
-# --- a client that asks again as soon as it has its answer -----------------------------------------------
+# --- a client that asks again after each answer ----------------------------------------------------------
 
 
 class Talker:

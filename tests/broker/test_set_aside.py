@@ -323,7 +323,7 @@ async def test_a_failure_behind_the_note_is_mended_by_doing_it_again_and_no_file
     assert told["after"]["file"].endswith("-2.ndjson")
 
 
-# --- a real LevelDB whose blocks cannot be read --------------------------------------------------------
+# --- a real LevelDB with unreadable blocks -------------------------------------------------------------
 
 
 async def filled(tmp_path, count=2_000):

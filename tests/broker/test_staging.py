@@ -1,4 +1,4 @@
-"""Staging through the application: store by segments, publish the winners once, in every encoding, at both listeners."""
+"""Staging through the application: store by segment, publish the winners once; every encoding, both listeners."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_a_receipt_encloses_the_messages_it_is_for(encoding):
             assert await talk.polled(start_from=receipt.last_id, inclusive=inclusive) == ["behind"]
 
 
-# --- reading it -------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("content_type", POLLS[1:])
@@ -207,7 +207,7 @@ async def test_a_committed_poll_waits_for_a_batch_and_is_not_held_by_what_is_sta
         assert seen == ["one", "two"]
 
 
-# --- what is refused ----------------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------------
 
 
 @every_encoding

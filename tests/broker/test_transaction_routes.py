@@ -344,7 +344,7 @@ async def test_a_time_out_is_a_deadline(autojump_clock, daemon):
     assert "plainsong_transaction_timeouts_total 1.0" in (await daemon.call("GET", "/metrics")).text
 
 
-# --- who holds it up -------------------------------------------------------------------------------
+# --- what blocks readers ---------------------------------------------------------------------------
 
 
 async def test_the_list_says_who_hides_how_much_where(daemon):

@@ -96,7 +96,7 @@ def test_every_wait_has_a_row():
     assert waits == WAITS.keys() | OTHER_WAITS
 
 
-# --- what ends them --------------------------------------------------------------------------------
+# --- the events that end them ----------------------------------------------------------------------
 
 
 async def commit(daemon, begun):

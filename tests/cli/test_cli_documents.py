@@ -95,7 +95,7 @@ def test_every_line_of_the_readmes_shell_part_runs(shell):
     assert shell(tail)
 
 
-# --- nothing is missing ------------------------------------------------------------------------------
+# --- completeness ------------------------------------------------------------------------------------
 
 
 def section(title):

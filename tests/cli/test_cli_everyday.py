@@ -43,7 +43,7 @@ def quiet_loggers() -> Iterator[None]:
     logger.handlers, logger.propagate = before[1], before[2]
 
 
-# --- options before and behind the verb ----------------------------------------------------------------
+# --- options before and after the verb -----------------------------------------------------------------
 
 
 def test_options_may_stand_before_the_verb_between_its_words_and_behind_it(alone, running: Daemon):
@@ -135,7 +135,7 @@ def test_grep_prints_matching_messages_and_the_limit_counts_those(cli: Cli, clie
     assert "invalid regular expression" in said.err
 
 
-# --- asking before --------------------------------------------------------------------------------------
+# --- confirmation ---------------------------------------------------------------------------------------
 
 
 def test_a_ttl_that_would_hide_messages_asks_first_with_their_count(cli: Cli, client: Client, tmp_path: Path):
@@ -170,7 +170,7 @@ def test_create_if_not_exists_says_what_differs(cli: Cli, client: Client):
     assert "max_bytes is unset, not 1GiB" in said.err
 
 
-# --- what is said --------------------------------------------------------------------------------------
+# --- messages ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

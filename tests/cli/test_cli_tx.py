@@ -49,7 +49,7 @@ def published(client: Client, *payloads: bytes, client_id: str = "shop") -> int:
     return transaction.id
 
 
-# --- looking -----------------------------------------------------------------------------------------
+# --- listing -----------------------------------------------------------------------------------------
 
 
 def test_ls_names_client_age_time_left_topics_and_hidden_messages(cli: Cli, client: Client):
@@ -258,7 +258,7 @@ def test_recover_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch)
     assert "pip install 'plainsong-client[sql]'" in said.err
 
 
-# --- publishing in a transaction, reading what is committed ------------------------------------------
+# --- transactional publishes, committed reads --------------------------------------------------------
 
 
 def test_publish_in_a_transaction_is_all_or_nothing(cli: Cli, client: Client, monkeypatch: pytest.MonkeyPatch):

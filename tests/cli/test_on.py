@@ -177,7 +177,7 @@ def test_a_daemon_that_is_not_there_is_told_at_once(on):
     on("--run", "cat", "--url", "http://127.0.0.1:1", code=Exit.UNAVAILABLE)
 
 
-# --- where to begin ----------------------------------------------------------------------------------
+# --- the starting position ---------------------------------------------------------------------------
 
 
 def test_it_begins_where_it_is_told_to_but_goes_on_where_it_was(on, orders):

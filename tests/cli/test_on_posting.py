@@ -104,7 +104,7 @@ def poster(stop):
         yield make
 
 
-# --- what a server is sent ---------------------------------------------------------------------------
+# --- requests ----------------------------------------------------------------------------------------
 
 
 def test_a_post_carries_payload_id_and_attributes(server, poster):
@@ -161,7 +161,7 @@ def test_a_url_is_a_place_and_a_target():
             place_and_target(wrong)
 
 
-# --- what answers mean -------------------------------------------------------------------------------
+# --- answers -----------------------------------------------------------------------------------------
 
 
 def test_the_status_is_the_verdict():

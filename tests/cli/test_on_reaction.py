@@ -106,7 +106,7 @@ class Letters:
         self.log.append(f"forgot {message.payload.decode()}")
 
 
-# --- one after the other -----------------------------------------------------------------------------
+# --- order -------------------------------------------------------------------------------------------
 
 
 def test_each_message_is_saved_when_it_is_done_and_before_the_next(reaction, log):
@@ -148,7 +148,7 @@ def test_a_dead_letter_is_there_before_the_position_is_behind_its_message(reacti
     assert (work.done, work.dead) == (1, 1)
 
 
-# --- a daemon that is away ---------------------------------------------------------------------------
+# --- an unreachable daemon ---------------------------------------------------------------------------
 
 
 def test_a_position_that_cannot_be_saved_now_is_saved_later_without_repeating_the_effect(reaction, log):

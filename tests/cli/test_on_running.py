@@ -102,7 +102,7 @@ def test_a_command_that_cannot_be_started_is_worth_another_attempt(stop, output)
     assert "cannot start /no/such/command" in verdict.why
 
 
-# --- what it is told ---------------------------------------------------------------------------------
+# --- its input ---------------------------------------------------------------------------------------
 
 
 def test_the_payload_is_on_standard_input_byte_for_byte(shell, output):

@@ -147,7 +147,7 @@ def test_attributes_go_with_every_kind_of_publish(client: Client, topic: str):
     assert [message.attributes["h"] for message in client.read(topic)] == list("123456")
 
 
-# --- answers that are lost ---------------------------------------------------------------------------
+# --- lost answers ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["lose", "cut"])
@@ -475,7 +475,7 @@ def test_a_batch_without_a_producer(client: Client, topic: str):
     assert [message.attributes["routingKey"] for message in client.read(topic)] == ["key", "key"]
 
 
-# --- inside of transactions --------------------------------------------------------------------------
+# --- inside transactions -----------------------------------------------------------------------------
 
 
 def test_inside_a_block_a_producer_publishes_under_the_transaction(
@@ -512,7 +512,7 @@ def test_ids_of_a_transaction_that_was_undone_are_used_up(client: Client, topic:
     assert [message.payload for message in client.read(topic, isolation="committed")] == [b"new"]
 
 
-# --- looking after them ------------------------------------------------------------------------------
+# --- administration ----------------------------------------------------------------------------------
 
 
 def test_producers_and_namespaces_can_be_looked_after(client: Client, topic: str):

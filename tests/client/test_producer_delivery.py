@@ -364,7 +364,7 @@ def test_an_answer_that_cannot_be_read_is_no_doubt_for_long():
     assert desk.topic.payloads == [b"m0"]
 
 
-# --- where deduplication is switched off ---------------------------------------------------------
+# --- deduplication switched off ------------------------------------------------------------------
 
 
 def test_where_it_is_switched_off_opening_is_refused_unless_it_is_optional():

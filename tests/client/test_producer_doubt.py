@@ -129,7 +129,7 @@ def test_a_daemon_refuses_ids_of_an_undone_transaction_also_when_the_answer_is_l
     assert [message.payload for message in client.read(topic, isolation="committed")] == [b"new"]
 
 
-# --- the end of the numbers, and names ---------------------------------------------------------------
+# --- the largest numbers, and names ------------------------------------------------------------------
 
 
 def test_behind_the_last_sequence_id_there_is_none_and_nothing_happens():

@@ -117,7 +117,7 @@ def test_ids_that_are_none_are_refused_before_anything_is_sent(ids: list[int]):
     assert taken(one) == [0]
 
 
-# --- gathering ---------------------------------------------------------------------------------------
+# --- batches -----------------------------------------------------------------------------------------
 
 
 def test_one_request_is_under_way_and_what_comes_meanwhile_is_gathered():

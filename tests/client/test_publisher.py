@@ -248,7 +248,7 @@ def test_best_effort_delivers_what_it_can(client: Client, topic: str):
     assert len(payloads(client, topic)) == 100
 
 
-# --- answers that are lost ------------------------------------------------------------------------
+# --- lost answers ---------------------------------------------------------------------------------
 
 
 def test_a_lost_answer_is_told_as_unknown_and_what_follows_goes_on(client: Client, topic: str, shared_address):
@@ -335,7 +335,7 @@ def test_an_answer_cut_in_the_middle_is_never_the_end_of_a_topic(client: Client,
         assert proxy.lost == 3
 
 
-# --- messages that cannot be written ---------------------------------------------------------------
+# --- messages that cannot be encoded ---------------------------------------------------------------
 
 #: A file name that is not UTF-8, as Python hands it out.
 NOT_UTF8 = "caf\udce9.txt"

@@ -124,7 +124,7 @@ def test_what_cannot_be_followed_is_an_error_at_once(client: Any, shared_url: st
         next(events)
 
 
-# --- a daemon that the test plays --------------------------------------------------------------------
+# --- a scripted server -------------------------------------------------------------------------------
 
 
 @contextmanager

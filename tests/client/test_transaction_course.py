@@ -144,7 +144,7 @@ FAILURES = [Boom("boom"), False, None, 1]
 WAYS = ["raises", "False", "None", "1"]
 
 
-# --- everything goes well ------------------------------------------------------------------------
+# --- success -------------------------------------------------------------------------------------
 
 
 def test_a_transaction_asks_everybody_in_order_and_the_service_in_between():
@@ -348,7 +348,7 @@ def test_failures_after_the_commit_leave_it_committed_and_everybody_is_told(fail
     assert stage.context.state == "committed"
 
 
-# --- a commit whose answer got lost --------------------------------------------------------------
+# --- a lost answer to a commit -------------------------------------------------------------------
 
 
 def test_a_lost_answer_to_a_commit_is_asked_for_and_nothing_is_undone():
@@ -521,7 +521,7 @@ def test_an_update_that_fails_aborts(name: str):
     ]
 
 
-# --- who takes part ------------------------------------------------------------------------------
+# --- participants --------------------------------------------------------------------------------
 
 
 def test_a_participant_added_under_way_is_started_and_comes_after_the_others_and_before_the_messages():

@@ -455,7 +455,7 @@ def test_it_gives_up_when_told_and_tries_nothing_but_conflicts_again(client: Cli
         client.run_in_transaction(broken, retries=-1)
 
 
-# --- answers that get lost -----------------------------------------------------------------------
+# --- lost answers --------------------------------------------------------------------------------
 
 
 @pytest.fixture

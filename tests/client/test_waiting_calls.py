@@ -23,7 +23,7 @@ from tests.daemon.harness import eventually
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("both_clients")
-#: Longer than any test waits.
+#: The longest wait that the protocol allows.
 WAIT_MS = 60_000
 
 

@@ -238,7 +238,7 @@ async def test_one_whose_session_was_over_while_it_lived_has_what_it_had_at_once
         assert a.steps == []
 
 
-# --- a ZooKeeper that is slow ----------------------------------------------------------------------
+# --- a slow ZooKeeper ------------------------------------------------------------------------------
 
 
 class SlowZooKeeper:
