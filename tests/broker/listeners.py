@@ -234,7 +234,7 @@ async def running(
     """Run a server with toy handlers.
 
     Args:
-      hot: False: the application answers every request.
+      hot: if False, the application answers every request.
       app: answers instead of the toy application; it need not handle lifespans.
     """
     settings = replace(settings, **changes)

@@ -60,7 +60,7 @@ async def test_readers_that_do_not_read_hold_no_more_than_the_budget(
         answers.patience_s = 0.05
         most = asked = 0
 
-        def is_settled() -> bool:  # otherwise a page that is being read or encoded may be what uses the memory
+        def is_settled() -> bool:  # otherwise a page that is being read or encoded may use the memory
             return bool(answers.refused) or sum(room.reserved_bytes > 0 for room in answers._blocked) == asked
 
         while not answers.refused:

@@ -1,4 +1,4 @@
-"""A topic's messages as server-sent events: start, other events in between, end and resumption of a stream."""
+"""A topic's messages as server-sent events: start, keep-alives, end and resumption of a stream."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ async def store(request, tmp_path):
 
 
 def kinds_of_garbage():
-    """Return the types of our objects that only the collector has freed since it was told to keep garbage."""
+    """Return the types of our objects in ``gc.garbage``: those that only the collector could have freed."""
     gc.collect()
     found = {f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.garbage}
     return sorted(name for name in found if name.startswith(OURS))

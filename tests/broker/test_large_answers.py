@@ -26,7 +26,7 @@ ASKERS = 100
 
 
 class Turns(trio.abc.Instrument):
-    """Count the pieces that are rendered in each turn of the event loop."""
+    """Counts the pieces that are rendered in each turn of the event loop."""
 
     def __init__(self) -> None:
         self.made = 0

@@ -238,7 +238,7 @@ def test_a_process_whose_output_is_gone_ends_all_the_same(kind):
         os.close(reader)
     else:
         output = os.open("/dev/full", os.O_WRONLY)
-    # It ends as soon as every line has failed, and not before.
+    # The program ends as soon as every line has failed, and not before.
     line = [sys.executable, "-c", SPEAKER, str(PATIENCE_S)]
     done = subprocess.run(line, stdout=output, stderr=subprocess.PIPE, timeout=2 * PATIENCE_S, check=False)
     os.close(output)

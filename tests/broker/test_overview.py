@@ -248,7 +248,7 @@ async def test_figures_of_topics_at_other_instances_are_asked_for():
 
 
 class Turns:
-    """Count how many topics one task looks at in one turn of the event loop."""
+    """Counts how many topics one task looks at in one turn of the event loop."""
 
     def __init__(self, nursery):
         self.turn, self.looks = 0, []

@@ -397,7 +397,7 @@ async def test_where_little_room_is_left_such_an_answer_is_left_to_the_task(monk
 
 
 class LoopTurns(trio.abc.Instrument):
-    """Count the turns of the event loop, and the members timed out in each."""
+    """Counts the turns of the event loop, and the members timed out in each."""
 
     def __init__(self) -> None:
         self.ended = [0]
@@ -518,7 +518,7 @@ class Clock:
 
 
 class Waits(trio.abc.Instrument):
-    """Count how often the event loop polls the kernel."""
+    """Counts how often the event loop polls the kernel."""
 
     count = 0
 

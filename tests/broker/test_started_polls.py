@@ -66,7 +66,7 @@ async def test_what_needs_more_than_memory_or_is_not_small_is_left_to_a_task():
             asked(JSON_TYPE | {"accept": "application/cloudevents-batch+json"}),
         ):
             assert started(daemon, left) is None
-        # In version 1 a page that continues says so by itself.
+        # Version 1 reports more only by continuing the answer, which a page at its limit does not.
         assert started(daemon, asked(AVRO_TYPE, limit=1)) is not None
         daemon.service.directory.cache(NAME).begin_anew()
         assert started(daemon, asked()) is None

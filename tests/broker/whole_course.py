@@ -24,7 +24,7 @@ from tests.daemon.transactional_history import Log, Page, Request, Transaction
 TX = "/v1/transactions"
 NAMES = ("a", "b")
 TIMEOUT_S = 30
-#: By this long after the fault, every lease and time-out has expired.
+#: This long after the fault, every time-out has expired.
 AFTERWARDS_S = 60
 SETTINGS = {"storage__min_free_bytes": 0}
 

@@ -90,7 +90,7 @@ def cli(alone: Callable[..., Said], running: Daemon, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def spawn(cli: Callable[..., Said]) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start the installed program with the same daemon and namespace; ends it after the test."""
+    """Start the installed program with the same daemon and namespace; end it after the test."""
     started = []
 
     def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:

@@ -260,7 +260,7 @@ def test_errors_are_json_for_programs(cli):
     assert "plainsong topic create orders" in told["hint"]
 
 
-# --- inspection ------------------------------------------------------------------------------------
+# --- inspection --------------------------------------------------------------------------------------
 
 
 def test_peek_shows_state_size_and_expiry_in_eighty_columns(cli, greetings):

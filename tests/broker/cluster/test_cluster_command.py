@@ -26,7 +26,7 @@ async def three(zookeeper, monkeypatch):
 
 @pytest.fixture
 def cli(three, capsys, monkeypatch, tmp_path):
-    """Run the program against the first daemon; checks the exit code."""
+    """Run the program against the first daemon and check its exit code."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
     async def call(*arguments, code=0):

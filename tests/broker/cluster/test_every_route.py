@@ -1,7 +1,7 @@
 """The walk: every route with every verb, at a topic's owner, at another instance, and at front ends.
 
 The verbs that each operation needs are repeated here from the contract, so that a route declared with a weaker verb
-fails. The daemons are those of ``daemons``, with a real ZooKeeper, links that prove a secret, and front ends in
+fails here. The daemons are those of ``daemons``, with a real ZooKeeper, links that prove a secret, and front ends in
 processes of their own.
 """
 

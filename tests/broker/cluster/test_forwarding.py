@@ -255,7 +255,7 @@ async def test_a_client_that_leaves_takes_its_poll_from_the_owner(nodes):
     await until(lambda: sum(link.under_way for _, link in nodes["a"].cluster.links) == 0)
 
 
-# --- metrics, logs and statistics -------------------------------------------------------------------
+# --- metrics, logs and statistics ------------------------------------------------------------------
 
 
 async def test_requests_are_counted_where_their_client_is(nodes):

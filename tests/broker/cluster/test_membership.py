@@ -265,7 +265,7 @@ async def test_an_instance_of_a_version_without_proofs_takes_part(ensemble):
 
 async def test_another_instance_of_the_same_name_is_refused(ensemble):
     async with running(ensemble, "a", address="one:7420") as a:
-        other = member(ensemble, "a", session_s=5.0)  # it asks for the name for one session
+        other = member(ensemble, "a", session_s=5.0)  # it retries for one session
         async with trio.open_nursery() as nursery:
             await nursery.start(other.run)
             with pytest.raises(NameTaken) as taken:
