@@ -1,10 +1,10 @@
-"""Runs the rings of tests side by side, each in a pytest process of its own: ``python -m tests.rings [RING ...]``.
+"""Runs rings of tests in parallel, each in a pytest process of its own: ``python -m tests.rings [RING ...]``.
 
-A ring waits much of its time: for processes to start, for time-outs, for disks. So two more than there are cores run at
-once, the longest first, and further ones while cores are idle all the same. A ring is divided into two only where its tests
-share nothing for a session: what they share starts once.
+A ring spends much of its time waiting: for processes to start, for time-outs, for disks. So two more rings than cores run
+at once, the longest first, and further ones while cores are still idle. A ring is divided into two only where its tests
+share no session fixture, because each process would start it again.
 
-What follows ``--`` goes to each pytest. Every ring's output and JUnit file are kept in ``build/tests``.
+Arguments after ``--`` go to each pytest. Every ring's output and JUnit file are kept in ``build/tests``.
 """
 
 from __future__ import annotations
@@ -29,51 +29,51 @@ from xml.etree import ElementTree
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 OUTPUT = ROOT / "build/tests"
-#: More at once want more memory than most machines have: a ring runs up to four JVMs.
+#: More at once need more memory than most machines have: a ring runs up to four JVMs.
 MOST_LANES = 6
-#: How much of the cores they fill: at the end the last ring is alone.
+#: The share of the cores that rings use in an estimate: the last ring runs alone.
 FILLED = 0.9
-#: A further ring starts when so many cores were idle, on average, for so long: each computes for its first seconds.
+#: A further ring starts when this many cores were idle on average for ``IDLE_FOR_S``: each computes at its start.
 IDLE_CORES = 0.4
 IDLE_FOR_S = 10.0
-#: How long an interrupted ring may take to end the processes that it has started.
+#: An interrupted ring may take this long to end the processes that it has started.
 GRACE_S = 20.0
-#: How often it says what still runs.
+#: How often to print the rings that still run.
 SAY_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """A folder or file of tests, or some files of a folder, and what it took when it was last measured."""
+    """A folder or file of tests, or some files of a folder, with its cost when it was last measured."""
 
     name: str
-    """Of the folder or file, unless ``folder`` says which."""
+    """Of the folder or file, unless ``folder`` names it."""
     seconds: int
-    """From start to end, beside others."""
+    """From start to end, while other rings run."""
     cpu_s: int
-    """Of processor time, also of what outlives its parent, such as Spark's JVMs, which no ring's summary counts."""
+    """Processor time, including processes that outlive their parent, such as Spark's JVMs, which no summary counts."""
     folder: str = ""
     files: tuple[str, ...] = ()
-    """Those of ``folder`` that run here; all others run with the ring of the folder's name."""
+    """Files of ``folder`` that run here; all others run with the ring of the folder's name."""
 
     @property
     def paths(self) -> list[str]:
-        """What pytest is told to run."""
+        """The paths pytest runs."""
         return [f"tests/{self.folder}/{file}" for file in self.files] or [f"tests/{self.name}"]
 
     @property
     def command(self) -> str:
-        """What runs it alone."""
+        """The command that runs it alone."""
         return " ".join([".venv/bin/python -m pytest", *self.paths, *self.left_out])
 
     @property
     def left_out(self) -> list[str]:
-        """What pytest is told to leave to other rings."""
+        """Options that exclude the tests of other rings."""
         others = [ring for ring in RINGS if ring.folder == self.name]
         return [f"--ignore={path}" for ring in others for path in ring.paths]
 
 
-#: Inner rings first: what they find explains what the outer ones would show.
+#: Inner rings first: their failures explain those of the outer ones.
 RINGS = (
     Ring("test_house.py", 15, 9),
     Ring("test_static.py", 23, 15),
@@ -120,7 +120,7 @@ RINGS = (
     Ring("cluster", 317, 90),
     Ring("spark", 138, 69),
     Ring(
-        # All that asks for a standalone cluster, or for an environment where the wheels are installed.
+        # Tests that need a standalone cluster, or an environment with the wheels installed.
         "spark-cluster",
         88,
         80,
@@ -160,7 +160,7 @@ RINGS = (
 
 
 def all_rings() -> list[Ring]:
-    """Those of the table that exist, in its order, and behind them whatever tests it does not name."""
+    """Return the rings of the table that exist, in its order, then tests that it does not name."""
     known = [ring for ring in RINGS if (TESTS / (ring.folder or ring.name)).exists()]
     names = {ring.name for ring in known}
     found = sorted({path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")})
@@ -169,7 +169,7 @@ def all_rings() -> list[Ring]:
 
 @dataclass(slots=True)
 class Run:
-    """One ring's pytest, and what came of it."""
+    """One ring's pytest and its result."""
 
     ring: Ring
     process: subprocess.Popen[bytes]
@@ -188,7 +188,7 @@ class Run:
         return f"{self.ring.name:<14} {self.seconds:4.0f} s   {self.cpu_s:4.0f} s of a core   {counts_of(self.counts)}"
 
     def finish(self, code: int, cpu_s: float) -> None:
-        """Note how it ended, and read its JUnit file."""
+        """Record how it ended, and read its JUnit file."""
         self.process.returncode = code
         self.seconds = time.monotonic() - self.begun_s
         self.cpu_s = cpu_s
@@ -199,13 +199,13 @@ class Run:
                 if outcome == "failed":
                     self.failed.append(f"{case.get('classname')}::{case.get('name')}")
         if code and not self.failed:
-            # It did not get as far as a test that fails: a wrong command line, nothing collected, killed.
+            # It did not reach a failing test: wrong command line, nothing collected, or killed.
             self.counts["failed"] += 1
             self.failed.append(f"{self.ring.name} ended with {code}")
 
 
 def outcome_of(case: ElementTree.Element) -> str:
-    """Of one test in a JUnit file."""
+    """Return the outcome of one test in a JUnit file."""
     if case.find("failure") is not None or case.find("error") is not None:
         return "failed"
     return "passed" if case.find("skipped") is None else "skipped"
@@ -216,20 +216,20 @@ def counts_of(counts: Counter[str]) -> str:
 
 
 def cores_idle_s(cores: Set[int]) -> float:
-    """For how long these cores have been idle, added up; always 0 where the system does not say."""
+    """Return the total idle time of these cores since boot; always 0 if the system does not report it."""
     ticks = 0
     with suppress(OSError):
         for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
             name, *columns = line.split()
             if name in {f"cpu{core}" for core in cores}:
-                ticks += int(columns[3]) + int(columns[4])  # nothing to do, and nothing but to wait for a disk
+                ticks += int(columns[3]) + int(columns[4])  # idle, and waiting for a disk only
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Runner:
-    """Starts rings as long as a lane is free, the longest first, and waits for them.
+    """Starts rings while a lane is free, the longest first, and waits for them.
 
-    Beyond its lanes it starts further rings, up to ``most`` at once, while ``idle_s`` grows as if cores had nothing to do.
+    Beyond its lanes it starts further rings, up to ``most`` at once, while ``idle_s`` grows as if cores were idle.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Runner:
         self.ended: list[Run] = []
 
     def run(self) -> None:
-        """Until all have ended. Whatever interrupts it ends those that run."""
+        """Run until all rings have ended. An interruption ends the running rings."""
         try:
             while self._waiting or self._running:
                 while self._waiting and (len(self._running) < self._lanes or self._cores_are_idle()):
@@ -264,11 +264,11 @@ class Runner:
             self._end_all()
             shutil.rmtree(self._scratch, ignore_errors=True)
             raise
-        with suppress(OSError):  # a ring that failed has left its files there
+        with suppress(OSError):  # a failed ring leaves its files there
             self._scratch.rmdir()
 
     def _cores_are_idle(self) -> bool:
-        """Whether another ring has room, by what the cores did since the last one started or this was last found out."""
+        """True if there is room for another ring, judged by idle time since the last start or the last such check."""
         now_s, (then_s, idle_then_s) = time.monotonic(), self._idle_since
         if len(self._running) >= self._most or now_s - then_s < IDLE_FOR_S:
             return False
@@ -291,10 +291,10 @@ class Runner:
             "no:cacheprovider",
         ]
         command += [f"--junit-xml={junit}", f"--basetemp={self._scratch / ring.name}", *self._options]
-        # Where nothing compiled is kept, each pytest would take hypothesis and its own plugins apart anew: a second.
+        # Without bytecode files, each pytest would rewrite the assertions of hypothesis and its plugins: a second.
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         with output.open("wb") as file:
-            # In a group of its own: Ctrl-C comes to this process alone, and it ends the rings in good order.
+            # In its own process group: Ctrl-C reaches only this process, which ends the rings in order.
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
@@ -307,7 +307,7 @@ class Runner:
         self._running[process.pid] = Run(ring, process, time.monotonic())
 
     def _reap(self) -> bool:
-        """Whether a ring has ended; says what came of it."""
+        """True if a ring has ended; prints its result."""
         pid, status, usage = os.wait4(-1, os.WNOHANG) if self._running else (0, 0, None)
         if usage is None or pid not in self._running:
             return False
@@ -331,7 +331,7 @@ class Runner:
             say(f"... running: {running}; waiting: {', '.join(ring.name for ring in self._waiting) or 'none'}")
 
     def _end_all(self) -> None:
-        """SIGTERM, upon which pytest leaves its fixtures (conftest.py); these end daemons and servers."""
+        """Send SIGTERM: pytest then finishes its fixtures (conftest.py), which end daemons and servers."""
         for pid in self._running:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -339,7 +339,7 @@ class Runner:
         for run in self._running.values():
             with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
                 run.process.wait(max(0.0, deadline_s - time.monotonic()))
-            with suppress(ProcessLookupError):  # what has not ended by itself
+            with suppress(ProcessLookupError):  # if still running
                 os.killpg(run.process.pid, signal.SIGKILL)
 
 
@@ -352,14 +352,14 @@ def minutes(seconds: float) -> str:
 
 
 def estimate_s(rings: Sequence[Ring], lanes: int, cores: int) -> float:
-    """The longest ring bounds it, and what the cores can do."""
+    """Return the longest of three bounds: the longest ring, the lanes, and the cores."""
     work_s = sum(ring.cpu_s for ring in rings)
     waits_s = sum(ring.seconds for ring in rings) / lanes
     return max(*(ring.seconds for ring in rings), work_s / cores / FILLED, waits_s, 1)
 
 
 def judge(runs: Sequence[Run], rings: Sequence[Ring]) -> int:
-    """Say what failed, inner rings first, and what came of everything; the exit code."""
+    """Print the failures, inner rings first, and the totals; return the exit code."""
     total: Counter[str] = Counter()
     for run in sorted(runs, key=lambda run: rings.index(run.ring)):
         total.update(run.counts)
@@ -397,7 +397,7 @@ def main(arguments: Sequence[str]) -> int:
     idle_s = partial(cores_idle_s, cores)
     begun_s, runner = time.monotonic(), Runner(rings, lanes, arguments[at + 1 :], most=most, idle_s=idle_s)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # SIGINT, too: a shell starts what runs in its background with it ignored, which rings would inherit.
+        # SIGINT, too: a shell starts background jobs with SIGINT ignored, which the rings would inherit.
         signal.signal(number, _interrupt)
     try:
         runner.run()

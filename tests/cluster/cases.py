@@ -1,6 +1,6 @@
-"""A producer's course on one topic, with one of its owner's calls to HBase disturbed; many of them side by side.
+"""A producer's requests to one topic, with one of its owner's calls to HBase disturbed; many such cases in parallel.
 
-Every row and every scan of a topic has the topic's name in its key, by which a proxy tells whose call a call is.
+Every key that a call reads or writes contains the topic's name, by which the proxy assigns calls to cases.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from tests.cluster.proxy import GOOD, Fate
 from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk, topic_path
 from tests.patience import PATIENCE_S
 
-#: More than fits into a cell, with ``storage.hbase.max_cell_bytes`` at its least: its payloads get rows of their own.
+#: More than fits into a cell of the minimum ``storage.hbase.max_cell_bytes``: its payloads get rows of their own.
 LARGE = "x" * 100_000
 MAX_CELL_BYTES = 256 << 10
-#: What the producer sends, request after request; all but the first are atomic batches.
+#: Sequence ids of the producer's requests; all but the first are atomic batches.
 REQUESTS = ((0,), (1, 2, 3), (4, 5, 6), (10,))
-#: How much of it a reader may see: a batch is there whole, or not at all.
+#: Numbers of messages that a reader may see: a batch is atomic.
 WHOLE = (0, 1, 4, 7, 8)
 
 
 @dataclass(slots=True, eq=False)
 class Case:
-    """One topic; ``number`` says which of its calls to HBase is disturbed, and ``fate`` how."""
+    """One topic; call ``number`` of its calls to HBase gets ``fate``."""
 
     topic: str
     number: int
@@ -41,7 +41,7 @@ class Case:
 
 
 class ByTopic:
-    """A proxy's choice: of each case's calls the one that it names. With ``ends``, none that follows it arrives."""
+    """A proxy's choice: the one call that each case names. With ``ends``, all later calls of a case are lost."""
 
     def __init__(self, cases: list[Case], *, ends: bool = False) -> None:
         self._cases = {case.topic.encode(): case for case in cases}
@@ -61,20 +61,20 @@ class ByTopic:
         return Fate("lost request") if self._ends and case.hit.is_set() else GOOD
 
     def look(self) -> None:
-        """Whether every case has been hit, or is over."""
+        """Set ``all_hit`` if every case was hit or is finished."""
         if all(each.hit.is_set() or each.done.is_set() for each in self._cases.values()):
             self.all_hit.set()
 
 
 class Client:
-    """The producer's program: whenever it does not know what became of a request, it opens its session again."""
+    """The producer's program: when the outcome of a request is unknown, it opens its session again."""
 
     def __init__(self, instance: Instance, topic: str) -> None:
         self.instance, self.topic = instance, topic
         self.epoch = 0
 
     async def ask(self, method: str, path: str, value: Any = None) -> Answer | None:
-        """The answer; None when there is none."""
+        """Return the answer; None if the connection failed."""
         body = b"" if value is None else json.dumps(value).encode()
         try:
             async with await Talk.to(self.instance.address) as talk:
@@ -83,7 +83,7 @@ class Client:
             return None
 
     async def open(self) -> int:
-        """Ask until a session is open; its last sequence id."""
+        """Retry until a session is open; return its last sequence id."""
         with trio.fail_after(PATIENCE_S):
             while True:
                 answer = await self.ask("PUT", "/producers/p", {})
@@ -95,7 +95,7 @@ class Client:
                 await trio.sleep(0.05)
 
     async def send(self, sequences: tuple[int, ...]) -> None:
-        """Until it is there: after any doubt the session is opened again, which tells whether it is."""
+        """Send until it is stored: after an error, opening the session again returns whether it is."""
         messages = [payload_of(number) for number in sequences]
         request = {"messages": messages, "producer": "p", "sequenceIds": sequences, "atomic": len(sequences) > 1}
         while True:
@@ -110,7 +110,7 @@ class Client:
                 return
 
     async def look(self) -> list[str]:
-        """What a reader sees, which is whole requests in their order; empty when nobody answers."""
+        """Return what a reader sees, after checking that it is whole requests in order; empty without an answer."""
         answer = await self.ask("POST", "/poll", {})
         if answer is None or answer.status != 200:
             return []
@@ -120,7 +120,7 @@ class Client:
         return found
 
     async def create(self) -> None:
-        """The topic, before anything is wrong; but HBase may be late, which has little time here."""
+        """Create the topic before any fault; HBase may be late, as its time-out is short."""
         with trio.fail_after(PATIENCE_S):
             while True:
                 answer = await self.ask("PUT", "?ifNotExists=true", {})
@@ -136,7 +136,7 @@ def payload_of(number: int) -> str:
 
 
 async def course(instance: Instance, case: Case, choice: ByTopic) -> None:
-    """All that the producer sends, and a last look."""
+    """Send all requests of the producer, then read the topic."""
     client = Client(instance, case.topic)
     await client.open()
     for sequences in REQUESTS:
@@ -144,7 +144,7 @@ async def course(instance: Instance, case: Case, choice: ByTopic) -> None:
     case.done.set()
     choice.look()
     found: list[str] = []
-    while not found:  # the disturbed call may be this one's
+    while not found:  # the disturbed call may be one of this read
         await client.open()
         found = await client.look()
     assert len(found) == WHOLE[-1], case

@@ -1,7 +1,7 @@
-"""Several real daemons over one real HBase and its ZooKeeper: killed, frozen, cut off, restarted, and never left behind.
+"""Several real daemons over one real HBase and its ZooKeeper, to kill, freeze, cut off and restart.
 
-Each instance reaches HBase's Thrift gateway through a proxy of its own, and ZooKeeper through another, so that one of
-them can be cut off while the others go on.
+Each instance reaches HBase's Thrift gateway through its own proxy, and ZooKeeper through another, so that one instance
+can be cut off while the others continue. No process outlives its test.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from tests.daemon.harness import Daemon, DaemonEnded, free_port
 from tests.freezing import freeze
 from tests.hbase_server import HBase
 
-#: Nothing waits for long, so that what has to be over soon is. A start sends each gateway a frame of two cells, and
-#: with the default dozens of starts would send 18 MiB each through a proxy.
+#: Short time limits, so that tests do not wait. A start sends each gateway a frame of two cells of the maximum size:
+#: with the default, dozens of starts would send 18 MiB each through a proxy.
 SETTINGS = (
     *("storage.min_free_bytes=0", "storage.hbase.timeout_s=3", "retention.interval_s=1"),
     "storage.hbase.max_cell_bytes=1 MiB",
 )
-#: ZooKeeper takes no less than two of its ticks.
+#: ZooKeeper's minimum is two of its ticks.
 SESSION_TIMEOUT_S = 4
-#: How long it may take until a daemon stays, HBase being slow.
+#: Limit for starting a daemon again, including failed attempts while HBase is slow.
 AGAIN_S = 90.0
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 
 
 def why_no_wrong_clocks() -> str | None:
-    """Why no instance can have a wrong clock here; None: it can."""
+    """Return why instances cannot have wrong clocks here; None if they can."""
     return None if LIBRARIES else "NOT TESTED: wrong clocks, since libfaketime is not installed"
 
 
-#: The library makes Python's own sleep fail, by which threads of other libraries end.
+#: libfaketime makes ``time.sleep`` fail, which ends threads of other libraries.
 SLEEP = "import select, time\ntime.sleep = lambda seconds: select.select([], [], [], seconds) and None\n"
 
 
 def shifted_clock(shift: Path) -> dict[str, str]:
-    """The environment of a process whose wall clock is ahead by what the file says; the file may be written anew."""
+    """Return the environment of a process whose wall clock is ahead by the content of the file, which may change."""
     site = shift.with_suffix(".site")
     site.mkdir()
     (site / "sitecustomize.py").write_text(SLEEP, encoding="utf-8")
@@ -52,12 +52,12 @@ def shifted_clock(shift: Path) -> dict[str, str]:
         "LD_PRELOAD": str(LIBRARIES[0]),
         "FAKETIME_TIMESTAMP_FILE": str(shift),
         "FAKETIME_CACHE_DURATION": "1",
-        # The monotonic clock stays as it is: it times waits, not messages.
+        # The monotonic clock stays real: it times waits, not messages.
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
-        # Its remedy for old C libraries has threads that wait for the interpreter's lock wake again and again.
+        # Its workaround for old C libraries makes threads that wait for the interpreter's lock wake repeatedly.
         "FAKETIME_FORCE_MONOTONIC_FIX": "0",
-        # Nor are the times of files what this is about: modules that seem to have changed would be compiled anew.
+        # File times stay real: otherwise modules would look changed and be compiled again.
         "NO_FAKE_STAT": "1",
     }
 
@@ -76,14 +76,14 @@ class Instance:
     ) -> None:
         self.name, self.daemon, self.thrift, self.zookeeper, self._shift = name, daemon, thrift, zookeeper, shift
         self.links = links
-        """Before its advertised address: what other instances send it goes through here."""
+        """In front of its advertised address: carries what other instances send to it."""
         self.up = trio.Event()
         self.state = "down"
         """``up``, ``down`` or ``frozen``."""
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where clients connect to."""
+        """The address clients connect to."""
         return self.daemon.address
 
     @property
@@ -91,18 +91,18 @@ class Instance:
         return [each for each in (self.thrift, self.zookeeper, self.links) if each is not None]
 
     async def start(self) -> None:
-        """Until it says that it serves. Raises DaemonEnded."""
+        """Start it and wait until it serves. Raises DaemonEnded."""
         await trio.to_thread.run_sync(self.daemon.start)
         self.state = "up"
 
     async def start_again(self) -> None:
-        """The same, as whatever keeps daemons running does: one that HBase did not answer in time has ended, and is started anew."""
+        """Start it until it stays up, as a supervisor does: a daemon exits if HBase does not answer in time."""
         with trio.fail_after(AGAIN_S):
             while self.state != "up":
                 try:
                     await self.start()
                 except DaemonEnded as error:
-                    print(error)  # for whoever reads why a run did not come to its end
+                    print(error)  # helps when a run does not finish
 
     async def kill(self) -> None:
         """SIGKILL."""
@@ -110,37 +110,37 @@ class Instance:
         await trio.to_thread.run_sync(self.daemon.kill)
 
     async def stop(self) -> int:
-        """SIGTERM, as in an upgrade; its exit code."""
+        """Send SIGTERM, as in an upgrade; return its exit code."""
         self.state = "down"
         return await trio.to_thread.run_sync(self.daemon.stop)
 
     async def kill_owner(self) -> None:
-        """SIGKILL to the process that owns the topics; its front ends see that, and go by themselves."""
+        """Kill the process that owns the topics; its front ends notice and exit."""
         self.state = "down"
         self.daemon.signal(signal.SIGKILL)
         await trio.to_thread.run_sync(self.daemon.wait)
 
     def front_ends(self) -> list[int]:
-        """The processes that clients are connected with, where it has some."""
+        """Return the pids of the front ends; empty without front ends."""
         return self.daemon.children()
 
     def freeze(self) -> None:
-        """SIGSTOP: its connections stand, and nothing comes."""
+        """Send SIGSTOP: its connections stay open and silent."""
         self.state = "frozen"
         freeze(self.daemon.pid)
 
     def thaw(self) -> None:
-        """SIGCONT: it goes on as if nothing had been."""
+        """Send SIGCONT."""
         self.state = "up"
         self.daemon.signal(signal.SIGCONT)
 
     def set_clock(self, ahead_s: int) -> None:
-        """Its wall clock jumps, within a second."""
+        """Make its wall clock jump, within a second."""
         assert self._shift is not None
         write_shift(self._shift, ahead_s)
 
     def heal(self) -> None:
-        """Whatever was done to it, but for its death, is over."""
+        """Undo every fault except its death."""
         if self.state == "frozen":
             self.thaw()
         for proxy in self.proxies:
@@ -150,7 +150,7 @@ class Instance:
 
 
 def write_shift(shift: Path, ahead_s: int) -> None:
-    """Whole at once: the file may be read at any moment."""
+    """Write the file atomically: it may be read at any moment."""
     new = shift.with_suffix(".new")
     new.write_text(f"{ahead_s:+d}s\n")
     new.rename(shift)
@@ -167,19 +167,19 @@ class Cluster:
 
     @property
     def up(self) -> list[Instance]:
-        """Those that run, frozen or not."""
+        """The instances that are not down, frozen ones included."""
         return [each for each in self.instances if each.state != "down"]
 
     async def kill_hbase(self, name: str) -> None:
-        """SIGKILL to one of its processes: ``hbase`` (master, region server and ZooKeeper), ``thrift``, or another."""
+        """Kill one of HBase's processes: ``hbase`` (master, region server and ZooKeeper), ``thrift``, or another."""
         await trio.to_thread.run_sync(self.hbase.kill, name)
 
     async def start_hbase(self, name: str) -> None:
-        """Start it again, and wait for nothing."""
+        """Start the process again, without waiting until it serves."""
         await trio.to_thread.run_sync(self.hbase.start, name)
 
     async def heal(self) -> None:
-        """Everything runs, and reaches everything."""
+        """Start everything that is down, and undo every fault."""
         for name in self.hbase.lacking():
             await self.start_hbase(name)
         for each in self.instances:
@@ -200,13 +200,13 @@ async def open_cluster(
     links: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Cluster]:
-    """So many instances on empty tables, serving; all are gone when the block is left.
+    """Run ``count`` instances on empty tables while the block runs.
 
     Args:
       sets: settings of all of them, as ``section.key=value``.
-      alone: without ZooKeeper: each owns everything, which only one at a time may.
+      alone: without ZooKeeper: each owns everything, so only one may run at a time.
       clocks: their clocks can be set.
-      links: what they send each other goes through proxies, too.
+      links: traffic between instances goes through proxies, too.
     """
     prefix = "t" + directory.name.replace("-", "_")[-40:] + "_"
     async with AsyncExitStack() as stack:

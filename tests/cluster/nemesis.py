@@ -1,4 +1,4 @@
-"""What is done to a cluster while clients are at work: each fault is made, lasts, and is over when its function returns."""
+"""Faults injected into a cluster under load: each fault is made, lasts, and is over when its function returns."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.hbase_servers import HBaseServers
 from tests.patience import PATIENCE_S
 
 HOUR_S = 3_600
-#: Requests by which work is seen to go on; more than could have been on their way when something broke.
+#: This many requests prove that work continues; more than can have been in flight when something broke.
 WORKED = 40
 
 
 @dataclass(slots=True)
 class Attack:
-    """A cluster, a source of chance, and a record of what was done."""
+    """A cluster, its random numbers, and a record of the faults."""
 
     stage: Stage
     rng: Random
@@ -36,15 +36,15 @@ class Attack:
         return self.stage.cluster
 
     def note(self, what: str) -> None:
-        """In the record, with what had been acknowledged by then."""
+        """Record a fault, with the number of requests acknowledged by then."""
         self.made.append(f"{self.stage.answers['acknowledged']:6} acknowledged: {what}")
-        print(self.made[-1])  # for whoever reads why a run did not come to its end
+        print(self.made[-1])  # helps when a run does not finish
 
     async def lasts(self, least_s: float, most_s: float) -> None:
         await trio.sleep(self.rng.uniform(least_s, most_s))
 
     async def works_on(self) -> None:
-        """Until, with what has just been broken, requests are acknowledged and transactions committed."""
+        """Wait until, despite the last fault, requests are acknowledged and transactions committed."""
         await self.stage.more(WORKED, patience_s=self.stage.quiet_s)
         await self.stage.more(1, "committed", patience_s=self.stage.quiet_s)
 
@@ -53,7 +53,7 @@ Fault = Callable[[Attack], Awaitable[None]]
 
 
 async def kill(attack: Attack) -> None:
-    """An instance dies, and is started again."""
+    """Kill an instance and start it again."""
     instance = attack.rng.choice(attack.cluster.instances)
     attack.note(f"{instance.name} is killed")
     await instance.kill()
@@ -62,7 +62,7 @@ async def kill(attack: Attack) -> None:
 
 
 async def restart(attack: Attack) -> None:
-    """An instance is stopped as in an upgrade, and started again."""
+    """Stop an instance as in an upgrade, and start it again."""
     instance = attack.rng.choice(attack.cluster.instances)
     attack.note(f"{instance.name} is stopped")
     await instance.stop()
@@ -70,12 +70,12 @@ async def restart(attack: Attack) -> None:
 
 
 async def pause(attack: Attack) -> None:
-    """An instance stands still for less than its session lasts."""
+    """Freeze an instance for less than its session timeout."""
     await _freeze(attack, 0.2, SESSION_TIMEOUT_S - 1)
 
 
 async def long_pause(attack: Attack) -> None:
-    """An instance stands still until others have taken over, and wakes."""
+    """Freeze an instance until others have taken over, then wake it."""
     await _freeze(attack, SESSION_TIMEOUT_S + 2, SESSION_TIMEOUT_S + 5)
 
 
@@ -88,7 +88,7 @@ async def _freeze(attack: Attack, least_s: float, most_s: float) -> None:
 
 
 async def front_end_dies(attack: Attack) -> None:
-    """One of an instance's front ends is killed; the process behind it starts another."""
+    """Kill one of an instance's front ends; the owner process starts another."""
     instance = attack.rng.choice(attack.cluster.instances)
     attack.note(f"a front end of {instance.name} is killed")
     os.kill(attack.rng.choice(instance.front_ends()), signal.SIGKILL)
@@ -96,14 +96,14 @@ async def front_end_dies(attack: Attack) -> None:
 
 
 async def front_end_freezes(attack: Attack) -> None:
-    """One of an instance's front ends stands still, with all who are connected with it, and goes on."""
+    """Freeze one of an instance's front ends, with all its connections, then wake it."""
     instance = attack.rng.choice(attack.cluster.instances)
     attack.note(f"a front end of {instance.name} is frozen")
     await _stand_still([attack.rng.choice(instance.front_ends())], attack, 1, 6)
 
 
 async def owner_process_dies(attack: Attack) -> None:
-    """The process behind an instance's front ends is killed, and the instance started again."""
+    """Kill the process that owns an instance's front ends, and start the instance again."""
     instance = attack.rng.choice(attack.cluster.instances)
     attack.note(f"the owner process of {instance.name} is killed")
     await instance.kill_owner()
@@ -111,7 +111,7 @@ async def owner_process_dies(attack: Attack) -> None:
 
 
 async def whole_pause(attack: Attack) -> None:
-    """All processes of an instance stand still until others have taken over, and wake."""
+    """Freeze all processes of an instance until others have taken over, then wake them."""
     instance = attack.rng.choice(attack.cluster.instances)
     attack.note(f"{instance.name} is frozen with its front ends")
     instance.state = "frozen"
@@ -125,12 +125,12 @@ async def _stand_still(pids: list[int], attack: Attack, least_s: float, most_s: 
         os.kill(pid, signal.SIGSTOP)
     await attack.lasts(least_s, most_s)
     for pid in pids:
-        with suppress(ProcessLookupError):  # ended as one that does not answer
+        with suppress(ProcessLookupError):  # replaced because it did not answer
             os.kill(pid, signal.SIGCONT)
 
 
 async def lossy_gateway(attack: Attack) -> None:
-    """Of an instance's calls to HBase some have no answer, a late one, or half of one."""
+    """Some of an instance's calls to HBase get no response, a late one, or half of one."""
     instance = attack.rng.choice(attack.cluster.instances)
     storm = Storm(attack.rng.randrange(1 << 30), share=0.05, delay_s=4.0)
     attack.note(f"{instance.name} loses answers of HBase")
@@ -140,7 +140,7 @@ async def lossy_gateway(attack: Attack) -> None:
 
 
 async def no_gateway(attack: Attack) -> None:
-    """An instance reaches HBase no more."""
+    """Cut an instance off from HBase."""
     instance = attack.rng.choice(attack.cluster.instances)
     how = attack.rng.choice((instance.thrift.stall, instance.thrift.refuse))
     attack.note(f"{instance.name} is cut off from HBase: {how.__name__}")
@@ -150,7 +150,7 @@ async def no_gateway(attack: Attack) -> None:
 
 
 async def unheard_link(attack: Attack) -> None:
-    """What others send an instance, or what it answers them, does not arrive; what it sends them does."""
+    """Cut the links to an instance in one direction: either requests to it or its responses are lost."""
     instance = attack.rng.choice(attack.cluster.instances)
     way: Way = attack.rng.choice(WAYS)
     attack.note(f"links to {instance.name} are cut in one direction: {way}")
@@ -161,7 +161,7 @@ async def unheard_link(attack: Attack) -> None:
 
 
 async def no_links(attack: Attack) -> None:
-    """No instance reaches any other, in either direction; ZooKeeper and HBase are there for all of them."""
+    """Cut all links between instances, in both directions; ZooKeeper and HBase stay reachable."""
     links = [each.links for each in attack.cluster.instances if each.links is not None]
     stalls = attack.rng.random() < 0.5
     attack.note(f"all links are cut: {'stall' if stalls else 'refuse'}")
@@ -173,7 +173,7 @@ async def no_links(attack: Attack) -> None:
 
 
 async def no_zookeeper(attack: Attack) -> None:
-    """An instance, or all of them, reach ZooKeeper no more."""
+    """Cut one instance, or all of them, off from ZooKeeper."""
     everybody = attack.cluster.instances
     chosen = everybody if attack.rng.random() < 0.4 else [attack.rng.choice(everybody)]
     proxies = [each.zookeeper for each in chosen if each.zookeeper is not None]
@@ -188,7 +188,7 @@ async def no_zookeeper(attack: Attack) -> None:
 
 
 async def gateway_dies(attack: Attack) -> None:
-    """The Thrift gateway is killed, and started again."""
+    """Kill the Thrift gateway and start it again."""
     attack.note("the Thrift gateway is killed")
     await attack.cluster.kill_hbase("thrift")
     await attack.lasts(0, 2)
@@ -196,7 +196,7 @@ async def gateway_dies(attack: Attack) -> None:
 
 
 async def gateway_dies_twice(attack: Attack) -> None:
-    """The Thrift gateway is killed, and again while it starts, or soon after."""
+    """Kill the Thrift gateway, and again while it starts or soon after."""
     attack.note("the Thrift gateway is killed twice")
     for most_s in (8, 2):
         await attack.cluster.kill_hbase("thrift")
@@ -205,7 +205,7 @@ async def gateway_dies_twice(attack: Attack) -> None:
 
 
 async def hbase_dies(attack: Attack) -> None:
-    """Master, region server and ZooKeeper are killed, and started again."""
+    """Kill master, region server and ZooKeeper, and start them again."""
     attack.note("HBase and ZooKeeper are killed")
     await attack.cluster.kill_hbase("hbase")
     await attack.lasts(0, 2)
@@ -213,7 +213,7 @@ async def hbase_dies(attack: Attack) -> None:
 
 
 async def hbase_freezes(attack: Attack) -> None:
-    """The gateway, or HBase with its ZooKeeper, stands still, and goes on."""
+    """Freeze the gateway, or HBase with its ZooKeeper, then wake it."""
     name = attack.rng.choice(("thrift", "hbase"))
     attack.note(f"{name} is frozen")
     process = attack.cluster.hbase.processes[name]
@@ -222,11 +222,11 @@ async def hbase_freezes(attack: Attack) -> None:
     process.send_signal(signal.SIGCONT)
 
 
-# --- HBase whose servers are processes of their own ----------------------------------------------
+# --- HBase with its servers in separate processes ------------------------------------------------
 
 
 async def region_server_dies(attack: Attack) -> None:
-    """The region server that has the messages is killed; work goes on with the other before it is started again."""
+    """Kill the region server of the messages table; work continues on the other before it is started again."""
     hbase, name = await _of_messages(attack)
     attack.note(f"{name}, which has the messages, is killed")
     await attack.cluster.kill_hbase(name)
@@ -236,7 +236,10 @@ async def region_server_dies(attack: Attack) -> None:
 
 
 async def region_server_freezes(attack: Attack) -> None:
-    """The region server that has the messages stands still until the other has its regions, and wakes. Over HDFS alone, where its log is then closed to it."""
+    """Freeze the region server of the messages table until the other has its regions, then wake it.
+
+    Only on HDFS, which by then refuses writes to its log.
+    """
     hbase, name = await _of_messages(attack)
     attack.note(f"{name}, which has the messages, is frozen")
     process = hbase.processes[name]
@@ -244,13 +247,13 @@ async def region_server_freezes(attack: Attack) -> None:
     await trio.to_thread.run_sync(hbase.expire, name)
     await attack.works_on()
     process.send_signal(signal.SIGCONT)
-    # It is told that it is taken for dead, and ends.
+    # HBase answers that it counts as dead, and it exits.
     await trio.to_thread.run_sync(process.wait, attack.stage.quiet_s)
     await _start_again(attack, name)
 
 
 async def region_server_and_gateway_die(attack: Attack) -> None:
-    """The gateway is killed while the regions of a region server that was killed are on their way to the other."""
+    """Kill the gateway while the regions of a killed region server are moving to the other."""
     hbase, name = await _of_messages(attack)
     attack.note(f"{name}, which has the messages, is killed, and the Thrift gateway seconds later")
     await attack.cluster.kill_hbase(name)
@@ -263,7 +266,7 @@ async def region_server_and_gateway_die(attack: Attack) -> None:
 
 
 async def master_dies(attack: Attack) -> None:
-    """The master is killed; region servers go on without it."""
+    """Kill the master; the region servers continue without it."""
     attack.note("the master is killed")
     await attack.cluster.kill_hbase("master")
     await attack.works_on()
@@ -271,12 +274,12 @@ async def master_dies(attack: Attack) -> None:
 
 
 async def data_node_dies(attack: Attack) -> None:
-    """One of three data nodes is killed; what is written meanwhile has two copies."""
+    """Kill one of three data nodes; until it is back, writes have two copies."""
     await _data_nodes_die(attack, 1)
 
 
 async def two_data_nodes_die(attack: Attack) -> None:
-    """Two of three data nodes are killed at once; what is written meanwhile has one copy."""
+    """Kill two of three data nodes at once; until they are back, writes have one copy."""
     await _data_nodes_die(attack, 2)
 
 
@@ -293,7 +296,7 @@ async def _data_nodes_die(attack: Attack, count: int) -> None:
 
 
 async def _start_again(attack: Attack, *names: str) -> None:
-    """Start what was killed; the next fault meets an HBase that is well, as it has to be to bear one."""
+    """Start the killed processes and wait until HBase is healthy: it survives one fault at a time."""
     for name in names:
         await attack.cluster.start_hbase(name)
     hbase = attack.cluster.hbase
@@ -311,12 +314,12 @@ async def _of_messages(attack: Attack) -> tuple[HBaseServers, str]:
 
 
 async def wrong_clock(attack: Attack) -> None:
-    """An instance's clock jumps, and jumps back."""
+    """Make an instance's clock jump, and jump back."""
     await clock_jumps(attack.rng.choice((-HOUR_S, -5, 5, HOUR_S)))(attack)
 
 
 def clock_jumps(ahead_s: int) -> Fault:
-    """An instance's clock jumps by so much, and jumps back."""
+    """Return a fault that makes an instance's clock jump by this much, and jump back."""
 
     async def jump(attack: Attack) -> None:
         instance = attack.rng.choice(attack.cluster.instances)
@@ -329,7 +332,7 @@ def clock_jumps(ahead_s: int) -> Fault:
 
 
 async def move(attack: Attack) -> None:
-    """A topic is pinned to an instance, and let go again."""
+    """Pin a topic to an instance, and remove the pin."""
     instance = attack.rng.choice(attack.cluster.instances)
     topic = attack.rng.choice(attack.stage.topics)
     attack.note(f"{topic} is pinned to {instance.name}")
@@ -339,7 +342,7 @@ async def move(attack: Attack) -> None:
 
 
 async def drain(attack: Attack) -> None:
-    """All topics leave an instance, and come back."""
+    """Drain an instance, and end the drain."""
     instance = attack.rng.choice(attack.cluster.instances)
     attack.note(f"{instance.name} is drained")
     await _order(attack, "PUT", f"/v1/cluster/instances/{instance.name}/drain")
@@ -348,7 +351,7 @@ async def drain(attack: Attack) -> None:
 
 
 async def _order(attack: Attack, method: str, path: str, value: object = None) -> None:
-    """Ask until somebody does it."""
+    """Repeat the request until it succeeds."""
     async with attack.stage.voice(attack.rng.randrange(1 << 30)) as voice:
         with trio.fail_after(PATIENCE_S):
             while True:
@@ -360,11 +363,11 @@ async def _order(attack: Attack, method: str, path: str, value: object = None) -
                     return
 
 
-#: What can be done to front ends besides.
+#: Further faults, for instances with front ends.
 OF_FRONT_ENDS: tuple[Fault, ...] = (front_end_dies, front_end_freezes, owner_process_dies, whole_pause)
-#: What can be done to links that go through proxies.
+#: Further faults, for links that go through proxies.
 OF_LINKS: tuple[Fault, ...] = (unheard_link, no_links)
-#: Every kind there is.
+#: The faults that suit every cluster.
 ALL: tuple[Fault, ...] = (
     *(kill, restart, pause, long_pause, lossy_gateway, no_gateway, no_zookeeper),
     *(gateway_dies, hbase_dies, hbase_freezes, wrong_clock, move, drain),

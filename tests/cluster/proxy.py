@@ -1,7 +1,7 @@
-"""A TCP proxy that, as told, loses answers, delays them, cuts in the middle, stalls, and refuses connections.
+"""A TCP proxy that injects faults: it loses, delays or cuts messages, stalls, and refuses connections.
 
-It stands between a daemon and HBase's Thrift gateway, whose requests and answers are frames (``framed=True``: each is a
-whole one), or between any two that speak TCP, where whatever arrives together counts as one.
+It stands between a daemon and HBase's Thrift gateway, whose requests and answers are frames (``framed=True``: each
+message is a whole frame), or between any two TCP peers, where each received chunk counts as a message.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import trio
 Fault = Literal["none", "lost request", "late request", "cut request", "lost answer", "late answer", "cut answer"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)[1:]
 Way = Literal["there", "back"]
-"""What who connects sends, and what comes back."""
+"""Direction: from the side that connected, or to it."""
 WAYS: tuple[Way, ...] = get_args(Way)
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of a request and its answer."""
+    """The fault of one request and its answer."""
 
     fault: Fault = "none"
     delay_s: float = 0.0
-    """How late a late request or answer is. A late request arrives also when its sender has given it up by then."""
+    """Delay of a late request or answer. A late request arrives even if its sender has given up by then."""
 
 
 GOOD = Fate()
@@ -36,12 +36,12 @@ Choose = Callable[[bytes], Fate]
 
 
 def calm(_: bytes) -> Fate:
-    """Nothing happens to anything."""
+    """Choose no fault."""
     return GOOD
 
 
 class Storm:
-    """Faults by chance: every so many requests one of ``faults``, the same ones for the same seed."""
+    """Random faults: a share of the requests gets one of ``faults``, the same ones for the same seed."""
 
     def __init__(self, seed: int, share: float, delay_s: float, faults: Sequence[Fault] = FAULTS) -> None:
         self._rng, self._share, self._delay_s, self._faults = Random(seed), share, delay_s, tuple(faults)
@@ -52,7 +52,7 @@ class Storm:
 
 
 class Once:
-    """One fate for the next request that has a mark in it; all others are good."""
+    """One fate for the next request that contains a mark; all others are good."""
 
     def __init__(self, mark: bytes, fate: Fate) -> None:
         self._mark, self._fate = mark, fate
@@ -66,7 +66,7 @@ class Once:
 
 
 def moving() -> trio.Event:
-    """A flow that moves."""
+    """Return the event of a direction that is not stalled."""
     event = trio.Event()
     event.set()
     return event
@@ -74,7 +74,7 @@ def moving() -> trio.Event:
 
 @dataclass(slots=True, eq=False)
 class _Pair:
-    """A connection and the one behind it."""
+    """A client's connection and the proxy's connection to the target."""
 
     near: trio.SocketStream
     far: trio.SocketStream
@@ -83,7 +83,7 @@ class _Pair:
 
 
 class Proxy:
-    """Listens on a port of its own, which stays the same; ``open_proxy`` makes one."""
+    """Listens on a port of its own, which does not change; ``open_proxy`` makes one."""
 
     def __init__(
         self, target: tuple[str, int], listener: trio.SocketListener, nursery: trio.Nursery, *, framed: bool
@@ -92,7 +92,7 @@ class Proxy:
         self._nursery = nursery
         self.choose: Choose = calm
         self.faults: Counter[str] = Counter()
-        """Those that were made."""
+        """Faults injected so far."""
         self.landed = trio.Event()
         """Set when a late request has arrived and was answered."""
         self.requests = 0
@@ -104,18 +104,18 @@ class Proxy:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where to connect to."""
+        """The address clients connect to."""
         host, port = self._listener.socket.getsockname()
         return host, port
 
     @property
     def text(self) -> str:
-        """``host:port`` of it."""
+        """The address as ``host:port``."""
         host, port = self.address
         return f"{host}:{port}"
 
     def stall(self, *ways: Way) -> None:
-        """Nothing moves any more, in either direction or in those that are named; connections are taken, and wait."""
+        """Stop forwarding, in both directions or in those given; connections are still accepted, and wait."""
         if all(flow.is_set() for flow in self._flows.values()):
             self.faults[" ".join(["stall", *ways])] += 1
         for way in ways or WAYS:
@@ -123,24 +123,24 @@ class Proxy:
                 self._flows[way] = trio.Event()
 
     def refuse(self) -> None:
-        """Cut every connection, and any that comes."""
+        """Cut every connection, and every new one."""
         self._refuses = True
         self.faults["refusal"] += 1
         self.cut_all()
 
     def heal(self) -> None:
-        """What stood still moves, what comes is let through, and no fault is chosen any more."""
+        """Resume forwarding, accept connections, and choose no more faults."""
         self.choose, self._refuses = calm, False
         for flow in self._flows.values():
             flow.set()
 
     def cut_all(self) -> None:
-        """Break every connection there is."""
+        """Break every open connection."""
         for pair in list(self._pairs):
             pair.cut.cancel()
 
     async def serve(self, near: trio.SocketStream) -> None:
-        """One connection, until either side ends it."""
+        """Serve one connection until either side ends it."""
         async with near:
             await self._flows["there"].wait()
             if self._refuses:
@@ -162,7 +162,7 @@ class Proxy:
     async def _carry(
         self, pair: _Pair, way: Way, source: trio.SocketStream, piece: Callable[[_Pair, bytes], Awaitable[None]]
     ) -> None:
-        """Pieces of one direction; the end of one is the end of both."""
+        """Forward one direction; its end ends both."""
         reader = _Pieces(source, framed=self._framed)
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while data := await reader.next():
@@ -188,7 +188,7 @@ class Proxy:
         await pair.far.send_all(data)
 
     async def _deliver(self, data: bytes, delay_s: float) -> None:
-        """A request that arrives by itself, and whose answer nobody waits for."""
+        """Send a late request over its own connection, and discard the answer."""
         await trio.sleep(delay_s)
         with suppress(OSError, trio.BrokenResourceError):
             async with await trio.open_tcp_stream(*self.target) as far:
@@ -210,7 +210,7 @@ class Proxy:
         await pair.near.send_all(data)
 
     def _fate_of_answer(self, fates: deque[Fate]) -> Fate:
-        """Frames answer one request each; of other bytes nobody knows, so they share the last request's fate."""
+        """Match an answer to a request: frames one to one; other bytes share the last request's fate."""
         if self._framed:
             return fates.popleft() if fates else GOOD
         while len(fates) > 1:
@@ -219,13 +219,13 @@ class Proxy:
 
 
 class _Pieces:
-    """What comes from a stream: frames, whole, with their length before them; or whatever arrives together."""
+    """The messages of a stream: whole length-prefixed frames, or chunks as received."""
 
     def __init__(self, stream: trio.SocketStream, *, framed: bool) -> None:
         self._stream, self._framed, self._buffer = stream, framed, bytearray()
 
     async def next(self) -> bytes:
-        """The next one; empty at the end, also when that comes in the middle of a frame."""
+        """Return the next message; empty at the end, even in the middle of a frame."""
         if not self._framed:
             return bytes(await self._stream.receive_some())
         while len(self._buffer) < 4 or len(self._buffer) < 4 + int.from_bytes(self._buffer[:4], "big"):
@@ -241,7 +241,7 @@ class _Pieces:
 
 @asynccontextmanager
 async def open_proxy(target: tuple[str, int], *, framed: bool = False) -> AsyncIterator[Proxy]:
-    """A proxy before ``target`` until the block is left."""
+    """Run a proxy in front of ``target`` while the block runs."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with trio.open_nursery() as nursery:
         proxy = Proxy(target, listener, nursery, framed=framed)

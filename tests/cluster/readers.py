@@ -1,4 +1,4 @@
-"""Clients that read: from the start again and again, or waiting at the end; plain and committed; through any instance."""
+"""Clients that read, committed or not, at any instance: repeatedly from the start, or with long polls at the end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def read_page(
     at: Instance | None = None,
     noted: bool = True,
 ) -> Poll:
-    """One page, exclusively from ``position``; ``noted``: into the history. Raises NotSent, Doubt, Refused."""
+    """Read one page after ``position``; ``noted`` adds it to the history. Raises NotSent, Doubt, Refused."""
     instance = at or voice.somebody()
     request = PollRequest(position, position is None, limit)
     query = "&".join(["isolation=committed"] * committed + [f"wait_ms={wait_ms}"] * bool(wait_ms))
@@ -55,7 +55,7 @@ async def read_page(
 
 
 async def reader(stage: Stage, seed: int, *, committed: bool, waits: bool, pause_s: float) -> None:
-    """Follows one topic and begins anew now and then, or follows one for ever with long polls."""
+    """Follow one topic and sometimes start again with another, or follow one forever with long polls (``waits``)."""
     async with stage.voice(seed) as voice:
         topic, position = voice.rng.choice(stage.topics), None
         while not stage.over:
@@ -75,7 +75,7 @@ async def reader(stage: Stage, seed: int, *, committed: bool, waits: bool, pause
 
 
 async def read_whole(voice: Voice, topic: str, at: Instance, *, committed: bool) -> None:
-    """All pages of a topic at one instance, when all is quiet."""
+    """Read all pages of a topic at one instance, after all work has ended."""
     position = None
     while True:
         page = await read_page(voice, topic, position, committed=committed, limit=997, at=at)
@@ -86,7 +86,7 @@ async def read_whole(voice: Voice, topic: str, at: Instance, *, committed: bool)
 
 
 async def log_of(voice: Voice, topic: str, at: Instance) -> list[Row]:
-    """Everything a topic holds, with write pointers."""
+    """Return all rows of a topic, with write pointers."""
     rows: list[Row] = []
     position = None
     headers = {**JSON_HEADERS, "Accept": FRAMES_TYPE + "; fields=pointer"}

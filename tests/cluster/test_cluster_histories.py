@@ -1,4 +1,4 @@
-"""Several instances on one HBase, killed, frozen, cut off and moved under load: nobody sees anything that must not be."""
+"""Several instances on one HBase, killed, frozen, cut off and moved under load: no reader sees an anomaly."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.cluster.harness import open_cluster, why_no_wrong_clocks
 from tests.cluster.nemesis import Fault
 
 SEED = int(os.environ.get("PLAINSONG_RING_SEED", "80"))
-#: Where ``make torture`` says what was done and what came of it.
+#: ``make torture`` appends its faults and results here.
 REPORT = Path(__file__).parents[2] / "build/torture/cluster.txt"
-#: What is done to three instances by the ordinary run, one after the other.
+#: The faults of the ordinary run on three instances, in order.
 SHORT = (nemesis.kill, nemesis.move, nemesis.long_pause, nemesis.lossy_gateway, nemesis.no_zookeeper)
 CLOCKS = why_no_wrong_clocks() is None
 
@@ -42,7 +42,7 @@ async def test_nor_while_the_clock_of_one_of_them_jumps_by_an_hour(hbase, tmp_pa
             cluster,
             [nemesis.clock_jumps(nemesis.HOUR_S), nemesis.restart, nemesis.clock_jumps(-nemesis.HOUR_S)],
             SEED + 1,
-            clients=1,  # what a clock does to a request has nothing to do with other requests
+            clients=1,  # other requests do not matter to what a clock does to one
         )
     print(report)
     assert report.is_good, str(report)
@@ -58,7 +58,7 @@ async def test_nor_while_connections_between_them_are_cut_in_one_direction_and_i
 @pytest.mark.torture
 @pytest.mark.parametrize("seed", range(SEED + 10, SEED + 16))
 async def test_nor_through_many_faults_of_all_kinds(hbase, tmp_path, seed):
-    """The report of each run is appended to ``build/torture/cluster.txt``. Every other cluster has front ends."""
+    """Append the report of each run to ``build/torture/cluster.txt``. Every other cluster has front ends."""
     rng, front_ends = Random(seed), seed % 2
     kinds = (*nemesis.ALL, *nemesis.OF_LINKS, *(nemesis.OF_FRONT_ENDS if front_ends else ()))
     faults: list[Fault] = []

@@ -1,4 +1,4 @@
-"""The console's page of the cluster, at real daemons that share an HBase: drained, pinned, and what that came to."""
+"""The console's cluster page, on real daemons that share an HBase: drain, pin, and their effects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cluster.harness import open_cluster
 from tests.console.screen import NoBrowser, Screen, start_browser
 
 TOPICS = [f"t{number}" for number in range(9)]
-#: Nothing is killed: a machine that stands still is not to look like that, nor be complained of by the page.
+#: Nothing is killed here: a stall of the machine must not look like a death, nor make the page complain.
 CALM = ("cluster.session_timeout_s=20", "storage.hbase.timeout_s=30")
 
 
@@ -42,7 +42,7 @@ def _drain_and_pin(screen: Screen, url: str) -> None:
         screen.until("all serve", lambda: [_state(screen, each) for each in "abc"] == ["serving"] * 3)
         screen.says("instance-row", "64 of 64", instance="b")
 
-        # What is called off changes nothing.
+        # Cancelling changes nothing.
         _press(screen, "drain", "b")
         screen.says("confirm-text", "All its topics go to the other instances")
         screen.click("cancel")
@@ -52,7 +52,7 @@ def _drain_and_pin(screen: Screen, url: str) -> None:
         _press(screen, "drain", "b")
         screen.click("confirm")
         screen.says("toast", "b is being drained")
-        # It lets its topics go before the instance that is asked has seen its share fall.
+        # It releases its topics before the other instance notices that its share has changed.
         gone = ["drained", "100", "0 of 64", "0"]
         screen.until("it is drained, and has no topic", lambda: _cells(screen, "b")[2:6] == gone)
         assert "b" not in {_owner(url, topic) for topic in TOPICS}
@@ -82,7 +82,7 @@ def _drain_and_pin(screen: Screen, url: str) -> None:
 
 
 def _cells(screen: Screen, instance: str) -> list[str]:
-    """Name, address, state, weight, share and open topics."""
+    """Return name, address, state, weight, share and open topics."""
     row = screen.one("instance-row", instance=instance)
     return [each.text for each in row.find_elements("css selector", "th, td")]
 
@@ -101,7 +101,7 @@ def _press(screen: Screen, button: str, instance: str) -> None:
 
 
 def _owner(url: str, topic: str) -> str | None:
-    """Whose a topic is, as the instance that is asked knows."""
+    """Return a topic's owner according to this instance."""
     with urlopen(f"{url}/v1/cluster?topic=shop:{topic}") as answer:
         owner: str | None = json.load(answer)["topic"]["owner"]
     return owner

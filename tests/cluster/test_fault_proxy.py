@@ -1,4 +1,4 @@
-"""The proxy makes the faults it is told to make, and no others."""
+"""The proxy injects the chosen faults, and no others."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ REQUEST = b"\x00\x00\x00\x06please"
 
 
 class Echo:
-    """A server that answers each frame with itself, and keeps what it got."""
+    """A server that answers each frame with itself, and records what it received."""
 
     def __init__(self):
         self.got = bytearray()
         self._news = trio.Event()
 
     async def gets(self, data):
-        """Wait until it has got so much, which is just that."""
+        """Wait until it has received as many bytes, and check that they are these."""
         with trio.fail_after(PATIENCE_S):
             while len(self.got) < len(data):
                 await self._news.wait()
@@ -57,7 +57,7 @@ async def proxy(echo):
 
 @pytest.fixture
 async def talk(echo):
-    """Connects to a proxy."""
+    """Return a function that connects to a proxy."""
     async with AsyncExitStack() as streams:
 
         async def connected(proxy):
@@ -67,7 +67,7 @@ async def talk(echo):
 
 
 async def whole(stream, size=10):
-    """What comes, until there is so much of it, or the end."""
+    """Return what arrives, up to ``size`` bytes or the end."""
     got = b""
     with trio.fail_after(PATIENCE_S):
         while len(got) < size and (more := await stream.receive_some()):
@@ -149,7 +149,7 @@ async def test_a_cut_answer_arrives_in_half_and_the_connection_ends(proxy, echo,
 
 
 async def ended(stream):
-    """What comes until the end, however that is told."""
+    """Return what arrives until the connection ends, in order or not."""
     got = b""
     with trio.fail_after(PATIENCE_S):
         try:

@@ -1,4 +1,4 @@
-"""Instances with front ends before them, over one HBase: whichever of their processes dies or freezes, nobody sees what must not be."""
+"""Instances with front ends on one HBase: whichever of their processes dies or freezes, no reader sees an anomaly."""
 
 from __future__ import annotations
 

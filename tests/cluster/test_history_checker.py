@@ -1,4 +1,4 @@
-"""The checker of a cluster's histories finds each anomaly when it is planted, and names it; and nothing where all is right."""
+"""The checker of a cluster's histories finds and names each planted anomaly, and reports none in a correct history."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_kind_of_anomaly_is_planted():
 
 
 def test_simulated_histories_have_everything_in_them():
-    """What is not in them would not be tested."""
+    """The checks need every kind of outcome in the histories."""
     seen: Counter[str] = Counter()
     for seed in range(5):
         history = Simulation(seed).history

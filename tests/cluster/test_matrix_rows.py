@@ -1,4 +1,4 @@
-"""The failure matrix of producers on HBase, row by row, and whose test shows it there.
+"""The failure matrix of producers on HBase, row by row, and the test that covers each row there.
 
 row of deduplication's matrix        shown on HBase by
 1, 10, 11, 12, 13, 14, 15, 19, 28    this file
@@ -28,13 +28,13 @@ from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected
 from tests.patience import PATIENCE_S
 
 TX = "/v1/transactions"
-#: The body of a begin, of a transaction that outlives several starts of a daemon on a busy machine.
+#: Body of a begin whose transaction outlives several starts of a daemon on a busy machine.
 LONG = b'{"timeoutSeconds": 600}'
 
 
 @pytest.fixture(scope="module")
 def daemon(hbase, tmp_path_factory):
-    """One daemon for all that needs no faults but its death."""
+    """One daemon for all tests whose only fault is its death."""
     directory = tmp_path_factory.mktemp("rows")
     sets = ["storage.min_free_bytes=0", "storage.kind=hbase", f"storage.hbase.thrift=127.0.0.1:{hbase.thrift}"]
     sets += ["storage.hbase.table_prefix=rows_", f"storage.hbase.max_cell_bytes={MAX_CELL_BYTES}"]
@@ -43,7 +43,7 @@ def daemon(hbase, tmp_path_factory):
 
 
 class Topic:
-    """A new topic, and what is asked of it."""
+    """A new topic, and requests to it."""
 
     def __init__(self, daemon: Daemon, name: str) -> None:
         self.daemon, self.name = daemon, name
@@ -163,7 +163,7 @@ def test_e51_a_batch_larger_than_a_cell_is_whole_and_a_message_larger_than_one_i
 
 
 async def tell(instance: Instance, method: str, path: str, value: Any = None) -> Answer | None:
-    """The answer; None when there is none within a call's time."""
+    """Return the answer; None if there is none within 30 s."""
     body = b"" if value is None else json.dumps(value).encode()
     with trio.move_on_after(30), suppress(ConnectionLost, NotConnected):
         async with await Talk.to(instance.address) as talk:
@@ -172,7 +172,7 @@ async def tell(instance: Instance, method: str, path: str, value: Any = None) ->
 
 
 async def until_told(instance: Instance, method: str, path: str, value: Any = None) -> Answer:
-    """Asked again until the answer is 200."""
+    """Repeat the request until the answer is 200."""
     with trio.fail_after(PATIENCE_S):
         while True:
             answer = await tell(instance, method, path, value)
@@ -216,7 +216,7 @@ async def test_rows_9_and_26_copies_share_one_outcome_and_nothing_is_taken_unche
 async def test_rows_20_and_21_and_e56_e57_a_put_of_a_replaced_owner_lands_late_and_counts_for_nothing(
     hbase, tmp_path, times
 ):
-    """The owner is cut off from ZooKeeper while its commit is on its way; it lands when another has taken over."""
+    """The owner loses ZooKeeper while its commit is in flight; the commit arrives after another has taken over."""
     async with open_cluster(hbase, tmp_path, 2, "storage.hbase.timeout_s=2") as cluster:
         await until_told(cluster[0], "PUT", "?ifNotExists=true", {})
         for sequence in range(times):
@@ -227,7 +227,7 @@ async def test_rows_20_and_21_and_e56_e57_a_put_of_a_replaced_owner_lands_late_a
 
 
 async def _replaced(cluster: Cluster, request: dict[str, Any]) -> None:
-    """One commit whose put lands when its owner has been replaced."""
+    """Make one commit whose put arrives after its owner was replaced."""
     owner, other = await _owner_first(cluster)
     assert owner.zookeeper is not None
     late = Once(b"checkAndPut", Fate("late request", SESSION_TIMEOUT_S + 4.0))
@@ -247,7 +247,7 @@ async def _replaced(cluster: Cluster, request: dict[str, Any]) -> None:
 
 
 async def _owner_first(cluster: Cluster) -> tuple[Instance, Instance]:
-    """The owner, which answers for itself, and another, which names it; once both say the same."""
+    """Return the owner and the other instance, once both agree on the owner."""
     with trio.fail_after(PATIENCE_S):
         while True:
             answers = [await until_told(each, "POST", "/poll", {}) for each in cluster.instances]

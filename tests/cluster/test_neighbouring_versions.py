@@ -1,6 +1,6 @@
-"""Two neighbouring versions in one cluster, as while it is upgraded: one instance is of version 0.1, the other of this tree.
+"""Two adjacent versions in one cluster, as during an upgrade: one instance of version 0.1, one of this tree.
 
-Version 0.1 is the tree as it was at that commit, run by this environment's interpreter.
+Version 0.1 is the tree at that commit, run by this environment's interpreter.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tests.patience import PATIENCE_S
 
 #: The last commit of version 0.1.
 BEFORE = "1ebd96b"
-#: Nothing is killed here: no session is to end, and no call to HBase to fail, because the machine stands still.
+#: Nothing is killed here, so no session may end and no call to HBase fail because the machine stalls.
 SESSION_TIMEOUT_S, HBASE_TIMEOUT_S = 20, 30
-#: Of transactions, which are all decided.
+#: Of transactions; the test decides all of them.
 TIMEOUT_S = 600
-#: So many that each instance owns several.
+#: Enough that each instance owns several.
 TOPICS = [f"orders{number}" for number in range(12)]
 
 
@@ -41,19 +41,19 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if archive.returncode:
         pytest.skip("NOT TESTED: neighbouring versions, since this clone has no history")
     subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
-    installed = folder / "plainsong-0.1.0.dist-info"  # it asks which version of it is installed
+    installed = folder / "plainsong-0.1.0.dist-info"  # it looks up its own installed version
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: plainsong\nVersion: 0.1.0\n")
     return folder
 
 
 class Pair:
-    """Instance ``a`` of version 0.1, and ``b`` of this one, over one store; neither is started."""
+    """Instance ``a`` of version 0.1 and ``b`` of this tree, over one store; neither is started."""
 
     def __init__(self, hbase: HBase, directory: Path, before: Path) -> None:
         prefix = "t" + directory.name.replace("-", "_")[-40:] + "_"
         self.a, self.b = (self._daemon(hbase, directory, prefix, name) for name in "ab")
-        # Its own command line names the version; the module is the same program.
+        # The installed command would run this tree; ``-m broker`` runs the program on PYTHONPATH.
         self.a.command[:2] = [sys.executable, "-m", "broker"]
         self.a.environ["PYTHONPATH"] = str(before)
 
@@ -98,7 +98,7 @@ def owners(daemon: Daemon) -> dict[str, str]:
 
 @contextmanager
 def client_of(daemon: Daemon) -> Iterator[Client]:
-    """A client that asks this instance alone, which has to forward what another one owns."""
+    """A client that uses this instance only, which has to forward requests to the other's topics."""
     with Client(url_of(daemon), follow_owners=False) as client:
         yield client
 
@@ -138,12 +138,12 @@ def test_a_cluster_is_upgraded_from_0_1_instance_by_instance_and_nothing_is_lost
             for topic in TOPICS:
                 assert payloads(old, topic) == expected[topic]
                 assert payloads(new, topic) == expected[topic]
-            # What one answered, the other knows.
+            # The new instance deduplicates what the old one acknowledged.
             with new.producer(TOPICS[0], "loader") as producer:
                 assert producer.publish([b"once 0", b"once 1"], sequence_ids=[0, 1]).duplicate is True
                 producer.publish([b"once 2"], sequence_ids=[2])
             expected[TOPICS[0]].append(b"once 2")
-            # One transaction, begun before the upgrade, holds readers of either until it is committed.
+            # A transaction begun before the upgrade holds readers of both until it is committed.
             new.publish(TOPICS[1], b"held", transaction=kept)
             for client in (old, new):
                 page = client.poll(TOPICS[1], isolation="committed")
@@ -154,7 +154,7 @@ def test_a_cluster_is_upgraded_from_0_1_instance_by_instance_and_nothing_is_lost
             expected[TOPICS[1]].append(b"held")
             for client in (old, new):
                 assert payloads(client, TOPICS[1]) == expected[TOPICS[1]]
-            # Streams, and reads of all topics at once, reach both owners from either.
+            # Streams, and reads of all topics at once, reach both owners through either instance.
             for client, word in ((old, "streamed by the old"), (new, "streamed by the new")):
                 for topic in TOPICS:
                     with client.stream(topic) as stream:
@@ -167,7 +167,7 @@ def test_a_cluster_is_upgraded_from_0_1_instance_by_instance_and_nothing_is_lost
             open_still = old.transactions.begin(timeout_s=TIMEOUT_S)
             old.publish(TOPICS[2], b"begun before the upgrade", transaction=open_still)
 
-            # Its turn: 0.1 leaves, and all it had goes on at the new one.
+            # Instance 0.1 leaves, and the new one takes over all its topics.
             assert pair.a.stop() == 0
             publish_everywhere(new, "after")
             new.transactions.commit(open_still)

@@ -1,4 +1,4 @@
-"""HBase over an HDFS with three data nodes: data nodes and region servers are killed and frozen, and nobody sees anything that must not be."""
+"""HBase on an HDFS with three data nodes: data nodes and region servers are killed and frozen, without an anomaly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HBase's servers, killed apart from each other: nobody sees anything that must not be."""
+"""HBase's servers, killed separately: no reader sees an anomaly."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.hbase_server import why_not
 from tests.hbase_servers import HBaseServers
 
 SEED = 120
-#: How long it may take until a region is served again: the master starts, a log is split, all on a busy machine.
+#: Limit until a region is served again: the master starts and a log is split, on a busy machine.
 QUIET_S = 900.0
 FAULTS = (
     *(nemesis.region_server_dies, nemesis.master_dies, nemesis.region_server_dies, nemesis.gateway_dies),
-    # Two at once: what was seen to be refused for long has to come back by itself.
+    # Double faults: HBase may refuse for long, and must recover without help.
     *(nemesis.gateway_dies_twice, nemesis.region_server_and_gateway_die),
 )
 

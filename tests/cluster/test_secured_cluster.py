@@ -1,4 +1,4 @@
-"""Several real instances that trust nobody by the wire alone: a secret and TLS on links, TLS to clients, HBase and ZooKeeper."""
+"""Several real instances with a secret and TLS between them, and TLS to clients, HBase and ZooKeeper."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually, f
 from tests.patience import PATIENCE_S
 from tests.tls_proxy import TlsProxy
 
-#: So many that each instance owns some, wherever their names lead: one has none in 1 of 60 000 runs.
+#: Enough that each instance owns some: by chance one owns none in 1 of 60 000 runs.
 TOPICS = [f"t{number}" for number in range(30)]
-#: Longer than the machine stands still, upon which topics would change hands; and what a test waits for once one is killed.
+#: Longer than a stall of the machine, which would move topics; also the wait of a test that kills an instance.
 SESSION_TIMEOUT_S = 10
 GRANTS = """format = 1
 [[grant]]
@@ -38,7 +38,7 @@ on = ["shop:t0"]
 
 
 class Secured:
-    """What all instances share, and the instances."""
+    """The settings, files and proxies that all instances share."""
 
     def __init__(self, hbase: Any, folder: Path, stack: ExitStack) -> None:
         self.folder, self.stack = folder, stack
@@ -103,7 +103,7 @@ class Secured:
     def ask(
         self, daemon: Daemon, method: str, path: str, body: Any = None, name: str = "operator"
     ) -> tuple[int, Any, str]:
-        """Status, what was answered, and where the owner is if it was passed on. Nothing is asked twice."""
+        """Send a request once; return status, content, and the owner's address if it was forwarded."""
         connection = http.client.HTTPSConnection(*daemon.address, timeout=PATIENCE_S, context=self.authority.trusting())
         headers = {"Authorization": f"Bearer {self.tokens[name]}", "Content-Type": "application/json"}
         try:
@@ -125,7 +125,7 @@ def topic(name: str, rest: str = "") -> str:
 
 
 def answered(secured: Secured, *asked: Any) -> tuple[int, Any, str]:
-    """As ``Secured.ask``, again for as long as it is 503: on a busy machine an instance may be late, or look for an owner."""
+    """Like ``Secured.ask``, repeated while it is 503: on a busy machine an instance may be late or locate an owner."""
     return eventually("it is answered", lambda: (found := secured.ask(*asked))[0] != 503 and found)
 
 
@@ -163,7 +163,7 @@ def test_publishes_at_any_instance_reach_their_owner_and_are_read_in_one_order_a
                 owners |= {owner} if owner else set()
         return owners
 
-    # On a busy machine an instance may be late for a moment, and the others have its topics.
+    # On a busy machine an instance may lose its topics to the others for a moment.
     eventually("each instance owns some topics", lambda: len(passed_on()) == 3)
     assert secured.thrift.shown == secured.zookeeper.shown == {"instance.example"}
 
@@ -193,7 +193,7 @@ def test_nobody_is_talked_to_in_plain_nor_shown_a_link_without_the_secret(secure
             socket.create_connection(each.address, timeout=PATIENCE_S) as raw,
             secured.authority.trusting().wrap_socket(raw, server_hostname="127.0.0.1") as link,
         ):
-            # Both send the preface; the acceptor's number and name follow, and a wrong answer ends the connection.
+            # Both send the preface; the acceptor then sends its nonce and name, and a wrong proof ends the connection.
             link.sendall(PREFACE)
             said = b""
             while len(said) < len(PREFACE) + 33:

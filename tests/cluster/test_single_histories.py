@@ -1,4 +1,4 @@
-"""One instance on HBase, killed, frozen and cut off under load: nobody sees anything that must not be."""
+"""One instance on HBase, killed, frozen and cut off under load: no reader sees an anomaly."""
 
 from __future__ import annotations
 

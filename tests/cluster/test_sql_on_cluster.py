@@ -1,6 +1,6 @@
-"""Rows of PostgreSQL and messages of several instances in one transaction, while the service's owner dies, leaves or drains.
+"""Rows of PostgreSQL and messages of several instances in one transaction, while the transaction service's owner fails.
 
-What happens to it happens between two steps of the commit; the transaction is committed all the same, by the next owner.
+It dies, leaves or drains between two steps of the commit; the next owner commits the transaction.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from tests.sql.server import NoServer, Postgres
 from tests.sql.worker import POINTS, Knife
 
 WORKER = ROOT / "tests/sql/worker.py"
-#: More than it takes until there is another owner, also on a busy machine.
+#: Longer than a takeover takes, even on a busy machine.
 TIMEOUT_S = 60
-#: HBase is not what fails: it has its time, also when the machine stands still.
+#: HBase must not time out, even if the machine stalls.
 CALM = "storage.hbase.timeout_s=30"
 Blow = Callable[[Cluster, Instance], Awaitable[None]]
 
 
 @pytest.fixture(scope="module")
 def engine():
-    """A database with an empty table of orders."""
+    """An engine on a database with an empty table of orders."""
     try:
         server = Postgres()
     except NoServer as error:
@@ -53,22 +53,22 @@ def engine():
 
 
 async def dies(cluster: Cluster, owner: Instance) -> None:
-    """SIGKILL; the others take over when its session has ended."""
+    """Kill the owner; the others take over when its session has ended."""
     await owner.kill()
 
 
 async def leaves(cluster: Cluster, owner: Instance) -> None:
-    """As in an upgrade."""
+    """Stop the owner, as in an upgrade."""
     await owner.stop()
 
 
 async def is_drained(cluster: Cluster, owner: Instance) -> None:
-    """It stays, and owns nothing any more."""
+    """Drain the owner: it keeps running, and owns nothing."""
     await ask(owner, "PUT", f"/v1/cluster/instances/{owner.name}/drain")
 
 
 async def recovers(cluster: Cluster, owner: Instance) -> None:
-    """Whatever was done to it is undone."""
+    """Start the instance again, or end its drain."""
     if owner.state == "down":
         await owner.start()
     else:
@@ -76,7 +76,7 @@ async def recovers(cluster: Cluster, owner: Instance) -> None:
 
 
 async def ask(instance: Instance, method: str, path: str) -> dict[str, object]:
-    """What it answers; one that has just lost its session, since the machine stood still, is asked again."""
+    """Return the answer; while it is 503 (the instance may have lost its session in a stall), ask again."""
     with trio.fail_after(PATIENCE_S):
         while True:
             async with await Talk.to(instance.address) as talk:
@@ -88,7 +88,7 @@ async def ask(instance: Instance, method: str, path: str) -> dict[str, object]:
 
 
 async def owner_of_service(cluster: Cluster) -> Instance:
-    """Whom everybody takes for it, once all are there."""
+    """Return the owner of the transaction service, once all instances are up and agree on it."""
     with trio.fail_after(PATIENCE_S):
         while True:
             try:
@@ -103,7 +103,7 @@ async def owner_of_service(cluster: Cluster) -> Instance:
 
 
 class Strike(Knife):
-    """A participant that has something happen at its step; ``at`` is None once it has."""
+    """A participant that calls a function at one of its steps; ``at`` becomes None when it does."""
 
     at: str | None = None
 
@@ -125,7 +125,7 @@ class Strike(Knife):
 
 
 def transact(client: Client, engine: Engine, number: int, point: str, happen: Callable[[], None]) -> str:
-    """A row and messages in two topics; what became of it."""
+    """Write a row, and messages to two topics; return the outcome."""
     Strike.at = point
     first, last = Strike("worked", "committed", happen), Strike("prepared", "finished", happen)
     try:
@@ -143,7 +143,7 @@ def transact(client: Client, engine: Engine, number: int, point: str, happen: Ca
 
 
 def seen(client: Client, engine: Engine) -> list[list[int]]:
-    """Ids in the table, and of the messages in both topics, once recovery has nothing left to do."""
+    """Return the ids in the table and in both topics, after a recovery that leaves nothing open."""
     recovery = recover(engine, client)
     assert not recovery.unsure
     assert not recovery.count("left")
@@ -208,7 +208,7 @@ async def test_what_a_client_left_that_died_is_recovered_from_the_next_owner_of_
 
 
 def die_at(urls: str, engine: Engine, first: int, point: str) -> int:
-    """A program writes a row and a message in one transaction after the other, until it dies in one; that one's number."""
+    """Run a program that writes a row and a message per transaction until it dies in one; return that one's number."""
     command = [sys.executable, str(WORKER), urls, engine.url.render_as_string(hide_password=False)]
     environ = {**clean_environ(), "PYTHONPATH": str(ROOT)}
     told = f"{first}- {point} self\n"
@@ -220,7 +220,7 @@ def die_at(urls: str, engine: Engine, first: int, point: str) -> int:
 
 
 def is_recovered(client: Client, engine: Engine) -> bool:
-    """Whether nothing is left to do: what died undecided is invalid once its time is over."""
+    """True if recovery is complete: a transaction whose client died undecided is invalid after its time-out."""
     return not recover(engine, client).count("left")
 
 

@@ -1,4 +1,4 @@
-"""Several instances on one HBase whose transactions are decided elsewhere: by a Tephra, or by nobody they know."""
+"""Several instances on one HBase whose transactions are decided elsewhere: by a Tephra, or by an unknown service."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tests.daemon.harness import Daemon, free_port
 from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk, topic_path
 from tests.patience import PATIENCE_S
 
-#: Instances are killed, and HBase is not: it is not to look like that when the machine stands still.
+#: Instances are killed here, HBase is not: a stall of the machine must not look like its failure.
 CALM = ("cluster.session_timeout_s=10", "storage.hbase.timeout_s=30")
-#: What tells a client to ask again.
+#: Errors upon which a client tries again.
 LATER = ("no_owner", "recovering", "transactions_unavailable", "overloaded", "shutting_down")
 
 
 @pytest.fixture
 def tephra(tmp_path):
-    """The Thrift port of a daemon that serves Tephra's clients, and knows nothing of the cluster."""
+    """The Thrift port of a daemon that serves Tephra's clients, independent of the cluster."""
     port = free_port()
     with Daemon(tmp_path / "tephra", f"transactions.thrift=127.0.0.1:{port}", "storage.min_free_bytes=0"):
         yield port
 
 
 async def ask(instance: Instance, method: str, path: str, value: Any = None) -> Answer:
-    """The first answer that is no request to ask again."""
+    """Return the first answer that is not a request to try again."""
     body = b"" if value is None else json.dumps(value).encode()
     with trio.fail_after(PATIENCE_S):
         while True:
@@ -55,7 +55,7 @@ async def publish(instance: Instance, topic: str, payload: str, pointer: int) ->
 
 
 async def committed(instance: Instance, topic: str, wanted: list[str], snapshot: bytes | None = None) -> None:
-    """Until a committed reader, or one with a snapshot, has just that."""
+    """Wait until a committed reader, or one with a snapshot, gets exactly these messages."""
     body: dict[str, Any] = {"isolation": "committed"}
     if snapshot is not None:
         body = {"transaction": base64.b64encode(snapshot).decode()}
@@ -68,7 +68,7 @@ async def committed(instance: Instance, topic: str, wanted: list[str], snapshot:
 
 
 async def owner_of(cluster: Cluster, topic: str) -> Instance:
-    """By its name in what the first instance that answers says."""
+    """Return the topic's owner according to the first instance that is up."""
     while True:
         instance = cluster.up[0]
         shown = (await ask(instance, "GET", f"/v1/cluster?topic=ring:{topic}")).json()["topic"]["owner"]

@@ -1,4 +1,4 @@
-"""How clients of a cluster speak: each request goes to some instance, and has an answer, a doubt, or never left."""
+"""Clients of a cluster: a request to some instance succeeds, is refused, has an unknown outcome, or was never sent."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected
 
 #: Longer than a call to HBase may take with all its attempts.
 PATIENCE_S = 12.0
-#: How long everything may take to come right once nothing is wrong any more.
+#: The time limit for recovery after the last fault has ended.
 QUIET_S = 90.0
-#: For how long clients are brisk once something is wrong, and how much longer they pause after that: most of a run is
-#: waiting for sessions to end, which nobody sees anything of.
+#: Clients keep their pace for ``BRISK_S`` of a fault and then pause ``SLOWER`` times as long: most of a run waits for
+#: sessions to end, when nothing new can be observed.
 BRISK_S = 1.0
 SLOWER = 4
-#: What an instance says while something is wrong, and means it.
+#: Error codes that a fault may legitimately cause.
 EXPECTED = {
     *("no_owner", "overloaded", "recovering", "shutting_down", "storage_failed", "outcome_unknown"),
     *(
@@ -37,15 +37,15 @@ EXPECTED = {
 
 
 class NotSent(Exception):
-    """Nobody was there: nothing happened."""
+    """The connection failed: nothing happened."""
 
 
 class Doubt(Exception):
-    """No answer, or one that says that nobody knows."""
+    """The outcome is unknown: no response, or one that says so."""
 
 
 class Refused(Exception):
-    """It did not happen, and the instance says so."""
+    """The instance reported that it did not happen."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.code)
@@ -53,13 +53,13 @@ class Refused(Exception):
 
 
 class Stage:
-    """What all clients share: the cluster, the topics, and what is noted."""
+    """State that all clients share: the cluster, the topics, and the history."""
 
-    #: How many messages a request may have, how long a page may be, how long a transaction may take.
+    #: Possible numbers of messages per request, page limits, and transaction time-outs.
     sizes: tuple[int, ...] = (1, 1, 1, 3, 40)
     limits: tuple[int | None, ...] = (7, 50, None)
     timeouts_s: tuple[int, ...] = (2, 10, 30)
-    #: How likely a transaction stores its messages first, and publishes what is stored.
+    #: The probability that a transaction stages its messages and then publishes them.
     stores = 0.0
 
     def __init__(
@@ -68,25 +68,25 @@ class Stage:
         self.quiet_s = quiet_s
         self.cluster, self.topics, self.rng, self.plain = cluster, topics, Random(seed), plain
         self.isolations = (False,) if plain else (True, False)
-        """Whether readers are committed ones."""
+        """True for committed readers, False for uncommitted ones."""
         self.history = History()
         self.over = False
         self.surprises: list[str] = []
-        """Answers that no failure explains."""
+        """Responses that no fault explains."""
         self.answers: Counter[str] = Counter()
         self.last: deque[str] = deque(maxlen=12)
-        """The latest answers that were not what was wanted."""
+        """The latest error responses."""
         self.brisk_until_s = math.inf
-        """When a fault that lasts has lasted long enough for clients to pause longer until it is over."""
+        """From this time on, while a fault lasts, clients pause longer."""
         self.acknowledged_s = 0.0
         self.news = trio.Event()
 
     def voice(self, seed: int) -> Voice:
-        """One more client."""
+        """Return another client."""
         return Voice(self, seed)
 
     async def rest(self, pause_s: float) -> None:
-        """What a client does between two requests: less often where nothing new can be seen, or nothing succeeds."""
+        """Pause between two requests of a client; longer while nothing new can be observed or nothing succeeds."""
         now_s = trio.current_time()
         slow = now_s > min(self.brisk_until_s, self.acknowledged_s + BRISK_S)
         await trio.sleep(pause_s * SLOWER if slow else pause_s)
@@ -99,7 +99,7 @@ class Stage:
         self.news = trio.Event()
 
     async def more(self, count: int, what: str = "acknowledged", patience_s: float = 60.0) -> None:
-        """Wait until so many more of it were counted, ``patience_s`` for each at most."""
+        """Wait until ``count`` more of it were counted, up to ``patience_s`` for each."""
         before, goal = dict(self.answers), self.answers[what] + count
         while (counted := self.answers[what]) < goal:
             with trio.move_on_after(patience_s):
@@ -115,7 +115,7 @@ class Stage:
 
 
 class Voice:
-    """One client's connections: one to each instance it has spoken to."""
+    """One client's connections: one to each instance that it has used."""
 
     expected = EXPECTED
 
@@ -131,7 +131,7 @@ class Voice:
             self._drop(name)
 
     def somebody(self) -> Instance:
-        """An instance by chance: whoever cannot be reached is asked less often, as a client would."""
+        """Return a random instance; those that are down are chosen less often, as by a real client."""
         instances = self.stage.cluster.instances
         return self.rng.choice([each for each in instances if each.state == "up"] * 4 + instances)
 
@@ -144,10 +144,10 @@ class Voice:
         *,
         at: Instance | None = None,
     ) -> Answer:
-        """An answer that says 200. Raises NotSent, Doubt, Refused."""
+        """Return the answer if its status is 200. Raises NotSent, Doubt, Refused."""
         instance = at or self.somebody()
         try:
-            # As ``trio.fail_after``, which costs twice as much; simulated clients feel that.
+            # Like ``trio.fail_after``, at half the cost, which simulated clients notice.
             with trio.CancelScope(deadline=trio.current_time() + PATIENCE_S) as limit:
                 answer = await (await self._talk(instance)).ask(method, path, body, headers)
             if limit.cancelled_caught:
@@ -165,7 +165,7 @@ class Voice:
         return self._judged(answer, f"{method} {path} at {instance.name}")
 
     async def tell(self, method: str, path: str, value: Any = None, *, at: Instance | None = None) -> Any:
-        """What an answer in JSON says."""
+        """Return the decoded JSON of an answer; None if it is empty. Raises NotSent, Doubt, Refused."""
         answer = await self.ask(method, path, b"" if value is None else json.dumps(value).encode(), at=at)
         return answer.json() if answer.body else None
 

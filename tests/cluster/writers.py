@@ -1,4 +1,4 @@
-"""Clients that write: plain messages and batches, producers that send again, and transactions over two topics."""
+"""Clients that write: plain messages and batches, producers with retries, and transactions over two topics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECEIPT = {**JSON_HEADERS, "Prefer": "return=representation"}
 
 
 async def publish(voice: Voice, write: Write, pointer: int | None = None, **more: Any) -> None:
-    """Send it once, and note what became of it. Raises NotSent, Doubt, Refused."""
+    """Send it once, and record the outcome. Raises NotSent, Doubt, Refused."""
     request = PublishRequest(write.payloads, pointer, **more)
     write.sent()
     try:
@@ -35,7 +35,7 @@ async def publish(voice: Voice, write: Write, pointer: int | None = None, **more
 
 
 async def store_and_publish(voice: Voice, write: Write, pointer: int) -> None:
-    """The messages in two stores, and then a publish of what is stored. Raises NotSent, Doubt, Refused."""
+    """Stage the messages in up to two requests, then publish them. Raises NotSent, Doubt, Refused."""
     cut = voice.rng.randrange(len(write.payloads) + 1)
     for part in (write.payloads[:cut], write.payloads[cut:]):
         if part:
@@ -57,7 +57,7 @@ def payloads_of(name: str, voice: Voice) -> tuple[bytes, ...]:
 
 
 async def plain_writer(stage: Stage, name: str, seed: int, pause_s: float) -> None:
-    """Publishes each message once, whatever becomes of it; some as atomic batches."""
+    """Publish each message once, with any outcome; some as atomic batches."""
     async with stage.voice(seed) as voice:
         for number in count(1):
             if stage.over:
@@ -73,14 +73,14 @@ async def plain_writer(stage: Stage, name: str, seed: int, pause_s: float) -> No
 
 
 class Producer:
-    """One producer on one topic: it sends every request until it is acknowledged, and sometimes once more."""
+    """A producer on one topic: it sends every request until it is acknowledged, and sometimes again."""
 
     def __init__(self, voice: Voice, name: str, topic: str) -> None:
         self.voice, self.name, self.topic = voice, name, topic
         self.epoch, self.next_sequence = 0, 0
 
     async def open(self) -> None:
-        """A session; what it is told is noted. Raises NotSent, Doubt, Refused."""
+        """Open a session, and record the response. Raises NotSent, Doubt, Refused."""
         began_s = trio.current_time()
         told = await self.voice.tell("PUT", topic_path(self.topic, f"/producers/{self.name}"), {})
         self.epoch = told["epoch"]
@@ -88,7 +88,7 @@ class Producer:
         self.voice.stage.history.openings.append(opening)
 
     async def send(self, payloads: tuple[bytes, ...], pause_s: float) -> None:
-        """Until it is acknowledged. After a doubt the session is opened again, or the same is sent again as it is."""
+        """Send until acknowledged. After an error, the session may be opened again; the same request is sent again."""
         sequences = tuple(range(self.next_sequence, self.next_sequence + len(payloads)))
         self.next_sequence += len(payloads)
         write = Write(
@@ -103,10 +103,10 @@ class Producer:
                 await self.voice.stage.rest(pause_s)
                 if self.voice.rng.random() < 0.5 or "fenced" in str(error):
                     await self.reopen(pause_s)
-                    write.epoch = None  # of which of them it is there, nobody knows
+                    write.epoch = None  # the attempts had different epochs, and which one took effect is unknown
 
     async def reopen(self, pause_s: float) -> None:
-        """Until somebody opens it."""
+        """Retry until a session is open."""
         while True:
             try:
                 await self.open()
@@ -117,7 +117,7 @@ class Producer:
 
 
 async def producing_writer(stage: Stage, name: str, seed: int, pause_s: float) -> None:
-    """A producer until all is over; what it has begun it ends."""
+    """Run a producer until the run is over; finish a request in progress."""
     async with stage.voice(seed) as voice:
         producer = Producer(voice, name, voice.rng.choice(stage.topics))
         await producer.reopen(pause_s)
@@ -129,7 +129,7 @@ async def producing_writer(stage: Stage, name: str, seed: int, pause_s: float) -
 
 
 async def transactional_writer(stage: Stage, name: str, seed: int, pause_s: float) -> None:
-    """Transactions over two topics until all is over: committed, aborted, or left."""
+    """Run transactions over two topics until the run is over: some committed, some aborted, some abandoned."""
     async with stage.voice(seed) as voice:
         for number in count(1):
             if stage.over:
@@ -159,13 +159,13 @@ async def _transaction(voice: Voice, name: str) -> None:
                 await publish(voice, write, begun["writePointer"])
     except (NotSent, Doubt, Refused):
         if voice.rng.random() < 0.2:
-            raise  # it dies here; the time-out ends the transaction
+            raise  # the client dies here; the time-out ends the transaction
         verb = "abort"
     await decide_at_last(voice, transaction, verb)
 
 
 async def decide_at_last(voice: Voice, transaction: Transaction, verb: str, tries: int = 3) -> None:
-    """Ask for it a few times, through whoever answers."""
+    """Try a few times, at any instance."""
     for _ in range(tries):
         try:
             await decide(voice, transaction, verb)
@@ -176,7 +176,7 @@ async def decide_at_last(voice: Voice, transaction: Transaction, verb: str, trie
 
 
 async def decide(voice: Voice, transaction: Transaction, verb: str) -> None:
-    """Commit or abort; what that says about the transaction is noted. Raises NotSent, Doubt, Refused."""
+    """Commit or abort, and record the outcome. Raises NotSent, Doubt, Refused."""
     if verb == "commit":
         transaction.asked_s = min(transaction.asked_s, trio.current_time())
     try:
@@ -184,7 +184,7 @@ async def decide(voice: Voice, transaction: Transaction, verb: str) -> None:
     except Refused as refused:
         if refused.code != "transaction_not_in_progress":
             raise
-        # An abort is refused as soon as the commit is under way, and that may still give up.
+        # An abort is refused as soon as the commit has started, although the commit may still be given up.
         state = "undone" if verb == "commit" else (await voice.tell("GET", f"{TX}/{transaction.id}"))["state"]
         if state not in ("committed", "aborted", "invalid", "undone"):
             raise

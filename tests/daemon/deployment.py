@@ -1,4 +1,4 @@
-"""A deployment with something of everything that a store keeps, and what has to be true of it wherever it has moved."""
+"""A deployment with every kind of stored data, and the checks of a copy of it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from plainsong.protocol.errors import TopicNotFound
 from plainsong.transactions import Transaction
 from tests.daemon.harness import eventually
 
-#: Sent by the producer, so many in each request.
+#: Number of the producer's requests, and of messages in each.
 REQUESTS, EACH = 40, 500
-#: So that a copy takes many steps.
+#: Makes a copy take many steps.
 PADDING = bytes(1000)
 SHORT_TTL_S = 2
 
 
 @dataclass
 class Deployment:
-    """What was told to those who made it."""
+    """Ids and positions that the service returned."""
 
     ids: list[bytes]
     reader: bytes
     open: Transaction
     first: bytes
-    """The id of the first message, which a duplicate is told."""
+    """The id of the first message, which a duplicate is answered with."""
 
 
 def fill(client: Client) -> Deployment:
-    """Make it, on an empty store."""
+    """Create the deployment on an empty store."""
     client.create_topic("orders", ttl_s=86_400, deduplication="enabled")
     with client.producer("orders", "till") as producer:
         receipts = [producer.publish([b"%d" % n + PADDING for n in range(EACH)]) for _ in range(REQUESTS)]
@@ -57,7 +57,7 @@ def fill(client: Client) -> Deployment:
 
 
 def is_all_there(client: Client, made: Deployment) -> None:
-    """The same ids in the same order; generations, readers, producers, transactions and expiry as they were."""
+    """Check that ids, generations, readers, producers, transactions and expiry are as in the original."""
     assert [bytes(message.id) for message in client.read("orders", isolation="uncommitted")] == made.ids
     assert client.admin.properties("twice")["generation"] == "2"
     assert [message.value for message in client.read("twice")] == [b"of the second generation"]
@@ -74,7 +74,7 @@ def is_all_there(client: Client, made: Deployment) -> None:
 
 
 def duplicates_are_told(client: Client, made: Deployment) -> None:
-    """What was sent once is not stored again, and the producer goes on behind it."""
+    """Check that a repeated message is not stored again, and that the producer continues after its last."""
     with client.producer("orders", "till") as producer:
         assert producer.last_sequence_id == REQUESTS * EACH - 1
         receipt = producer.publish([b"again"], sequence_ids=[producer.last_sequence_id])
@@ -83,7 +83,7 @@ def duplicates_are_told(client: Client, made: Deployment) -> None:
 
 
 def new_messages_come_behind(client: Client, made: Deployment) -> None:
-    """Ids go on growing, also when the clock says otherwise."""
+    """Check that ids continue to grow, even if the clock is behind."""
     receipt = client.publish("orders", [b"new"])
     assert receipt.first_id is not None
     assert bytes(receipt.first_id) > made.ids[-1]
@@ -91,7 +91,7 @@ def new_messages_come_behind(client: Client, made: Deployment) -> None:
 
 
 def open_transactions_can_be_committed(client: Client, made: Deployment) -> None:
-    """And what was undone stays undone."""
+    """Check that an open transaction can be committed, and that what was undone stays undone."""
     client.transactions.commit(made.open)
     values = [message.value for message in client.poll("orders", made.ids[-8], isolation="committed")]
     assert {b"undecided", b"behind"} <= set(values)
@@ -99,7 +99,7 @@ def open_transactions_can_be_committed(client: Client, made: Deployment) -> None
 
 
 def is_no_topic(client: Client, name: str) -> bool:
-    """Whether there is none of that name."""
+    """True if there is no topic of that name."""
     try:
         client.admin.properties(name)
     except TopicNotFound:

@@ -1,9 +1,9 @@
-"""Daemons and other programs that are forked from a process which has imported everything: a start without its work.
+"""Daemons and other programs, forked from a process that has imported their modules: a start without the import time.
 
 A test run starts hundreds of daemons, and each would import the same six hundred modules, 0.4 s of a core. Here a server
-process imports them once, and forks: the child becomes the daemon, in a session of its own, with its own arguments,
-environment, directory, output and exit, and shares nothing with its siblings. What is about the start of the program itself
-runs the program. A file of Python is run alike, as ``__main__``, with what it asks to be imported first.
+process imports them once and forks: the child becomes the daemon, in its own session, with its own arguments,
+environment, directory, output and exit code, and shares nothing with its siblings. Tests of the program's start itself
+run the program. A Python file runs in the same way, as ``__main__``, after the imports that it asks for.
 
 python -m tests.daemon.forked DESCRIPTOR     serves at one end of a socket pair until the other end is closed
 """
@@ -29,19 +29,19 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).parents[2]
-#: What a daemon imports until it serves, and what commands that move its data do. The framework, which a daemon loads for
-#: the first request that is no publish or poll, takes half as long again.
+#: Modules that a daemon imports until it serves, and those of the commands that move its data. The framework, which a
+#: daemon loads for the first request other than a publish or poll, takes half as long again.
 IMPORTED = (
     *("broker.command.serve", "broker.main", "storage.leveldb.store", "storage.memory"),
     *("broker.http.quart_app", "broker.http.hypercorn_server", "encodings.idna"),
     *("broker.command.backup", "broker.command.copy", "broker.command.maintain.command", "plainsong._sync.client"),
     *("broker.command.token", "plainsong.cli.main"),
 )
-#: What a daemon with such a setting imports beside it: the server does for the first of them.
+#: Modules that a daemon with such a setting imports as well; the server imports them for the first such daemon.
 IMPORTED_FOR = {"storage.kind=hbase": "storage.hbase.store", "cluster.zookeeper=": "kazoo.client"}
-#: Of a request: arguments and an environment.
+#: Limit of a request: arguments and an environment.
 MOST_BYTES = 1 << 17
-#: Neither a limit under test nor ever waited out: importing takes a second.
+#: Generous, and never reached: importing takes a second.
 PATIENCE_S = 300.0
 
 
@@ -49,7 +49,7 @@ PATIENCE_S = 300.0
 
 
 class Forked:
-    """A process of the server, as ``subprocess.Popen`` would show it."""
+    """A child of the server, with the interface of ``subprocess.Popen``."""
 
     def __init__(
         self, stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None, stderr: IO[bytes] | None = None
@@ -66,14 +66,14 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """The exit code, negative for a signal. Raises subprocess.TimeoutExpired."""
+        """Return the exit code, negative for a signal. Raises subprocess.TimeoutExpired."""
         if not self.ended.wait(timeout_s):
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout_s or 0.0)
         assert self.returncode is not None
         return self.returncode
 
     def communicate(self, timeout_s: float | None = None) -> tuple[bytes, bytes]:
-        """What it says through its pipes until its end, which is waited for. Raises subprocess.TimeoutExpired."""
+        """Wait for its end; return the output of its pipes. Raises subprocess.TimeoutExpired."""
         said = [b"", b""]
 
         def read(at: int, pipe: IO[bytes]) -> None:
@@ -92,7 +92,7 @@ class Forked:
         return said[0], said[1]
 
     def send_signal(self, number: int) -> None:
-        """To a process that has not been found to have ended."""
+        """Send a signal, unless the process is known to have ended."""
         if self.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -107,7 +107,7 @@ class Forked:
 
 
 def _pipe(theirs: ExitStack, *, theirs_reads: bool) -> tuple[int, IO[bytes]]:
-    """The descriptor of one end, which is closed with ``theirs``, and the other."""
+    """Return the child's end of a new pipe, which is closed with ``theirs``, and our end."""
     read, write = os.pipe()
     end, ours = (read, os.fdopen(write, "wb", 0)) if theirs_reads else (write, os.fdopen(read, "rb"))
     theirs.callback(os.close, end)
@@ -115,10 +115,10 @@ def _pipe(theirs: ExitStack, *, theirs_reads: bool) -> tuple[int, IO[bytes]]:
 
 
 class ForkServer:
-    """The server, and the thread that hears from it what became of its processes."""
+    """The server, and the thread that receives its reports on the children."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        #: What the modules saw that were imported.
+        #: The environment in which the modules were imported.
         self.environ = dict(environ)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
@@ -142,7 +142,7 @@ class ForkServer:
         atexit.register(self.close)
 
     def fits(self, environ: Mapping[str, str]) -> bool:
-        """Whether a process with this environment would have imported the same: it differs in settings alone."""
+        """True if a process with this environment would import the same modules: only settings differ."""
         differs = {name for name, _ in environ.items() ^ self.environ.items()}
         return all(name.startswith(("PLAINSONG_", "PYTEST_")) for name in differs)
 
@@ -157,11 +157,11 @@ class ForkServer:
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> Forked:
-        """A process with these arguments, of which the first is the program ``plainsong`` or a file of Python.
+        """Start a process with these arguments; the first is the program ``plainsong`` or a Python file.
 
         Args:
           imports: modules that the server imports before it forks, for this process and all later ones.
-          stdin: whether its standard input is a pipe, rather than empty.
+          stdin: whether its standard input is a pipe; otherwise it is empty.
           stdout: a descriptor of the caller's, instead of a pipe; ``stderr`` likewise.
         """
         with ExitStack() as theirs:
@@ -184,8 +184,8 @@ class ForkServer:
         return forked
 
     def close(self) -> None:
-        """The server ends; daemons that still run have no parent then."""
-        if os.getpid() != self._pid:  # a fork of the tests, which has this object too
+        """End the server; daemons that still run lose their parent."""
+        if os.getpid() != self._pid:  # in a forked copy of the tests, the server is not ours
             return
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -203,7 +203,7 @@ class ForkServer:
                     del self._processes[event["number"]]
                     forked.returncode = event["code"]
                     forked.ended.set()
-        for forked in self._processes.values():  # the server has ended: nobody hears what becomes of them
+        for forked in self._processes.values():  # the server has ended: no more reports
             forked.returncode = -signal.SIGKILL
             forked.started.set()
             forked.ended.set()
@@ -214,13 +214,13 @@ _starting = threading.Lock()
 
 
 def fork_server(environ: Mapping[str, str]) -> ForkServer | None:
-    """This process's server, started for the first who asks; None where none can stand in for a process so started."""
+    """Return this process's server, started on first use; None if it cannot fork a process with this environment."""
     if not hasattr(os, "pidfd_open"):
         return None
     with _starting:
         if not _server:
             if "LD_PRELOAD" in environ:
-                return None  # a library that was loaded with the server has none of a process's own descriptors
+                return None  # a preloaded library was initialized in the server, and not for the child's own files
             _server.append(ForkServer(environ))
     return _server[0] if _server[0].fits(environ) else None
 
@@ -229,7 +229,7 @@ def fork_server(environ: Mapping[str, str]) -> ForkServer | None:
 
 
 def serve(asks: socket.socket) -> list[str] | None:
-    """Fork for each request and report each end; the arguments in a child, None in the server once nobody asks."""
+    """Fork for each request and report each end; return the arguments in a child, None in the server after the last."""
     selector = selectors.DefaultSelector()
     selector.register(asks, selectors.EVENT_READ)
     running: dict[int, tuple[int, int]] = {}
@@ -267,7 +267,7 @@ def serve(asks: socket.socket) -> list[str] | None:
 
 
 def become(asked: dict[str, object], asks: socket.socket, descriptors: Sequence[int]) -> list[str]:
-    """Have what a process of its own has; what was drawn by chance while importing is drawn again."""
+    """Take on the identity of a separate process; renew random values that were drawn during imports."""
     os.setsid()
     asks.send(json.dumps({"number": asked["number"], "pid": os.getpid()}).encode())
     for standard, descriptor in enumerate(descriptors):
@@ -290,7 +290,7 @@ def become(asked: dict[str, object], asks: socket.socket, descriptors: Sequence[
 
 
 def main() -> None:
-    """Import, serve, and in a child be the program ``plainsong``."""
+    """Import, serve, and run the requested program in a child."""
     gc.disable()
     for name in IMPORTED:
         import_module(name)

@@ -1,4 +1,4 @@
-"""The work that goes on while the daemon is killed: publishers and readers, each of which notes what it saw."""
+"""The load while the daemon is killed: publishers and readers, each of which records what it saw."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.daemon.history import Seen, Sent
 from tests.daemon.talk import ENCODINGS, Answer, ConnectionLost, NotConnected, Talk, poll_call, publish_call
 from tests.patience import PATIENCE_S
 
-#: Publishes of one kind are followed by the next kind, for ever.
+#: Kinds of publishes, repeated in this order.
 KINDS = ("single", "batch", "empty", "single", "large", "own ttl", "single", "avro batch")
-#: The own time to live of some messages.
+#: The time to live of messages that have their own.
 OWN_TTL_S = 1
 
 
 @dataclass(slots=True)
 class History:
-    """What is known of one topic."""
+    """The records of one topic."""
 
     sent: list[Sent] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
@@ -33,7 +33,7 @@ class History:
 
 @dataclass(slots=True)
 class Place:
-    """Where the daemon is, and what goes on there; publishers and readers wait here while it is down."""
+    """The daemon's address and the progress of the load; publishers and readers wait here while it is down."""
 
     address: tuple[str, int] = ("", 0)
     up: trio.Event = field(default_factory=trio.Event)
@@ -57,9 +57,9 @@ class Place:
         self.news = trio.Event()
 
     async def more(self, acknowledged: int, polled: int) -> None:
-        """Wait until so many more publishes were acknowledged and pages read, however slowly they come.
+        """Wait until as many more publishes were acknowledged and pages read, however slowly.
 
-        Raises trio.TooSlowError when none of those that lack came for a while.
+        Raises trio.TooSlowError if there was no progress for ``PATIENCE_S``.
         """
         goal = self.acknowledged + acknowledged, self.polled + polled
         while any(lacking := self._lacking(*goal)):
@@ -72,7 +72,7 @@ class Place:
 
     @asynccontextmanager
     async def talk(self) -> AsyncIterator[Talk]:
-        """A connection to the daemon as soon as it is up. Raises NotConnected when it went down meanwhile."""
+        """Connect to the daemon as soon as it is up. Raises NotConnected if it went down again before that."""
         await self.up.wait()
         address, up = self.address, self.up
         try:
@@ -80,12 +80,12 @@ class Place:
                 yield talk
         except (ConnectionLost, NotConnected):
             if up is self.up:
-                self.closed()  # it was killed, and whoever did that will say when there is another
+                self.closed()  # it was killed; the test calls opened() with the next address
             raise
 
 
 def short(payload: bytes) -> bytes:
-    """A payload as histories keep it: large ones by their digest."""
+    """Return a payload as histories store it: large ones as a digest."""
     return payload if len(payload) <= 64 else payload[:24] + blake2b(payload, digest_size=16).digest()
 
 
@@ -94,7 +94,7 @@ def now_ms() -> int:
 
 
 def messages_for(kind: str, name: str, rng: Random) -> list[bytes]:
-    """The payloads of one request; all but the empty ones name it."""
+    """Return the payloads of one request; all but the empty ones start with ``name``."""
     if kind == "single":
         return [name.encode()]
     if kind == "empty":
@@ -108,7 +108,7 @@ def messages_for(kind: str, name: str, rng: Random) -> list[bytes]:
 async def publisher(
     place: Place, topic: str, name: str, history: History, rng: Random, topic_ttl_s: int | None
 ) -> None:
-    """Publishes until the ring is over, each request once, whatever became of it."""
+    """Publish until the ring is over: each request once, with any outcome."""
     number = 0
     while not place.over:
         try:
@@ -138,7 +138,7 @@ async def _publish_once(
     history.sent.append(_outcome(answer, kept, began_s, ttl_ms))
     place.count(acknowledged=answer.status == 200)
     if answer.status != 200:
-        raise ConnectionLost(answer.code)  # the daemon is leaving
+        raise ConnectionLost(answer.code)  # the daemon is shutting down
 
 
 def _outcome(answer: Answer, kept: tuple[bytes, ...], began_s: float, ttl_ms: int | None) -> Sent:
@@ -154,7 +154,7 @@ def _outcome(answer: Answer, kept: tuple[bytes, ...], began_s: float, ttl_ms: in
 
 @dataclass(slots=True)
 class Manner:
-    """How a reader reads."""
+    """The parameters of a reader."""
 
     name: str
     encoding: str
@@ -176,7 +176,7 @@ MANNERS = (
 
 
 async def reader(place: Place, topic: str, manner: Manner, history: History, rng: Random) -> None:
-    """Reads until the ring is over, going on after a fall of the daemon where it was."""
+    """Read until the ring is over; after a death of the daemon, continue at the same position."""
     position: bytes | int | None = None
     pages = 0
     while not place.over:
@@ -188,7 +188,7 @@ async def reader(place: Place, topic: str, manner: Manner, history: History, rng
                         position = now_ms() - rng.randrange(400)
                     position = await read_page(place, talk, topic, manner, position, history)
                     if not manner.wait_ms:
-                        await trio.sleep(0.01)  # nobody polls an idle topic without a pause
+                        await trio.sleep(0.01)  # like a real client, which pauses on an idle topic
         except (ConnectionLost, NotConnected):
             await trio.lowlevel.checkpoint()
 
@@ -196,7 +196,7 @@ async def reader(place: Place, topic: str, manner: Manner, history: History, rng
 async def read_page(
     place: Place, talk: Talk, topic: str, manner: Manner, position: bytes | int | None, history: History
 ) -> bytes | int | None:
-    """One page into the history; the position to go on from."""
+    """Read one page into the history; return the position to continue from."""
     inclusive = manner.inclusive or not isinstance(position, bytes)
     request = PollRequest(position, inclusive=inclusive, limit=manner.limit)
     asked_ms = now_ms()
@@ -217,7 +217,7 @@ async def read_page(
 
 
 def since_of(position: bytes | int | None, *, inclusive: bool) -> bytes:
-    """The inclusive lower bound of a start position."""
+    """Return the inclusive lower bound of a start position."""
     if position is None:
         return FIRST_BOUND
     if isinstance(position, int):
@@ -226,7 +226,7 @@ def since_of(position: bytes | int | None, *, inclusive: bool) -> bytes:
 
 
 async def read_whole(talk: Talk, topic: str, name: str, limit: int | None, encoding: str) -> tuple[Seen, list[Seen]]:
-    """The whole topic as one reading, and the pages it came in."""
+    """Read the whole topic; return it as one reading, and as the pages."""
     history, place = History(), Place()
     manner = Manner(name, encoding, limit=limit)
     position: bytes | int | None = None

@@ -1,4 +1,4 @@
-"""A daemon with a damaged block, killed and short of room while it scrubs and sets rows aside: what it promises then."""
+"""A daemon with a damaged block, killed or short of space while it scrubs and sets rows aside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.patience import PATIENCE_S
 from tests.storage.disks import fill, small_disk
 
 SETTINGS = ("storage.write_buffer_bytes=65536", "retention.interval_s=3600")
-#: Whole rows before the damaged block that are set aside with it.
+#: Number of undamaged rows before the damaged block that are set aside with it.
 WHOLE = 5
 
 
@@ -35,16 +35,16 @@ class Damaged:
 
     folder: Path
     ids: list[str]
-    """Of all messages that were published."""
+    """Ids of all messages that were published."""
     front: list[str]
-    """Of those before the damaged block, and of those behind it."""
+    """Ids of the messages before the damaged block; ``rest`` has those after it."""
     rest: list[str]
     finding: dict[str, Any]
-    """What a scrub says of it."""
+    """The scrub's finding."""
 
     @property
     def stretch(self) -> dict[str, str]:
-        """What is set aside: some whole rows, and the damaged place behind them."""
+        """The range to set aside: some undamaged rows, and the damaged block after them."""
         return {"from": self.front[-WHOLE], "to": self.finding["to"]}
 
     def copied(self, to: Path) -> Path:
@@ -71,7 +71,7 @@ def damaged(tmp_path_factory) -> Damaged:
         daemon.stop()
     (folder / "scrub.json").unlink()
     found = Damaged(folder, ids, [each.hex() for each in front], [each.hex() for each in rest], finding)
-    # Every message before the damaged block is read, and every one behind it; the block has some dozens.
+    # All messages before and after the damaged block are readable; the block has some dozens.
     assert stopped
     assert found.front == ids[: len(front)]
     assert found.rest == ids[-len(rest) :]
@@ -82,7 +82,7 @@ def damaged(tmp_path_factory) -> Damaged:
 
 
 def flip_a_bit(folder: Path) -> None:
-    """In the middle of the largest table of a stopped daemon."""
+    """Flip a bit in the middle of the largest table of a stopped daemon."""
     table = max(folder.glob("volumes/*/*.ldb"), key=lambda each: each.stat().st_size)
     data = bytearray(table.read_bytes())
     data[len(data) // 2] ^= 1
@@ -90,7 +90,7 @@ def flip_a_bit(folder: Path) -> None:
 
 
 def read_on(daemon: Daemon, start: str) -> tuple[list[bytes], bool]:
-    """The ids from a place on, page by page; and whether something stopped the reader."""
+    """Return the ids from a position on, read page by page, and whether an error stopped the reader."""
     found: list[bytes] = []
     request = PollRequest(bytes.fromhex(start), limit=100)
     while True:
@@ -109,7 +109,7 @@ def scrub_of(daemon: Daemon) -> dict[str, Any]:
 
 
 def scrubbed(daemon: Daemon) -> dict[str, Any]:
-    """The report of a round that begins now."""
+    """Run a scrub round, and return its report."""
     before = scrub_of(daemon)["lastCompleteMs"]
     ask(daemon.address, "POST", "/v1/scrub")
     eventually("the round is complete", lambda: scrub_of(daemon)["lastCompleteMs"] != before)
@@ -121,19 +121,19 @@ def set_aside(daemon: Daemon, stretch: dict[str, str]) -> Answer:
 
 
 def noted(daemon: Daemon) -> list[dict[str, Any]]:
-    """What the topic's messages show as set aside, from the newest down."""
+    """Return the entries of the topic's messages that are set aside, newest first."""
     found = ask(daemon.address, "GET", topic_path("t", "/messages?order=desc&limit=1000")).json()
     return [each for each in found if each["state"] == "set-aside"]
 
 
 def kept_rows(folder: Path) -> set[str]:
-    """Positions of the rows that stand in the files of ``set-aside``."""
+    """Return the positions of the rows in the files of ``set-aside``."""
     rows = [json.loads(line) for path in folder.glob("set-aside/*.ndjson") for line in path.read_text().splitlines()]
     return {row["key"][-20:] for row in rows if "key" in row}
 
 
 def check_done(daemon: Daemon, damaged: Damaged) -> None:
-    """The stretch is out of the way as a whole, kept as far as it could be read, and the topic goes on behind it."""
+    """Check that the whole range is set aside, its readable rows are kept, and the topic accepts messages after it."""
     found, stopped = read_on(daemon, "0" * 40)
     assert not stopped
     assert [each.hex() for each in found] == damaged.front[:-WHOLE] + damaged.rest
@@ -149,7 +149,7 @@ def check_done(daemon: Daemon, damaged: Damaged) -> None:
 
 @contextmanager
 def killed_at(daemon: Daemon, call: str, when: int) -> Iterator[None]:
-    """strace sends SIGKILL at a thread's ``when``-th such system call; skips, loudly, where that cannot be."""
+    """Let strace send SIGKILL at a thread's ``when``-th such system call; skip the test where strace cannot."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("NOT TESTED: kills at system calls, since strace is not installed")
@@ -167,8 +167,8 @@ def killed_at(daemon: Daemon, call: str, when: int) -> Iterator[None]:
             tracing.wait(PATIENCE_S)
 
 
-#: The file of rows is synced, renamed, its folders synced; the topic notes the stretch, the rows are dropped and counted
-#: off, each by one synced write; at last the scrub's report is written anew.
+#: The file of rows is synced and renamed, its folders are synced; the topic records the range, the rows are dropped and
+#: subtracted from the counts, each by one synced write; finally the scrub's report is rewritten.
 MOMENTS = [
     ("fsync", 1),
     ("rename", 1),
@@ -193,7 +193,7 @@ def test_rows_are_set_aside_whole_or_not_at_all_whenever_the_daemon_is_killed(tm
         if answered is not None:
             assert answered.status == 200, answered
             assert not stopped
-        if stopped:  # nothing is out of the way: all whole rows are read up to the damaged place, and behind it
+        if stopped:  # nothing was set aside: all rows before and after the damaged block are readable
             assert shown == damaged.front
             assert [each.hex() for each in read_on(daemon, damaged.rest[0])[0]] == damaged.rest
             assert set_aside(daemon, damaged.stretch).status == 200
@@ -211,7 +211,7 @@ def test_what_a_scrub_has_found_outlives_a_kill_in_the_middle_and_nothing_is_mov
             found = eventually("something is found", lambda: (now := scrub_of(slow))["findings"] and now)
             assert found["state"] == "running"
             eventually("it is kept", (slow.data_dir / "scrub.json").exists)
-            # The end of the damaged block is looked for in some hundred reads, which the log need not show.
+            # Finding the end of the damaged block takes some hundred reads; the log must not show each.
             slow.wait_for_line("the store failed")
             assert sum("the store failed" in line for line in slow.lines) < 10
             slow.kill()
@@ -259,7 +259,7 @@ def test_a_backup_names_what_it_cannot_read_and_with_a_flag_has_all_the_rest(dam
         assert "ring:t" in failed.stderr
         assert "--without-damaged" in failed.stderr
         assert made("list", folder) == []
-        # What is published later is in the backup, too.
+        # A second backup has a message that was published after the first.
         later = publish(daemon.address, "t", b"later").first_id.hex()
         done = made("create", folder, "--url", url_of(daemon), "--without-damaged", code=Exit.FAILED)
         again = made("create", folder, "--url", url_of(daemon), "--without-damaged", code=Exit.FAILED)
@@ -283,7 +283,7 @@ def test_a_backup_names_what_it_cannot_read_and_with_a_flag_has_all_the_rest(dam
 
 def test_a_topic_that_damage_keeps_from_being_loaded_is_served_again_from_a_backup_of_all_the_rest(tmp_path):
     random = Random(1)
-    # A snapshot of producers is a checkpoint too: none is to come while the messages are published, however long it takes.
+    # A snapshot of producers is a checkpoint too: none may be written while the messages are published.
     with Daemon(tmp_path / "data", *SETTINGS, "deduplication.snapshot_interval_s=3600") as daemon:
         create(daemon.address, "t")
         create(daemon.address, "whole")
@@ -296,7 +296,7 @@ def test_a_topic_that_damage_keeps_from_being_loaded_is_served_again_from_a_back
             epoch = producer.epoch
         daemon.kill()
     with Daemon(tmp_path / "data", *SETTINGS) as daemon:
-        daemon.stop()  # it has written its log to tables, and has loaded no topic that would have a checkpoint now
+        daemon.stop()  # the log is now in tables; no topic was loaded that would write a checkpoint
     flip_a_bit(tmp_path / "data")
     with Daemon(tmp_path / "data", *SETTINGS) as daemon:
         assert [payload for _, payload in read_all(daemon.address, "whole")] == [b"elsewhere"]

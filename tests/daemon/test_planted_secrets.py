@@ -1,6 +1,6 @@
-"""Secrets are planted everywhere they may be given, and looked for everywhere they might come out.
+"""Secrets are planted wherever they can be given, and searched for in everything that the daemon and commands show.
 
-Each is looked for by its middle, so that one that is cut, decoded or written without its prefix is found as well.
+The search uses the middle of each secret, which also finds one that is cut, decoded or written without its prefix.
 """
 
 from __future__ import annotations
@@ -55,32 +55,32 @@ CLI = (
 
 
 def _middle(secret):
-    """What is looked for: long enough to be nothing else."""
+    """Return the part to search for: long enough to be unique."""
     return secret[8:40] if len(secret) > 48 else secret[4:]
 
 
 @dataclass
 class Planted:
-    """What nobody may find, by what it is; and everything that was seen, by where."""
+    """The planted secrets by name, and all output by place."""
 
     found_as: dict[str, str] = field(default_factory=dict)
     seen: dict[str, str] = field(default_factory=dict)
 
     def plant(self, what, secret):
-        """Keeps a secret in mind. A JSON Web Token is three."""
+        """Register a secret, and return it. A JSON Web Token counts as three."""
         parts = secret.split(".") if secret.startswith("eyJ") else [secret]
         for number, part in enumerate(parts):
             self.found_as[f"{what} {number}" if number else what] = part
         return secret
 
     def see(self, where, said):
-        """Keeps what came out somewhere."""
+        """Record the output of a place."""
         text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
         self.seen[where] = self.seen.get(where, "") + "\n" + text
 
     @property
     def found(self):
-        """Which secret came out where."""
+        """The secrets that were found: name, form and place."""
         shapes = {}
         for what, secret in self.found_as.items():
             middle = _middle(secret)
@@ -95,7 +95,7 @@ class Planted:
         ]
 
     def shown(self):
-        """What was found, in lines, with what stands around it."""
+        """Return the findings, a line each, with the text before each."""
         lines = []
         for what, shape, where in self.found:
             middle = _middle(self.found_as[what])
@@ -106,7 +106,7 @@ class Planted:
 
 @dataclass
 class Site:
-    """A daemon with every kind of secret in its files and in what it is asked."""
+    """A daemon with every kind of secret in its files and requests."""
 
     daemon: Daemon
     folder: Path
@@ -115,7 +115,7 @@ class Site:
     authority: Authority
 
     def ask(self, where, method, path, *, headers=None, body=b"", as_name="operator"):
-        """Asks over TLS, and keeps all of the answer."""
+        """Send a request over TLS, and record the whole answer."""
         sent = {"Authorization": f"Bearer {self.tokens[as_name]}"} if as_name else {}
         connection = http.client.HTTPSConnection(
             *self.daemon.address, timeout=PATIENCE_S, context=self.authority.trusting()
@@ -132,7 +132,7 @@ class Site:
             connection.close()
 
     def ask_raw(self, where, data):
-        """Sends bytes that are no good request, and keeps what comes back."""
+        """Send bytes that are no valid request, and record the answer."""
         raw = socket.create_connection(self.daemon.address, timeout=PATIENCE_S)
         with self.authority.trusting().wrap_socket(raw, server_hostname="127.0.0.1") as connection:
             connection.sendall(data)
@@ -146,7 +146,7 @@ class Site:
             self.planted.see(where, said)
 
     def run(self, where, *words, environ=None):
-        """Runs a command, and keeps what it says."""
+        """Run a command, and record its output."""
         done = run_plainsong(*words, cwd=self.folder, environ=environ, timeout_s=PATIENCE_S)
         self.planted.see(where, done.stdout)
         self.planted.see(where, done.stderr)
@@ -198,10 +198,10 @@ def site(request, tmp_path):
         "http.processes": request.param,
     }
     sets = [f"{name}={value}" for name, value in settings.items()]
-    # Nobody listens there; what cannot be sent is logged.
+    # No collector listens there; the failure to send is logged.
     collector = f"http://ann:{planted.plant('password of the collector', secrets.token_urlsafe(24))}@127.0.0.1:9"
     environ = {"PLAINSONG_OTEL__ENDPOINT": collector}
-    # Not forked: its command line and environment are looked at, too.
+    # Not forked: the test inspects its command line and environment.
     with Daemon(tmp_path / "data", *sets, environ=environ, forked=False) as daemon:
         made_site = Site(daemon, tmp_path, planted, tokens, authority)
         made_site.settings = [*sets, f"otel.endpoint={collector}"]
@@ -220,7 +220,7 @@ def _token(folder, *words):
 
 
 def plant_in_messages(site):
-    """Payloads, attributes and keys, which are the readers' alone."""
+    """Plant secrets in payloads and attributes, which only readers may see."""
     payload, attribute = secrets.token_urlsafe(40), secrets.token_urlsafe(40)
     body = {"messages": [{"payload": payload, "attributes": {"note": attribute}}]}
     assert (
@@ -231,7 +231,7 @@ def plant_in_messages(site):
 
 
 def plant_in_requests(site):
-    """Credentials where they belong, and wherever somebody may put them by mistake."""
+    """Send credentials where they belong, and wherever a user might put them by mistake."""
     topic = "/v1/namespaces/ns/topics/t"
     for token in site.tokens.values():
         bearer = {"Authorization": f"Bearer {token}"}
@@ -292,7 +292,7 @@ def plant_in_requests(site):
 
 
 def look_at_everything(site):
-    """All that a daemon says by itself, and the commands that ask it."""
+    """Record everything that the daemon shows by itself, and the output of commands."""
     site.daemon.signal(1)
     for route in ROUTES:
         path = route.path
@@ -304,7 +304,7 @@ def look_at_everything(site):
     assert b"security.refused" in records
     for process in (site.daemon.pid, *site.daemon.children()):
         site.planted.see("/proc/*/cmdline", Path(f"/proc/{process}/cmdline").read_bytes())
-        environ = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")  # nothing is in it but what was put there
+        environ = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")  # the environment has only what this test put there
         site.planted.see("/proc/*/environ", b"\n".join(each for each in environ if b"OTEL__ENDPOINT=" not in each))
     _look_by_commands(site)
     site.daemon.stop()
@@ -327,7 +327,7 @@ def _look_by_commands(site):
                     words,
                     done,
                 )
-                if secretive:  # what a reader reads is its own; what is said of it is not
+                if secretive:  # a reader may see payloads; messages on stderr must not have them
                     where = f"plainsong {' '.join(words)}"
                     site.planted.seen[where] = done.stderr
     _look_into_the_bundle(site, at)
@@ -352,7 +352,7 @@ def _look_by_commands(site):
 
 
 def _look_into_the_bundle(site, at):
-    """A tar file for whoever helps, who is to be told nothing else."""
+    """Record the files of a support bundle: its recipient must not see a secret."""
     lines = "\n".join(site.daemon.lines)
     (site.folder / "daemon.log").write_text(lines)
     sections = {}
@@ -386,7 +386,7 @@ def test_no_secret_comes_out_anywhere(site):
         ),
     )
     look_at_everything(site)
-    # What it is looked for with would find a secret that is there.
+    # Check that the search finds a secret.
     site.planted.seen["on purpose"] = site.tokens["operator"]
     assert ("token operator", "as it is", "on purpose") in site.planted.found
     del site.planted.seen["on purpose"]

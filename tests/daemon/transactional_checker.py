@@ -1,7 +1,7 @@
 """Everything that can be wrong with what transactions wrote and readers saw: a pure function over their history.
 
-What an uncommitted reader saw is held against the log of its topic, what a transactional reader saw against those of
-its messages that are plain or of committed transactions.
+Pages of uncommitted readers are compared with the log of their topic, those of transactional readers with its messages
+that are plain or of committed transactions.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from math import inf
 
 from tests.daemon.transactional_history import Anomaly, Kind, Log, Page, Request, Transaction
 
-#: How long after its time-out a transaction may hold readers: what a timer and a commit take on a busy machine.
+#: A transaction may hold readers this long after its time-out: a timer and a commit on a busy machine.
 GRACE_MS = 15_000
 
 Unit = Transaction | Request
-"""What becomes visible in one moment."""
+"""Becomes visible at one moment."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _History:
     by_pointer: dict[int, Transaction]
     faces: dict[tuple[str, bool], _Face] = field(default_factory=dict)
     known_s: dict[tuple[Unit, bool], float] = field(default_factory=dict)
-    """When a unit was certainly visible to (``True``) transactional readers."""
+    """Since when a unit was certainly visible to (``True``) transactional readers."""
 
     def unit(self, request: Request, *, transactional: bool) -> Unit:
         return request.transaction if transactional and request.transaction is not None else request
@@ -47,7 +47,7 @@ class _History:
 def check(
     transactions: Iterable[Transaction], requests: Iterable[Request], pages: Sequence[Page], logs: Iterable[Log]
 ) -> list[Anomaly]:
-    """All that is wrong with the history of some topics."""
+    """Return everything that is wrong with the history of some topics."""
     requests = [request for request in requests if request.payloads]
     history = _History(
         {log.topic: log for log in logs},
@@ -68,7 +68,7 @@ def check(
     return found
 
 
-# --- what is there in the end --------------------------------------------------------------------
+# --- the final state -----------------------------------------------------------------------------
 
 
 def _of_transactions(transactions: Iterable[Transaction]) -> Iterator[Anomaly]:
@@ -136,7 +136,7 @@ def _is_visible(history: _History, pointer: int) -> bool:
     return owner is not None and owner.state == "committed"
 
 
-# --- what was seen -------------------------------------------------------------------------------
+# --- reads ---------------------------------------------------------------------------------------
 
 
 def _view_of(page: Page) -> object:
@@ -144,7 +144,7 @@ def _view_of(page: Page) -> object:
 
 
 def _learn(history: _History, requests: Iterable[Request], pages: Iterable[Page]) -> dict[object, set[Unit]]:
-    """When each unit was known to be visible, and what each view showed."""
+    """Compute since when each unit was certainly visible; return the units that each view showed."""
     known = defaultdict(lambda: inf, history.known_s)
     for request in requests:
         known[request, False] = known[request, True] = request.ended_s
@@ -158,7 +158,7 @@ def _learn(history: _History, requests: Iterable[Request], pages: Iterable[Page]
                 unit = history.unit(sent, transactional=page.transactional)
                 by_s = page.view_s[1] if isinstance(unit, Transaction) else page.answered_s
                 known[unit, page.transactional] = min(known[unit, page.transactional], by_s)
-                # A snapshot says nothing of plain messages: those of one page were there together, no more.
+                # A snapshot does not cover plain messages: only those of one page were visible together.
                 seen[_view_of(page) if isinstance(unit, Transaction) else id(page)].add(unit)
     history.known_s = known
     return seen
@@ -170,7 +170,7 @@ def _is_in_order(page: Page) -> bool:
 
 
 def _of_page(history: _History, page: Page) -> Iterator[Anomaly]:
-    """What is in it, and what it passed."""
+    """Check the messages of a page, and those it skipped."""
     face = history.faces[page.topic, page.transactional]
     there = {message_id for message_id, _ in page.messages}
     for message_id in face.ids[bisect_left(face.ids, page.since) : bisect_right(face.ids, _last(page))]:
@@ -187,7 +187,7 @@ def _of_page(history: _History, page: Page) -> Iterator[Anomaly]:
 
 
 def _of_end(history: _History, page: Page, seen: set[Unit]) -> Iterator[Anomaly]:
-    """What it should have gone on to."""
+    """Check where a page ended: messages that it should have included."""
     if page.end == "more":
         return
     face = history.faces[page.topic, page.transactional]
@@ -215,14 +215,14 @@ def _of_holder(history: _History, page: Page, holder: Transaction, seen: set[Uni
         yield Anomaly("torn", f"{told}, of which it saw another part")
     elif min(history.known_s[holder, True], holder.undone_s) < page.view_s[0]:
         yield Anomaly("held for ever", f"{told}, which was decided")
-    # What a snapshot shows is as old as the snapshot, however late it is read.
+    # A snapshot shows the state at its begin, however late it is read.
     viewed_ms = page.asked_ms - round((page.asked_s - page.view_s[0]) * 1000)
     if viewed_ms > holder.expires_ms + GRACE_MS:
         yield Anomaly("held for ever", f"{told}, {viewed_ms - holder.expires_ms} ms after its time-out")
 
 
 def _first_row(history: _History, page: Page, holder: Transaction | None) -> bytes | None:
-    """Of the one that held it, behind the page."""
+    """Return the first row of the transaction that held the page, after the page; None if there is none."""
     pointers = holder.pointers if holder else ()
     end = max(_last(page), _before(page.since))
     rows = history.logs[page.topic].rows
@@ -231,10 +231,10 @@ def _first_row(history: _History, page: Page, holder: Transaction | None) -> byt
 
 
 def _last(page: Page) -> bytes:
-    """The last id it passed."""
+    """Return the last id that the page passed; empty if none."""
     return max([message_id for message_id, _ in page.messages[-1:]] + [page.through or b""])
 
 
 def _before(since: bytes) -> bytes:
-    """A bound that all ids from ``since`` on are greater than, and that none below ``since`` is."""
+    """Return a bound below every id from ``since`` on, and not below any id before ``since``."""
     return (int.from_bytes(since, "big") - 1).to_bytes(len(since), "big") if any(since) else b""

@@ -1,7 +1,7 @@
-"""The history of transactions over several topics: what their clients wrote and were told, and what readers saw.
+"""The history of transactions over several topics: the writes of their clients with the answers, and the reads.
 
-The last reading of a topic, made when all is quiet, is its *log*: every message there ever was, with its write pointer.
-Payloads must be unlike each other, in all topics together. ``transactional_checker.check`` says what is wrong.
+The last reading of a topic, made after all work has ended, is its *log*: all messages ever, with their write pointers.
+Payloads must be unique across all topics. ``transactional_checker.check`` finds what is wrong.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Literal, NamedTuple
 from plainsong.protocol.ids import FIRST_BOUND
 
 Kind = Literal[
-    "lost",  # told it was there, or committed, and it is not
-    "resurrected",  # never sent, refused, or told it was undone, and there all the same
+    "lost",  # reported as stored or committed, and missing
+    "resurrected",  # never sent, refused, or reported as undone, and there
     "doubled",  # a message is there twice
     "not turned",  # a message of an aborted transaction that was not rolled back
     "unordered",  # ids do not strictly increase in a page, or start before it
-    "dirty",  # a transactional reader saw what was not committed, or not yet
+    "dirty",  # a transactional reader saw an uncommitted message
     "vanished",  # an uncommitted reader saw what is not in the log
-    "passed over",  # a reader went past a message that is in its log
-    "torn",  # a part of a transaction, or of a request, was seen and another part was not
-    "late",  # there before the reader asked, and it was told there is no more
-    "held for ever",  # held by what is decided, unknown, or was to be over by then
+    "passed over",  # a reader skipped a message that is in its log
+    "torn",  # one part of a transaction or request was seen, and another was not
+    "late",  # visible before the poll began, and missing at its end
+    "held for ever",  # held by a transaction that is decided, unknown, or past its time-out
 ]
 
 
 class Anomaly(NamedTuple):
-    """One thing that must never be."""
+    """An observation that must never happen."""
 
     kind: Kind
     text: str
@@ -37,19 +37,19 @@ class Anomaly(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """One transaction and what its client knows of it. Times are of one monotonic clock, in seconds."""
+    """A transaction and the answers to its client. Times are seconds of one monotonic clock."""
 
     id: int
     expires_ms: int
     pointers: set[int] = field(default_factory=set)
     asked_s: float = inf
-    """When its commit was first asked for."""
+    """When its commit was first requested."""
     committed_s: float = inf
-    """When somebody was first told that it is committed."""
+    """When an answer first reported it as committed."""
     undone_s: float = inf
-    """When somebody was first told that it is aborted or invalid."""
+    """When an answer first reported it as aborted or invalid."""
     state: str = ""
-    """What the service says in the end."""
+    """Its state in the end, according to the service."""
 
     def __post_init__(self) -> None:
         self.pointers.add(self.id)
@@ -57,7 +57,7 @@ class Transaction:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """The messages of one publish, or store; ``outcome`` is about their being in the log."""
+    """The messages of one publish or store; ``outcome``: whether they are in the log."""
 
     topic: str
     payloads: tuple[bytes, ...]
@@ -66,19 +66,19 @@ class Request:
     ended_s: float = inf
     """When it was acknowledged."""
     rolled_back: Literal["no", "perhaps", "yes"] = "no"
-    """By itself, by the range of its rows."""
+    """Rolled back on its own, by the range of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one poll was answered. ``since`` is its inclusive start."""
+    """A poll and its answer. ``since`` is its inclusive start."""
 
     reader: str
     topic: str
     messages: tuple[tuple[bytes, bytes], ...]
     transactional: bool
     view_s: tuple[float, float]
-    """The view was made after the first of these and before the second: around the poll, or the snapshot's begin."""
+    """The view was made between these times: around the poll, or the snapshot's begin."""
     asked_s: float
     answered_s: float
     asked_ms: int = 0

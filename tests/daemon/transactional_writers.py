@@ -1,4 +1,4 @@
-"""Clients that write in transactions while the daemon is killed: some commit, some abort, some die, some are cut off."""
+"""Clients that write in transactions while the daemon is killed: they commit, abort, die, or lose their connection."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected
 from tests.daemon.transactional_history import Page, Request, Transaction
 from tests.patience import PATIENCE_S
 
-#: Courses of transactions, one after the other; how each goes is a method of ``Work``.
+#: Kinds of transactions, repeated in this order; each is a method of ``Work``.
 COURSES = ("inline", "stored", "abort", "inline", "redo", "die", "checkpoint", "plain", "invalidate", "stored", "wipe")
 TX = "/v1/transactions"
 
 
 class NotDone(Exception):
-    """The daemon refused; it said that nothing happened, unless ``unknown``."""
+    """The daemon refused; nothing happened, unless ``unknown``."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.code)
@@ -36,7 +36,7 @@ class NotDone(Exception):
 
 @dataclass(slots=True)
 class Plot:
-    """What is known of all topics together."""
+    """The records of all topics together."""
 
     transactions: list[Transaction] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Plot:
 
 
 async def done(talk: Talk, method: str, path: str, body: Any = None) -> Any:
-    """What the answer says. Raises NotDone, ConnectionLost."""
+    """Return the decoded answer. Raises NotDone, ConnectionLost."""
     return said(await talk.ask(method, path, b"" if body is None else json.dumps(body).encode(), JSON_HEADERS))
 
 
@@ -55,7 +55,7 @@ def said(answer: Answer) -> Any:
 
 
 async def begin(talk: Talk, plot: Plot, name: str, timeout_s: int) -> tuple[Transaction, dict[str, Any]]:
-    """A transaction, and all of what was answered."""
+    """Begin a transaction; return it with the whole answer."""
     begun = await done(talk, "POST", TX, {"timeoutSeconds": timeout_s, "clientId": name})
     transaction = Transaction(begun["id"], begun["expires"], {begun["writePointer"]})
     plot.transactions.append(transaction)
@@ -63,7 +63,7 @@ async def begin(talk: Talk, plot: Plot, name: str, timeout_s: int) -> tuple[Tran
 
 
 async def decide(talk: Talk, transaction: Transaction, verb: str) -> None:
-    """Commit, abort, or invalidate; what that says about the transaction is noted. Raises ConnectionLost, NotDone."""
+    """Commit, abort, or invalidate, and record the outcome. Raises ConnectionLost, NotDone."""
     if verb == "commit":
         transaction.asked_s = min(transaction.asked_s, time.monotonic())
     try:
@@ -71,7 +71,7 @@ async def decide(talk: Talk, transaction: Transaction, verb: str) -> None:
     except NotDone as refused:
         if refused.code not in ("transaction_not_in_progress", "transaction_not_found"):
             raise
-        # Not found is what a kill forgot of it: its begin, under which nothing had been published.
+        # "Not found": a kill lost its begin, before anything was published in it.
         is_committed = verb != "commit" and refused.code == "transaction_not_in_progress"
         state = "committed" if is_committed else "undone"
     if state == "committed":
@@ -81,7 +81,7 @@ async def decide(talk: Talk, transaction: Transaction, verb: str) -> None:
 
 
 async def decide_somehow(talk: Talk, transaction: Transaction, rng: Random) -> None:
-    """What a client that was cut off does when it is back: ask again, give up, or nothing at all."""
+    """Act like a client that lost its connection: repeat the commit, abort, or do nothing."""
     what = rng.choice(("again", "abort", "nothing"))
     if what == "again" and transaction.asked_s < inf:
         await decide(talk, transaction, "commit")
@@ -90,7 +90,7 @@ async def decide_somehow(talk: Talk, transaction: Transaction, rng: Random) -> N
 
 
 class Work:
-    """The course of one transaction, over a connection that may break at any moment."""
+    """One transaction, over a connection that may break at any moment."""
 
     def __init__(self, talk: Talk, plot: Plot, name: str, topics: Sequence[str], rng: Random) -> None:
         self.talk, self.plot, self.name, self.rng = talk, plot, name, rng
@@ -108,7 +108,7 @@ class Work:
         try:
             await getattr(self, f"_{course}")()
         except NotDone:
-            # As a client does: what could not be done is undone, and nothing is committed.
+            # Like a real client: abort after an error.
             await self.end("abort")
 
     async def begin(self, timeout_s: int) -> None:
@@ -116,7 +116,7 @@ class Work:
         self.pointer = begun["writePointer"]
 
     async def prepare(self) -> None:
-        """Say that it changed something nobody else does."""
+        """Prepare with a change that conflicts with no other."""
         assert self.transaction is not None
         changes = [b64encode(self.name.encode()).decode()]
         await done(self.talk, "POST", f"{TX}/{self.transaction.id}/prepare", {"changes": changes})
@@ -137,7 +137,7 @@ class Work:
         await self._publish_all()
 
     async def _stored(self) -> None:
-        """Stored in some requests, then published, with a message of its own for some topics."""
+        """Stage in several requests, then publish, with a further message for some topics."""
         for topic in self.topics:
             stores = [await self.store(topic) for _ in range(self.rng.choice((1, 3)))]
             inline = self.rng.choice((True, False))
@@ -145,7 +145,7 @@ class Work:
         await self.end(self.rng.choice(("commit", "commit", "abort")))
 
     async def _redo(self) -> None:
-        """A first attempt is taken back by the range of its rows, a second one is committed."""
+        """Roll back a first attempt by the range of its rows, and commit a second."""
         for topic in self.topics:
             request, answered = await self.publish(topic)
             request.rolled_back = "perhaps"
@@ -164,7 +164,7 @@ class Work:
         await self.end(self.rng.choice(("commit", "abort")))
 
     async def _wipe(self) -> None:
-        """A participant's rollback names the pointer alone; then the service is told."""
+        """Roll back by pointer only, as a participant does, then abort."""
         await self._publish_all()
         for topic in self.topics:
             await done(self.talk, "POST", topic_path(topic, "/rollback"), {"transactionWritePointer": self.pointer})
@@ -187,14 +187,14 @@ class Work:
 
     async def store(self, topic: str, count: int | None = None) -> Request:
         request = self._request(topic, self.rng.choice((1, 20)) if count is None else count)
-        request.outcome = "refused"  # nobody sees it before it is published
+        request.outcome = "refused"  # invisible until it is published
         await self._send(topic, "/store", request)
         return request
 
     async def publish(
         self, topic: str, count: int | None = None, stores: Sequence[Request] = ()
     ) -> tuple[Request, dict[str, Any] | None]:
-        """Publish new messages, and what was stored before; the request, and what was answered."""
+        """Publish new messages together with staged ones; return the request and the answer."""
         request = self._request(topic, self.rng.choice((1, 3, 12)) if count is None else count)
         parts = [request, *stores]
         for part in parts:
@@ -216,7 +216,7 @@ class Work:
 
 
 async def writer(place: Place, plot: Plot, name: str, topics: Sequence[str], rng: Random, pause_s: float) -> None:
-    """Transactions until the ring is over."""
+    """Run transactions until the ring is over."""
     number, cut_off = rng.randrange(len(COURSES)), None
     while not place.over:
         try:
@@ -233,13 +233,13 @@ async def writer(place: Place, plot: Plot, name: str, topics: Sequence[str], rng
                         cut_off = work.transaction
                         raise
                     place.count(acknowledged=1)
-                    await trio.sleep(pause_s)  # nobody begins transactions without a pause
+                    await trio.sleep(pause_s)  # like a real client, which pauses between transactions
         except (ConnectionLost, NotConnected, NotDone):
             await trio.sleep(0.01)
 
 
 async def settle(talk: Talk, plot: Plot, *, aborting: bool = True) -> None:
-    """Learn from the service what became of every transaction; those that were left are over soon, or are aborted."""
+    """Ask the service for the outcome of every transaction; open ones time out soon, or are aborted."""
     for transaction in plot.transactions:
         with trio.fail_after(PATIENCE_S):
             while True:

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a history: a pure function over what clients noted."""
+"""Everything that is wrong with a history: a pure function over the clients' records."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ CHECKS = (of_logs, of_writes, of_transactions, of_time, of_producers, of_reads)
 
 
 def check(history: History) -> list[Anomaly]:
-    """All anomalies; a history whose topics were read when all was quiet, and whose transactions are all decided."""
+    """Return all anomalies.
+
+    The topics must have been read after all work had ended, and every transaction must be decided.
+    """
     outcome = Outcome(history)
     return [anomaly for of in CHECKS for anomaly in of(outcome)]
 
 
 def verdict(history: History) -> str:
-    """The history in a line, and its first anomalies."""
+    """Return a summary of the history, and its first anomalies."""
     found = check(history)
     lines = [history.summary(), f"{len(found)} anomalies", *(f"{kind}: {text}" for kind, text in found[:20])]
     return "\n".join(lines)

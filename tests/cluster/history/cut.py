@@ -1,4 +1,4 @@
-"""A history as clients knew it at some moment, to judge what a store had by then."""
+"""A history as clients knew it at some moment, to check what a store had by then."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from tests.cluster.history.records import History, Transaction, Write
 
 
 def known_between(history: History, last_s: float, next_s: float) -> History:
-    """What was sent until ``last_s``, and answered before ``next_s``: of what clients noted, no more.
+    """Return the history without requests sent after ``last_s`` and responses received from ``next_s`` on.
 
-    Between two changes of a disk, the answers before the later one have to be true of it, and nothing may be there but
-    what was sent until the earlier one. Of a copy that was read from ``next_s`` to ``last_s``, the same.
+    Between two changes of a disk, its content must agree with every response received before the later change, and
+    contain nothing that was sent after the earlier one. For a copy, ``next_s`` is when its reading began, ``last_s``
+    when it ended.
     """
     transactions = {
         each: replace(

@@ -1,4 +1,4 @@
-"""What is wrong with the order: ids against time, and sequences of producers against ids."""
+"""Anomalies of order: ids against time, and sequences of producers against ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cluster.history.records import Anomaly, Opening, Write
 
 
 def of_time(outcome: Outcome) -> Iterator[Anomaly]:
-    """Who asks after an answer is given a greater id than any that the answer spoke of."""
+    """A request sent after a response gets an id greater than any in that response."""
     events: dict[str, list[tuple[float, bytes, str]]] = defaultdict(list)
     for write in outcome.history.writes:
         if write.receipts:
@@ -45,7 +45,7 @@ def _of_topic(events: list[tuple[float, bytes, str]], begun: list[tuple[float, b
 
 
 def of_producers(outcome: Outcome) -> Iterator[Anomaly]:
-    """Sequences stand in their order; a session is told of all before it, and ends those before it."""
+    """Sequences are in order; an opening returns the last sequence acknowledged before, and fences older sessions."""
     writes = [write for write in outcome.history.writes if write.producer is not None]
     openings = sorted(outcome.history.openings, key=lambda each: (each.producer, each.topic, each.began_s))
     opened = {key: list(each) for key, each in groupby(openings, lambda each: (each.producer, each.topic))}
@@ -64,7 +64,7 @@ def _of_sequences(outcome: Outcome, writes: list[Write]) -> Iterator[Anomaly]:
     places = [
         (sequence, row[0], write)
         for write in writes
-        # A batch of staged messages has one sequence id; where its first message stands, it stands.
+        # A batch of staged messages has one sequence id, at the place of its first message.
         for sequence, payload in zip(write.sequences, write.payloads, strict=len(write.sequences) > 1)
         if (row := outcome.row(write, payload)) is not None
     ]
@@ -78,7 +78,7 @@ def _of_sequences(outcome: Outcome, writes: list[Write]) -> Iterator[Anomaly]:
 
 
 def _of_epochs(openings: list[Opening]) -> Iterator[Anomaly]:
-    """No two sessions have one epoch, and who opens after an answer is given a greater one."""
+    """Epochs are unique, and a session opened after a response gets a greater one."""
     epochs: set[int] = set()
     by_told, at, highest = sorted(openings, key=lambda each: each.ended_s), 0, 0
     for opening in openings:

@@ -1,4 +1,4 @@
-"""What is wrong with what readers were shown: each page against the log, as its kind of reader has to see it."""
+"""Anomalies of reads: each page against the log, as its kind of reader has to see it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.cluster.history.records import Anomaly, Kind, Poll, Transaction
 
 
 def of_reads(outcome: Outcome) -> Iterator[Anomaly]:
-    """Every page."""
+    """Check every page."""
     views: dict[int, set[Unit]] = defaultdict(set)
     for poll in outcome.history.polls:
         if poll.view is not None:
-            # A view is one of transactions; plain messages of several topics were not there in one moment.
+            # A view covers transactions only: plain messages of several topics are not read at one moment.
             views[poll.view] |= {unit for unit in outcome.units_of(poll) if isinstance(unit, Transaction)}
     for poll in outcome.history.polls:
         ids = [message_id for message_id, _ in poll.messages]
@@ -32,7 +32,7 @@ def of_reads(outcome: Outcome) -> Iterator[Anomaly]:
 
 
 def _of_page(outcome: Outcome, poll: Poll) -> Iterator[Anomaly]:
-    """What is in it, and what it passed."""
+    """Check the messages of a page, and those it skipped."""
     face = outcome.stretches[poll.topic, poll.committed]
     low, high = bisect_left(face.ids, poll.since), bisect_right(face.ids, poll.last)
     ids = [message_id for message_id, _ in poll.messages]
@@ -60,7 +60,7 @@ def _of_difference(outcome: Outcome, poll: Poll, face: Stretch, low: int, high: 
 
 
 def _of_stranger(outcome: Outcome, poll: Poll, message_id: bytes, payload: bytes) -> Kind:
-    """What a message is that was seen and is not in the log there, for readers of this kind."""
+    """Classify a message that was read and is not in the log there, for readers of this kind."""
     row = outcome.rows[poll.topic].get(payload)
     if row is None:
         return "vanished"
@@ -70,7 +70,7 @@ def _of_stranger(outcome: Outcome, poll: Poll, message_id: bytes, payload: bytes
 
 
 def _of_end(outcome: Outcome, poll: Poll, shown: set[Unit]) -> Iterator[Anomaly]:
-    """What it should have gone on to."""
+    """Check where a page ended: messages that it should have included."""
     if poll.end == "more":
         return
     face = outcome.stretches[poll.topic, poll.committed]
@@ -93,7 +93,7 @@ def _of_end(outcome: Outcome, poll: Poll, shown: set[Unit]) -> Iterator[Anomaly]
 
 
 def _of_missed(outcome: Outcome, poll: Poll, face: Stretch, at: int, stop: int) -> Iterator[Anomaly]:
-    """What it must have seen: the first of each kind."""
+    """The messages that it must have seen: one anomaly of each kind."""
     told: set[Kind] = set()
     for index in range(at, stop):
         if face.known_s[index] >= poll.began_s:
@@ -121,7 +121,7 @@ def _of_holder(outcome: Outcome, poll: Poll, holder: Transaction, shown: set[Uni
 
 
 def _first_row(outcome: Outcome, poll: Poll, holder: Transaction | None) -> bytes | None:
-    """Of the one that held it, behind the page."""
+    """Return the first row of the transaction that held the poll, after the page; None if there is none."""
     pointers = holder.pointers if holder else ()
     rows = outcome.history.logs[poll.topic]
     behind = islice(rows, bisect_right(rows, max(poll.last, _before(poll.since)), key=lambda row: row[0]), None)
@@ -129,5 +129,5 @@ def _first_row(outcome: Outcome, poll: Poll, holder: Transaction | None) -> byte
 
 
 def _before(since: bytes) -> bytes:
-    """A bound that all ids from ``since`` on are greater than, and that none below ``since`` is."""
+    """Return a bound below every id from ``since`` on, and not below any id before ``since``."""
     return (int.from_bytes(since, "big") - 1).to_bytes(len(since), "big") if any(since) else b""

@@ -1,4 +1,4 @@
-"""What is wrong with what is there in the end: lost, doubled, split, or there though it must not be."""
+"""Anomalies of the final state: messages lost, doubled, split, or present when they must not be."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.cluster.history.records import Anomaly, Row, Transaction, Write
 
 
 def of_writes(outcome: Outcome) -> Iterator[Anomaly]:
-    """Every request against the log of its topic."""
+    """Check every request against the log of its topic."""
     for write in outcome.history.writes:
         rows = outcome.places(write)
         if write.outcome == "acknowledged" and len(rows) < len(write.payloads):
@@ -46,7 +46,7 @@ def _of_pointers(write: Write, rows: list[Row]) -> Iterator[Anomaly]:
 
 
 def of_logs(outcome: Outcome) -> Iterator[Anomaly]:
-    """Every log by itself."""
+    """Check every log by itself."""
     for topic, rows in outcome.history.logs.items():
         once: set[bytes] = set()
         before = b""
@@ -72,7 +72,7 @@ def _of_origin(outcome: Outcome, topic: str, payload: bytes, pointer: int, where
 
 
 def of_transactions(outcome: Outcome) -> Iterator[Anomaly]:
-    """What clients were told of each, and their numbers."""
+    """Compare each transaction's state with the responses to clients, and check transaction ids."""
     transactions = outcome.history.transactions
     for each in transactions:
         yield from _of_decision(each)
@@ -80,7 +80,7 @@ def of_transactions(outcome: Outcome) -> Iterator[Anomaly]:
 
 
 def _of_numbers(transactions: list[Transaction]) -> Iterator[Anomaly]:
-    """None twice, and none smaller than one that was told before it was asked for."""
+    """Ids are unique, and greater than any returned before the begin was requested."""
     highest, by_told, at = 0, sorted(transactions, key=lambda each: each.told_s), 0
     numbers: set[int] = set()
     for each in sorted(transactions, key=lambda each: each.begun_s):

@@ -1,4 +1,4 @@
-"""What there is in the end, as each kind of reader has to see it, and since when everybody could."""
+"""The final state as each kind of reader has to see it, and since when each message was certainly visible."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from math import inf
 from tests.cluster.history.records import History, Poll, Row, Transaction, Write
 
 Unit = Transaction | Write
-"""What becomes visible in one moment: to committed readers a transaction, else a request."""
+"""Becomes visible at one moment: to committed readers a transaction, otherwise a request."""
 Face = tuple[str, bool]
-"""A topic, and whether committed readers are meant."""
+"""``(topic, committed)``: a topic as committed or uncommitted readers see it."""
 
 
 @dataclass(slots=True)
 class Stretch:
-    """The messages of a log that one kind of reader has to see, in order."""
+    """The messages of a log that one kind of reader has to see, in log order."""
 
     ids: list[bytes]
     payloads: list[bytes]
     units: list[Unit]
     last_at: dict[Unit, int]
-    """Where the last message of each unit is."""
+    """Index of each unit's last message."""
     known_s: list[float]
-    """Since when each one was certainly visible."""
+    """Since when each message was certainly visible."""
     soonest_s: list[float]
-    """The least of ``known_s`` from there on."""
+    """Minimum of ``known_s`` from each index on."""
 
 
 class Outcome:
-    """A history's logs, and an index of what was written."""
+    """A history's logs, with an index of the requests."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -41,7 +41,7 @@ class Outcome:
             topic: {payload: row for row in rows if (payload := row[1])} for topic, rows in history.logs.items()
         }
         self.seen_s: dict[tuple[Unit, bool], float] = {}
-        """When a reader of that kind was first shown something of a unit."""
+        """When a reader of that kind first saw part of a unit."""
         self._see()
         self.stretches = {(topic, committed): self._stretch(topic, committed) for topic, committed in self._faces()}
 
@@ -49,15 +49,15 @@ class Outcome:
         return write.transaction if committed and write.transaction is not None else write
 
     def row(self, write: Write, payload: bytes) -> Row | None:
-        """Where it is in the end."""
+        """Return a payload's row in the final log; None if it is missing."""
         return self.rows.get(write.topic, {}).get(payload)
 
     def places(self, write: Write) -> list[Row]:
-        """The rows of a write that are there."""
+        """Return the rows of a write that are in the final log."""
         return [row for payload in write.payloads if (row := self.row(write, payload)) is not None]
 
     def told_s(self, unit: Unit, committed: bool) -> float:
-        """When a client was told that it is there for such readers."""
+        """Return when a client got a response that means it is visible to such readers; ``inf`` if never."""
         if isinstance(unit, Transaction):
             return unit.committed_s
         if committed and unit.transaction is not None:
@@ -65,7 +65,7 @@ class Outcome:
         return unit.ended_s
 
     def units_of(self, poll: Poll) -> set[Unit]:
-        """What a poll showed something of."""
+        """Return the units of which a poll returned at least one message."""
         return {
             self.unit(write, poll.committed)
             for _, payload in poll.messages

@@ -1,6 +1,6 @@
-"""Where anomalies are planted in a correct history, and what those who do share.
+"""Where anomalies are planted in a correct history, and what the planters share.
 
-A planter takes a history and a source of chance, changes the history, and says whether it found a place for it.
+A planter takes a history and random numbers, changes the history, and returns whether it found a place for the anomaly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Planters = list[tuple[Kind, Planter]]
 
 
 def into(planters: Planters) -> Callable[[Kind], Callable[[Planter], Planter]]:
-    """A decorator that says which kind of anomaly a planter makes, and keeps it."""
+    """Return a decorator that registers a planter with the kind of anomaly it makes."""
 
     def plants(kind: Kind) -> Callable[[Planter], Planter]:
         def kept(planter: Planter) -> Planter:
@@ -66,13 +66,13 @@ def append(history: History, topic: str, payload: bytes, pointer: int = 0) -> No
 
 
 def end_before(poll: Poll, stop: bytes) -> Poll:
-    """The page had it ended before an id."""
+    """Return the page as if it had ended before an id."""
     messages = tuple(message for message in poll.messages if message[0] < stop)
     return replace(poll, messages=messages, through=messages[-1][0] if messages else None, end="end")
 
 
 def is_last_of(history: History, topic: str, *, committed: bool) -> Callable[[Poll], bool]:
-    """Whether a poll was made when all was over, from the start to the end."""
+    """Return a predicate: true for polls made after all work had ended that read the whole topic."""
     over_s = max([poll.ended_s for poll in history.polls if poll.end == "held"] + [w.began_s for w in history.writes])
 
     def suits(poll: Poll) -> bool:

@@ -1,4 +1,4 @@
-"""Planted anomalies of what is there in the end, and of its order: what clients would have noted, had it been so."""
+"""Planted anomalies of the final state and of its order: what clients would have recorded."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the clients of a cluster note: every write and what became of it, every transaction, every page that was read.
+"""The records of a cluster's clients: every write and its outcome, every transaction, every page that was read.
 
-All times are seconds of one monotonic clock, that of the machine all clients run on. Payloads must be unlike each
-other, in all topics together. The last reading of a topic, made when all is quiet, is its *log*; ``checker.check`` says
-what is wrong with it, and with everything that was seen before.
+All times are seconds of one monotonic clock, that of the machine all clients run on. Payloads must be unique across
+all topics. The last reading of a topic, made after all work has ended, is its *log*; ``checker.check`` compares it with
+everything that was read before, and finds what is wrong with it.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Literal, NamedTuple
 from plainsong.protocol.ids import FIRST_BOUND
 
 Kind = Literal[
-    "lost",  # acknowledged, or told to be committed, and not there in the end
-    "vanished",  # read, and not there in the end
-    "doubled",  # a message is there twice, or two were given one id
-    "applied all the same",  # refused, told to be undone, or never sent; and there
-    "split",  # a part of a request, or of a transaction, is there, or was seen alone
+    "lost",  # acknowledged, or committed according to a response, and missing in the end
+    "vanished",  # read, and missing in the end
+    "doubled",  # a message is there twice, or two messages got the same id
+    "applied all the same",  # refused, reported as undone, or never sent; and there
+    "split",  # part of a request or of a transaction is there, or was seen alone
     "reordered",  # a page out of order; two readers, two orders; a producer's later sequence first
-    "backwards",  # who asked after an answer was given a smaller id
-    "behind",  # a reader had passed the place where a message is there now
-    "uncommitted",  # a committed reader saw what is not committed, or whose commit nobody had asked for
-    "stale",  # acknowledged, or seen, before a reader asked, who was told there is no more
-    "commit unseen",  # the same of a transaction that was told to be committed
-    "held by the decided",  # a committed reader was held by what is decided, or has nothing there
-    "forgotten",  # a producer that opened was told less than was acknowledged before
-    "foretold",  # a producer that opened was told of a sequence id that had not been sent
-    "not fenced",  # a producer that another had opened again was acknowledged something, or shares its epoch
+    "backwards",  # a request sent after a response got a smaller id
+    "behind",  # a message is in the log at a place that a reader had passed
+    "uncommitted",  # a committed reader saw an uncommitted message, or one whose commit had not been requested
+    "stale",  # acknowledged or seen before a poll began, which returned the end without it
+    "commit unseen",  # the same for a transaction that was reported as committed
+    "held by the decided",  # a committed reader was held by a decided transaction, or by one with nothing there
+    "forgotten",  # an opening returned a lower sequence id than was acknowledged before
+    "foretold",  # an opening returned a sequence id that had not been sent
+    "not fenced",  # a superseded session of a producer was acknowledged, or shares its epoch
 ]
 Outcome = Literal["acknowledged", "refused", "unknown"]
 End = Literal["end", "more", "held"]
 
 
 class Anomaly(NamedTuple):
-    """One thing that must never be."""
+    """An observation that must never happen."""
 
     kind: Kind
     text: str
@@ -44,22 +44,22 @@ class Anomaly(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """One transaction, and what clients were told of it."""
+    """A transaction, and the responses about it."""
 
     id: int
     begun_s: float = 0.0
-    """When its begin was asked for."""
+    """When its begin was requested."""
     told_s: float = inf
-    """When that was answered."""
+    """When the begin was answered."""
     pointers: set[int] = field(default_factory=set)
     asked_s: float = inf
-    """When its commit was first asked for."""
+    """When its commit was first requested."""
     committed_s: float = inf
-    """When somebody was first told that it is committed."""
+    """When a response first reported it as committed."""
     undone_s: float = inf
-    """When somebody was first told that it is aborted, or invalid."""
+    """When a response first reported it as aborted or invalid."""
     state: str = ""
-    """What the service says in the end."""
+    """Its state in the end, according to the service."""
 
     def __post_init__(self) -> None:
         self.pointers.add(self.id)
@@ -78,22 +78,22 @@ class Write:
     epoch: int | None = None
     sequences: tuple[int, ...] = ()
     unanswered: int = 0
-    """How often it was sent and nobody knows what became of it."""
+    """How many of its attempts have an unknown outcome."""
     ended_s: float = inf
     """When it was first acknowledged."""
     receipts: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """First and last id, of every acknowledgement that gave them."""
+    """First and last id, from every acknowledgement that had them."""
 
     def sent(self) -> None:
-        """It leaves; from here on it may happen."""
+        """Record an attempt; from here on it may take effect."""
         self.unanswered += 1
 
     def refused(self) -> None:
-        """What left last did not happen."""
+        """Record that the last attempt did not take effect."""
         self.unanswered -= 1
 
     def acknowledged(self, at_s: float, first_id: bytes | None = None, last_id: bytes | None = None) -> None:
-        """It happened."""
+        """Record that it took effect."""
         self.ended_s = min(self.ended_s, at_s)
         if first_id is not None and last_id is not None:
             self.receipts.append((first_id, last_id))
@@ -106,13 +106,13 @@ class Write:
 
     @property
     def name(self) -> str:
-        """For texts."""
+        """Its name in reports."""
         return f"{self.payloads[0]!r} … in {self.topic}"
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A producer's session and the last sequence id it was told; -1 when there was none."""
+    """A producer's session, with the last sequence id that the service returned; -1 if there was none."""
 
     producer: str
     topic: str
@@ -124,7 +124,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """What one poll was answered, and where it was asked."""
+    """A poll and its response."""
 
     reader: str
     instance: str
@@ -137,7 +137,7 @@ class Poll:
     since: bytes = FIRST_BOUND
     """Its inclusive start."""
     through: bytes | None = None
-    """Where it said to go on, exclusively; everything up to there has been passed."""
+    """Where to continue, exclusively, according to the response; the poll has passed everything up to there."""
     end: End = "end"
     held_by: int | None = None
     view: int | None = None
@@ -145,12 +145,12 @@ class Poll:
 
     @property
     def last(self) -> bytes:
-        """The last id it passed; empty when it passed none."""
+        """The last id it passed; empty if none."""
         return max([message_id for message_id, _ in self.messages[-1:]] + [self.through or b""])
 
     @property
     def name(self) -> str:
-        """For texts."""
+        """Its name in reports."""
         return f"{self.reader} at {self.instance}"
 
 
@@ -160,7 +160,7 @@ Row = tuple[bytes, bytes, int]
 
 @dataclass(slots=True)
 class History:
-    """Everything that anybody noted."""
+    """The records of all clients."""
 
     writes: list[Write] = field(default_factory=list)
     transactions: list[Transaction] = field(default_factory=list)
@@ -170,7 +170,7 @@ class History:
     """By topic."""
 
     def summary(self) -> str:
-        """What it is made of, in a line."""
+        """Return its counts in one line."""
         outcomes = _counted(write.outcome for write in self.writes)
         states = _counted(each.state or "open" for each in self.transactions)
         instances = len({poll.instance for poll in self.polls})

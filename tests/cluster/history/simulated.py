@@ -1,7 +1,7 @@
 """A service that does everything right, and its clients, in simulated time: a correct history for every seed.
 
-Clients are generators that yield how long something takes. What a request does, it does in one moment between its
-begin and its end, and its answer may be lost before that moment, or after it.
+Clients are generators that yield how long a step takes. A request takes effect at one moment between its begin and its
+end, and its answer may be lost before or after that moment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Fate = Literal["answered", "refused", "lost before", "lost after"]
 
 
 class Service:
-    """Topics, transactions and producers as they should be."""
+    """Topics, transactions and producers that behave as promised."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[Row]] = {topic: [] for topic in TOPICS}
@@ -32,7 +32,7 @@ class Service:
         """By producer and topic: the last sequence, and the ids of its request."""
 
     def publish(self, write: Write, pointer: int) -> tuple[bytes, bytes] | None:
-        """The receipt; None when it is refused."""
+        """Return the receipt; None if refused."""
         producer = (write.producer or "", write.topic)
         if pointer and self.states[pointer] != "open":
             return None
@@ -65,7 +65,7 @@ class Service:
     def read(
         self, topic: str, since: bytes, limit: int, *, committed: bool
     ) -> tuple[list[Row], bytes | None, End, int]:
-        """The messages, what was passed, how it ended, and who held it."""
+        """Return the messages, the last id passed, how the page ended, and the transaction that held it (or 0)."""
         found: list[Row] = []
         through: bytes | None = None
         for row in self.rows[topic]:
@@ -82,7 +82,7 @@ class Service:
 
 
 class Simulation:
-    """Clients at work, until all have done; ``history`` is what they noted."""
+    """Runs the clients until all have finished; ``history`` is their record."""
 
     def __init__(self, seed: int, *, clients: int = 3, rounds: int = 12) -> None:
         self.rng, self.now_s, self.history, self.service = Random(seed), 0.0, History(), Service()
@@ -135,7 +135,7 @@ class Simulation:
     # --- what clients do -----------------------------------------------------------------------
 
     def _send(self, write: Write, pointer: int = 0) -> Course:
-        """One publish, whatever becomes of it."""
+        """Send one publish, with any outcome."""
         write.sent()
         fate = self._fate()
         yield self._moment()
@@ -152,7 +152,7 @@ class Simulation:
         yield from self._send(write)
 
     def _producer(self, name: str) -> Course:
-        """Opens, sends the next sequence ids until they are acknowledged; sometimes the same again."""
+        """Open a session and send the next sequence ids until acknowledged; sometimes send them again."""
         topic, began_s = self.rng.choice(TOPICS), self.now_s
         yield self._moment()
         key = name, topic
@@ -168,7 +168,7 @@ class Simulation:
             yield from self._send(write)
 
     def _transactions(self, name: str) -> Course:
-        """Begins, writes to some topics, and commits, aborts, or dies."""
+        """Begin, write to some topics, and commit, abort, or die."""
         began_s = self.now_s
         yield self._moment()
         number = self.service.begin()
