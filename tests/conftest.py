@@ -1,4 +1,4 @@
-"""What all rings share: the order they run in, how hypothesis searches, and quiet logs."""
+"""Settings and fixtures of all rings: their order, the search of hypothesis, and quiet logs."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tests.spark_session import FEW_ROWS_ARGS, LAUNCHER_JVM, QUICK_JVM, make_arc
 _HERE = Path(__file__).parent
 _ORDER = [ring.name for ring in RINGS]
 
-# Tools that were fetched for the tests alone; promtool is one.
+# Tools that were downloaded for the tests, such as promtool.
 os.environ["PATH"] = f"{_HERE.parent / '.cache/tools'}{os.pathsep}{os.environ.get('PATH', '')}"
-# Hundreds of processes are started: each would compile all modules anew, and take twice as long until it serves.
+# Hundreds of processes start: without bytecode files each would compile all modules, and take twice as long to serve.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Nor does a driver of Spark live long enough for what its JVM would otherwise compile beside its work.
+# A Spark driver does not live long enough to profit from the JVM's optimizing compiler.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JVM)
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER_JVM)
 os.environ.setdefault("PYSPARK_SUBMIT_ARGS", FEW_ROWS_ARGS)
 if (_home := spark_home()) is not None:
     os.environ.setdefault("SPARK_HOME", str(_home))
 
-# Time limits on an example would measure the machine's other guests. The ordinary run searches alike each time, and is
-# red for what was changed alone; new examples are what torture is for.
+# A time limit per example would measure the machine's load. The ordinary run repeats the same search, so that it fails
+# only because of a change; torture looks for new examples.
 settings.register_profile("house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("torture", settings.get_profile("house"), derandomize=False, max_examples=5_000)
 settings.load_profile("house")
@@ -49,20 +49,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """The order in which trio runs tasks that are ready is chance, the same each time but in torture."""
+    """Seed the order in which trio runs ready tasks, so that it is the same each time, except in torture."""
     if settings.get_current_profile_name() == "house":
         scheduling._r.seed(item.nodeid)
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: looking through it for garbage took a tenth of an inner ring's processor time."""
+    """Freeze imported objects: scanning them for garbage took a tenth of an inner ring's processor time."""
     gc.freeze()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """SIGTERM ends the run, and whatever fixtures have started with it.
+    """Let SIGTERM end the run, and everything that fixtures have started.
 
-    Ctrl-C alone may only fail one test: pytest-trio takes a KeyboardInterrupt for what the test has raised.
+    Ctrl-C alone may only fail one test: pytest-trio takes a KeyboardInterrupt for an error of the test.
     """
 
     def end(number: int, _: object) -> None:
@@ -74,7 +74,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def spark():
-    """A Spark session, shared by all who ask: it takes seconds to start."""
+    """A Spark session, shared because it takes seconds to start."""
     lacking = why_not()
     if lacking is not None:
         pytest.skip(lacking)
@@ -86,12 +86,12 @@ def spark():
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory):
-    """A standalone Spark cluster, shared like the session: its workers start executors for each application anew."""
+    """A standalone Spark cluster, shared like the session: its workers start new executors for each application."""
     lacking = why_not()
     if lacking is not None:
         pytest.skip(lacking)
     make_archive()
-    from tests.spark.cluster import Cluster  # here, so that the inner rings need no pyspark
+    from tests.spark.cluster import Cluster  # not at the top: the inner rings need no pyspark
 
     with Cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
@@ -99,8 +99,8 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory):
-    """A ZooKeeper that serves; who needs one to kill starts one."""
-    from tests.hbase_server import why_not  # here, so that the inner rings need no HBase
+    """A running ZooKeeper, shared; a test that kills one starts its own."""
+    from tests.hbase_server import why_not  # not at the top: the inner rings need no HBase
     from tests.zookeeper_server import ZooKeeperServer
 
     lacking = why_not()
@@ -112,12 +112,12 @@ def zookeeper(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory):
-    """The three distributions, by what they are: client, server, spark."""
+    """The three distributions by kind: client, server, spark."""
     folder = tmp_path_factory.mktemp("wheels")
     return {kind: dist.build(kind, folder) for kind in dist.KINDS}
 
 
 @pytest.fixture(scope="session")
 def installed(wheels, tmp_path_factory):
-    """The interpreter of an environment that it is installed in, with all its extras."""
+    """The interpreter of an environment with all wheels and their extras."""
     return make_interpreter(tmp_path_factory.mktemp("installed") / "env", wheels=wheels.values())

@@ -1,4 +1,4 @@
-"""The documents as tests read them: their text, their links, and the lines somebody would paste."""
+"""The documents as tests read them: their text, their links, and the lines that a reader would paste."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-#: Every document for people, by its name from the root.
+#: Every document for people, by its path from the root.
 DOCUMENTS = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in (
@@ -30,7 +30,7 @@ _SPAN = re.compile(r"`([^`\n]+)`")
 
 
 def write_generated(name: str, markdown: str) -> None:
-    """Into docs/reliability.md, between the marks of this name, in the place of the last one."""
+    """Replace the text between the marks of this name in docs/reliability.md."""
     path = ROOT / "docs/reliability.md"
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     document = path.read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ def write_generated(name: str, markdown: str) -> None:
 
 
 def generated(name: str) -> str:
-    """What docs/reliability.md has between the marks of this name."""
+    """Return the text between the marks of this name in docs/reliability.md."""
     document = DOCUMENTS["docs/reliability.md"]
     return document.partition(f"<!-- {name}: begin -->")[2].partition(f"<!-- {name}: end -->")[0]
 
@@ -50,17 +50,17 @@ def prose(text: str) -> str:
 
 
 def links(text: str) -> list[str]:
-    """Where the links of a document lead."""
+    """Return the targets of a document's links."""
     return _LINK.findall(prose(text))
 
 
 def spans(text: str) -> list[str]:
-    """What stands in backticks outside of blocks."""
+    """Return the texts in backticks outside of blocks."""
     return _SPAN.findall(prose(text))
 
 
 def paths(text: str) -> list[str]:
-    """Files and folders of the tree: in backticks, and as a line of a drawn tree begins with them."""
+    """Return files and folders of the tree: those in backticks, and those at the start of a line of a drawn tree."""
     named = [span for span in spans(text) if _PATH.fullmatch(span)]
     drawn = [fence["body"].splitlines() for fence in _FENCE.finditer(text) if not fence["info"]]
     return named + [found[0] for lines in drawn for line in lines if (found := _FOLDER.match(line))]
@@ -68,7 +68,7 @@ def paths(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block, and where it stands in its text."""
+    """A fenced block and its position."""
 
     info: str
     body: str
@@ -77,17 +77,17 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """All fenced blocks, in their order."""
+    """Return all fenced blocks, in order."""
     return [Block(fence["info"], fence["body"], fence.start(), fence.end()) for fence in _FENCE.finditer(text)]
 
 
 def shell_lines(text: str) -> list[str]:
-    """The lines of all blocks fenced as ``sh``."""
+    """Return the lines of all ``sh`` blocks."""
     return [line for fence in _FENCE.finditer(text) if fence["info"] == "sh" for line in fence["body"].splitlines()]
 
 
 def shell_block(text: str, after: str) -> list[str]:
-    """The lines of the ``sh`` block that follows right behind a sentence, as ``In a second terminal:``."""
+    """Return the lines of the ``sh`` block right after a sentence such as ``In a second terminal:``."""
     sentence = text.index(after) + len(after)
     fence = _FENCE.search(text, sentence)
     assert fence is not None, after
@@ -97,6 +97,6 @@ def shell_block(text: str, after: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """What a link may name behind its ``#``: headings in lower case, spaces as hyphens, punctuation left out."""
+    """Return what links may name after ``#``: headings in lower case, spaces as hyphens, punctuation removed."""
     headings = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

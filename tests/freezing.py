@@ -10,15 +10,15 @@ from pathlib import Path
 
 from tests.patience import PATIENCE_S
 
-#: States of a thread (proc(5)) that executes nothing: stopped, and what is left of one that has ended.
+#: States of a thread (proc(5)) that executes nothing: stopped, or ended.
 _STILL = "TtZXx"
 
 
 def freeze(pid: int) -> None:
-    """Stop the process with SIGSTOP, and return once each of its threads stands still.
+    """Stop the process with SIGSTOP, and return once all its threads have stopped.
 
-    ``kill`` returns before: on a busy machine a thread on another core, or one that is just being woken by a request,
-    goes on for a moment, and may answer.
+    ``kill`` returns earlier: on a busy machine a thread on another core, or one that a request is just waking, runs on for
+    a moment, and may answer.
     """
     os.kill(pid, signal.SIGSTOP)
     deadline_s = time.monotonic() + PATIENCE_S
@@ -28,12 +28,12 @@ def freeze(pid: int) -> None:
 
 
 def thaw(pid: int) -> None:
-    """Let it go on."""
+    """Let the process continue."""
     os.kill(pid, signal.SIGCONT)
 
 
 def _states(pid: int) -> list[str]:
-    """Of each thread; no thread of a process that is gone."""
+    """Return the state of each thread; empty if the process is gone."""
     states = []
     for each in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""One quick run of the whole benchmark, for all who ask what it reports."""
+"""One quick run of the whole benchmark, shared by the tests of its report."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import pytest
 from tests import hbase_server, spark_session
 
 ROOT = Path(__file__).parents[2]
-#: Ten times what it takes.
+#: Ten times its duration.
 PATIENCE_S = 1200
-#: Other sizes than the profile's: those at which growth is looked at, of which the last is that of backups, too.
+#: Overrides of the profile's sizes: the sizes at which growth is measured; the last is also that of backups.
 SIZES = ("--messages", "3k,50k", "--topics", "5")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run left behind."""
+    """The output of a run."""
 
     directory: Path
     results: dict[str, Any]
-    """As it printed them, on standard output and alone there."""
+    """Its results, which are all that it prints to standard output."""
     said: str
-    """What it said meanwhile, and of its targets."""
+    """Its standard error: progress, and a comparison with the targets."""
 
 
 @pytest.fixture(scope="session")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """The report of one quick run of everything, of which the command line says some sizes otherwise."""
+    """The report of one quick run of everything, with some sizes overridden on the command line."""
     lacking = spark_session.why_not() or hbase_server.why_not()
     if lacking is not None:
         pytest.skip(lacking)

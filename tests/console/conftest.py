@@ -1,4 +1,4 @@
-"""What the tests of the console share: one daemon and one browser for all, a namespace for each."""
+"""Fixtures of the console's tests: one shared daemon and browser, and a namespace for each test."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ MANY_TOPICS = 10_000
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     data = tmp_path_factory.mktemp("console") / "data"
     trio.run(make_many, data)
-    # At an address that nobody else takes while it is killed and started again: pages look for it there.
+    # At a reserved address, because pages look for it there after it is killed and started again.
     with Daemon(data, bind=free_address()) as running:
         yield running
 
 
 async def make_many(data: Path) -> None:
-    """Ten thousand topics in a new store, as a daemon has them; through HTTP they would take a minute."""
+    """Write ten thousand topics into a new store, as a daemon does; through HTTP they would take a minute."""
     made_ms = int(time.time() * 1000)
     rows = []
     for number in range(MANY_TOPICS):
@@ -61,7 +61,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 
 @pytest.fixture
 def screen(browser: Chrome, daemon: Daemon) -> Iterator[Screen]:
-    """The window, empty; the test fails for whatever the browser complains of."""
+    """The window, empty; the test fails if the browser reports an error."""
     screen = Screen(browser, "http://{}:{}".format(*daemon.address))
     yield screen
     complaints = screen.complaints()
@@ -71,7 +71,7 @@ def screen(browser: Chrome, daemon: Daemon) -> Iterator[Screen]:
 
 @pytest.fixture
 def ns() -> str:
-    """A namespace of the test's own."""
+    """A new namespace."""
     return f"n{next(_namespaces)}"
 
 

@@ -1,6 +1,6 @@
 """Takes the pictures of the documents: ``python -m tests.console.pictures [FOLDER]``, by default docs/pictures.
 
-A daemon under test has an hour of a small shop behind it, by a clock that is moved; a browser looks at it.
+A daemon under test gets an hour of a small shop's messages, by a clock that is moved; a browser shows its console.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from plainsong.testing import Broker, broker
 from tests.console.screen import Screen, start_browser
 
 ROOT = Path(__file__).parents[2]
-#: The browser's clock is the daemon's, which was moved; what answers say of the time is the machine's.
+#: Moves the browser's clock to the daemon's, and times in answers from the machine's.
 CLOCK = """const [real, read, ahead] = [Date.now.bind(Date), Date.parse, %d];
 Date.now = () => real() + ahead; Date.parse = text => read(text) + ahead;"""
-#: The daemon counts the last hour by a clock that nothing moves: the minutes come from what was published in each.
+#: The daemon counts the last hour by a clock that cannot be moved: the history comes from what was published each minute.
 HISTORY = """const published = %s, fetched = window.fetch;
 window.fetch = async (path, more) => {
   const topic = /topics\\/([^/]+)\\/history$/.exec(path)?.[1];
@@ -37,9 +37,10 @@ def order(chance: random.Random, number: int) -> bytes:
 
 
 def an_hour(daemon: Broker, client: Client) -> dict[str, list[int]]:
-    """What a shop publishes in an hour, and two programs that have not ended their transactions.
+    """Publish what a shop does in an hour, with two programs that have not ended their transactions.
 
-    The answer is how much was published in each minute.
+    Returns:
+      The number of messages in each minute, by topic.
     """
     published: dict[str, list[int]] = {name: [] for name in TOPICS}
     chance = random.Random(7)

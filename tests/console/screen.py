@@ -1,4 +1,4 @@
-"""A real Chromium that looks at the console of a real daemon; what it waits for are states, never times."""
+"""A real Chromium showing the console of a real daemon; it waits for states, never for times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 AXE = Path(__file__).parent / "vendor/axe.min.js"
-#: A page is loaded without asking anybody but the daemon for anything.
+#: A page is loaded without requests to other hosts.
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage"),
     *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -34,7 +34,7 @@ OPTIONS = (
 )
 
 
-#: Whether an element stays where it is for two frames: a click goes to where it was.
+#: True if an element stays in place for two frames: a click goes to the place it had.
 STANDS = """
 const element = arguments[0];
 element.scrollIntoView({block: "nearest"});
@@ -46,7 +46,7 @@ return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() 
 """
 
 
-#: One answer of the daemon, which it has given, comes late: that of the next call whose path has ``window.late`` in it.
+#: Delays one answer that the daemon has given: that of the next call whose path contains ``window.late``.
 LATE = """const prompt = window.fetch;
 window.late = window.arrive = null;
 window.fetch = async (path, more) => {
@@ -58,7 +58,7 @@ window.fetch = async (path, more) => {
   await new Promise(done => { window.arrive = done; });
   return new Response(body, answer);
 };"""
-#: It arrives, and the page has had it for a moment, in which it may have done what it must not.
+#: Delivers it, and gives the page a moment in which it could make its mistake.
 ARRIVES = """window.arrive();
 window.arrive = null;
 return new Promise(done => setTimeout(done, 200));"""
@@ -75,11 +75,11 @@ new MutationObserver(note).observe(document, {subtree: true, childList: true, ch
 
 
 class NoBrowser(Exception):
-    """There is no Chromium here, or no driver for it."""
+    """Chromium or its driver is missing."""
 
 
 def start_browser(downloads: Path) -> Chrome:
-    """Raises NoBrowser."""
+    """Start Chromium. Raises NoBrowser."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
         raise NoBrowser("chromium and chromedriver are not on the path (etc/tools fetches them)")
@@ -93,16 +93,16 @@ def start_browser(downloads: Path) -> Chrome:
 
 
 class Screen:
-    """The browser's window, and what a user does with it."""
+    """The browser's window, and a user's actions in it."""
 
     def __init__(self, browser: Chrome, url: str) -> None:
         self.browser = browser
         self.url = url
 
-    # --- going somewhere -----------------------------------------------------------------------
+    # --- navigation ----------------------------------------------------------------------------
 
     def open(self, path: str, shows: str | None = None) -> Screen:
-        """Loads a page, and waits until it shows an element of this kind."""
+        """Load a page, and wait until it shows an element of this kind."""
         self.browser.get(self.url + path)
         if shows is not None:
             self.one(shows)
@@ -110,21 +110,21 @@ class Screen:
 
     @property
     def path(self) -> str:
-        """Where the page itself is: the browser around it learns of its moves some time later."""
+        """The path according to the page itself; the browser around it is updated some time later."""
         return str(self.run("return location.href")).removeprefix(self.url)
 
     def theme(self, name: str) -> None:
-        """Of the system."""
+        """Set the system's theme."""
         features = [{"name": "prefers-color-scheme", "value": name}]
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def size(self, width: int, height: int = 900) -> None:
-        """The page's, whatever the window's smallest size is."""
+        """Set the page's size, whatever the window's minimum is."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def as_it_was(self) -> None:
-        """Nothing is left of a test: no page, no token, no theme, no size."""
+        """Reset the window: no page, no token, no theme, no size."""
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
         self.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         with suppress(Exception):
@@ -134,7 +134,7 @@ class Screen:
 
     @contextmanager
     def scripted(self, script: str) -> Iterator[None]:
-        """Every page that is loaded in the block runs this before anything else."""
+        """Run this script before anything else in every page loaded in the block."""
         added = self.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
         try:
             yield
@@ -143,9 +143,9 @@ class Screen:
 
     @contextmanager
     def late(self, part: str, asked: Callable[[], object]) -> Iterator[None]:
-        """Inside the block the page waits for what ``asked`` makes it ask for, at a path with this part.
+        """Delay, inside the block, the answer to the call that ``asked`` causes at a path with this part.
 
-        The daemon has answered before the block begins; at its end the page gets the answer. The page runs ``LATE``.
+        The daemon has answered before the block begins; the page gets the answer at its end. The page must run ``LATE``.
         """
         self.run("window.late = arguments[0]", part)
         asked()
@@ -153,10 +153,10 @@ class Screen:
         yield
         self.run(ARRIVES)
 
-    # --- seeing --------------------------------------------------------------------------------
+    # --- observation ---------------------------------------------------------------------------
 
     def until(self, what: str, holds: Callable[[], T]) -> T:
-        """The first true value; what is drawn anew meanwhile is looked at again."""
+        """Return the first true value; elements that are redrawn while it looks are looked up again."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             value = None
@@ -169,19 +169,19 @@ class Screen:
             time.sleep(0.03)
 
     def all(self, testid: str, **data: str) -> list[WebElement]:
-        """What is there now; ``data`` are values of its data attributes."""
+        """Return the elements that exist now; ``data`` are values of data attributes."""
         more = "".join(f'[data-{name}="{value}"]' for name, value in data.items())
         return self.browser.find_elements(By.CSS_SELECTOR, f'[data-testid="{testid}"]{more}')
 
     def one(self, testid: str, **data: str) -> WebElement:
-        """The one that is there, as soon as it is."""
+        """Return the first such element, waiting for it if necessary."""
         return self.until(f"{testid} {data or ''} is shown", lambda: self.all(testid, **data)[0])
 
     def gone(self, testid: str, **data: str) -> None:
         self.until(f"{testid} {data or ''} is gone", lambda: not self.all(testid, **data))
 
     def says(self, testid: str, *words: str, **data: str) -> str:
-        """The text of an element, one of those of its kind, as soon as it has all of these words."""
+        """Return the text of the first such element that has all of these words, waiting for it if necessary."""
 
         def text() -> str | None:
             found = [each.text for each in self.all(testid, **data)]
@@ -190,11 +190,11 @@ class Screen:
         return self.until(f"{testid} says {words}", text)  # type: ignore[return-value]
 
     def note(self, selector: str) -> None:
-        """From now on it is noted what the first of these elements says, also what it says for a moment only."""
+        """Record from now on every text of the first such element, however short it is shown."""
         self.run(NOTES, selector)
 
     def noted(self) -> list[str]:
-        """All that it has said, in its order."""
+        """Return the recorded texts, in order."""
         return list(self.run("return window.noted"))
 
     def text(self) -> str:
@@ -204,23 +204,23 @@ class Screen:
         return self.browser.execute_script(script, *arguments)
 
     def worked_s(self) -> float:
-        """The processor time that the page has used, which is the same however much else the machine has to do."""
+        """Return the processor time of the page, which does not depend on the machine's load."""
         self.browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
         metrics = self.browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
         return next(float(each["value"]) for each in metrics if each["name"] == "TaskDuration")
 
     def payload(self) -> str:
-        """The exact text of the open message as it is shown."""
+        """Return the exact text of the open message as shown."""
         return str(self.run("""return document.querySelector('pre[data-testid="message-payload"]')?.textContent"""))
 
     def rows(self) -> list[str]:
-        """The ids of the messages in sight, from top to bottom."""
+        """Return the ids of the visible messages, from top to bottom."""
         found = self.run(
             """return [...document.querySelectorAll('[data-testid="message-row"]')].map(e => e.dataset.id)"""
         )
         return list(found)
 
-    # --- doing ---------------------------------------------------------------------------------
+    # --- actions -------------------------------------------------------------------------------
 
     def click(self, testid: str, **data: str) -> None:
         def clicked() -> bool:
@@ -235,7 +235,7 @@ class Screen:
         self.until(f"{testid} {data or ''} can be clicked", clicked)
 
     def click_in(self, by: str, value: str, testid: str, said: str = "", **data: str) -> None:
-        """Click what is found inside an element, which says ``said``."""
+        """Click an element inside the element whose text contains ``said``."""
 
         def clicked() -> bool:
             element = next(each for each in (*self.all(testid, **data), None) if each is None or said in each.text)
@@ -249,7 +249,7 @@ class Screen:
         self.until(f"{value} in {testid} {data or ''} can be clicked", clicked)
 
     def type(self, testid: str, text: str, *, enter: bool = False) -> None:
-        """In place of what the field has."""
+        """Replace the content of a field."""
         field = self.one(testid)
         field.send_keys(Keys.CONTROL, "a")
         field.send_keys(text or Keys.DELETE)
@@ -263,13 +263,13 @@ class Screen:
         ActionChains(self.browser).send_keys(*keys).perform()
 
     def focused(self, attribute: str) -> str | None:
-        """An attribute of what has the focus."""
+        """Return an attribute of the focused element."""
         return self.browser.switch_to.active_element.get_attribute(attribute)
 
-    # --- judging -------------------------------------------------------------------------------
+    # --- checks --------------------------------------------------------------------------------
 
     def complaints(self) -> list[str]:
-        """What the browser has said since the last time: scripts that failed, anything the policy forbade."""
+        """Return new errors in the browser's log: failed scripts, and violations of the policy."""
         return [
             entry["message"]
             for entry in self.browser.get_log("browser")
@@ -277,7 +277,7 @@ class Screen:
         ]
 
     def accessibility(self) -> list[str]:
-        """What axe-core finds serious or critical on the page."""
+        """Return what axe-core finds serious or critical on the page."""
         self.run(AXE.read_text(encoding="utf-8"))
         found = self.browser.execute_async_script(
             """

@@ -1,4 +1,4 @@
-"""For everybody: both themes, the keyboard alone, a narrow window, and axe-core finds nothing serious."""
+"""Accessibility: both themes, keyboard only, a narrow window; axe-core finds nothing serious."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.console.screen import Screen
 
 @pytest.fixture
 def pages(client: Client, ns: str) -> Iterator[dict[str, str]]:
-    """Every page, each with something on it, and what it shows when it is there."""
+    """Every page with some content, and the element that shows that it is loaded."""
     client.create_topic("orders", ttl_s=3600)
     client.publish("orders", [b'{"n": 1}', b"\xff\xfe", b"text"], attributes={"traceparent": "00-1"})
     client.admin.set_reader("orders", "billing", client.position_of_last("orders", 1))
@@ -89,23 +89,23 @@ def test_no_page_scrolls_sideways_in_a_narrow_window(screen: Screen, pages: dict
 def test_everything_is_done_with_the_keyboard_alone(screen: Screen, client: Client, pages: dict[str, str], ns: str):
     screen.open(f"/console/topics/{ns}/orders?sort=asc", "message-row")
     rows = screen.rows()
-    # A row is opened and closed.
+    # Open and close a row.
     screen.press("j", "j", Keys.ENTER)
     screen.one("copy-id")
     assert screen.path.endswith(f"open={rows[1]}")
     screen.press(Keys.ESCAPE)
     screen.gone("copy-id")
-    # The filter, and out of it.
+    # Enter the filter, and leave it.
     screen.press("/")
     assert screen.focused("data-testid") == "message-filter"
     screen.press(Keys.ESCAPE)
     assert screen.focused("data-testid") != "message-filter"
-    # The list of keys.
+    # Show the list of keys.
     screen.press("?")
     screen.one("help-dialog")
     screen.press(Keys.ESCAPE)
     screen.gone("help-dialog")
-    # A property is changed: to its field by Tab, typed, previewed, applied.
+    # Change a property: Tab to its field, type, preview, apply.
     tab_to(screen, "property-ttl")
     screen.browser.switch_to.active_element.send_keys(Keys.CONTROL, "a")
     screen.press("7200")
@@ -116,21 +116,21 @@ def test_everything_is_done_with_the_keyboard_alone(screen: Screen, client: Clie
     screen.press(Keys.ENTER)
     screen.says("toast", "changed")
     assert client.admin.properties("orders")["ttl"] == "7200"
-    # A deletion is called off: the focus is where it was.
+    # Cancel a deletion: the focus returns.
     tab_to(screen, "topic-delete")
     screen.press(Keys.ENTER)
     screen.one("confirm-name")
     screen.press(Keys.ESCAPE)
     screen.gone("confirm-name")
     screen.until("the focus is back", lambda: screen.focused("data-testid") == "topic-delete")
-    # Back to where one came from.
+    # Go back to the previous page.
     screen.press(Keys.ESCAPE)
     screen.one("topic-filter")
     assert screen.path == "/console"
 
 
 def tab_to(screen: Screen, testid: str) -> None:
-    """Goes on by Tab until this has the focus, which can be seen."""
+    """Press Tab until this element has the focus, which must be visible."""
     for _ in range(120):
         if screen.focused("data-testid") == testid:
             outline = screen.run("const s = getComputedStyle(document.activeElement); return s.outlineStyle")

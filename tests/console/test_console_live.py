@@ -1,4 +1,4 @@
-"""Staying up to date: the daemon goes away and comes back, nobody looks, and nothing moves meanwhile."""
+"""Live updates: the daemon goes away and returns, the tab is hidden, and the page does not jump."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.daemon.harness import Daemon
 SEEN = """Object.defineProperty(document, 'visibilityState', {value: '%s', configurable: true});
 document.dispatchEvent(new Event('visibilitychange'));"""
 HIDE, SHOW = SEEN % "hidden", SEEN % "visible"
-#: Counts what the page asks for, and which of it has not been answered yet, however long the daemon takes.
+#: Counts the page's calls, and those not yet answered, however long the daemon takes.
 COUNTED = """const real = window.fetch;
 window.asked = window.underWay = 0;
 window.fetch = async (path, more) => {
@@ -24,7 +24,7 @@ window.fetch = async (path, more) => {
     window.underWay -= 1;
   }
 };"""
-#: Whether nothing is under way, and the page has taken a second to ask for what follows from its answers.
+#: True if no call is under way, and none followed within a second.
 ENDED = """const before = window.asked;
 return new Promise(done => setTimeout(() => done(window.underWay === 0 && window.asked === before), 1000));"""
 
@@ -61,7 +61,7 @@ def test_a_page_that_nobody_looks_at_asks_for_nothing(screen: Screen, client: Cl
     screen.browser.switch_to.new_window("tab")
     try:
         screen.browser.switch_to.window(page)
-        # Another tab is in front: what the page itself sees is what counts.
+        # Another tab is in front, but the page must see that it is hidden.
         screen.run(HIDE)
         screen.until(
             "paused",
@@ -87,7 +87,7 @@ def test_a_page_that_nobody_looks_at_asks_for_nothing(screen: Screen, client: Cl
 def test_readers_that_take_long_to_count_are_not_counted_while_nobody_looks(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     client.publish("t", [b"a"])
-    # The page rests ten times as long as a count has taken: the next one is due while nobody looks.
+    # The page pauses ten times as long as a count took: the next one is due while the page is hidden.
     script = """const counted = window.fetch;
     window.counts = 0;
     window.fetch = async (path, more) => {
@@ -160,7 +160,7 @@ def test_messages_that_could_not_be_had_twice_are_there_later_though_nothing_has
 
 def test_a_clock_is_believed_that_is_another_than_the_browsers_but_not_that_of_an_answer_that_took_long(screen: Screen):
     screen.open("/console/cluster", "instance-row")
-    # An answer that the daemon dates so many seconds after the question, and that comes so many seconds after it.
+    # The daemon dates its answer this many seconds after the question, and it arrives this many seconds after it.
     ahead = """const [dated, comes] = arguments;
     return import("/console/api.js").then(async ({ask, now}) => {
       const [realNow, realFetch] = [Date.now, window.fetch];
@@ -193,7 +193,7 @@ def test_what_is_said_aloud_is_at_most_one_thing_at_a_time(screen: Screen, clien
     assert screen.browser.find_element("css selector", "[aria-live]").get_attribute("aria-live") == "polite"
 
 
-#: Calls with ``window.hangs`` in their path are never answered, and long times are over when ``OVER`` runs.
+#: Calls with ``window.hangs`` in their path are never answered, and long timers expire when ``OVER`` runs.
 HANGS = """const [later, never, asked] = [window.setTimeout, window.clearTimeout, window.fetch];
 const long = new Map();
 let last = 0;

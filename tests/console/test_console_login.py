@@ -1,4 +1,4 @@
-"""Where the daemon wants a name: a token is pasted, stays in the tab, and what it may not do is disabled with the reason."""
+"""A daemon with authentication: a token is pasted, stays in the tab, and forbidden actions are disabled with the reason."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ on = ["shop:*", "service"]
 
 @dataclass
 class Guarded:
-    """A daemon that wants names, and a token for each."""
+    """A daemon that requires authentication, with its tokens by name."""
 
     daemon: Daemon
     file: Path
@@ -89,7 +89,7 @@ def test_a_token_opens_the_page_that_was_asked_for(page: Screen, guarded: Guarde
     assert page.path == "/console/topics/shop/orders?view=hex"
     page.says("who", "ops")
     page.says("connection", "live")
-    # Another page, loaded anew in the same tab.
+    # Another page in the same tab.
     page.open("/console/cluster", "instance-row")
 
 
@@ -164,7 +164,7 @@ def test_a_token_that_is_revoked_leads_back_to_the_login_and_to_where_one_was(pa
     page.one("message-row")
     guarded.revoke("passing")
     page.says("login-error", "revoked")
-    page.says("connection", "paused")  # not away: the daemon answers
+    page.says("connection", "paused")  # not "away": the daemon answers
     page.until("the old name is not shown", lambda: page.one("who").text == "")
     log_in(page, guarded.tokens["ops"])
     page.one("message-row")

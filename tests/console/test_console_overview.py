@@ -1,4 +1,4 @@
-"""The overview: what needs attention, and all topics, sorted, filtered and cut into pages by the daemon."""
+"""The overview: what needs attention, and all topics, sorted, filtered and paged by the daemon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.daemon.harness import Daemon
 
 
 def names(screen: Screen) -> list[str]:
-    """The topics in sight, from top to bottom."""
+    """Return the visible topics, from top to bottom."""
     return list(
         screen.run("""return [...document.querySelectorAll('[data-testid="topic-row"]')].map(e => e.dataset.topic)""")
     )
@@ -50,7 +50,7 @@ def test_a_topic_that_has_just_gone_quiet_shows_its_last_hour_after_a_reload(scr
     for each in ("moved", "still"):
         client.create_topic(each)
     client.publish("moved", [b"x"] * 7)
-    # A minute later the list says so of it; its last hour is what it was.
+    # A minute later the list has new counts of it; its last hour is unchanged.
     script = """const real = window.fetch;
     window.fetch = async (path, more) => {
       if (path.startsWith("/v1/events")) return new Response("{}", {status: 404});
@@ -105,7 +105,7 @@ def test_figures_that_the_stream_has_told_are_not_replaced_by_an_answer_that_was
 
 def test_the_figures_of_topics_that_come_into_sight_follow_what_is_published(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
-    # A page that showed no topic when its stream of events began, and one that shows none for a while.
+    # The page showed no topic when its stream of events began, and for a while after that.
     screen.open(f"/console?q={ns}:&deleted=1", "deleted-empty")
     screen.says("connection", "live")
     screen.click("topics-deleted")
@@ -128,7 +128,7 @@ def test_what_expired_unread_needs_attention_and_leads_to_its_topic(screen: Scre
     client.publish("orders", [b"later"])
     screen.open("/console", "attention")
 
-    # A list that is drawn anew in between is looked at again.
+    # The list may be redrawn in between.
     def said() -> list[str]:
         texts = [each.text for each in screen.all("attention-item", kind="expired-unread")]
         return [each for each in texts if ns in each]
@@ -237,8 +237,8 @@ def test_ten_thousand_topics_are_as_quick_as_three_and_never_more_than_a_page_of
     worked_s, took_s = screen.worked_s() - before_s, time.monotonic() - began_s
     print(f"sorted: {worked_s:.2f} s of the page's work in {took_s:.2f} s")
     assert 0 < worked_s < 2.0
-    assert took_s < 30  # the daemon's share is in it, and whatever else the machine has to do
-    # What the browser got for it was one page.
+    assert took_s < 30  # includes the daemon's share, and the load of the machine
+    # The browser received one page only.
     sizes = screen.run(
         "return performance.getEntriesByType('resource').filter(e => e.name.includes('/v1/topics?')).map(e => e.decodedBodySize)"
     )
@@ -253,12 +253,12 @@ def test_the_previous_page_of_an_address_that_was_sent_is_the_first(screen: Scre
     assert "after" not in screen.path
 
 
-# --- what needs attention, of a daemon whose clock is moved -----------------------------------------
+# --- what needs attention, on a daemon whose clock is moved -----------------------------------------
 
 
 @pytest.fixture
 def moved(browser: Chrome) -> Iterator[tuple[Broker, Screen]]:
-    """A daemon of the test's own, whose clock it moves, and the browser at it."""
+    """A daemon whose clock the test moves, and the browser showing it."""
     with plainsong.testing.broker() as daemon:
         screen = Screen(browser, daemon.url)
         yield daemon, screen
@@ -294,7 +294,7 @@ def test_damaged_places_are_listed_where_the_scrub_is_and_on_the_page_of_their_t
     with daemon.client(namespace="shop") as client:
         client.create_topic("orders")
         client.publish("orders", [b"fine"])
-    # What a scrub answers that found something; the daemon's disk is memory, which nothing damages.
+    # The answer of a scrub with findings: the daemon's disk is memory, which cannot be damaged.
     place = {"namespace": "shop", "topic": "orders", "generation": 1, "table": "messages", "from": "0" * 40}
     found = [{**place, "to": "f" * 40, "rows": 2, "why": "a checksum is wrong", "file": "000007.ldb"}]
     text = "2 rows of the messages table cannot be read: a checksum is wrong"

@@ -1,4 +1,4 @@
-"""The page of transactions: who is open, what they hide and hold, and ending them after a confirmation."""
+"""The page of transactions: the open ones, what they hide and hold, and ending them after a confirmation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.console.screen import LATE, Screen
 
 
 def held(client: Client, name: str, *topics: str, hidden: int = 0):
-    """An open transaction of a client of this name, with two messages in each topic, and others behind them."""
+    """An open transaction with this client id, with two messages in each topic, and others after them."""
     transaction = client.transactions.begin(client_id=name, timeout_s=300)
     for topic in topics:
         client.publish(topic, [b"in it"] * 2, transaction=transaction)
@@ -46,7 +46,7 @@ def test_its_age_goes_on_while_nothing_happens(screen: Screen, client: Client, n
     screen.open("/console/transactions")
     screen.says("connection", "live")
     screen.says("tx-row", "quiet", id=str(transaction.id))
-    # Nothing that the page asks for would tell it the time.
+    # From here on no answer can tell the page the time.
     screen.run("window.fetch = () => new Promise(() => {})")
     seen: set[str] = set()
 
@@ -83,7 +83,7 @@ def test_a_transaction_that_has_ended_stays_so_when_an_answer_from_before_arrive
     assert screen.one("tx-row", id=str(transaction.id)).get_attribute("data-state") == "committed"
 
 
-#: The list of committed ones is refused.
+#: Refuses the list of committed transactions.
 REFUSES = """const allowed = window.fetch;
 window.fetch = (path, more) => path.includes("state=committed")
   ? Promise.resolve(new Response('{"detail": "not now"}', {status: 503})) : allowed(path, more);"""
@@ -211,7 +211,7 @@ def test_an_instance_that_is_alone_cannot_be_drained_and_says_why(screen: Screen
     screen.says("stat-ready", "yes")
 
 
-#: The daemon as if it were one of two instances, which says in ``window.changed`` what was changed.
+#: Makes the daemon look like one of two instances; ``window.changed`` records the changes.
 TWO = """const real = window.fetch;
 window.changed = [];
 const members = ["a", "b"].map(name => ({name, address: name + ":7420", weight: 100, leaving: false, drained: false,
@@ -253,7 +253,7 @@ def test_instances_are_drained_and_topics_pinned_after_a_confirmation_and_back(s
         screen.says("confirm-text", "Topics go back to it")
         screen.click("confirm")
         screen.says("instance-row", "serving", instance="b")
-        screen.gone("confirm")  # the dialog is there until the page has loaded, and what is behind it takes no keys
+        screen.gone("confirm")  # the dialog stays until the page has loaded, and blocks keys to what is under it
         screen.type("pin-topic", "shop:orders")
         screen.choose("pin-instance", "b")
         screen.click("pin")

@@ -1,4 +1,4 @@
-"""What the tests of the running daemon share: daemons that are gone when a test ends."""
+"""Fixtures of the tests of the running daemon: daemons that end with their test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.daemon.harness import Daemon
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    """Starts daemons, by default in ``tmp_path / "data"``, and ends them with the test."""
+    """Return a function that starts daemons, by default in ``tmp_path / "data"``; they end with the test."""
     with ExitStack() as daemons:
 
         def start(*sets: str, data_dir: Path | None = None, **options: Any) -> Daemon:

@@ -1,9 +1,9 @@
-"""The program ``plainsong``, which sends a signal to itself at a moment of its work, without a last word.
+"""The program ``plainsong``, which sends a signal to itself at a chosen moment of its work.
 
-Whoever looked for that moment from outside might stand still meanwhile, and find the work done.
+An observer outside the process could be stalled at that moment, and find the work done.
 
-Arguments: the signal's number; ``says``, or the name of one of Python's audit events; a regular expression that is found in
-what it says, or in an argument of the event; how often it is until then; and those of ``plainsong``.
+Arguments: the signal's number; ``says``, or the name of one of Python's audit events; a regular expression to search in
+its output, or in an argument of the event; the number of the match that triggers; and those of ``plainsong``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plainsong.cli.main import main as plainsong
 
 
 class Heard:
-    """Standard error, and who is told what is written to it."""
+    """Standard error, with a callback for what is written."""
 
     def __init__(self, stream, tell):
         self._stream, self._tell = stream, tell
@@ -45,7 +45,7 @@ def main(number: str, event: str, pattern: str, times: str, *words: str) -> None
             tell(" ".join(map(str, arguments)))
 
     if event == "says":
-        sys.modules["broker.command.copy"].EVERY_S = 0.0  # how often it says something is no matter of time
+        sys.modules["broker.command.copy"].EVERY_S = 0.0  # report progress each time, whatever the clock says
         sys.stderr = Heard(sys.stderr, tell)
     else:
         sys.addaudithook(audit)

@@ -1,7 +1,7 @@
 """Daemons and other programs, forked from a process that has imported their modules: a start without the import time.
 
-A test run starts hundreds of daemons, and each would import the same six hundred modules, 0.4 s of a core. Here a server
-process imports them once and forks: the child becomes the daemon, in its own session, with its own arguments,
+A test run starts hundreds of daemons, and each would import the same six hundred modules, 0.4 s of a core. Here a
+server process imports them once and forks: the child becomes the daemon, in its own session, with its own arguments,
 environment, directory, output and exit code, and shares nothing with its siblings. Tests of the program's start itself
 run the program. A Python file runs in the same way, as ``__main__``, after the imports that it asks for.
 

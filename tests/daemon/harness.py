@@ -1,4 +1,4 @@
-"""The real daemon as a process: started on a free port, listened to, killed, and never left behind."""
+"""The real daemon as a process: started on a free port, observed, killed, and ended with its test."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class DaemonEnded(Exception):
 
 
 class Daemon:
-    """One daemon in ``data_dir``; ``with`` it, and it is gone at the end of the block, however that is left.
+    """One daemon in ``data_dir``, which a ``with`` block starts and ends.
 
     Args:
       sets: settings as ``section.key=value``.
       wrapper: a command that runs the daemon, such as strace with its options.
-      stdout: where the daemon's lines go, instead of to ``lines``; give it a port in ``bind`` then.
+      stdout: where the daemon's lines go, instead of to ``lines``; needs a port in ``bind``.
       forked: whether the process may be forked from one that has imported everything, which saves most of a start. A
-        command of its own, an output of its own, and an environment that differs in more than settings have a process of
-        their own in any case.
+        daemon with its own command, its own output, or an environment that differs in more than settings always has a
+        process of its own.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Daemon:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    # --- its life ------------------------------------------------------------------------------
+    # --- life cycle ----------------------------------------------------------------------------
 
     def start(self) -> Daemon:
         """Spawn and wait until connections are accepted.
 
         Raises:
-          DaemonEnded: it did not come so far; the text is what it said.
+          DaemonEnded: it ended before that; the text is its output.
         """
         begun = time.monotonic()
         self.spawn()
@@ -95,7 +95,7 @@ class Daemon:
         return self
 
     def spawn(self) -> None:
-        """Start the process, in a group of its own, and wait for nothing."""
+        """Start the process, in its own process group, without waiting."""
         self.lines, self.errors, self._serving = [], "", None
         server = fork_server(self.environ) if self._forked and self.command[0] == str(PLAINSONG) else None
         if server is not None:
@@ -117,10 +117,10 @@ class Daemon:
             thread.start()
 
     def wait_ready(self) -> None:
-        """Wait for the line that says where the daemon listens.
+        """Wait for the line with the daemon's address.
 
-        A start is a few seconds of work, which take as long as the machine has others to serve, too: patience ends
-        when no work is done, or too much.
+        A start is a few seconds of work, which take longer on a busy machine: the time limit is on a period without
+        work, and on the total work.
         """
         with self._news:
             spent_s = 0.0
@@ -138,7 +138,7 @@ class Daemon:
                 return
 
     def kill(self) -> None:
-        """SIGKILL, and wait until the process is gone."""
+        """Send SIGKILL, and wait until the process has ended."""
         self._signal_group(signal.SIGKILL)
         self.wait()
 
@@ -148,7 +148,7 @@ class Daemon:
         self._process.send_signal(number)
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
-        """Wait for the end; the exit code, negative for a signal."""
+        """Wait for the end; return the exit code, negative for a signal."""
         assert self._process is not None
         code = self._process.wait(timeout_s)
         for thread in self._threads:
@@ -159,19 +159,19 @@ class Daemon:
         return code
 
     def stop(self) -> int:
-        """SIGTERM, and wait for the exit code."""
+        """Send SIGTERM; return the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait()
 
     def end(self) -> None:
-        """Make sure that nothing of it runs any more."""
+        """Kill whatever of it still runs."""
         if self._process is None:
             return
         self._signal_group(signal.SIGKILL)
         self.wait()
         self._process = None
 
-    # --- what is known of it -------------------------------------------------------------------
+    # --- observation ---------------------------------------------------------------------------
 
     @property
     def pid(self) -> int:
@@ -188,27 +188,27 @@ class Daemon:
 
     @property
     def stdout(self) -> IO[bytes]:
-        """The pipe of a daemon that was given ``stdout=subprocess.PIPE``."""
+        """The pipe of a daemon with ``stdout=subprocess.PIPE``."""
         assert self._process is not None
         assert self._process.stdout is not None
         return self._process.stdout
 
     @property
     def serving(self) -> dict[str, Any]:
-        """The fields of the line that said it is ready."""
+        """The fields of its ready line."""
         assert self._serving is not None
         return self._serving
 
     def cpu_s(self) -> float:
-        """Processor time used so far, in user and system mode."""
+        """Return the processor time used so far, in user and system mode."""
         return _cpu_s(self.pid)
 
     def start_cpu_s(self) -> float:
-        """The same with the processes that it has started, its front ends."""
+        """Return the processor time including its child processes, the front ends."""
         return self.cpu_s() + sum(map(_cpu_s, self.children()))
 
     def children(self) -> list[int]:
-        """The processes that it has started, from whichever thread."""
+        """Return the pids of its child processes, from all threads."""
         found: list[int] = []
         for path in Path(f"/proc/{self.pid}/task").glob("*/children"):
             with suppress(OSError):  # the thread has ended
@@ -216,15 +216,15 @@ class Daemon:
         return sorted(found)
 
     def open_sockets(self) -> int:
-        """Connections, and a handful of its own."""
+        """Return the number of sockets: connections, and a handful of its own."""
         found = 0
         for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
-            with suppress(OSError):  # closed meanwhile
+            with suppress(OSError):  # closed by now
                 found += os.readlink(descriptor).startswith("socket:")
         return found
 
     def wait_for_line(self, part: str) -> str:
-        """The first line with ``part`` in it, once it is there."""
+        """Return the first line with ``part`` in it, waiting for it if necessary."""
         with self._news:
             found = self._news.wait_for(lambda: next((line for line in self.lines if part in line), None), PATIENCE_S)
         assert found is not None, f"no line with {part!r} in {self.lines}"
@@ -238,7 +238,7 @@ class Daemon:
             return True
         return False
 
-    # --- the threads that listen to it ---------------------------------------------------------
+    # --- reader threads ------------------------------------------------------------------------
 
     def _read_lines(self, process: subprocess.Popen[bytes] | Forked) -> None:
         assert process.stdout is not None
@@ -276,11 +276,11 @@ def start_python(
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> subprocess.Popen[bytes] | Forked:
-    """``plainsong``, or a file of Python, with these arguments; forked, like daemons, where that can be.
+    """Start ``plainsong``, or a Python file, with these arguments; forked, like daemons, where possible.
 
     Args:
-      imports: what takes long to import.
-      stdin: whether its standard input is a pipe, rather than empty.
+      imports: modules that are slow to import.
+      stdin: whether its standard input is a pipe; otherwise it is empty.
       stdout: a descriptor, instead of a pipe; ``stderr`` likewise.
     """
     line, environ = list(map(str, words)), clean_environ()
@@ -304,14 +304,14 @@ def start_python(
 def run_plainsong(
     *words: object, cwd: Path | None = None, environ: Mapping[str, str] | None = None, timeout_s: float = 5 * PATIENCE_S
 ) -> subprocess.CompletedProcess[str]:
-    """A command of the program, run to its end; forked, like daemons, where that can be."""
+    """Run a command of the program to its end; forked, like daemons, where possible."""
     return run_python(PLAINSONG, *words, cwd=cwd, environ=environ, timeout_s=timeout_s)
 
 
 def run_python(
     *words: object, cwd: Path | None = None, environ: Mapping[str, str] | None = None, timeout_s: float = 5 * PATIENCE_S
 ) -> subprocess.CompletedProcess[str]:
-    """The same of a file of Python, which is the first word."""
+    """Run a Python file, the first word, in the same way."""
     line, environ = list(map(str, words)), {**clean_environ(), **(environ or {})}
     server = fork_server(environ)
     if server is None:
@@ -330,7 +330,7 @@ def run_python(
 
 
 def clean_environ() -> dict[str, str]:
-    """This environment without what would set the daemon up otherwise."""
+    """Return this environment without variables that configure the daemon."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -339,7 +339,7 @@ def clean_environ() -> dict[str, str]:
 
 
 def eventually(what: str, holds: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """The first true value of ``holds``, asked again and again; fails naming ``what`` when the patience ends."""
+    """Poll ``holds`` and return its first true value; fail with ``what`` when the patience ends."""
     deadline = time.monotonic() + patience_s
     while True:
         value = holds()

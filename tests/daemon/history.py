@@ -1,8 +1,8 @@
-"""What publishers sent and readers saw, and everything that can be wrong with it: a pure function over records.
+"""The requests of publishers and the pages of readers, and everything that can be wrong with them: a pure function.
 
-The last reading of a topic, made when all is quiet, is its *log*. Every earlier page is held against it: a page from
-a position to its last message must be exactly that stretch of the log, less what expired in between. Payloads must be
-unlike each other, except empty ones.
+The last reading of a topic, made after all work has ended, is its *log*. Every earlier page is compared with it: a page
+must be exactly the part of the log from its start to its last message, except for what expired in between. Payloads
+must be unique, except empty ones.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Literal, NamedTuple
 from plainsong.protocol.ids import FIRST_BOUND, unpack_id
 
 Kind = Literal[
-    "lost",  # acknowledged, and not there
-    "doubled",  # an id, or a message, is there twice
+    "lost",  # acknowledged, and missing
+    "doubled",  # an id or a message is there twice
     "unordered",  # ids do not strictly increase in a reading
     "backwards",  # a later request got smaller ids
-    "resurrected",  # refused, and there all the same; or never sent
-    "split",  # a part of a request is there, or was seen alone
-    "appeared behind",  # a page lacks what the log has in its stretch
+    "resurrected",  # refused or never sent, and there
+    "split",  # part of a request is there, or was seen alone
+    "appeared behind",  # a page lacks a message of its part of the log
     "vanished",  # a page has what the log lacks
-    "different orders",  # two readings give one message different ids
+    "different orders",  # a message has different ids in two readings
     "undead",  # returned after its time to live
-    "expired early",  # acknowledged, and missing before its time was over
+    "expired early",  # acknowledged, and missing before its time to live was over
 ]
 
 
 class Anomaly(NamedTuple):
-    """One thing that must never be."""
+    """An observation that must never happen."""
 
     kind: Kind
     text: str
@@ -38,22 +38,22 @@ class Anomaly(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One publish request and what became of it. Times are of one monotonic clock, in seconds."""
+    """A publish request and its outcome. Times are seconds of one monotonic clock."""
 
     payloads: tuple[bytes, ...]
     outcome: Literal["acknowledged", "refused", "unknown"]
     began_s: float
     ended_s: float
     first_id: bytes | None = None
-    """From the receipt, when acknowledged."""
+    """From the receipt, if acknowledged."""
     last_id: bytes | None = None
     ttl_ms: int | None = None
-    """The shortest time to live it was given, whose last millisecond still counts; None: it outlives the history."""
+    """Its shortest time to live, whose last millisecond still counts; None if it outlives the history."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One page: ``since`` is its inclusive start, the times are the wall clock around the request that found it."""
+    """One page: ``since`` is its inclusive start, the times are the wall clock before and after its request."""
 
     reader: str
     messages: tuple[tuple[bytes, bytes], ...]
@@ -61,14 +61,14 @@ class Seen:
     answered_ms: int
     since: bytes = FIRST_BOUND
     cut: bool = False
-    """A bound may have ended it inside of a request."""
+    """True if a limit may have ended it within a request."""
     through: bytes | None = None
-    """Where it said to go on, exclusively; everything up to there has been passed."""
+    """Where to continue, exclusively, according to the answer; the page has passed everything up to there."""
 
 
 @dataclass(slots=True)
 class _Log:
-    """The last reading, and what is known of its messages."""
+    """The last reading, with an index of its messages."""
 
     reading: Seen
     sent: Sequence[Sent]
@@ -93,19 +93,19 @@ class _Log:
         )
 
     def has_expired(self, message_id: bytes, request: Sent | None) -> bool:
-        """Whether the log may lack the message because its time was over."""
+        """True if the message may be missing from the log because it had expired."""
         if request is None or request.ttl_ms is None:
             return False
         return unpack_id(message_id).publish_ts_ms + request.ttl_ms < self.reading.answered_ms
 
 
 def check(sent: Sequence[Sent], pages: Sequence[Seen], last: Seen) -> list[Anomaly]:
-    """All that is wrong with the history of one topic.
+    """Find everything that is wrong with the history of one topic.
 
     Args:
       sent: every request, in any order.
-      pages: everything any reader saw.
-      last: the whole topic, read after all that.
+      pages: every page that any reader got.
+      last: the whole topic, read after all of them.
     """
     log = _Log(last, sent)
     found = [*_of_log(log), *_of_requests(log), *_of_time(sent)]
@@ -148,7 +148,7 @@ def _of_acknowledged(log: _Log, request: Sent) -> Iterator[Anomaly]:
 
 
 def _of_time(sent: Sequence[Sent]) -> Iterator[Anomaly]:
-    """Whoever sent after an acknowledgement gets higher ids than the acknowledged."""
+    """A request sent after an acknowledgement gets higher ids than those acknowledged."""
     acknowledged = [request for request in sent if request.outcome == "acknowledged"]
     by_end = sorted(acknowledged, key=lambda request: request.ended_s)
     at, highest = 0, FIRST_BOUND
@@ -180,7 +180,7 @@ def _of_page(log: _Log, page: Seen) -> Iterator[Anomaly]:
 
 
 def _of_stretch(log: _Log, page: Seen) -> Iterator[Anomaly]:
-    """The page against the log from its start to its last message, or to where it said to go on."""
+    """Compare a page with the log from its start to its last message, or to the position it returned."""
     end = max([message_id for message_id, _ in page.messages[-1:]] + [page.through or FIRST_BOUND])
     there = dict(page.messages)
     for message_id in _stretch(log, page.since, end):
@@ -198,7 +198,7 @@ def _of_stretch(log: _Log, page: Seen) -> Iterator[Anomaly]:
 
 
 def _of_parts(log: _Log, page: Seen) -> Iterator[Anomaly]:
-    """A page that no bound ended shows requests whole, from its start on."""
+    """A page that no limit ended has whole requests, from its start on."""
     seen = {payload for _, payload in page.messages}
     for _, payload in page.messages[-1:]:
         request = log.request.get(payload)
@@ -209,7 +209,7 @@ def _of_parts(log: _Log, page: Seen) -> Iterator[Anomaly]:
 
 
 def _owner(log: _Log, message_id: bytes, payload: bytes) -> Sent | None:
-    """The request of a message; an empty one is found by its id."""
+    """Return the request of a message; that of an empty one is found by id."""
     if payload:
         return log.request.get(payload)
     holds = (

@@ -1,7 +1,7 @@
-"""Producers that go on whatever happens, and a check of what readers saw of them.
+"""Producers that survive every fault, and a check of what readers saw of their messages.
 
-A payload is ``name:id`` or, in an atomic batch, ``name:id:first-last``. With a session a producer that lost its
-connection opens it again and sends what is missing; without one it sends the same request again.
+A payload is ``name:id`` or, in an atomic batch, ``name:id:first-last``. After losing its connection, a producer with a
+session opens it again and sends what is missing; one without a session sends the same request again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tests.daemon.ring import Place
 from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk, json_body, topic_path
 
 KINDS = ("single", "single", "batch", "atomic")
-#: What a producer is told by a daemon that leaves, or whose outcome it has to find out.
+#: Errors of a daemon that is shutting down, or after which the producer has to find out the outcome.
 _IN_DOUBT = ("shutting_down", "outcome_unknown", "storage_failed")
 
 
 class HungUp(Exception):
-    """The producer cut its connection itself."""
+    """The producer itself closed its connection."""
 
 
 @dataclass(slots=True)
 class Request:
-    """Some messages of a producer, sent together until it is known that they are there."""
+    """Messages of a producer, sent together until they are known to be stored."""
 
     ids: tuple[int, ...]
     payloads: tuple[str, ...]
@@ -37,7 +37,7 @@ class Request:
 
 @dataclass(slots=True)
 class RingProducer:
-    """One producer, and everything it ever sent."""
+    """One producer, and everything it has sent."""
 
     name: str
     topic: str
@@ -50,10 +50,10 @@ class RingProducer:
     sent: list[str] = field(default_factory=list)
     cuts: int = 0
     resent: int = 0
-    """Requests that were found not to have taken, or were sent once more to know it."""
+    """Requests found missing, or sent again to find out."""
 
     async def run(self, place: Place) -> None:
-        """Send until the ring is over and nothing is in doubt."""
+        """Send until the ring is over and no outcome is unknown."""
         while not place.over or self.pending:
             try:
                 async with place.talk() as talk:
@@ -65,7 +65,7 @@ class RingProducer:
                 await trio.lowlevel.checkpoint()
 
     async def _send_next(self, talk: Talk) -> None:
-        """The next request. Raises ConnectionLost, HungUp."""
+        """Send the next request. Raises ConnectionLost, HungUp."""
         request = self.pending = self._made()
         self.sent += request.payloads
         method, path, body, headers = self._publish(request)
@@ -89,7 +89,7 @@ class RingProducer:
         raise HungUp
 
     async def _find_out(self, talk: Talk) -> None:
-        """What became of the last request; what is missing is sent."""
+        """Find the outcome of the last request, and send what is missing."""
         last = await self._open(talk) if self.session else -1
         request = self.pending
         if request is None:
@@ -117,7 +117,7 @@ class RingProducer:
     def _made(self) -> Request:
         kind = self.rng.choice(KINDS)
         count = 1 if kind == "single" else self.rng.choice((2, 5, 40))
-        first = self.next_id + self.rng.choice((0, 0, 0, 3))  # ids may have holes
+        first = self.next_id + self.rng.choice((0, 0, 0, 3))  # gaps are allowed
         ids = tuple(range(first, first + count))
         self.next_id = ids[-1] + 1
         batch = f":{ids[0]}-{ids[-1]}" if kind == "atomic" else ""
@@ -133,7 +133,7 @@ class RingProducer:
 
 
 def _checked(answer: Answer) -> Answer:
-    """An answer of 200. Raises ConnectionLost for one of a daemon that leaves."""
+    """Return an answer of 200. Raises ConnectionLost if its outcome is unknown or the daemon is shutting down."""
     if answer.status == 503 and answer.code in _IN_DOUBT:
         raise ConnectionLost(answer.code)
     assert answer.status == 200, answer
@@ -141,7 +141,7 @@ def _checked(answer: Answer) -> Answer:
 
 
 def anomalies(producers: Sequence[RingProducer], seen: Sequence[Seen], last: Seen) -> Iterator[str]:
-    """What is wrong with the log that is there in the end, and with every page that was read on the way."""
+    """Find everything that is wrong with the final log, and with every page that was read before."""
     log = [(message_id, payload.decode()) for message_id, payload in last.messages]
     of = defaultdict(list)
     for _, payload in log:
@@ -169,7 +169,7 @@ def anomalies(producers: Sequence[RingProducer], seen: Sequence[Seen], last: See
 
 
 def _whole(payload: str) -> bool:
-    """Whether nothing of its batch comes behind it."""
+    """True if it is the last of its batch, or in none."""
     _, number, *batch = payload.split(":")
     return not batch or batch[0].partition("-")[2] == number
 

@@ -1,4 +1,4 @@
-"""HTTP as the ring speaks it: a bare connection for trio, and a blocking one for tests that do one thing at a time."""
+"""HTTP clients for tests: a bare connection for trio, and a blocking one for one request at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plainsong.protocol.requests import PollRequest, PublishRequest, Receipt
 from tests.patience import PATIENCE_S
 
 JSON_HEADERS = {"Content-Type": "application/json"}
-#: How a poll can be answered: a name, the request's type, what it accepts.
+#: Encodings of a poll: name, type of the request, accepted type.
 ENCODINGS = {
     "json": {"Content-Type": "application/json"},
     "avro": {"Content-Type": "avro/binary"},
@@ -27,16 +27,16 @@ ENCODINGS = {
 
 
 class ConnectionLost(Exception):
-    """The connection broke before a whole answer came: nobody knows what became of the request."""
+    """The connection broke before a whole answer arrived: the outcome is unknown."""
 
 
 class NotConnected(Exception):
-    """No connection came about: nothing was sent."""
+    """The connection failed: nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer; names of headers in lower case."""
+    """A whole answer; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -47,18 +47,18 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """The code of a problem; empty for anything else."""
+        """The code of a problem; empty for any other answer."""
         if self.headers.get("content-type") != "application/problem+json":
             return ""
         return str(self.json()["code"])
 
     def receipt(self) -> Receipt:
-        """What a publish with ``Prefer: return=representation`` answered."""
+        """Decode the answer of a publish with ``Prefer: return=representation``."""
         assert self.status == 200, self
         return codec_for(self.headers["content-type"]).decode_receipt(self.body)
 
     def messages(self) -> list[tuple[bytes, bytes]]:
-        """The ids and payloads of a poll's answer, in whatever encoding it is."""
+        """Decode a poll's ids and payloads, in any encoding."""
         assert self.status == 200, self
         content_type = self.headers["content-type"]
         if content_type.startswith(FRAMES_TYPE):
@@ -66,7 +66,7 @@ class Answer:
         return [(message.message_id, message.payload) for message in self.page()]
 
     def page(self) -> list[Message]:
-        """The messages of an answer in JSON or Avro."""
+        """Decode the messages of an answer in JSON or Avro."""
         return codec_for(self.headers["content-type"]).decode_page(self.body)
 
 
@@ -77,7 +77,7 @@ def topic_path(topic: str, rest: str = "") -> str:
 def publish_call(
     topic: str, messages: list[bytes], headers: Mapping[str, str] = JSON_HEADERS, ttl_s: int | None = None
 ) -> tuple[str, str, bytes, Mapping[str, str]]:
-    """Method, path, body and headers of a publish that asks for its receipt."""
+    """Return method, path, body and headers of a publish that asks for its receipt."""
     body = codec_for(headers["Content-Type"]).encode_publish(PublishRequest(messages))
     query = "" if ttl_s is None else f"?ttl={ttl_s}"
     return "POST", topic_path(topic, "/publish" + query), body, {**headers, "Prefer": "return=representation"}
@@ -86,7 +86,7 @@ def publish_call(
 def poll_call(
     topic: str, poll: PollRequest, encoding: str = "json", wait_ms: int = 0
 ) -> tuple[str, str, bytes, Mapping[str, str]]:
-    """Method, path, body and headers of a poll."""
+    """Return method, path, body and headers of a poll."""
     headers = ENCODINGS[encoding]
     query = f"?wait_ms={wait_ms}" if wait_ms else ""
     return "POST", topic_path(topic, "/poll" + query), codec_for(headers["Content-Type"]).encode_poll(poll), headers
@@ -95,7 +95,7 @@ def poll_call(
 def ask(
     address: tuple[str, int], method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> Answer:
-    """One request on a connection of its own, blocking."""
+    """Send one request on its own connection, blocking."""
     connection = http.client.HTTPConnection(*address, timeout=PATIENCE_S)
     try:
         connection.request(method, path, body, dict(headers or {}))
@@ -106,24 +106,24 @@ def ask(
 
 
 def create(address: tuple[str, int], topic: str, **properties: object) -> None:
-    """Create a topic; one with equal properties may be there."""
+    """Create a topic; one with equal properties may exist."""
     body = json_body(properties)
     answer = ask(address, "PUT", topic_path(topic) + "?ifNotExists=true", body, JSON_HEADERS)
     assert answer.status == 200, answer
 
 
 def publish(address: tuple[str, int], topic: str, *messages: bytes) -> Receipt:
-    """Publish; the receipt."""
+    """Publish, and return the receipt."""
     return ask(address, *publish_call(topic, list(messages))).receipt()
 
 
 def poll(address: tuple[str, int], topic: str, request: PollRequest | None = None) -> list[tuple[bytes, bytes]]:
-    """One page of a topic."""
+    """Return one page of a topic."""
     return ask(address, *poll_call(topic, request or PollRequest())).messages()
 
 
 def read_all(address: tuple[str, int], topic: str) -> list[tuple[bytes, bytes]]:
-    """All messages of a topic, in one answer."""
+    """Return all messages of a topic, from one answer."""
     return ask(address, *poll_call(topic, PollRequest(), "avro")).messages()
 
 
@@ -132,7 +132,7 @@ def json_body(value: Mapping[str, object]) -> bytes:
 
 
 def metric(address: tuple[str, int], name: str) -> float:
-    """The value of a metric without labels."""
+    """Return the value of a metric without labels."""
     for line in ask(address, "GET", "/metrics").body.decode().splitlines():
         if line.startswith(name + " "):
             return float(line.split()[1])
@@ -140,7 +140,7 @@ def metric(address: tuple[str, int], name: str) -> float:
 
 
 class Talk:
-    """A kept connection for trio: one request after the other."""
+    """A persistent connection for trio: one request after the other."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
@@ -151,7 +151,7 @@ class Talk:
         """Connect.
 
         Raises:
-          NotConnected: nobody listens there.
+          NotConnected: the connection was refused.
         """
         try:
             return cls(await trio.open_tcp_stream(*address))
@@ -165,12 +165,12 @@ class Talk:
         await trio.aclose_forcefully(self.stream)
 
     async def ask(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
-        """One request and its answer. Raises ConnectionLost."""
+        """Send a request and return its answer. Raises ConnectionLost."""
         await self.send(method, path, body, headers)
         return await self.answer()
 
     async def send(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
-        """Send a request, and leave its answer for later."""
+        """Send a request without waiting for its answer."""
         lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *(f"{k}: {v}" for k, v in (headers or {}).items())]
         await self.send_raw("\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body)
 
@@ -181,7 +181,7 @@ class Talk:
             raise ConnectionLost(str(error)) from error
 
     async def answer(self) -> Answer:
-        """The next answer, whole."""
+        """Return the next whole answer."""
         head = (await self._until(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = {}
         for line in head[1:]:

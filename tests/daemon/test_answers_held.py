@@ -1,4 +1,4 @@
-"""A hundred clients that ask a real daemon for whole pages and stop reading: it goes on, and does not grow with them."""
+"""A hundred clients that request whole pages and stop reading: the daemon serves others, in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.daemon.talk import ask, create, metric, poll_call, publish, read_all,
 MIB = 1 << 20
 READERS = 100
 BOUND = 32 * MIB
-#: Of one page, which a client that stops reading leaves with the daemon.
+#: One page, which the daemon holds for a client that stops reading.
 PAGE = [b"x" * MIB] * 15
-#: Without a bound they would take 1.5 GB and more; a daemon alone takes a tenth of this.
+#: Without a bound, 1.5 GB and more would be held; an idle daemon takes a tenth of this.
 MOST_MIB = 600
 
 
 def resident_mib(daemon: Daemon) -> float:
-    """Memory of all processes of a daemon."""
+    """Return the memory of all processes of a daemon, in MiB."""
     found = 0
     for pid in (daemon.pid, *daemon.children()):
         lines = Path(f"/proc/{pid}/status").read_text()
@@ -39,7 +39,7 @@ def readers() -> Iterator[ExitStack]:
 
 
 def stalled(address: tuple[str, int]) -> socket.socket:
-    """A client that has asked for a page, and reads nothing of it."""
+    """A client that has requested a page and reads nothing of it."""
     method, path, body, headers = poll_call("t", PollRequest())
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -60,7 +60,7 @@ def test_readers_that_stop_reading_do_not_fill_the_daemon(
     for _ in range(READERS):
         readers.enter_context(stalled(one.address))
     eventually("some hold their answers", lambda: metric(one.address, "plainsong_held_answer_bytes") > 0)
-    # Others are served meanwhile, with shorter pages if need be.
+    # Other clients are served, with shorter pages if necessary.
     for number in range(20):
         publish(one.address, "t", b"%d" % number)
         assert metric(one.address, "plainsong_held_answer_bytes") <= BOUND

@@ -1,4 +1,4 @@
-"""``plainsong backup``: what is in a backup that was made while everybody went on, and what a restore serves."""
+"""``plainsong backup``: the content of a backup made under load, and the state after a restore."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.daemon.harness import Daemon, DaemonEnded, eventually, run_plainsong
 from tests.daemon.test_copy_command import ended_when
 
 ACCOUNTS = ("a", "b", "c")
-#: Between two transfers, or two publishes: a backup meets hundreds of them without two threads that fill a core each.
+#: Pause between two transfers or publishes: a backup meets hundreds, without two threads that fill a core each.
 PAUSE_S = 0.02
 
 
@@ -47,9 +47,9 @@ def restored(folder: Path, to: Path, *words: object) -> Path:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """A folder with a backup of a deployment, the deployment, and what was told to those who made it."""
+    """A folder with a backup, the deployment in it, and values that were returned after the backup."""
     base = tmp_path_factory.mktemp("kept")
-    # Nor does a topic write a snapshot of its producers between two backups, which would be new in the second.
+    # No snapshot of producers may be written between the two backups either: it would be new in the second.
     settings = ("retention.interval_s=3600", "deduplication.snapshot_interval_s=3600")
     with Daemon(base / "data", *settings) as daemon, Client(url_of(daemon)) as client:
         told = fill(client)
@@ -57,7 +57,7 @@ def filled(tmp_path_factory):
         first = made("create", base / "backups", "--url", url_of(daemon))
         again = made("create", base / "backups", "--url", url_of(daemon))
         open_, epoch = told.open, client.admin.producer_state("orders", "till")["epoch"]
-        # What is lost: it was told, and is in no backup.
+        # Acknowledged after the last backup, so lost by a restore.
         lost = client.publish("orders", [b"lost"])
         with client.producer("orders", "till") as producer:
             producer.publish([b"lost too"])
@@ -81,7 +81,7 @@ def test_a_restore_serves_what_was_there_and_whatever_comes_is_new(filled, tmp_p
         assert len(ids) == REQUESTS * EACH + 1
         assert set(ids) < set(told.ids)
         uncommitted = [message.value for message in client.read("orders", isolation="uncommitted")]
-        assert b"undecided" in uncommitted  # as any message of an invalid transaction
+        assert b"undecided" in uncommitted  # like any message of an invalid transaction
         assert b"lost" not in uncommitted
         assert client.admin.properties("twice")["generation"] == "2"
         assert client.admin.reader("orders", "ana")["position"] == told.reader.hex()
@@ -144,7 +144,7 @@ def test_a_create_that_is_killed_leaves_no_backup_and_its_objects_serve_the_next
             fill(client)
         folder = tmp_path / "backups"
         words = ("backup", "create", folder, "--url", url_of(daemon))
-        # As it is about to give the tenth object its name, of fifteen.
+        # Killed just before it renames the tenth of fifteen objects.
         assert ended_when("os.rename", r"/objects/../[0-9a-f]{64}", *words, times=10) == -signal.SIGKILL
         assert json.loads(backup("list", folder, "--json").stdout) == []
         left = len([each for each in folder.glob("objects/*/*") if len(each.name) == 64])
@@ -170,7 +170,7 @@ def test_a_restore_that_is_killed_is_not_served_and_goes_on_when_it_is_run_again
     folder, _told, _ = filled
     target = tmp_path / "data"
     words = ("restore", folder, "--to", f"leveldb:{target}")
-    # Half of twenty thousand rows are written by then.
+    # At least half of the twenty thousand rows are written by then.
     assert ended_when("says", r"copying: \d{5} of", "backup", *words, "--progress") == -signal.SIGKILL
     with pytest.raises(DaemonEnded, match="not complete"), Daemon(target):
         pass
@@ -218,7 +218,7 @@ def test_one_flipped_bit_is_found_its_messages_are_named_and_nothing_is_restored
 
 
 class Transfers:
-    """Moves amounts from topic to topic, each in a transaction, until it is left; and publishes to one of its own."""
+    """Moves amounts between topics, each in a transaction, until the block ends; also publishes to ``log``."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -266,7 +266,7 @@ class Transfers:
 
 
 def sums(client: Client, suffix: str = "") -> tuple[int, int]:
-    """Of all amounts that a committed reader sees; and how many there are."""
+    """Return the sum of all amounts that a committed reader sees, and their number."""
     amounts = [int(message.value) for name in ACCOUNTS for message in client.read(name + suffix, isolation="committed")]
     return sum(amounts), len(amounts)
 
@@ -295,7 +295,7 @@ def test_sums_over_topics_are_kept_in_every_restore_to_a_point_in_time_too(tmp_p
             total, count = sums(client)
             published = [message.value for message in client.read("log")]
         assert total == 0
-        # Every publish that was acknowledged before `create` began, as a prefix of whole requests.
+        # A prefix of whole requests that includes every publish acknowledged before ``create`` began.
         assert len(published) >= 2 * floor
         assert published == [each for n in range(len(published) // 2) for each in (b"%d" % n, b"same request")]
         counts.append(count)
@@ -316,7 +316,7 @@ def test_sums_over_topics_are_kept_in_every_restore_to_a_point_in_time_too(tmp_p
 
 @pytest.mark.parametrize("requests", [3, 12], ids=["remembered", "long ago"])
 def test_producers_are_as_of_the_time_that_is_restored_and_go_on_behind_it(tmp_path, requests):
-    """Whether their rows still name the requests of then, or the stamps of their messages have to."""
+    """Covers producers whose rows still list those requests, and those restored from the stamps of their messages."""
     folder = tmp_path / "backups"
     with Daemon(tmp_path / "data") as daemon, Client(url_of(daemon)) as client:
         client.create_topic("t", deduplication="enabled")
@@ -365,7 +365,7 @@ def test_memory_stays_flat_however_many_messages_a_topic_has(tmp_path):
         before = _rss_kib(daemon)
         done = made("create", folder, "--url", url_of(daemon))
         assert done["messages"] == 400_000
-        # An object and the rows behind it, twice: nothing grows with the messages, which have 30 MiB here.
+        # An object and the rows after it, twice: memory does not grow with the messages, 30 MiB here.
         assert _peak_kib(daemon) - before < 40 << 10
 
 
@@ -407,7 +407,7 @@ def test_a_manifest_that_cannot_be_read_is_named_and_the_other_backups_are_liste
     assert spoiled in pruned.stderr
     assert {each.name for each in copy.glob("objects/*/*")} == objects
     assert [each["id"] for each in made("list", copy, code=Exit.FAILED)] == [whole, spoiled]
-    # The newest is what is restored where none is named, and never silently an older one.
+    # A restore without an id takes the newest backup, and never silently an older one.
     refused = backup("restore", copy, "--to", f"leveldb:{tmp_path / 'none'}", code=Exit.STORE)
     assert spoiled in refused.stderr
     assert not (tmp_path / "none").exists()

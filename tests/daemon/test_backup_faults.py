@@ -1,4 +1,4 @@
-"""Backups and restores on disks that are full, and scrub, backup and restore while the clock is set back."""
+"""Backups and restores on full disks, and scrub, backup and restore while the clock is set back."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.daemon.test_clock import HOUR_S, clock
 from tests.patience import PATIENCE_S
 from tests.storage.disks import fill, small_disk
 
-#: Of so many bytes each, which do not compress.
+#: Number of requests, messages in each, and bytes in each message, which do not compress.
 REQUESTS, EACH, SIZE = 20, 100, 4096
 
 
 def publish_much(client: Client) -> list[bytes]:
-    """The ids of some 8 MB of messages."""
+    """Publish some 8 MB; return the last id of each request."""
     random = Random(1)
     client.create_topic("orders")
     requests = [[random.randbytes(SIZE) for _ in range(EACH)] for _ in range(REQUESTS)]
@@ -50,7 +50,7 @@ def test_a_folder_on_a_full_disk_has_no_backup_and_what_was_written_serves_the_n
             left = objects_in(folder)
             assert left
             assert not list(folder.rglob(".new-*"))
-            # The daemon has let go of the cut: the next one begins at once.
+            # The daemon has released the cut: the next one begins at once.
             enlarge(disk, 64)
             last = client.publish("orders", b"behind it")
             done = made("create", folder, "--url", url_of(daemon))
@@ -62,7 +62,7 @@ def test_a_folder_on_a_full_disk_has_no_backup_and_what_was_written_serves_the_n
 
 
 def test_a_daemon_whose_own_disk_is_full_makes_a_backup_or_says_why_not_and_then_makes_it(tmp_path):
-    """It says why not where the disk was full in a write, after which nothing is read before the store is opened again."""
+    """It fails if the disk was full in a write: then reads fail until the store is opened again."""
     folder = tmp_path / "backups"
     with small_disk(tmp_path / "disk", 48) as disk, Daemon(disk / "data", "storage.min_free_bytes=0") as daemon:
         with Client(url_of(daemon)) as client:
@@ -74,7 +74,7 @@ def test_a_daemon_whose_own_disk_is_full_makes_a_backup_or_says_why_not_and_then
         assert done.returncode == Exit.OK or "No space left on device" in done.stderr
         ballast.unlink()
         with Client(url_of(daemon)) as client:
-            client.publish("orders", b"again")  # which is sent again until the store is open
+            client.publish("orders", b"again")  # the client repeats it until the store is open
             assert made("create", folder, "--url", url_of(daemon))["messages"] == REQUESTS * EACH + 1
             assert made("verify", folder, "--deep")["ok"]
 
@@ -141,12 +141,12 @@ def test_a_clock_that_is_set_back_during_scrub_backup_and_restore_breaks_no_prom
         report = ask(daemon.address, "GET", "/v1/scrub").json()
         assert (report["findings"], report["lastCompleteMs"] is not None) == ([], True)
         assert bytes(during.first_id) > before[-1]
-        # Behind the clock that was set back, a later backup is the newer one to `list`, `prune` and `restore`.
+        # With the clock set back, ``list``, ``prune`` and ``restore`` still treat a later backup as newer.
         later = made("create", folder, "--url", url_of(daemon))
         daemon.kill()
     assert made("verify", folder, "--id", done["id"], "--deep")["ok"]
     assert made("verify", folder, "--id", later["id"], "--deep")["ok"]
-    # Restored while the clock is an hour back: nobody knows what was given since, so nothing is restored until it is said.
+    # Restored with the clock an hour back: ids given since are unknown, so nothing is restored without a confirmation.
     for name, value in clock(-HOUR_S).items():
         monkeypatch.setenv(name, value)
     target = tmp_path / "new"
@@ -161,5 +161,5 @@ def test_a_clock_that_is_set_back_during_scrub_backup_and_restore_breaks_no_prom
         found = [bytes(message.id) for message in client.read("orders")]
         assert found == [*before, bytes(during.first_id)]
         new = bytes(client.publish("orders", b"new").first_id)
-        # Whatever was given until then, though no backup has it, is not given again.
+        # Ids given until then are not given again, although no backup has them.
         assert int.from_bytes(new[:8], "big") >= lost_ms

@@ -24,7 +24,7 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Soon enough for any test; the real default is a second.
+#: The distance of an invalid certificate's validity from now.
 HOUR = datetime.timedelta(hours=1)
 
 
@@ -52,7 +52,7 @@ def ask(
 
 
 def served(daemon: Daemon, authority: Authority) -> int:
-    """The number of the certificate that a new connection is shown."""
+    """Return the serial number of the certificate on a new connection."""
     connection = http.client.HTTPSConnection(*daemon.address, context=authority.trusting(), timeout=PATIENCE_S)
     connection.connect()
     try:
@@ -187,7 +187,7 @@ def test_what_cannot_be_served_changes_nothing_and_is_counted(daemon, authority,
         key.unlink()
     else:
         key.chmod(0o604)
-        running.signal(signal.SIGHUP)  # a mode is no new content
+        running.signal(signal.SIGHUP)  # changing the mode does not change the content
     failures = "plainsong_tls_reload_failures_total"
     eventually("it is counted", lambda: gauge(running, authority, failures) == 1)
     assert served(running, authority) == before
@@ -202,7 +202,7 @@ def test_what_cannot_be_served_changes_nothing_and_is_counted(daemon, authority,
 
 
 def needed(running: Daemon, authority: Authority) -> list[dict[str, Any]]:
-    """What needs attention since it could not be read again."""
+    """Return what needs attention because a reload failed."""
     found = json.loads(ask(running, authority.trusting(), "GET", "/v1/attention")[1])
     return [each for each in found if each["kind"] == "reload"]
 

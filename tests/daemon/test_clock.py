@@ -1,4 +1,4 @@
-"""A machine whose clock was set: ids go on increasing, nothing is lost, the order stays."""
+"""A machine whose clock was set: ids continue to grow, nothing is lost, the order stays."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ HOUR_S = 3600
 
 
 def clock(ahead_s: int) -> dict[str, str]:
-    """The environment of a process whose wall clock is so far ahead."""
-    # The monotonic clock stays as it is: it times waits, not messages.
+    """Return the environment of a process whose wall clock is ahead by this much."""
+    # The monotonic clock stays real: it times waits, not messages.
     return {
         "LD_PRELOAD": str(_LIBRARIES[0]),
         "FAKETIME": f"{ahead_s:+d}s",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        # Its remedy for old C libraries has threads that wait for the interpreter's lock wake again and again.
+        # Its workaround for old C libraries makes threads that wait for the interpreter's lock wake repeatedly.
         "FAKETIME_FORCE_MONOTONIC_FIX": "0",
         "DONT_FAKE_MONOTONIC": "1",
     }
@@ -53,7 +53,7 @@ def test_a_restart_with_the_clock_an_hour_back_or_a_day_ahead_keeps_ids_increasi
 
 
 def check(running: Daemon, ids: list[bytes], sent: list[bytes]) -> None:
-    """Everything is there, in the order it was sent, from every id and from every time on."""
+    """Check that everything is there in the order sent, read from every id and every time."""
     assert ids == sorted(set(ids))
     assert read_all(running.address, "t") == list(zip(ids, sent, strict=True))
     for number, message_id in enumerate(ids):

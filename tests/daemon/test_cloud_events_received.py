@@ -1,4 +1,4 @@
-"""CloudEvents at a real daemon, alone and with front ends: by the lane, and by the listener behind it."""
+"""CloudEvents at a real daemon, alone and with front ends: on the hot path, and through the listener."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN = {"Content-Type": "application/json"}
 
 
 class Talk:
-    """One connection. A page's own requests, which have an Origin, are not for the lane."""
+    """One connection. With ``lane=False`` its requests have an Origin, which keeps them off the hot path."""
 
     def __init__(self, address: tuple[str, int], *, lane: bool) -> None:
         self._connection = http.client.HTTPConnection(*address, timeout=PATIENCE_S)
@@ -44,7 +44,7 @@ def test_events_of_each_mode_come_back_between_other_messages(
     talk = Talk(running.address, lane=lane)
     event = EVENT | {"data": [1, "ä"]}
     plain = (200, b"")
-    for _ in range(2):  # the second time the lane knows the head
+    for _ in range(2):  # the second time, the hot path has the head cached
         assert talk.post("/publish", b'{"messages": ["hello"]}', PLAIN) == plain
         assert talk.post("/publish", b"<x/>", HEADERS | {"Content-Type": "application/xml"}) == plain
         assert talk.post("/publish", b'{"messages": []}', HEADERS | PLAIN) == plain
@@ -59,7 +59,7 @@ def test_events_of_each_mode_come_back_between_other_messages(
     assert status == 200
     found = json.loads(body)
     assert len({each.pop("plainsongid") for each in found}) == 10
-    assert found[5:] != found[:5]  # the messages that are no events have ids and times of their own
+    assert found[5:] != found[:5]  # messages that are no events have ids and times of their own
     for at in (0, 5):
         hello, *events = found[at : at + 5]
         assert (hello["type"], hello["data"]) == ("plainsong.message", "hello")

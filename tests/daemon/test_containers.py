@@ -1,4 +1,4 @@
-"""The container and the Kubernetes examples: read by their own linters, and a daemon that runs on their very settings."""
+"""The container and the Kubernetes examples: checked by linters, and a daemon that runs with their settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.patience import PATIENCE_S
 
 CONTAINERFILE = ROOT / "etc/Containerfile"
 MANIFESTS = sorted((ROOT / "etc/kubernetes").glob("*.yaml"))
-#: The oldest that is still supported, and the newest that the schemas know.
+#: The oldest supported version, and the newest in the schemas.
 VERSIONS = ("1.34", "1.37")
 
 
@@ -40,11 +40,11 @@ def place() -> Iterator[Path]:
         yield Path(folder)
 
 
-# --- what they say ---------------------------------------------------------------------------------
+# --- static checks ---------------------------------------------------------------------------------
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The Containerfile's, in order."""
+    """Return the Containerfile's instructions, in order."""
     lines = [line for line in CONTAINERFILE.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     joined = "\n".join(lines).replace("\\\n", " ")
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line)]
@@ -55,7 +55,7 @@ def last(word: str) -> str:
 
 
 def image_environ() -> dict[str, str]:
-    """What the image sets, but for where its programs are."""
+    """Return the variables that the image sets, except PATH."""
     return dict(each.split("=", 1) for each in shlex.split(last("ENV")) if not each.startswith("PATH="))
 
 
@@ -118,11 +118,11 @@ def test_a_pod_has_no_privileges_and_a_user_that_is_the_images(manifest):
     assert pod["automountServiceAccountToken"] is False
 
 
-# --- running on them -------------------------------------------------------------------------------
+# --- running with the settings ---------------------------------------------------------------------
 
 
 class Mount:
-    """A ConfigMap or Secret as the kubelet lays it: files behind a link that is replaced when the object changes."""
+    """A ConfigMap or Secret as mounted by the kubelet: files under a link that is replaced when the object changes."""
 
     def __init__(self, folder: Path, mode: int) -> None:
         self._folder, self._mode, self._number = folder, mode, 0
@@ -143,7 +143,7 @@ class Mount:
 
 
 class Pod:
-    """A manifest's container as a process: its settings, arguments and mounts, below a folder instead of at the root."""
+    """A manifest's container as a process: its settings, arguments and mounts, under a folder instead of the root."""
 
     def __init__(self, place: Path, workload: dict[str, Any]) -> None:
         self.place, self._workload = place, workload
@@ -151,12 +151,12 @@ class Pod:
         (place / "data").mkdir()
 
     def at(self, text: str) -> str:
-        """The text with the container's paths where they are here; the port is a free one."""
+        """Replace the container's paths by the local ones, and its port by a free one."""
         moved = re.sub(r"(?<![\w.])/(data|etc/plainsong)\b", rf"{self.place}/\1", text)
         return moved.replace("0.0.0.0:7420", "0.0.0.0:0")
 
     def mount(self, name: str) -> Mount:
-        """The volume's, with the mode that the manifest gives its files."""
+        """Return a volume's mount, with the file mode in the manifest."""
         (volume,) = (each for each in self._workload["spec"]["template"]["spec"]["volumes"] if each["name"] == name)
         (mounted,) = (each for each in self.container["volumeMounts"] if each["name"] == name)
         source = volume.get("secret") or volume["configMap"]
@@ -171,7 +171,7 @@ class Pod:
         return daemon
 
     def probe(self, daemon: Daemon, kind: str) -> int:
-        """The status, asked as the kubelet does: by the pod's address, trusting any certificate."""
+        """Send a probe as the kubelet does, by address and trusting any certificate; return the status."""
         asked = self.container[kind]["httpGet"]
         url = f"{asked.get('scheme', 'HTTP').lower()}://127.0.0.1:{daemon.address[1]}{asked['path']}"
         anything = ssl._create_unverified_context()
@@ -181,7 +181,7 @@ class Pod:
             return int(answer.status)
 
     def health(self, daemon: Daemon) -> subprocess.CompletedProcess[str]:
-        """The image's own health check."""
+        """Run the image's health check."""
         _, _, command = last("HEALTHCHECK").partition("CMD ")
         program, *arguments = json.loads(command)
         here = [str(PLAINSONG.with_name(program)), *map(self.at, arguments)]
@@ -219,7 +219,7 @@ def test_the_stateful_set_starts_with_names_and_tls_from_its_mounts_and_is_publi
                 client.publish("orders", [b"one", b"two"])
             assert [message.payload for message in client.read("orders")] == [b"one", b"two"]
 
-            # A Secret that is changed counts while the daemon runs.
+            # A changed Secret takes effect while the daemon runs.
             tokens(file, "revoke", "--name", "operator", "--yes")
             secret.lay({"tokens.json": file.read_bytes()})
 

@@ -1,4 +1,4 @@
-"""The crash ring: the real daemon, killed dozens of times under publishers and readers, loses and tears nothing."""
+"""The crash ring: the real daemon, killed dozens of times under load, loses and tears nothing."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.daemon.history import check
 from tests.daemon.ring import MANNERS, History, Place, publisher, read_whole, reader
 from tests.daemon.talk import ConnectionLost, NotConnected, Talk, create, poll_call, publish_call, topic_path
 
-#: Topics and their time to live: a busy one, a quiet one, and one whose messages are always being cleaned away.
+#: Topics and their time to live: a busy one, a quiet one, and one whose messages are constantly cleaned.
 TOPICS: dict[str, int | None] = {"busy": None, "quiet": None, "fleeting": 1}
 PUBLISHERS = {"busy": 3, "quiet": 1, "fleeting": 2}
 SETTINGS = ("retention.interval_s=0.05", "retention.step_rows=20", "storage.min_free_bytes=0")
-#: Sizes of the store: as they are, and as small as the documents allow, where volumes are sealed, dropped and rewritten
-#: all the time.
+#: Sizes of the store: the defaults, and the documented minimum, where volumes are constantly sealed, dropped and
+#: rewritten.
 SIZES = {"default sizes": (), "smallest sizes": ("storage.write_buffer_bytes=65536", "storage.volume_bytes=65536")}
-#: How the daemon comes to its end, one after the other.
+#: How the daemon ends, in this order.
 ENDS = ("storm", "pause", "start", "storm", "drain", "storm", "leave", "storm")
 SEED = int(os.environ.get("PLAINSONG_RING_SEED", "20"))
 
@@ -81,7 +81,7 @@ async def live(daemon: Daemon, place: Place, rng: Random) -> None:
 
 
 async def die(daemon: Daemon, place: Place, how: str, rng: Random) -> None:
-    """End the daemon: in its work, after standing still, while it leaves, once it has left, or again while it starts."""
+    """End the daemon: under load, after a freeze, while it stops, once it has stopped, or again while it starts."""
     if how == "pause":
         daemon.signal(signal.SIGSTOP)
         await trio.sleep(rng.random() * 0.2)
@@ -95,14 +95,14 @@ async def die(daemon: Daemon, place: Place, how: str, rng: Random) -> None:
     daemon.kill()
     place.closed()
     if how == "start":
-        for part in (0.4, 1.0):  # a forked daemon has imported everything: most of its start is recovery
+        for part in (0.4, 1.0):  # a forked daemon has no imports to do: most of its start is recovery
             daemon.spawn()
             await trio.sleep(daemon.start_s * (part + 0.2 * rng.random()))
             daemon.kill()
 
 
 async def check_all(daemon: Daemon, topic: str, history: History) -> None:
-    """The history is sound, and pages of any size are the same messages."""
+    """Check that the history is sound, and that pages of any size have the same messages."""
     async with await Talk.to(daemon.address) as talk:
         last, _ = await read_whole(talk, topic, "last", None, "avro")
         for limit, encoding in ((1_000, "json"), (97, "frames"), (10_000, "avro2")):
@@ -131,7 +131,7 @@ async def test_a_topic_made_anew_between_many_kills_never_shows_its_past(tmp_pat
 
 
 async def reborn(tmp_path: Path, seed: int, cycles: int) -> None:
-    """Create, publish, look, delete, again and again, under kills and the janitor."""
+    """Create, publish, look and delete repeatedly, with kills and cleaning."""
     print(f"PLAINSONG_RING_SEED={seed}")
     rng, place, lives = Random(seed), Place(), Lives()
     settings = ("retention.delete_grace_s=0", "retention.interval_s=0.02", "retention.step_rows=5")
@@ -154,19 +154,19 @@ async def reborn(tmp_path: Path, seed: int, cycles: int) -> None:
 
 @dataclass(slots=True)
 class Lives:
-    """What is known of a topic that is made anew again and again."""
+    """The records of a topic that is created again and again."""
 
     generation: int = 0
     looks: int = 0
     acknowledged: dict[bytes, bytes] = field(default_factory=dict)
-    """Message → id, of the present generation."""
+    """Message → id, of the current generation."""
     highest_id: bytes = FIRST_BOUND
     """Of all generations."""
     names: Iterator[int] = field(default_factory=count)
 
 
 async def live_and_die(place: Place, lives: Lives) -> None:
-    """One life of the topic after the other, in one task, so that it knows what must be there."""
+    """Create and delete the topic repeatedly in one task, which therefore knows its content."""
     while not place.over:
         try:
             async with place.talk() as talk:
@@ -199,7 +199,7 @@ async def one_life(place: Place, talk: Talk, lives: Lives) -> None:
 
 
 async def look_on(place: Place, lives: Lives) -> None:
-    """A reader from the start sees one generation at a time, and never an earlier one again."""
+    """Check that a reader from the start sees one generation at a time, and never an earlier one again."""
     latest = 0
     while not place.over:
         try:

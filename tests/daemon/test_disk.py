@@ -1,4 +1,4 @@
-"""The disk at its worst: nearly full, full in the middle of a commit, and failing to sync."""
+"""Bad disks: nearly full, full in the middle of a commit, and failing to sync."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def publish_answer(running: Daemon, topic: str, *messages: bytes) -> Answer:
 
 
 def leave_free(disk: Path, free_bytes: int) -> Path:
-    """Fill ``disk`` up to the last ``free_bytes``."""
+    """Fill ``disk`` up to the last ``free_bytes``; return the file that does."""
     ballast = disk / "ballast"
     with ballast.open("wb") as file:
         file.write(bytes(shutil.disk_usage(disk).free - free_bytes))
@@ -60,7 +60,7 @@ def test_a_nearly_full_disk_refuses_publishes_while_polls_and_cleaning_go_on(tmp
 
 
 def publish_until_it_fails(running: Daemon, size: int) -> tuple[list[bytes], bytes, Answer]:
-    """The acknowledged messages, the one that was not, and its answer."""
+    """Return the acknowledged messages, the first that failed, and its answer."""
     acknowledged: list[bytes] = []
     while len(acknowledged) < 10_000:
         message = b"%d:" % len(acknowledged) + bytes(size)
@@ -72,7 +72,7 @@ def publish_until_it_fails(running: Daemon, size: int) -> tuple[list[bytes], byt
 
 
 def check_recovery(running: Daemon, acknowledged: list[bytes], uncertain: bytes) -> None:
-    """The daemon serves again by itself, and everything acknowledged is there, also after a kill."""
+    """Check that the daemon recovers without help, and has all acknowledged messages, also after a kill."""
     eventually("it serves again", lambda: publish_answer(running, "t", b"again").status == 200)
     eventually("it is ready", lambda: ask(running.address, "GET", "/readyz").status == 200)
     for start_anew in (False, True):
@@ -94,7 +94,7 @@ def test_a_full_disk_in_a_commit_is_an_unknown_outcome_and_passes_without_a_rest
         acknowledged, uncertain, answer = publish_until_it_fails(running, 20_000)
         assert (answer.status, answer.code) == (503, "outcome_unknown")
         assert answer.json()["outcome"] == "unknown"
-        # What the store tidies up behind the failure makes room, once or twice.
+        # Cleaning up after the failure frees some space, once or twice.
         fill_rest, later = fill(disk / "data"), publish_answer(running, "t", b"while it is full")
         while later.status == 200:
             fill_rest, later = fill(disk / "data"), publish_answer(running, "t", b"while it is full")
@@ -111,7 +111,7 @@ def test_a_full_disk_in_a_commit_is_an_unknown_outcome_and_passes_without_a_rest
 
 
 def fault(tmp_path: Path, injection: str) -> list[str]:
-    """The strace command that injects a fault; skips, loudly, where that cannot be."""
+    """Return the strace command that injects a fault; skip the test where strace cannot."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("NOT TESTED: failing disks, since strace is not installed")
@@ -123,7 +123,7 @@ def fault(tmp_path: Path, injection: str) -> list[str]:
 
 @pytest.mark.parametrize("when", ["when=18", "when=20..22"])
 def test_a_disk_that_fails_to_sync_is_never_an_acknowledgement(tmp_path, when):
-    """Counted by strace in each thread: the first fourteen are those of the opening."""
+    """strace counts the syncs of each thread; the first fourteen belong to opening."""
     wrapper = fault(tmp_path, f"fdatasync:error=EIO:{when}")
     with Daemon(tmp_path / "data", "storage.min_free_bytes=0", wrapper=wrapper) as running:
         eventually("the topic is made", made(running))
@@ -142,12 +142,12 @@ STALL_S = 2.0
 
 
 def lines_of(trace: Path) -> list[str]:
-    """Those that are whole."""
+    """Return the complete lines."""
     return trace.read_text().rpartition("\n")[0].splitlines()
 
 
 def stalls_in(trace: Path) -> list[tuple[int, float]]:
-    """The syncs that strace held up, as far as they are over: whose each was, and when it began."""
+    """Return the delayed syncs that are over: their threads, and when they began."""
     begun_s: dict[int, float] = {}
     found = []
     for line in lines_of(trace):
@@ -160,14 +160,17 @@ def stalls_in(trace: Path) -> list[tuple[int, float]]:
 
 
 def syncs_of(thread: int, trace: Path) -> int:
-    """How many it has begun."""
+    """Return how many syncs the thread has begun."""
     return sum(line.startswith(f"{thread} ") and "resumed>" not in line for line in lines_of(trace))
 
 
 @pytest.mark.parametrize(("setting", "held_up"), [("0.5", 1), ("0", 0)])
 def test_a_disk_that_stalls_holds_up_other_requests_once_and_none_where_a_thread_writes_all(tmp_path, setting, held_up):
-    """Each sync stalls from the thirtieth of its thread on, as strace counts and times them: a busy machine is no stalling
-    disk here. To the daemon it may be one, whose event loop then leaves its thirtieth to the thread."""
+    """Each sync of a thread stalls from the thirtieth on.
+
+    strace counts and times them, so that a busy machine does not look like a stalling disk to the test. It may to the
+    daemon, whose event loop then leaves its thirtieth to the thread.
+    """
     strace, *options = fault(tmp_path, f"fdatasync:delay_enter={round(STALL_S * 1e6)}:when=30+")
     settings = ("storage.min_free_bytes=0", f"storage.inline_commit_s={setting}")
     over, looks, trace = threading.Event(), [], tmp_path / "trace"
@@ -202,7 +205,7 @@ def test_a_disk_that_stalls_holds_up_other_requests_once_and_none_where_a_thread
     assert (syncs_of(event_loop, trace) > opening) == bool(held_up)
 
     def others_are_answered(begun_s: float) -> bool:
-        """While the disk stalls."""
+        """True if other requests were answered while the disk stalled."""
         first_s, last_s = begun_s + 0.1 * STALL_S, begun_s + 0.9 * STALL_S
         return any(first_s < asked_s and answered_s < last_s for asked_s, answered_s in looks)
 

@@ -1,4 +1,4 @@
-"""Front ends of a real daemon: one address, one owner, and what happens when any of the processes dies."""
+"""Front ends of a real daemon: one address, one owner, and the death of each process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADERS = {"Content-Type": "application/json", "Prefer": "return=representation"
 
 
 def state(pid: int) -> str:
-    """As ``ps`` has it; ``Z`` also for one that is gone altogether."""
+    """Return the state as in ``ps``; ``Z`` also if the process is gone."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return "Z"
@@ -47,7 +47,7 @@ def counted(daemon: Daemon, route: str, status: int) -> float:
 
 
 class Publisher:
-    """Publishes one message after the other, on a new connection whenever one broke; keeps what was acknowledged."""
+    """Publishes one message after the other, reconnecting when the connection breaks; records what was acknowledged."""
 
     def __init__(self, address: tuple[str, int], name: str) -> None:
         self.acknowledged: list[str] = []
@@ -84,7 +84,7 @@ def stored(daemon: Daemon) -> list[str]:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon with front ends whose tests leave it well."""
+    """A daemon with front ends that tests leave intact."""
     with Daemon(tmp_path_factory.mktemp("front") / "data", FRONT_ENDS) as one:
         yield one
 
@@ -92,7 +92,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def test_all_of_it_is_one_daemon_that_counts_every_request_once(running):
     assert len(running.children()) == 2
     create(running.address, "t")
-    for number in range(20):  # each on a connection of its own, which either may get
+    for number in range(20):  # each on a new connection, which either front end may accept
         publish(running.address, "t", b"%d" % number)
     assert ask(running.address, "POST", PUBLISH, b'{"messagess": []}', HEADERS).code == "unknown_field"
     assert (
@@ -136,7 +136,7 @@ def test_a_front_end_that_is_killed_comes_back_and_the_others_go_on(daemon):
     for _ in range(3):
         eventually("both run", lambda: len([pid for pid in running.children() if runs(pid)]) == 2)
         before = sum(len(each.acknowledged) for each in publishers)
-        victim = next(pid for pid in running.children() if runs(pid))  # none that is to be waited for still
+        victim = next(pid for pid in running.children() if runs(pid))  # not one that has yet to be reaped
         killed.add(victim)
         os.kill(victim, signal.SIGKILL)
         eventually("it goes on", lambda before=before: sum(len(each.acknowledged) for each in publishers) > before + 20)
@@ -161,7 +161,7 @@ def test_readiness_says_that_a_front_end_has_too_few_descriptors(daemon):
     assert readiness()[0] == 200
     for pid in one.children():
         _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))  # it opens nothing more
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))  # it cannot open any more files
     with socket.create_connection(one.address):
         eventually("readiness says it", lambda: readiness()[0] == 503)
         assert b"few file descriptors are left" in readiness()[1]
@@ -220,7 +220,7 @@ def test_a_front_end_that_is_lost_in_what_it_does_ends_by_its_alarm():
 
 
 def test_a_client_is_refused_until_it_is_answered(tmp_path):
-    """A start takes seconds; nobody is let in to wait for it."""
+    """A start takes seconds; no client is accepted to wait for it."""
     running = Daemon(tmp_path / "data", FRONT_ENDS, bind=f"127.0.0.1:{free_port()}")
 
     def status() -> int:
@@ -288,7 +288,7 @@ def test_ctrl_c_while_front_ends_start_is_a_quiet_end(tmp_path):
 
 
 def is_front_end(pid: int) -> bool:
-    """Whether it has come as far as its own code."""
+    """True if the process has reached its own code."""
     with suppress(OSError):
         ignored = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigIgn" in line)
         return bool(int(ignored.split()[1], 16) >> (signal.SIGINT - 1) & 1)
@@ -296,7 +296,7 @@ def is_front_end(pid: int) -> bool:
 
 
 def test_nobody_else_gets_the_address(running, daemon, tmp_path):
-    """Sockets that share an address would let a second daemon in, and each had half of the clients."""
+    """A shared address would let a second daemon in, and split the clients between them."""
     taken = f"127.0.0.1:{running.address[1]}"
     for setting in (FRONT_ENDS, "http.processes=1"):
         with pytest.raises(DaemonEnded, match="is in use"):

@@ -1,4 +1,4 @@
-"""The checker of histories finds each anomaly when it is planted, and nothing in a healthy history."""
+"""The checker of histories finds each planted anomaly, and none in a healthy history."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sent_request(number: int, *, ttl_ms: int | None = None) -> Sent:
 
 
 def page(first: int, last: int, *, now_ms: int = 200, since: bytes | None = None, cut: bool = False) -> Seen:
-    """What a reader sees who asks from message ``first`` and gets up to ``last``."""
+    """Return the page of a reader that starts at message ``first`` and gets up to ``last``."""
     return Seen("reader", LOG[first : last + 1], now_ms, now_ms, IDS[first] if since is None else since, cut)
 
 
@@ -53,7 +53,7 @@ def kinds(sent: list[Sent], pages: list[Seen], last: Seen) -> set[Kind]:
 
 
 def unknown(number: int) -> list[Sent]:
-    """The requests, of which one was never answered."""
+    """Return the requests, one of them with an unknown outcome."""
     return [
         replace(s, outcome="unknown", first_id=None, last_id=None) if i == number else s for i, s in enumerate(SENT)
     ]

@@ -1,7 +1,7 @@
 """The image itself: built by etc/Containerfile from the wheels of this tree, started, and published to.
 
-It needs root, buildah, an index of packages, and a base: ``PLAINSONG_IMAGE_BASE`` is the name of an image, or a tar file of a
-root file system with Debian's layout and Python, such as debootstrap makes.
+It needs root, buildah, a package index, and a base: ``PLAINSONG_IMAGE_BASE`` is the name of an image, or a tar file of
+a root file system with Debian's layout and Python, as made by debootstrap.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.daemon.harness import ROOT, clean_environ, eventually
 from tests.patience import PATIENCE_S
 
 BASE = os.environ.get("PLAINSONG_IMAGE_BASE", "")
-#: Building an image and starting one are each much of somebody else's work.
+#: Building and starting an image are mostly work of other programs.
 BUILD_PATIENCE_S = 20 * PATIENCE_S
 
 pytestmark = [
@@ -47,7 +47,7 @@ class Builder:
         return ["buildah", *storage, "--storage-driver", "vfs", *map(str, words)]
 
     def run(self, *words: object, code: int = 0) -> str:
-        """What it answers."""
+        """Run a command, and return its output."""
         done = subprocess.run(
             self.line(*words),
             capture_output=True,
@@ -60,7 +60,7 @@ class Builder:
         return done.stdout.strip()
 
     def base(self) -> str:
-        """The name of the image that the build begins with."""
+        """Return the name of the image that the build starts from."""
         if not os.path.isfile(BASE):
             return BASE
         container = self.run("from", "scratch")
@@ -71,7 +71,7 @@ class Builder:
 
 @pytest.fixture(scope="module")
 def builder() -> Iterator[Builder]:
-    # A short path, for the Unix socket in it.
+    # A short path, for its Unix socket.
     with tempfile.TemporaryDirectory(prefix="psi", ignore_cleanup_errors=True) as folder:
         builder = Builder(Path(folder))
         yield builder
@@ -98,7 +98,7 @@ def config_of(builder: Builder, image: str) -> dict[str, Any]:
 
 
 def program_below(pid: int) -> int:
-    """The last in the line of processes that buildah starts: the container's program."""
+    """Return the pid of the container's program: the last in the chain of processes that buildah starts."""
     while True:
         below = [
             int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
@@ -117,11 +117,11 @@ def test_the_image_is_started_by_a_user_that_is_not_root_lives_is_published_to_a
     running = ["run", "--isolation", "chroot"]
     said = builder.place / "said"
 
-    # The image does not start before it is told what it may do without.
+    # The image does not start until insecure settings are allowed explicitly.
     program = [*config["Entrypoint"], *config["Cmd"]]
     builder.run(*running, container, "--", *program, code=Exit.USAGE)
 
-    # The network is this machine's, so the port has to be any that is free.
+    # The network is this machine's, so use any free port.
     settings = ["PLAINSONG_SECURITY__ALLOW_INSECURE=authentication,tls"]
     settings += ["PLAINSONG_HTTP__BIND=0.0.0.0:0,unix:/data/plainsong.sock"]
     environ = [word for each in settings for word in ("--env", each)]
@@ -146,7 +146,7 @@ def test_the_image_is_started_by_a_user_that_is_not_root_lives_is_published_to_a
             with client.transaction():
                 client.publish("orders", [b"one", b"two"])
             assert [message.payload for message in client.read("orders")] == [b"one", b"two"]
-        # Not buildah, which passes no signal on and takes its program with it.
+        # Not buildah: it does not forward signals, and takes its program with it.
         os.kill(program_below(daemon.pid), signal.SIGTERM)
         assert daemon.wait(PATIENCE_S) == 0
     finally:

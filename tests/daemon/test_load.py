@@ -1,4 +1,4 @@
-"""Many clients, slow clients, clients that vanish, and too much of everything."""
+"""Many clients, slow clients, clients that vanish, and every kind of overload."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _enough_open_files():
-    """This process holds the other ends of all those connections."""
+    """This process holds the client ends of all connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * PARKED)), hard))
     yield
@@ -34,7 +34,7 @@ def _enough_open_files():
 
 
 async def parked(running: Daemon, count: int) -> None:
-    """Wait until exactly so many polls are parked."""
+    """Wait until exactly ``count`` polls are parked."""
     await trio.to_thread.run_sync(
         eventually, f"{count} are parked", lambda: metric(running.address, "plainsong_parked_polls") == count
     )
@@ -90,7 +90,7 @@ async def test_clients_that_go_away_free_what_they_held(daemon):
 
 
 def settled_sockets(running: Daemon) -> int:
-    """The daemon's own sockets: as many as there are while nobody is connected."""
+    """Return the number of the daemon's own sockets, once it is stable and without connections."""
     counts = [running.open_sockets()]
 
     def same_for_a_while() -> bool:
@@ -101,12 +101,12 @@ def settled_sockets(running: Daemon) -> int:
     return counts[-1]
 
 
-#: Longer than one that sends at once is ever held up by the machine.
+#: Longer than the machine ever delays a client that sends at once.
 SLOW = ("http.header_timeout_s=4", "http.body_timeout_s=4", "http.send_timeout_s=4")
 
 
 def is_cut(connection: socket.socket) -> bool:
-    """Read what there is until the other end closes; within the connection's time-out."""
+    """Read until the other end closes, within the connection's time-out; return True if it closed."""
     try:
         while connection.recv(65536):
             pass
@@ -155,7 +155,7 @@ async def test_a_full_mailbox_says_try_later_and_what_was_refused_never_happened
     async with AsyncExitStack() as stack:
         talks = [await stack.enter_async_context(await Talk.to(running.address)) for _ in range(100)]
         await trio.to_thread.run_sync(eventually, "all are accepted", lambda: running.open_sockets() > len(talks))
-        freeze(running.pid)  # it finds all of them at once
+        freeze(running.pid)  # so that it receives all of them at once
         for number, talk in enumerate(talks):
             await talk.send(*publish_call("t", [b"%d" % number]))
         thaw(running.pid)
@@ -228,13 +228,13 @@ def test_more_connections_than_open_files_are_refused_and_the_daemon_stays_and_s
             b"file descriptors" not in said
         ):  # a machine that stands still for seconds may have forgotten the refusals
             stack.enter_context(socket.create_connection(running.address))
-            # Most of the server's code is loaded for the first of these, file by file.
+            # Most of the server's code is loaded for the first of these requests, file by file.
             first.request("GET", "/readyz")
             said = first.getresponse().read()
         assert json.loads(said)["reasons"][0]["code"] == "overloaded"
 
     def is_published():
-        with suppress(ConnectionError):  # the others have left, which the daemon may not have noticed yet
+        with suppress(ConnectionError):  # the daemon may not have noticed yet that the others have left
             return ask(running.address, *publish_call("t", [b"after"])).status == 200
         return False
 

@@ -1,4 +1,4 @@
-"""Whatever happens to logs and metrics, messages go on and the exit is clean."""
+"""Failing logs and metrics delay no message, and the exit is clean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.daemon.talk import ask, create, metric, poll, publish, read_all
 from tests.patience import PATIENCE_S
 
 PUBLISHES = 300
-#: A line for every request, and few that may wait.
+#: A line for every request, and a short queue.
 CHATTY = ("log.access=true", "log.queue_lines=16", "log.level=debug")
 #: The smallest pipe the kernel makes.
 PIPE_BYTES = 4096
@@ -28,7 +28,7 @@ PIPE_BYTES = 4096
 
 @contextmanager
 def pipe_nobody_reads() -> Iterator[int]:
-    """The writing end of a small pipe that is full already."""
+    """The writing end of a small pipe that is already full, without a reader."""
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     os.set_blocking(writing, False)
@@ -82,7 +82,7 @@ def test_an_output_that_takes_nothing_costs_no_message(tmp_path, output, lost):
             begun = time.monotonic()
             running.signal(signal.SIGTERM)
             assert running.wait() == 0
-            assert time.monotonic() - begun < PATIENCE_S  # of an hour that one takes which waits
+            assert time.monotonic() - begun < PATIENCE_S  # it would be an hour if the exit waited
 
 
 def test_a_pipe_closed_while_it_runs_costs_no_message(tmp_path):
@@ -108,7 +108,7 @@ def test_scrapers_that_never_read_hurt_nobody_and_do_not_hold_the_exit(daemon):
             scraper.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
             scraper.connect(running.address)
             scraper.setblocking(False)
-            scraper.send(request * 200)  # far more answers than the kernel keeps for one who never reads
+            scraper.send(request * 200)  # far more answers than the kernel buffers for a client that never reads
         for number in range(100):
             publish(running.address, "t", b"%d" % number)
         assert len(poll(running.address, "t")) == 100

@@ -1,4 +1,4 @@
-"""Beside a daemon that cleans by itself ``maintain`` says what waits, shows the plan when asked, and touches nothing."""
+"""While a daemon that cleans by itself runs, ``maintain`` reports pending work, shows its plan, and changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.daemon.harness import Daemon, eventually, run_plainsong
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
-    """A daemon whose janitor does not come within these tests."""
+    """A daemon whose cleaning does not run during these tests."""
     with Daemon(tmp_path_factory.mktemp("maintain") / "data", "retention.interval_s=3600") as running:
         yield running
 
@@ -39,7 +39,7 @@ def maintained(daemon, *words: str, code: int = 0) -> subprocess.CompletedProces
 
 
 def events(done) -> dict[str, dict]:
-    """By their names; here there is one of each."""
+    """Return the events by name, one of each."""
     return {event["event"]: event for event in map(json.loads, done.stdout.splitlines())}
 
 

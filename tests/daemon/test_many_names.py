@@ -1,4 +1,4 @@
-"""Memory stays flat however many names ask, and however many strangers try: a real daemon, weighed."""
+"""Memory stays flat with many names and many unauthenticated clients: measured on a real daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker.security.tokens import TokenEntry, format_tokens, hash_of, id_of, ne
 from tests.daemon.harness import Daemon
 from tests.patience import PATIENCE_S
 
-#: Requests that are sent ahead on a connection.
+#: Pipelined requests on a connection.
 AHEAD = 100
 GRANTS = """format = 1
 [[grant]]
@@ -32,7 +32,7 @@ TOPIC = "/v1/namespaces/shop/topics/orders"
 
 
 def ask(daemon, requests, status):
-    """Sends them over connections of their own, many ahead of their answers, all of which have to be of ``status``."""
+    """Send pipelined requests over new connections; every answer must have this status."""
     for begin in range(0, len(requests), AHEAD):
         some = requests[begin : begin + AHEAD]
         with socket.create_connection(daemon.address, timeout=PATIENCE_S) as connection:
@@ -50,7 +50,7 @@ def poll(credential, topic=TOPIC):
 
 
 def weigh(daemon):
-    """Memory of its own, in bytes."""
+    """Return the daemon's anonymous memory in bytes."""
     status = Path(f"/proc/{daemon.pid}/status").read_text()
     return int(re.search(r"RssAnon:\s+(\d+)", status)[1]) * 1024
 
@@ -76,7 +76,7 @@ def test_memory_stays_flat_with_thousands_of_names_and_any_number_of_strangers(t
         malformed = [f"psg_{source.randbytes(200).hex()}" for _ in range(strangers // 3)]
         foreign = [f"eyJ{number}.{source.randbytes(500).hex()}.x" for number in range(strangers // 3)]
         ask(daemon, [poll(each) for each in (*unknown, *malformed, *foreign)], 401)
-        # Whoever has a name asks for what it has nothing on: each time for other topics.
+        # An authenticated client without grants uses a new topic in each request.
         nowhere = [f"/v1/namespaces/x{source.randbytes(100).hex()}/topics/{'t' * 255}" for _ in range(300)]
         ask(daemon, [poll(tokens[0], topic) for topic in nowhere], 403)
 

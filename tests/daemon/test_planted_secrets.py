@@ -304,7 +304,7 @@ def look_at_everything(site):
     assert b"security.refused" in records
     for process in (site.daemon.pid, *site.daemon.children()):
         site.planted.see("/proc/*/cmdline", Path(f"/proc/{process}/cmdline").read_bytes())
-        environ = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")  # the environment has only what this test put there
+        environ = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")  # only what this test put there
         site.planted.see("/proc/*/environ", b"\n".join(each for each in environ if b"OTEL__ENDPOINT=" not in each))
     _look_by_commands(site)
     site.daemon.stop()

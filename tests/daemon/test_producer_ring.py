@@ -1,4 +1,4 @@
-"""Twenty producers over a daemon that is killed again and again: each message once, in order, batches whole."""
+"""Twenty producers on a daemon that is killed repeatedly: each message once, in order, batches whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.daemon.talk import Talk, create
 from tests.daemon.test_crash_ring import SEED, SIZES, die, live
 
 TOPIC = "produced"
-#: Snapshots come often, so that kills fall into them.
+#: Frequent snapshots, so that kills fall into them.
 SETTINGS = ("deduplication.snapshot_entries=50", "storage.min_free_bytes=0")
 ENDS = ("storm", "drain", "storm", "pause", "storm", "leave", "storm", "start")
 
@@ -33,7 +33,7 @@ async def test_twenty_producers_store_each_message_once_under_hundreds_of_kills(
 
 
 async def ring(tmp_path: Path, seed: int, *, cycles: int, sizes: str = "default sizes") -> None:
-    """Run and kill ``cycles`` times, then hold what is there against what was sent and seen."""
+    """Run and kill ``cycles`` times, then compare what is there with what was sent and read."""
     print(f"PLAINSONG_RING_SEED={seed}")
     rng, place, history = Random(seed), Place(), History()
     producers = [RingProducer(f"p{each}", TOPIC, each % 2 == 0, Random(rng.random())) for each in range(20)]

@@ -1,4 +1,4 @@
-"""The first minute with Plainsong, as the README promises it: three lines, a kill, the third line again."""
+"""The README's first minute with Plainsong: three lines, a kill, the third line again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="NOT TESTED
 
 
 def pasted(line: str, running: Daemon) -> str:
-    """What a shell prints for ``line``, with the daemon's real port in place of the usual one."""
+    """Return the output of ``line`` in a shell, with the daemon's real port in place of the usual one."""
     assert "127.0.0.1:7420" in line
     line = line.replace("127.0.0.1:7420", "{}:{}".format(*running.address))
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=True, timeout=PATIENCE_S)

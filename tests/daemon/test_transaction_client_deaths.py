@@ -1,4 +1,4 @@
-"""A client process that is killed before, between and after its requests: its transaction is whole or nowhere."""
+"""A client process that is killed before, between and after its requests: its transaction is whole or absent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENOUGH = 40
 
 @asynccontextmanager
 async def watched(tmp_path, plot, *, aborting=True):
-    """A daemon whose topics are read all the time; in the end everything is checked."""
+    """A daemon whose topics are read constantly; at the end, everything is checked."""
     place = Place()
     with Daemon(tmp_path / "data", "storage.min_free_bytes=0", "retention.interval_s=0.1") as daemon:
         for topic in TOPICS:
@@ -42,7 +42,7 @@ async def watched(tmp_path, plot, *, aborting=True):
             readers.start_soon(many_reader, place, TOPICS, plot, None)
             yield daemon
             async with await Talk.to(daemon.address) as talk:
-                await settle(talk, plot, aborting=aborting)  # under the eyes of the readers
+                await settle(talk, plot, aborting=aborting)  # while the readers still run
             readers.cancel_scope.cancel()
         async with await Talk.to(daemon.address) as talk:
             await check_all(talk, plot, TOPICS)
@@ -59,7 +59,7 @@ def start(url, name, end, last):
 
 
 def note(plot, name, began_s, said):
-    """What is known of the transaction from what its client said; whether it came to its end."""
+    """Record a transaction from its client's output; return True if the client finished."""
     words = said.split()
     if "began" in words:
         transaction = Transaction(int(words[words.index("began") + 1]), int((time.time() + TIMEOUT_S) * 1000))
@@ -86,7 +86,7 @@ def run_to_its_end(url, name, end, last):
 
 
 async def die_before_each(daemon, plot, end, first):
-    """Whether each case was another one, up to a client that comes to its end."""
+    """Kill a client before each of its requests, up to one that finishes."""
     url = "http://{}:{}".format(*daemon.address)
     for last in count(first):
         name, began_s = f"{end} {last}", time.monotonic()
@@ -101,12 +101,12 @@ async def test_a_client_dies_before_each_of_its_requests(tmp_path):
     plot = Plot()
     async with watched(tmp_path, plot) as daemon, trio.open_nursery() as nursery:
         nursery.start_soon(die_before_each, daemon, plot, "commit", 1)
-        # Up to here it did the same.
+        # The first three requests are the same as for a commit.
         nursery.start_soon(die_before_each, daemon, plot, "abort", 4)
 
 
 async def die_waiting(daemon, plot, mark, end):
-    """A client that is killed when it has sent this request, and before it has an answer."""
+    """Kill a client after it has sent this request and before it gets the answer."""
     with Proxy(daemon.address) as proxy:
         proxy.after[mark] = "swallow"
         began_s, name = time.monotonic(), mark.decode().strip("/")

@@ -1,4 +1,4 @@
-"""The daemon is killed in the very system call that writes a step of a transaction, or the one that makes it durable."""
+"""The daemon is killed in the very system call that writes a step of a transaction, or that makes it durable."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from tests.ports import free_address
 TOPICS = ("one", "two", "three")
 SETTINGS = ("storage.min_free_bytes=0",)
 STEPS = ("begin", "store", "publish", "prepare", "commit")
-#: System calls and which of them: before anything is written, in the middle of a long write, and before it is durable.
+#: System calls with their number: before anything is written, within a long write, and before it is durable.
 BEFORE, IN_THE_MIDDLE, BEFORE_THE_SYNC = ("write", 1), ("write", 20), ("fdatasync", 1)
-#: Far longer than a transaction of some messages takes, and one of thirty thousand, on a busy machine that stands still.
+#: Far longer than a transaction of some messages, and one of thirty thousand, takes on a busy machine that stalls.
 TIMEOUT_S, LONG_TIMEOUT_S = 12, 120
 MANY = 30_000
-#: How long a call waits at its entry: enough to be read of and answered by a SIGKILL on a busy machine.
+#: How long a call waits at its entry: enough to read of it and send SIGKILL on a busy machine.
 HELD_FOR_US = 250_000
 
 
 class Killer:
-    """Kills a daemon at the entry of its n-th system call of a kind from now on, whichever thread makes it.
+    """Kills a daemon at the entry of its n-th system call of a kind from now on, in any thread.
 
-    strace counts the calls of each thread for itself, so they are counted here: each is held up until it is seen.
+    strace counts calls per thread, so they are counted here; each call is delayed until it has been read.
     """
 
     def __init__(self, daemon: Daemon, call: str, when: int) -> None:
@@ -70,21 +70,21 @@ class Killer:
                 break
 
     def end(self) -> None:
-        """Nothing is killed from now on; what was says ``killed``."""
+        """Stop; ``killed`` is True if the daemon was killed."""
         self._process.kill()
         self._counting.join()
         self._process.communicate()
 
 
 class Harness:
-    """A daemon, its readers, and everything they know."""
+    """A daemon, its readers, and their records."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon, self.place, self.plot, self.rng = daemon, Place(), Plot(), Random(7)
         self.numbers = count()
 
     async def live_and_die(self, step: str, call: str, when: int, stored: int = 3) -> bool:
-        """A transaction in the course of which the daemon is killed at this step; whether it was."""
+        """Run a transaction during which the daemon is killed at this step; return True if it was."""
         end = "abort" if step == "abort" else "commit"
         self.place.opened(self.daemon.address)
         killer, work, killed = None, None, False
@@ -100,7 +100,7 @@ class Harness:
             killed = True
         if killer is not None:
             killer.end()
-            killed = killed or killer.killed  # perhaps in a call of its own, when all had been answered
+            killed = killed or killer.killed  # perhaps in a call of its own, after the last answer
         if killed:
             self.place.closed()
             await trio.to_thread.run_sync(self.daemon.wait)
@@ -191,7 +191,7 @@ def test_a_client_stores_and_commits_many_messages_through_kills_of_the_daemon(t
                 daemon.start()
                 for topic in TOPICS[:2]:
                     assert not client.poll(topic)
-            may_commit.set()  # not before all those looks, however fast it goes on behind the last kill
+            may_commit.set()  # only after those reads, however fast the last restart was
             thread.join(PATIENCE_S)
             assert not failures, failures
             for parity, topic in enumerate(TOPICS[:2]):

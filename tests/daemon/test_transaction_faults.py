@@ -1,4 +1,4 @@
-"""Transactions on a disk that is full, and on a machine whose clock was set: all or nothing, and nobody waits for ever."""
+"""Transactions on a full disk, and on a machine whose clock was set: all or nothing, and every wait ends."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.storage.disks import fill, small_disk
 
 TOPICS = ("one", "two")
 RNG = Random(3)
-#: Of those that are not to time out, however long a full disk keeps all of them waiting.
+#: Time-out of transactions that must not time out, however long a full disk delays them.
 LONG_S = 600
 
 
 async def insist(call, *arguments):
-    """Ask again until it is done."""
+    """Repeat the call until it succeeds."""
     with trio.fail_after(PATIENCE_S):
         while True:
             try:
@@ -37,7 +37,7 @@ async def insist(call, *arguments):
 
 
 async def look(talk, plot):
-    """Every kind of reader reads everything there is to be read now."""
+    """Read everything with every kind of reader."""
     for topic in TOPICS:
         for habit in (Habit(True, 7), Habit(True), Habit(False)):
             with suppress(NotDone):
@@ -98,10 +98,10 @@ async def test_a_clock_an_hour_back_or_ahead_after_a_kill(tmp_path):
             async with await Talk.to(daemon.address) as talk:
                 await look(talk, plot)
                 for end in ("commit", "abort", None):
-                    # Only that which nobody ends is to time out, on a busy machine perhaps before all is published.
+                    # Only an abandoned transaction may time out, on a busy machine perhaps before all is published.
                     timeout_s = 2 if end is None else LONG_S
                     work = await begun(talk, plot, f"{end} at {len(plot.transactions)}", timeout_s=timeout_s)
-                    # The wall clock says nothing about its time-out.
+                    # The wall clock, which is set here, does not determine its time-out.
                     work.transaction.expires_ms = int(time.time() + 7200) * 1000
                     with suppress(NotDone) if end is None else nullcontext():
                         for topic in TOPICS:

@@ -1,4 +1,4 @@
-"""The ring of transactions: the real daemon, killed again and again, never shows a part of one, nor what was undone."""
+"""The ring of transactions: the real daemon, killed repeatedly, never shows part of one, nor what was undone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.daemon.transactional_rest import SINGLY, check_all
 from tests.daemon.transactional_writers import Plot, writer
 
 TOPICS = ("one", "two", "three")
-#: Cleaning, and rolling back what is invalid, go on all the time.
+#: Cleaning and rolling back of invalid transactions run constantly.
 SETTINGS = ("retention.interval_s=0.1", "retention.step_rows=20", "storage.min_free_bytes=0")
-#: How the daemon comes to its end, one after the other.
+#: How the daemon ends, in this order.
 ENDS = ("storm", "pause", "start", "storm", "leave", "storm")
 SEED = int(os.environ.get("PLAINSONG_RING_SEED", "50"))
 
@@ -53,8 +53,8 @@ async def ring(
     """Run and kill ``cycles`` times, then read everything and check the history.
 
     Args:
-      readers_pause_s: between two polls of each reader; None: what each kind of them has.
-      most_a_life: how many transactions may be over until the daemon is killed.
+      readers_pause_s: between two polls of each reader; None: the default of each kind.
+      most_a_life: how many transactions may end before the daemon is killed.
     """
     print(f"PLAINSONG_RING_SEED={seed}")
     rng, place, plot = Random(seed), Place(), Plot()
@@ -92,10 +92,10 @@ async def live(daemon: Daemon, place: Place, rng: Random, most: int) -> None:
 
 
 async def die(daemon: Daemon, place: Place, how: str, rng: Random) -> None:
-    """End the daemon: in its work, after standing still, once it has left, or again while it starts."""
+    """End the daemon: under load, after a freeze, once it has stopped, or again while it starts."""
     if how == "pause":
         daemon.signal(signal.SIGSTOP)
-        await trio.sleep(rng.random() * 1.2)  # time-outs come due meanwhile
+        await trio.sleep(rng.random() * 1.2)  # transactions time out during it
         daemon.signal(signal.SIGCONT)
         await place.more(acknowledged=2, polled=1)
     if how == "leave":
@@ -104,6 +104,6 @@ async def die(daemon: Daemon, place: Place, how: str, rng: Random) -> None:
     place.closed()
     if how == "start":
         daemon.spawn()
-        # A forked daemon has imported everything: most of its start is recovery.
+        # A forked daemon has no imports to do: most of its start is recovery.
         await trio.sleep(daemon.start_s * (0.3 + 0.8 * rng.random()))
         daemon.kill()

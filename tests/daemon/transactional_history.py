@@ -92,7 +92,7 @@ class Page:
 
 @dataclass(slots=True)
 class Log:
-    """All of a topic, read when all is quiet: ``(id, payload, pointer)``, negative when rolled back."""
+    """All rows of a topic, read after all work has ended: ``(id, payload, pointer)``, negative if rolled back."""
 
     topic: str
     rows: Sequence[tuple[bytes, bytes, int]]

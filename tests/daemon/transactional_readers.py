@@ -1,4 +1,4 @@
-"""Readers of every kind, who note what they see: uncommitted, committed, with snapshots, and of many topics at once."""
+"""Readers of every kind, with records of what they see: uncommitted, committed, with snapshots, of several topics."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.daemon.talk import ENCODINGS, JSON_HEADERS, ConnectionLost, NotConnec
 from tests.daemon.transactional_history import Log, Page
 from tests.daemon.transactional_writers import NotDone, Plot, begin, decide, said
 
-#: Between two polls of a reader of one topic that does not wait for messages.
+#: Pause between two polls of a reader without long polls.
 PAUSE_S = 0.03
 _views = count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """How a reader reads: as ``committed`` or not, or with a snapshot of its own."""
+    """The parameters of a reader: ``committed`` or not, or with its own snapshot."""
 
     committed: bool
     limit: int | None = None
@@ -56,7 +56,7 @@ HABITS = (
 
 
 async def read_page(talk: Talk, topic: str, habit: Habit, position: bytes | None, plot: Plot) -> bytes | None:
-    """One page into the plot; the position to go on from. Raises NotDone, ConnectionLost."""
+    """Read one page into the plot; return the position to continue from. Raises NotDone, ConnectionLost."""
     inclusive = habit.inclusive or position is None
     isolation = None if habit.snapshot or not habit.committed else "committed"
     request = PollRequest(position, inclusive, habit.limit, habit.snapshot)
@@ -92,7 +92,7 @@ async def read_page(talk: Talk, topic: str, habit: Habit, position: bytes | None
 
 
 async def reader(place: Place, topic: str, habit: Habit, plot: Plot, pause_s: float = PAUSE_S) -> None:
-    """Reads until the ring is over, going on after a fall of the daemon where it was; nobody polls without a pause."""
+    """Read until the ring is over, with pauses; after a death of the daemon, continue at the same position."""
     position: bytes | None = None
     while not place.over:
         try:
@@ -107,7 +107,7 @@ async def reader(place: Place, topic: str, habit: Habit, plot: Plot, pause_s: fl
 
 
 async def snapshot_reader(place: Place, topics: Sequence[str], plot: Plot, rng: Random, pause_s: float = 0.05) -> None:
-    """Reads all topics inside a transaction, from where an earlier one ended, again and again."""
+    """Repeatedly read all topics inside a transaction, each time from where an earlier one ended."""
     froms: dict[str, bytes | None] = dict.fromkeys(topics)
     while not place.over:
         try:
@@ -138,7 +138,7 @@ async def _read_inside(
     for topic in rng.sample(list(topics), len(topics)):
         ends[topic] = await read_to_the_end(talk, topic, habit, plot, froms[topic])
     if rng.random() < 0.5:
-        froms.update(ends)  # as committing a position with the effects does
+        froms.update(ends)  # like a client that commits its position with its effects
     if rng.random() < 0.8:
         await decide(talk, transaction, rng.choice(("commit", "abort")))
 
@@ -146,7 +146,7 @@ async def _read_inside(
 async def many_reader(
     place: Place, topics: Sequence[str], plot: Plot, limit: int | None, pause_s: float = 0.02
 ) -> None:
-    """Reads all topics with one request at a time, committed."""
+    """Read all topics, committed, with one request for all."""
     froms: dict[str, bytes | None] = dict.fromkeys(topics)
     while not place.over:
         try:
@@ -183,7 +183,7 @@ async def _read_many(talk: Talk, froms: dict[str, bytes | None], plot: Plot, lim
 async def read_to_the_end(
     talk: Talk, topic: str, habit: Habit, plot: Plot, position: bytes | None = None
 ) -> bytes | None:
-    """Pages into the plot until one says that there is no more; the last position."""
+    """Read pages into the plot until one is the last; return the last position."""
     while True:
         position = await read_page(talk, topic, habit, position, plot)
         if plot.pages[-1].end != "more":
@@ -191,7 +191,7 @@ async def read_to_the_end(
 
 
 async def log_of(talk: Talk, topic: str) -> Log:
-    """Everything a topic holds, with write pointers."""
+    """Return all rows of a topic, with write pointers."""
     rows: list[tuple[bytes, bytes, int]] = []
     position: bytes | None = None
     headers = {**JSON_HEADERS, "Accept": FRAMES_TYPE + "; fields=pointer"}

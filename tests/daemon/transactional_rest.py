@@ -1,4 +1,4 @@
-"""When all is over: everything is decided, everybody can read to the end, and nobody saw what must not be."""
+"""The checks after a ring: everything is decided, every reader can read to the end, and there is no anomaly."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tests.daemon.transactional_checker import check
 from tests.daemon.transactional_readers import Habit, log_of, read_to_the_end
 from tests.daemon.transactional_writers import Plot, settle
 
-#: So many messages at the end of a topic are read one by one, which takes a request for each.
+#: This many messages at the end of a topic are read one by one, with a request each.
 SINGLY = 200
 
 
 async def check_all(
     talk: Talk, plot: Plot, topics: Sequence[str], *, singly: int | None = SINGLY
 ) -> tuple[Counter[str], int]:
-    """How many transactions came to each state, and how many pages were held.
+    """Return how many transactions ended in each state, and how many pages were held.
 
-    ``singly``: how many messages of the first topic are read one by one, at its end; None: all of them.
+    ``singly``: how many messages at the end of the first topic are read one by one; None: all.
     """
     await settle(talk, plot)
     seen = len(plot.pages)

@@ -1,4 +1,4 @@
-"""Environments with exactly what a wheel asks for."""
+"""Environments with exactly the packages that a wheel requires."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def metadata_of(wheel: Path) -> Message:
 
 
 def required(wheel: Path) -> dict[str, Distribution]:
-    """What it needs without extras, and what that needs, as it is installed here; not ours."""
+    """Return the packages that it requires without extras, and theirs, as installed here; ours left out."""
     found: dict[str, Distribution] = {}
     waiting = [Requirement(each) for each in metadata_of(wheel).get_all("Requires-Dist", [])]
     while waiting:
@@ -42,16 +42,16 @@ def required(wheel: Path) -> dict[str, Distribution]:
 
 
 def environment(folder: Path, wheels: Iterable[Path], base: str = sys.executable) -> Path:
-    """An environment with these wheels and links to what they need, and nothing else; its interpreter.
+    """Create an environment with these wheels and links to their requirements only; return its interpreter.
 
     Args:
       folder: is created.
-      base: the Python that the environment is made with. Packages of another version's extension modules do not load
-        there, so that ``msgpack`` and ``fastavro`` use their code in Python.
+      base: the Python that creates the environment. Extension modules of another version do not load there, so
+        ``msgpack`` and ``fastavro`` run in pure Python.
     """
     wheels = list(wheels)
     own = base == sys.executable
-    # The pip of another version may not run there: that environment gets the one its Python brings.
+    # The pip of another version may not run there: that environment gets its Python's own.
     subprocess.run([base, "-m", "venv", *(["--without-pip"] if own else []), str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     for wheel in wheels:
@@ -69,7 +69,7 @@ def environment(folder: Path, wheels: Iterable[Path], base: str = sys.executable
 
 
 def run(python: Path, *command: str, cwd: Path | None = None, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Runs a program beside the interpreter, or the interpreter itself."""
+    """Run a program next to the interpreter, or the interpreter itself."""
     program = python if command[0] == "python" else python.with_name(command[0])
     done = subprocess.run(
         [str(program), *command[1:]],

@@ -1,4 +1,4 @@
-"""What is published: three wheels, each installed into an environment that has exactly what the wheel asks for."""
+"""The published wheels: each of the three, installed into an environment with exactly its requirements."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_wheel_has_a_bill_of_materials_that_is_valid_complete_and_the_same_twi
     assert named.items() >= needed.items()
     ours = {name for name in named if name.startswith("plainsong-")}
     assert ours == (set() if kind == "client" else {"plainsong-client"})
-    if ours:  # and what the client needs
+    if ours:  # and the client's requirements
         assert named.keys() - ours == needed.keys() | required(wheels["client"]).keys()
     assert {each["ref"] for each in bill["dependencies"]} == {f"plainsong-{kind}", *named}
     assert sbom.write(wheel, dist.built_s()).read_text(encoding="utf-8") == text
@@ -147,7 +147,7 @@ def test_the_programs_and_the_commands_are_each_where_they_are_found(wheels):
 
 
 def test_the_distributions_ask_for_no_more_and_no_less_than_the_tree():
-    """The tree's own pyproject.toml is for development; a dependency that is added to one has to be in the other."""
+    """The tree's own pyproject.toml is for development; a dependency in one must be in the other."""
     tree = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     ours = {
         kind: tomllib.loads((ROOT / f"etc/dist/{kind}/pyproject.toml").read_text(encoding="utf-8"))
@@ -169,7 +169,7 @@ def test_the_distributions_ask_for_no_more_and_no_less_than_the_tree():
 
 
 def test_nothing_asks_an_index_for_a_distribution_called_plainsong():
-    """That name is another project's."""
+    """That name belongs to another project."""
     texts = [
         ROOT / name
         for name in subprocess.run(
@@ -243,7 +243,7 @@ def test_a_verb_of_a_distribution_that_is_not_installed_says_so_and_what_to_inst
 
 # --- the manual and the shells -----------------------------------------------------------------------
 
-#: How each shell is asked, with the installed script as $1, what it would complete; zsh's own functions print instead.
+#: Ask each shell, with the installed script as $1, for its completions; zsh's own functions print them instead.
 ASKED = {
     "bash": 'source "$1"; COMP_WORDS=(plainsong pu); COMP_CWORD=1; _plainsong_completion plainsong; printf "%s\\n" $COMPREPLY',
     "zsh": "compdef() { : }; _describe() { print -l -- ${(P)3} }; compadd() { print -l -- $@ }; "
@@ -291,7 +291,7 @@ def test_the_pages_are_correct_roff():
     done = subprocess.run(
         ["mandoc", "-T", "lint", "-W", "warning", *pages], capture_output=True, text=True, check=False
     )
-    # They have no date, so that they change only with what they say.
+    # They have no date, so that they change only with their content.
     assert [line for line in done.stdout.splitlines() if "missing date" not in line] == []
     assert len(pages) == len(VERBS) + 1
 

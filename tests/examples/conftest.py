@@ -1,4 +1,4 @@
-"""What the tests of the examples share: one daemon for those that leave it in peace, a namespace for each test."""
+"""Fixtures of the examples' tests: a shared daemon for those that do not disturb it, and a namespace for each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _numbers = count()
 
 @pytest.fixture(scope="session")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a daemon that no test disturbs."""
+    """The URL of a daemon that no test disturbs."""
     with Daemon(tmp_path_factory.mktemp("examples") / "data") as daemon:
         yield f"http://{daemon.address[0]}:{daemon.address[1]}"
 
@@ -28,7 +28,7 @@ def namespace() -> str:
 
 @pytest.fixture
 def values() -> Callable[..., list[Any]]:
-    """What stands in a topic, decoded, as a client without any of the examples' code reads it."""
+    """Return a function that reads a topic, decoded, with a client that uses no code of the examples."""
 
     def read(url: str, namespace: str, topic: str, **options: Any) -> list[Any]:
         with Client(url, namespace=namespace) as client:

@@ -23,7 +23,7 @@ def command(name: str, url: str, *words: str | Path) -> list[str]:
 
 
 def run(name: str, url: str, *words: str | Path, **environ: str) -> str:
-    """What an example says on standard output; it must end well and say nothing else."""
+    """Return an example's standard output; it must succeed with an empty standard error."""
     done = subprocess.run(
         command(name, url, *words),
         cwd=ROOT.parent,
@@ -38,12 +38,12 @@ def run(name: str, url: str, *words: str | Path, **environ: str) -> str:
 
 
 def eventually(what: str, holds: Callable[[], Any]) -> Any:
-    """The harness's, with the patience for several processes that start."""
+    """Like the harness's, with a time limit for several processes that start."""
     return harness.eventually(what, holds, PATIENCE_S)
 
 
 class Program:
-    """An example that is started, killed, and started again; never left behind. What it says goes to a file."""
+    """An example that is started, killed, and started again; ended with its test. Its output goes to a file."""
 
     def __init__(self, log: Path, name: str, url: str, *words: str | Path) -> None:
         self.command = command(name, url, *words)
@@ -55,7 +55,7 @@ class Program:
             self._process = subprocess.Popen(self.command, env=clean_environ(), stdout=log, stderr=log)
 
     def kill(self) -> None:
-        """SIGKILL, to it alone; its children live on as they would."""
+        """Kill the program alone; its children live on, as in reality."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(PATIENCE_S)
@@ -74,7 +74,7 @@ class Program:
 
 @contextmanager
 def mortal(*programs: Program) -> Iterator[None]:
-    """All started at the beginning of the block, and gone at its end."""
+    """Start all programs, and kill them at the end of the block."""
     with ExitStack() as ends:
         for program in programs:
             ends.callback(program.kill)
@@ -84,14 +84,14 @@ def mortal(*programs: Program) -> Iterator[None]:
 
 @contextmanager
 def lasting_daemon(tmp_path: Path) -> Iterator[tuple[Daemon, str]]:
-    """A daemon that comes back at the same address when it is killed and started again."""
+    """A daemon that keeps its address when it is killed and started again."""
     address = f"127.0.0.1:{free_port()}"
     with Daemon(tmp_path / "data", bind=address) as daemon:
         yield daemon, f"http://{address}"
 
 
 def kill_now_and_then(chance: random.Random, times: int, *victims: Program | Daemon) -> None:
-    """Kill one of them and start it again, so many times, at moments that the seed chooses."""
+    """Kill one of them and start it again, ``times`` times, at moments that the seed chooses."""
     for _ in range(times):
         time.sleep(chance.uniform(0.05, 0.6))
         victim = chance.choice(victims)

@@ -1,4 +1,4 @@
-"""Dataset accesses: trail, registry and lineage say what the topic says, also after kills."""
+"""Dataset accesses: trail, registry and lineage agree with the topic, also after kills."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
 
 
 def check(client: Client, directory: Path) -> int:
-    """What the three made against what one thinks of the topic's messages oneself; how many there are."""
+    """Compare the three results with the topic's messages; return the number of messages."""
     accesses = list(client.read("dataset-access", serializer=JSON))
     trail = [json.loads(line) for line in (directory / "audit.jsonl").read_text().splitlines()]
     assert [line.pop("id") for line in trail] == [str(each.id) for each in accesses]
@@ -47,7 +47,7 @@ def check(client: Client, directory: Path) -> int:
 
 
 def test_trail_registry_and_lineage_agree_with_the_topic(url: str, namespace: str, tmp_path: Path):
-    for seed in ("4", "5"):  # the second time they go on where they were
+    for seed in ("4", "5"):  # the second run continues from the first
         said = run("access_events", url, "--namespace", namespace, "--directory", tmp_path, "--seed", seed)
     assert "orders-feed -- import-orders --> orders" in said
     with Client(url, namespace=namespace) as client:
@@ -87,14 +87,14 @@ def test_every_access_counts_once_although_consumers_and_daemon_are_killed(tmp_p
 
 
 def lines(trail: Path) -> int | None:
-    """So many; None while the consumer has not come so far as to make it."""
+    """Return the number of lines; None before the consumer has created the file."""
     with suppress(FileNotFoundError):
         return trail.read_bytes().count(b"\n")
     return None
 
 
 def number(directory: Path, database: str, what: str) -> int | None:
-    """So many; None while the consumer has not come so far as to make its tables."""
+    """Return a number from the database; None before the consumer has created its tables."""
     with suppress(sqlite3.OperationalError):
         found: int = query(directory / database, f"SELECT {what}")[0][0]
         return found

@@ -1,4 +1,4 @@
-"""Configuration: programs hear of each change once and in order, also of those made while no daemon was there."""
+"""Configuration: programs receive each change once and in order, including those made while no daemon ran."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_each_change_is_told_once_although_those_who_make_it_are_killed(
     run("configuration", url, *words, "relay")
     for number in range(1, 7):
         change = Program(tmp_path / "log", "configuration", url, *words, "set", "join", "n", str(number))
-        with mortal(change):  # killed when the change is made: before, while or after it is told
+        with mortal(change):  # killed when the change is made: before, while or after it is published
             eventually("it is changed", lambda number=number: made(database) == number)
             time.sleep(chance.uniform(0, 0.02))
     run("configuration", url, *words, "relay")
@@ -70,7 +70,7 @@ def test_each_change_is_told_once_although_those_who_make_it_are_killed(
 
 
 def made(database: Path) -> int:
-    """The number of the last change."""
+    """Return the number of the last change."""
     with closing(sqlite3.connect(database, timeout=PATIENCE_S)) as connection:
         [revision] = connection.execute("SELECT coalesce(max(revision), 0) FROM configuration").fetchone()
     return int(revision)

@@ -1,4 +1,4 @@
-"""The index of metadata: what edits make of it, and that each counts once although the indexer is killed."""
+"""The index of metadata: the result of edits, each of which counts once although the indexer is killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_edits_are_found_by_what_they_made_of_entities(url: str, namespace: str,
     said = run("metadata_index", url, *words)
     assert "dataset:orders" in said
     assert "dataset:customers" in said
-    assert run("metadata_index", url, *words, "search", "draft") == ""  # the tag was taken away again
+    assert run("metadata_index", url, *words, "search", "draft") == ""  # the tag was removed again
     run("metadata_index", url, *words, "edit", "dataset:orders", "owner=finance", "tag+=gold")
     assert run("metadata_index", url, *words, "index") == "indexed 2 changes\n"
     assert run("metadata_index", url, *words, "search", "gold") == (
@@ -58,7 +58,7 @@ def test_every_change_is_applied_once_although_indexer_and_daemon_are_killed(tmp
 
 
 def folded(client: Client) -> dict[str, tuple[dict[str, str], list[str], int]]:
-    """Properties, tags and number of changes of each entity, as one reads it off the topic."""
+    """Return properties, tags and number of changes of each entity, computed from the topic."""
     entities: dict[str, tuple[dict[str, str], list[str], int]] = {}
     for message in client.read("metadata-changes", serializer=JSON):
         properties, tags, changes = entities.get(message.value["entity"], ({}, [], 0))
@@ -72,9 +72,9 @@ def folded(client: Client) -> dict[str, tuple[dict[str, str], list[str], int]]:
 
 
 def indexed(directory: Path) -> dict[str, Any]:
-    """What the index says; nothing while the indexer has not come so far as to make its tables."""
+    """Return the content of the index; empty before the indexer has created its tables."""
     with closing(sqlite3.connect(directory / "index.db", timeout=PATIENCE_S)) as database:
-        database.execute("BEGIN")  # both tables as of one moment: the indexer goes on meanwhile
+        database.execute("BEGIN")  # both tables at one moment: the indexer is running
         if not database.execute("SELECT name FROM sqlite_master WHERE name = 'words'").fetchone():
             return {}
         rows = database.execute("SELECT entity, metadata, changes FROM entities").fetchall()

@@ -1,4 +1,4 @@
-"""Notifications: each user sees what he asked for, also what he missed, and nothing twice when nobody was killed."""
+"""Notifications: each user gets what he subscribed to, including what he missed, and nothing twice without a kill."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EVENTS = {"events-metadata": 2, "events-programs": 4, "events-data": 2}
 
 
 def seen_by(said: str, user: str) -> list[str]:
-    """The topics and contents that a user was shown."""
+    """Return the topics and contents shown to a user."""
     return [line.split(maxsplit=2)[2] for line in said.splitlines() if line.startswith(user)]
 
 
@@ -54,5 +54,5 @@ def test_an_inbox_that_follows_shows_what_comes_and_after_a_kill_at_most_the_las
 
 
 def lines(inbox: Program) -> list[str]:
-    """What was shown; each line has the id of its message."""
+    """Return the lines shown; each has the id of its message."""
     return inbox.said().splitlines()

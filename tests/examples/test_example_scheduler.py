@@ -1,4 +1,4 @@
-"""The scheduler: each trigger has one run, whoever is killed meanwhile."""
+"""The scheduler: each trigger has one run, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_trigger_has_one_run_although_scheduler_and_daemon_are_killed(tmp_
         with client.producer("outside", "world", serializer=JSON) as outside:
             outside.publish([{"event": "prices-changed"}, {"event": "rain"}, {"event": "prices-changed"}])
         with mortal(scheduler):
-            for number in range(1, 3 + 3 + 2 + 1):  # somebody dies while, or soon after, each of the runs begins
+            for number in range(1, 3 + 3 + 2 + 1):  # kill a process during or soon after the start of each run
                 eventually(f"run {number} is triggered", lambda number=number: runs(database) >= number)
                 time.sleep(chance.uniform(0, 0.6))
                 victim = chance.choice([scheduler, scheduler, daemon])
@@ -69,7 +69,7 @@ def test_every_trigger_has_one_run_although_scheduler_and_daemon_are_killed(tmp_
 
 
 def runs(database: Path, which: str = "") -> int:
-    """How many runs the scheduler knows of."""
+    """Return the number of runs in the scheduler's database."""
     with closing(sqlite3.connect(database, timeout=PATIENCE_S)) as connection:
         known = connection.execute("SELECT name FROM sqlite_master WHERE name = 'runs'").fetchone()
         return connection.execute(f"SELECT count(*) FROM runs {which}").fetchone()[0] if known else 0

@@ -1,4 +1,4 @@
-"""The workflow: followers see its states and tokens as they are, and each of them once, whoever is killed meanwhile."""
+"""The workflow: followers see each of its states and tokens once, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKEN = {
     "customers": 329,
     "report": "329 customers, 13 rows dropped",
 }
-#: Dies as a kill would have it, at one moment of the second step.
+#: Dies as if killed, at one moment of the second step.
 DYING = """
 import os, runpy, sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -49,7 +49,7 @@ workflow_states.main()
 
 
 def rows(database: Path, run: str) -> list[tuple[str, Any]]:
-    """The steps of a run as its own database has them."""
+    """Return the steps of a run according to its own database."""
     with closing(sqlite3.connect(database)) as connection:
         found = connection.execute(
             "SELECT step, token, committed FROM steps WHERE run = ? ORDER BY tx", (run,)
@@ -68,7 +68,7 @@ def test_followers_see_each_state_with_its_token(url: str, namespace: str, tmp_p
 
 
 def check_told(values: Values, url: str, namespace: str, run: str) -> None:
-    """Both topics tell of every step once, in order; the changes make the token."""
+    """Check that both topics have every step once, in order, and that the changes add up to the token."""
     states, tokens = (
         [each for each in values(url, namespace, topic, isolation="committed") if each["run"] == run]
         for topic in ("states", "tokens")
@@ -118,10 +118,10 @@ def test_states_and_rows_agree_although_workflow_and_daemon_are_killed(tmp_path:
                 victim.kill()
                 victim.start()
             while workflow.wait() != 0:
-                workflow.start()  # its transaction was undone with the daemon's death; it says so and goes on
+                workflow.start()  # the daemon's death undid its transaction; it reports that and continues
         assert [step for step, _ in rows(database, "r1")] == STEPS
         assert rows(database, "r1")[-1][1] == TOKEN
         check_told(values, url, "workflow", "r1")
         with Client(url, namespace="workflow") as client:
-            left = client.transactions.list(state="in_progress")  # begun by those who were killed
-        assert not any(each.topics for each in left)  # and they hold up nobody
+            left = client.transactions.list(state="in_progress")  # begun by killed processes
+        assert not any(each.topics for each in left)  # and they hold no reader

@@ -1,4 +1,4 @@
-"""Every reader of bytes that others wrote: with bytes that it takes, and what it may raise for those that it does not."""
+"""Every decoder of bytes from outside: with bytes that it accepts, and the errors it may raise for others."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ KEY_SET = (
     b'{"kty":"RSA","kid":"c","n":"0vx7agoebGcQSuuPiLJXZptN9nndrQmbXEps2aiAFbWhM78LhWx4cbbfAAtVT86zwu1RK7aPFFxuhDR1L6t'
     b'SoWJgYA","e":"AQAB"}]}'
 )
-#: Header, claims and signature of a token that some provider might have signed.
+#: Header, claims and signature of a token as a provider might sign it.
 JWT = (
     b"eyJhbGciOiJFUzI1NiIsImtpZCI6ImEifQ.eyJpc3MiOiJodHRwczovL2xvZ2luLmV4YW1wbGUiLCJzdWIiOiJhbm4iLCJleHAiOjF9."
     b"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
@@ -118,14 +118,14 @@ TOKENS = format_tokens(
 
 
 class Decoder(NamedTuple):
-    """One reader."""
+    """One decoder."""
 
     name: str
     read: Callable[[bytes], object]
     refuses: tuple[type[Exception], ...]
-    """What it raises for bytes that it does not take; nothing else may come out of it."""
+    """The errors it raises for bytes that it refuses; it may raise no others."""
     seeds: Sequence[bytes]
-    """Bytes that it takes, from which hostile ones are made."""
+    """Bytes that it accepts, from which hostile ones are made."""
 
 
 _ROWS = [
@@ -140,7 +140,7 @@ _VALUES = [value for table, _, value in _ROWS if table is Table.METADATA]
 
 
 class Files:
-    """Readers that take a path are given a file of the bytes, in a folder of this process."""
+    """Gives decoders that take a path a file with the bytes, in a folder of this process."""
 
     def __init__(self) -> None:
         in_memory = Path("/dev/shm")
@@ -151,7 +151,7 @@ class Files:
         self._open: dict[str, tuple[Path, int]] = {}
 
     def of(self, name: str, data: bytes) -> Path:
-        """The file of that name, with these bytes."""
+        """Return the file of that name, with these bytes."""
         if name not in self._open:
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ _PACKS = [
 
 
 def _read_pack(data: bytes) -> None:
-    if data[:1] != MARK:  # a row by itself
+    if data[:1] != MARK:  # a row that is not packed
         return
     pack = Pack(_PACKED_PREFIX + _PACKED_ROWS[-1], data)
     keys_of_rows = [key for key, _ in pack.rows()]
@@ -243,7 +243,7 @@ def _frame(*parts: object) -> bytes:
 def _read_link_request(data: bytes) -> object:
     value = VOCABULARY.unpack(data)
     if not isinstance(value, list):
-        raise ValueError(value)  # links have checked it before
+        raise ValueError(value)  # links check this first
     return decode_request(value, b"")
 
 
@@ -271,7 +271,7 @@ def _described(table: Table, data: bytes) -> object:
 
 
 def _cut(data: bytes) -> tuple[bytes, bytes]:
-    """A key and a value: the first byte says where the one ends."""
+    """Split into a key and a value; the first byte is the key's length."""
     size = data[0] if data else 0
     return data[1 : 1 + size], data[1 + size :]
 

@@ -1,6 +1,6 @@
-"""Every decoder and every security file: whatever bytes they are given, they are read or refused as they say.
+"""Every decoder and every security file: any bytes are either read or refused with a documented error.
 
-The ordinary run lets hypothesis look; the long one makes a million inputs for each, from one seed.
+The ordinary run uses hypothesis; the long one makes a million inputs for each, from one seed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tests.fuzz.decoders import BY_NAME, Decoder
 
 USUAL = 100
-#: Made by chance, without hypothesis, which takes ten times as long for each.
+#: Random inputs without hypothesis, which takes ten times as long for each.
 MANY = 1_000
 LONG = 1_000_000
 NAMES = pytest.mark.parametrize("name", BY_NAME)
-#: What decoders of all kinds stumble over: ends of numbers, lengths that lie, text that is none, deep nests.
+#: Bytes that break decoders: boundaries of numbers, wrong lengths, invalid text, deep nesting.
 AWKWARD = [
     *(bytes([value]) * size for value in (0, 1, 0x7F, 0x80, 0xFF) for size in (1, 2, 4, 8)),
     *(bytes([kind]) for kind in (0xC0, 0xC1, 0xC4, 0xC7, 0xD9, 0xDC, 0xDD, 0xDE, 0xDF, 0x81, 0x91, 0x0B, 0x0C, 0x0F)),
@@ -60,7 +60,7 @@ edits = st.lists(
 
 
 def damaged(seed: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
-    """The seed with each change in turn: where, how many bytes go, and what comes instead."""
+    """Apply changes to the seed, one after the other: position, number of bytes removed, replacement."""
     data = bytearray(seed)
     for place, gone, instead in changes:
         at = place % (len(data) + 1)
@@ -117,7 +117,7 @@ def test_any_bytes_are_read_or_refused(name):
 
 @pytest.fixture
 def _silent():
-    """Some readers log what they cannot read, and a million lines would be kept for the report."""
+    """Disable logging: some decoders log what they cannot read, and pytest would keep a million lines."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
@@ -137,7 +137,7 @@ def test_a_million_inputs_are_read_or_refused(name):
 
 
 def hammer(decoder: Decoder, count: int) -> None:
-    # Of what it takes, mostly: what is made of nothing comes no further than the first check.
+    # Mostly variants of accepted bytes: others do not pass the first check.
     rng, seeds = Random(16), [*decoder.seeds * 9, b""]
     for _ in range(count):
         changes = [
@@ -149,7 +149,7 @@ def hammer(decoder: Decoder, count: int) -> None:
 
 def _instead(rng: Random) -> bytes:
     if rng.random() < 0.4:
-        # Deep nests cost most of the time, and need no more than a few thousand tries.
+        # Deep nesting costs most of the time, and a few thousand tries are enough.
         found = rng.choice(AWKWARD)
         return found if len(found) < 1000 or rng.random() < 0.02 else b""
     return rng.randbytes(rng.choice((0, 1, 1, 1, 2, 4)))

@@ -1,7 +1,7 @@
-"""Every route of a real daemon, asked by schemathesis what openapi.json allows and what it does not.
+"""Every route of a real daemon, with requests from schemathesis that openapi.json allows, and others.
 
-No request is answered 500 or otherwise than the description says, none hangs, and afterwards the daemon has logged no
-error and every row in its store is whole. The long run asks each route two thousand times.
+No answer is 500 or differs from the description, and none hangs; afterwards the daemon has logged no error and every row
+in its store is sound. The long run sends two thousand requests to each route.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.patience import PATIENCE_S
 
 DOCUMENT = description(ROUTES, VERSION)
 METHODS = ("get", "put", "post", "delete")
-#: Requests to each route in the ordinary run; some of them have mistakes.
+#: Requests to each route in the ordinary run; some of them are invalid.
 USUAL = 5
 LONG = 1_000
 STATUSES = [not_a_server_error, status_code_conformance]
@@ -53,7 +53,7 @@ schemathesis.openapi.media_type("application/toml", st.text(max_size=100).map(st
 
 
 class World:
-    """A daemon, and names of what there is in it: with made-up ones alone nearly every answer would be 404."""
+    """A daemon with some content, and its names: with random names nearly every answer would be 404."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
@@ -71,7 +71,7 @@ class World:
         return json.loads(answer) if answer else None
 
     def furnish(self) -> None:
-        """Makes what is missing: others before may have deleted it."""
+        """Create what is missing: earlier requests may have deleted it."""
         for topic in ("orders", "bills"):
             where = f"/v1/namespaces/shop/topics/{topic}"
             self.ask("PUT", f"{where}?ifNotExists=true", {"ttl": "86400"})
@@ -132,10 +132,10 @@ def ask_route(world: World, method: str, path: str, mode: GenerationMode, exampl
         sent = {**case.as_transport_kwargs(world.url), "timeout": PATIENCE_S, "allow_redirects": False}
         with world.session.request(**sent, stream=True) as response:
             if answers_with_events and response.ok:
-                # Events come for as long as somebody reads them.
+                # The stream of events does not end by itself.
                 assert response.headers["Content-Type"].startswith("text/event-stream")
                 return
-            # What is described as JSON may be empty: OpenAPI has no way to say so.
+            # A JSON body may be empty, which OpenAPI cannot express.
             checks = SHAPES if response.content or not response.ok else STATUSES
             if not is_allowed(response):
                 checks = [*checks, negative_data_rejection]
@@ -147,13 +147,13 @@ def ask_route(world: World, method: str, path: str, mode: GenerationMode, exampl
 
 
 def is_allowed(response: requests.Response) -> bool:
-    """Whether a request with a mistake may be answered so: it is late already, or its body, of blanks, counts as none."""
+    """True if an invalid request may get this answer: a precondition failed first, or its blank body counts as none."""
     body = response.request.body or b""
     return response.status_code == 412 or not body.strip()
 
 
 def can_be_wrong(path: str, operation: dict[str, Any]) -> bool:
-    """Whether a request can be one that the description does not allow; any text is a file's path, or a header."""
+    """True if a request can violate the description; any text is a valid file path or header."""
     places = [each["name"] for each in DOCUMENT["paths"][path].get("parameters", ()) if each["name"] != "file"]
     queries = [each for each in operation.get("parameters", ()) if each["in"] == "query"]
     return bool(places or queries or "requestBody" in operation)

@@ -1,4 +1,4 @@
-"""Backups of a deployment on a real HBase, restored to LevelDB and back, while transactions go on over topics."""
+"""Backups of a deployment on a real HBase under transactions, restored to LevelDB and back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_transactions_are_whole_over_topics_in_a_backup_of_hbase_and_publishes_a
         with Transfers(url_of(daemon)) as going_on:
             eventually("there is something to keep", lambda: going_on.transfers > 20)
             floor, before = going_on.acknowledged, going_on.transfers
-            # It stands still where it gives the first object its name, until transactions have gone on.
+            # Stopped where it renames the first object, until more transactions have been made.
             words = ("backup", "create", folder, "--url", url_of(daemon))
             creating = started_until("os.rename", r"/objects/../[0-9a-f]{64}", *words, by=signal.SIGSTOP)
             try:
@@ -43,7 +43,7 @@ def test_transactions_are_whole_over_topics_in_a_backup_of_hbase_and_publishes_a
                 thaw(creating.pid)
                 assert creating.wait(PATIENCE_S) == 0
             finally:
-                creating.kill()  # also if it stands still for ever
+                creating.kill()  # also if it is still stopped
         daemon.stop()
     assert made("verify", folder, "--deep")["ok"]
     backup("restore", folder, "--to", f"leveldb:{tmp_path / 'data'}")
@@ -52,7 +52,7 @@ def test_transactions_are_whole_over_topics_in_a_backup_of_hbase_and_publishes_a
         published = [message.value for message in client.read("log")]
         client.publish("log", [b"behind"])
     assert total == 0
-    assert count >= 2 * before - 4  # all of them but what is under way
+    assert count >= 2 * before - 4  # all except those under way
     assert len(published) >= 2 * floor
     assert published == [each for n in range(len(published) // 2) for each in (b"%d" % n, b"same request")]
 

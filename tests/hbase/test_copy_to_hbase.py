@@ -1,4 +1,4 @@
-"""A deployment moves to a real HBase and back, killed on the way, and goes on where it stood each time."""
+"""A deployment is copied to a real HBase and back, and each copy is killed and resumed."""
 
 from __future__ import annotations
 

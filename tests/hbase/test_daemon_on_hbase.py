@@ -1,4 +1,4 @@
-"""The daemon on HBase: what holds on LevelDB holds here, through kills, by the very tests of the other ring."""
+"""The daemon on HBase: it keeps the promises it keeps on LevelDB, through kills, checked by that ring's own tests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.daemon.talk import ask, create, metric, poll, publish, read_all, topi
 from tests.daemon.test_crash_ring import reborn, ring
 
 PREFIXES = itertools.count()
-#: A pass of the janitor asks HBase for something of each topic. At the pace of the tests on a disk, ten or twenty passes a
-#: second, a daemon to which nobody speaks keeps a quarter of a core busy here, and two such passes a second a twentieth.
+#: Each cleaning pass calls HBase for each topic. At the rate of the tests on a disk, ten or twenty passes a second, an
+#: idle daemon keeps a quarter of a core busy here; at two passes a second, a twentieth.
 PASSES = "retention.interval_s=0.5"
 
 
 @pytest.fixture
 def on_hbase(hbase, tmp_path):
-    """Starts daemons on tables of the test's own."""
+    """Return a function that starts daemons on new tables."""
     host, port = hbase.address
     settings = ("kind=hbase", f"hbase.thrift={host}:{port}", f"hbase.table_prefix=daemon{next(PREFIXES)}_")
 
@@ -114,8 +114,8 @@ async def test_a_topic_made_anew_between_kills_never_shows_its_past_on_hbase(mon
     await reborn(tmp_path, seed=8, cycles=2)
 
 
-#: A page is some eight calls to HBase, a transaction some twenty puts. Most pages show what the one before showed, and
-#: transactions repeat eleven courses: here there are fewer of both between the kills, in torture as many as on a disk.
+#: A page is some eight calls to HBase, a transaction some twenty puts. Most pages repeat the one before, and transactions
+#: repeat eleven courses: fewer of both between kills are enough here; torture makes as many as on a disk.
 FEWER = {"readers_pause_s": 0.5, "singly": 50, "most_a_life": 30}
 
 
@@ -126,8 +126,8 @@ async def test_transactions_are_all_or_nothing_through_kills_on_hbase(
     monkeypatch, killed_on_hbase, tmp_path, cycles, manners
 ):
     monkeypatch.setattr(test_transaction_ring, "Daemon", killed_on_hbase)
-    # A snapshot is held until the rows are rolled back: that waits for a start, which takes longer than from a disk, and
-    # where others are at work the longer.
+    # A snapshot is held until rows are rolled back, which waits for a start: slower than from a disk, and slower still on
+    # a busy machine.
     monkeypatch.setattr(transactional_checker, "GRACE_MS", 60_000)
     await test_transaction_ring.ring(tmp_path, 50, cycles=cycles, writers=6, pause_s=0.05, **manners)
 

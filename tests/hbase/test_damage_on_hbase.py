@@ -1,6 +1,6 @@
-"""Rows of HBase that cannot be taken apart: found, told, kept in a file as they are, taken out of their topic's order.
+"""Rows of HBase that cannot be parsed: found, reported, saved unchanged to a file, and removed from their topic.
 
-HBase checks what it stores, so a cell like these was written wrong: by another program, or by a mistake.
+HBase has checksums, so such a cell was written wrong: by another program, or by a mistake.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.hbase.conftest import OPTIONS
 from tests.hbase.test_hbase_owners import MESSAGE, NAME, rows, values
 
 PREFIXES = itertools.count()
-#: What a cell becomes: it ends early, is of a format that nobody knows, or says other lengths than it has.
+#: Changes to a cell: truncated, of an unknown format, or with wrong lengths.
 DAMAGE = {
     "short": lambda cell: cell[:-3],
     "unknown": lambda cell: b"\x07" + cell[1:],
@@ -38,7 +38,7 @@ DAMAGE = {
 
 
 async def damage(store: HBaseStore, name: TopicName, number: int, change) -> tuple[bytes, bytes]:
-    """Put another cell into the row of HBase that has this number among the topic's messages; its key, and the cell."""
+    """Replace the cell in the topic's message row with this number; return its key and the new cell."""
     table = store._reader._tables[MESSAGE]
     start = hashed(generation_prefix(name, 1))
     found = await first_rows(store._pool, ScanRange(table, start, stop_after(start)), 100, timeout_s=20)
@@ -73,7 +73,7 @@ async def test_what_cannot_be_taken_apart_is_one_gap_whose_bytes_can_be_had_and_
 
 
 async def test_a_put_that_does_not_count_is_no_damage_whatever_its_cell_says_behind_its_stamp(store, others):
-    """A cell of an owner that was replaced before its commit took place is not read any further."""
+    """The rest of a cell is not parsed if its owner was replaced before the commit."""
     claim = await store.claim(NAME)
     await store.write([rows(MESSAGE, b"0", 1)], claim=claim)
     await damage(store, NAME, 0, lambda cell: cell[:9] + (99).to_bytes(8, "big") + cell[17:-1])
@@ -89,7 +89,7 @@ async def test_a_put_that_does_not_count_is_no_damage_whatever_its_cell_says_beh
 
 
 def scrubbed(daemon: Daemon) -> list[dict]:
-    """What a round finds that begins now."""
+    """Run a scrub round, and return its findings."""
 
     def report():
         return ask(daemon.address, "GET", "/v1/scrub").json()
@@ -104,7 +104,7 @@ def test_a_damaged_row_of_hbase_is_found_and_said_set_aside_and_passed_and_the_t
     prefix = f"damage{next(PREFIXES)}_"
     host, port = hbase.address
     settings = ("kind=hbase", f"hbase.thrift={host}:{port}", f"hbase.table_prefix={prefix}")
-    # Rows behind a topic's last checkpoint are read when it is loaded; these are before it.
+    # Rows after a topic's last checkpoint are read when it is loaded; these are before it.
     sets = [*(f"storage.{each}" for each in settings), "topic.checkpoint_rows=1"]
     with Daemon(tmp_path / "data", *sets) as daemon:
         ids = {}
@@ -132,7 +132,7 @@ def test_a_damaged_row_of_hbase_is_found_and_said_set_aside_and_passed_and_the_t
             assert ids[topic][1] < finding["from"]
             assert finding["to"] < ids[topic][4]
             assert bad[topic][0].hex() in finding["why"]
-            # A page ends before it, and a poll that begins there says why there is none.
+            # A page ends before it, and a poll that begins there gets an error.
             assert [payload for _, payload in poll(daemon.address, topic)] == [b"a", b"b"]
             refused = ask(daemon.address, *poll_call(topic, PollRequest(bytes.fromhex(ids[topic][2]))))
             assert (refused.status, refused.code) == (503, "storage_failed")
@@ -159,7 +159,7 @@ def test_a_damaged_row_of_hbase_is_found_and_said_set_aside_and_passed_and_the_t
             raw = [each["raw"] for each in kept if "raw" in each]
             key, cell = bad[topic]
             assert raw == [{"key": key.hex(), "cells": {CELL.hex(): base64.b64encode(cell).decode()}}]
-            # Readers pass, and are told.
+            # Readers pass it, and the answer's header says so.
             passed = ask(daemon.address, *poll_call(topic, PollRequest()))
             assert [payload for _, payload in passed.messages()] == [b"a", b"b", b"e", b"f"]
             assert passed.headers["plainsong-set-aside"] == "1"

@@ -1,4 +1,4 @@
-"""docs/format.md is true about HBase: its example, byte by byte."""
+"""docs/format.md describes HBase correctly: its example, byte by byte."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VALUES = [encode_row(MessageRow(b"one", POINTER)), encode_row(MessageRow(b"two")
 
 
 def example() -> dict[str, bytes]:
-    """What the page shows, as the code writes it."""
+    """Return the rows of the page's example as the code writes them."""
     (packed,) = pack(KEYS, VALUES, OWNER, 1000)
     return {
         "head row": hashed(metadata_key(NAME)),

@@ -1,4 +1,4 @@
-"""Claiming and opening topics: with few calls, and with epochs that are nobody else's, taken many at a time."""
+"""Claiming and opening topics: with few calls, and with unique epochs, which are reserved in blocks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ READER_KEY = system_key(READER, NAME, 1, b"billing")
 
 @contextmanager
 def calls_of(store):
-    """The names of its calls to HBase that are waited for."""
+    """Record the names of its calls to HBase that are waited for."""
     made = []
     open_connection, pool = store._pool.connected, store._pool
 
@@ -71,7 +71,7 @@ def calls_of(store):
 
 
 async def opened(store):
-    """The topic as its next owner loads it."""
+    """Load the topic as its next owner does."""
     claim = await store.claim(NAME)
     return await load_topic(NAME, store, TopicLimits(), lacks=claim.lacks)
 
@@ -113,7 +113,7 @@ async def test_what_the_owner_before_it_wrote_of_a_kind_is_looked_for_by_the_nex
 
 
 async def test_a_kind_is_said_before_a_row_of_it_can_count(store, others):
-    """Whether the word of it is lost or late, there is no owner to whom the row is there and the kind is not."""
+    """Whether the record of the kind is lost or late, no owner sees the row without the kind."""
     claim = await topic_of_one_message(store)
     word = Lost(store, _says_a_kind, happens=False)
     with pytest.raises(StoreError):
@@ -166,7 +166,7 @@ async def test_a_block_of_epochs_serves_as_many_claims_and_one_that_others_have_
 
 
 async def test_services_claim_in_the_order_of_time_whatever_block_of_epochs_they_have(store, others):
-    """What they write where no head decides is ordered by epochs alone."""
+    """Rows without a head are ordered by epochs alone."""
     row = b"\x00nns:"
     await store.claim(NAME)
     await others[0].claim(NAME)

@@ -1,4 +1,4 @@
-"""Gateways that are killed, frozen and cut; HBase killed and frozen; clocks set back; tables disabled: work goes on."""
+"""Gateways killed, frozen and cut; HBase killed and frozen; clocks set back; tables disabled: work continues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUICK = replace(OPTIONS, timeout_s=9.0)
 
 @pytest.fixture
 def two(hbase, store):
-    """A second gateway; the addresses of both."""
+    """The addresses of two gateways, the second started here."""
     (port,) = free_ports(1)
     hbase.start("second", "-p", str(port), "-f")
     deadline_s = time.monotonic() + PATIENCE_S
@@ -55,7 +55,7 @@ def frozen(hbase, name):
 
 
 async def write_each(store, numbers) -> list[bytes]:
-    """Acknowledged commits of a row each; after a failure the topic is claimed again, and the row is looked for."""
+    """Commit a row for each number; after a failure, claim the topic again and look for the row."""
     written: list[bytes] = []
     claim = None
     for number in numbers:
@@ -85,7 +85,7 @@ async def test_of_two_gateways_either_may_be_frozen_killed_or_cut_and_commits_go
             begun_s = time.monotonic()
             for number in range(1, 30):
                 await store.write([rows(MESSAGE, b"%d" % number, number)], claim=claim)
-            assert time.monotonic() - begun_s < 60  # thirty times QUICK's would be minutes
+            assert time.monotonic() - begun_s < 60  # thirty times QUICK's time-out would be minutes
         for gateway in store._pool._idle:
             gateway._stream.socket.shutdown(socket.SHUT_RDWR)
         await store.write([rows(MESSAGE, b"30", 30)], claim=claim)
@@ -97,7 +97,7 @@ async def test_of_two_gateways_either_may_be_frozen_killed_or_cut_and_commits_go
 
 async def test_a_gateway_that_fails_is_told_of_once_and_again_when_it_answers(hbase, two, caplog):
     caplog.set_level("INFO")
-    # The other one may stand still for a while, which is not to be told of.
+    # The first gateway may stall for a while, which must not be logged.
     async with await HBaseStore.open(two, OPTIONS) as store:
         await trio.to_thread.run_sync(hbase.kill, "second")
         claim = await store.claim(NAME)
@@ -178,14 +178,14 @@ async def test_a_cell_that_hbase_does_not_take_fails_its_commit_and_no_other(hba
 
 @pytest.fixture
 async def instances(hbase):
-    """Three of them on tables of their own: what has a time in the future is not removed by the other tests."""
+    """Three instances on tables of their own: other tests do not remove rows with a time in the future."""
     options = replace(OPTIONS, table_prefix=f"clocks{next(NUMBERS)}_")
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(await HBaseStore.open([hbase.address], options)) for _ in range(3)]
 
 
 async def an_hour_ahead(store) -> None:
-    """Everything has been written by clocks that were an hour ahead."""
+    """Rewrite all rows as if written by clocks that were an hour ahead."""
     for name in store._owners._table, store._owners._epochs._counter:
         for row in await first_rows(store._pool, ScanRange(name, b"", b""), 10_000, timeout_s=20):
             mutations = [thrift.Mutation(column=column, value=value) for column, value in row.columns.items()]

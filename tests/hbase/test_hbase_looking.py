@@ -1,4 +1,4 @@
-"""``plainsong store dump`` and ``explain`` on HBase, beside a daemon that goes on."""
+"""``plainsong store dump`` and ``explain`` on HBase, while a daemon runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening a store on gateways that are not there, or not what it needs: what is wrong is said, with what to do."""
+"""Opening a store on gateways that are missing or unsuitable: the error says what is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MISSING = replace(OPTIONS, table_prefix="contact_", create_tables=False)
 
 @pytest.fixture
 def gateway(hbase):
-    """Starts a gateway beside the one there is; gives its address."""
+    """Return a function that starts another gateway and returns its address."""
 
     def start(*options: str, configured: Path | None = None) -> tuple[str, int]:
         (port,) = free_ports(1)
@@ -95,7 +95,7 @@ async def test_a_gateway_whose_frames_are_too_small_is_refused_before_a_message_
 
 
 async def test_a_gateway_that_ends_while_a_large_frame_is_sent_is_one_that_is_not_there(hbase):
-    """It is looked for again, as long as for any that does not answer; its settings are not blamed."""
+    """It is retried like any gateway that does not answer; its settings are not blamed."""
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         address = listener.socket.getsockname()
@@ -165,7 +165,7 @@ async def test_a_table_that_is_disabled_is_not_opened(hbase, store, monkeypatch)
     call = Pool.call
 
     async def with_its_time(pool, name, *args):
-        """Each call has all of it; it is only between them that a table is waited for, and soon given up."""
+        """Give each call the whole time-out; only the wait for a table between calls is short."""
         pool.timeout_s = OPTIONS.timeout_s
         answer = await call(pool, name, *args)
         pool.timeout_s = 0.5

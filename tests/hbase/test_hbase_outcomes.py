@@ -1,4 +1,4 @@
-"""What a write that failed says of itself: that it certainly did not happen, or that nobody knows."""
+"""The errors of failed writes: certainly not applied, or outcome unknown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FREE_KEY = b"\x00nspace:"
 
 
 def asked_twice(store, other, *, lands: bool) -> None:
-    """The next move of a head is attempted, its answer lost; ``other`` claims the topic; then it is attempted again."""
+    """Attempt the next move of a head, lose its answer, let ``other`` claim the topic, and attempt it again."""
     ask = store._pool.call_counting
     wanted = puts_to("heads")
 
@@ -84,7 +84,7 @@ async def test_a_head_without_an_answer_is_an_unknown_outcome(store):
 
 
 def find_none_free(store, wanted) -> None:
-    """No connection is free for the next call that ``wanted`` says."""
+    """Make no connection free for the next call that ``wanted`` accepts."""
     ask = store._pool.call_counting
 
     async def busy(name: str, *args: object):
@@ -167,7 +167,7 @@ async def test_a_rollback_that_failed_leaves_what_its_commit_put_before_it_and_n
     "behind", [[Delete(MESSAGE, [M[0].prefix + M[0].suffixes[0]])], [RollBack(M[0].prefix, M[0].prefix + b"\xff", 7)]]
 )
 async def test_what_follows_a_commit_is_not_acknowledged_when_another_owner_came_before_its_end(store, others, behind):
-    """The other one has read the topic as it was before: it is told again what is to be removed, or turned."""
+    """The other owner has read the old state: it removes or rolls back the rows itself."""
     claim = await store.claim(NAME)
     await store.write(M, claim=claim)
     each = store._remover._each

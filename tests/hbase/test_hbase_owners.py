@@ -1,4 +1,4 @@
-"""Two instances on one HBase: whatever an owner that was replaced puts late, nobody sees it, and nobody is told."""
+"""Two instances on one HBase: late puts of a replaced owner are never visible, and never acknowledged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MESSAGE, METADATA, PAYLOAD = Table.MESSAGE, Table.METADATA, Table.PAYLOAD
 
 
 def rows(table: Table, value: bytes, *positions: int) -> Put:
-    """A row at each position of the topic, all in one of HBase."""
+    """Return a row at each position of the topic, all in one row of HBase."""
     prefix = generation_prefix(NAME, 1) if table is MESSAGE else payload_prefix(NAME, 1, 7)
     suffixes = [(100 + position).to_bytes(8, "big") + b"\x00\x00" for position in positions]
     return Put(table, prefix, suffixes, [value] * len(suffixes))
@@ -38,7 +38,7 @@ async def is_deposed(write: partial[object]) -> None:
 
 
 async def replaced(store, other, table, held, commit, retry):
-    """``store`` is replaced by ``other`` while its puts to ``table`` are held; what both of them see then."""
+    """Let ``other`` replace ``store`` while its puts to ``table`` are held; return what both of them see then."""
     claim = await store.claim(NAME)
     holding = Held(store, puts_to(held))
     async with trio.open_nursery() as nursery:
@@ -114,7 +114,7 @@ async def test_an_owner_that_comes_late_to_what_a_later_one_wrote_learns_that_it
 
 
 async def test_an_owner_with_a_new_epoch_leaves_what_a_later_one_wrote_before_it_looked(store, others):
-    """Its put finds the cell of the later owner where it expects none: it does not count for it, and is kept."""
+    """Its put finds the later owner's cell where it expects none: the put fails, and the cell is kept."""
     claim = await store.claim(NAME)
     later = await others[0].claim(NAME)
     await others[0].write([put_one(METADATA, KEY, b"later")], claim=later)
@@ -203,7 +203,7 @@ async def test_of_many_that_claim_at_once_one_is_the_owner(store, others):
             try:
                 claims[each] = await each.claim(NAME)
             except StoreError:
-                await trio.lowlevel.checkpoint()  # another one was faster: once more
+                await trio.lowlevel.checkpoint()  # another one was faster: try again
 
     async with trio.open_nursery() as nursery:
         for each in everybody:
@@ -221,7 +221,7 @@ async def test_of_many_that_claim_at_once_one_is_the_owner(store, others):
 
 
 async def test_removals_that_come_late_leave_what_has_taken_the_place_of_what_they_saw(store, others):
-    """A replaced owner's row is removed by the next one, and its key used, while a removal of it is under way."""
+    """The next owner removes a replaced owner's row and reuses its key, while another removal of it is in flight."""
     claim = await store.claim(NAME)
     Lost(store, puts_to("heads"), happens=False)
     with pytest.raises(StoreError):

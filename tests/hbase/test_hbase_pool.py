@@ -1,4 +1,4 @@
-"""Connections to a real gateway: cancelled, broken, frozen; answers are never another call's, and time has an end."""
+"""Connections to a real gateway: cancelled, broken, frozen; no call gets another's answer, and every wait ends."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_what_is_called_later_goes_out_with_the_next_call_and_its_answer_i
     async with pool.connection() as gateway:
         opened = [await gateway.call("scannerOpenWithScan", TABLE, thrift.TScan(), {}) for _ in range(2)]
         gateway.call_later("scannerClose", opened[0])
-        gateway.call_later("scannerClose", 1 << 30)  # there is none: that nobody hears
+        gateway.call_later("scannerClose", 1 << 30)  # it does not exist; the error is ignored
         found = await gateway.call("getRow", TABLE, b"later", {})
         assert found[0].columns[b"d:v"].value == b"value"
         assert await gateway.call("scannerGetList", opened[1], 1)
@@ -119,11 +119,11 @@ async def test_scans_that_make_calls_about_their_rows_leave_a_connection_for_the
     async with await HBaseStore.open([hbase.address], options) as small:
         seen: list[int] = []
 
-        async def look() -> None:  # heads of topics that it does not own are asked for, page by page
+        async def look() -> None:  # reads, page by page, heads of topics that it does not own
             found = await read_rows(small, Table.METADATA, b"ns:", b"ns;", limit=100)
             seen.append(len(found))
 
-        async def roll_back(name: TopicName) -> None:  # rows are changed while they are walked over
+        async def roll_back(name: TopicName) -> None:  # changes rows during the scan
             claim = await small.claim(name)
             prefix = metadata_key(name)
             await small.write([RollBack(prefix, stop_after(prefix), 7)], claim=claim)

@@ -1,4 +1,4 @@
-"""What is removed is gone from HBase itself: rows and bytes are counted there, major compactions included."""
+"""Removed data is gone from HBase itself: rows and bytes are counted there, after major compactions."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ TABLES = Tables(OPTIONS.table_prefix)
 
 @pytest.fixture
 async def tidy(hbase, store):
-    """A store on the same tables that keeps nothing of what is gone."""
+    """A store on the same tables that removes deleted rows without delay."""
     async with await HBaseStore.open([hbase.address], replace(OPTIONS, gone_kept_s=-1.0)) as opened:
         yield opened
 
 
 async def cells(store, table):
-    """Cells of each row in HBase, without heads and the counter of epochs."""
+    """Return the cells of each row in HBase, without heads and the counter of epochs."""
     found = await first_rows(store._pool, ScanRange(TABLES[table], b"", b""), 10_000, timeout_s=20)
     return {row.key: row.columns for row in found if not {b"d:h", b"d:n"} & row.columns.keys()}
 
 
 def files(hbase, table) -> int:
-    """Bytes of a table's store files."""
+    """Return the size of a table's store files in bytes."""
     name = TABLES[table].decode()
     return sum(
         path.stat().st_size
@@ -50,7 +50,7 @@ def files(hbase, table) -> int:
 
 
 async def compacted(hbase, table, below: int) -> int:
-    """The bytes of the table's files once the compaction that operators ask for has brought them below a bound."""
+    """Run the operators' compaction, wait until the table's files are below a bound, and return their bytes."""
     ran = await trio.to_thread.run_sync(
         partial(hbase.run_script, ROOT / "etc/hbase/compact.rb", PLAINSONG_TABLE_PREFIX=OPTIONS.table_prefix)
     )
@@ -64,7 +64,7 @@ async def compacted(hbase, table, below: int) -> int:
 
 
 async def flushed(hbase, store, table) -> int:
-    """The bytes of the table's files when everything is in files: disabling a table writes them."""
+    """Return the bytes of the table's files with everything flushed: disabling a table does that."""
     await store._pool.call("disableTable", TABLES[table])
     await store._pool.call("enableTable", TABLES[table])
     return files(hbase, table)
@@ -118,7 +118,7 @@ async def test_rows_of_metadata_that_are_gone_leave_hbase_and_those_that_are_the
     await store.write([put_one(METADATA, key, b"there") for key in keys], claim=claim)
     await store.write([Delete(METADATA, keys[:20])], claim=claim)
     assert len(await cells(store, METADATA)) == 30
-    assert await store.tidy() == 0  # younger than a day
+    assert await store.tidy() == 0  # removed less than a day ago
     assert await tidy.tidy() == 20
     assert set(await cells(store, METADATA)) == set(keys[20:])
     await store.write([put_one(METADATA, keys[0], b"again")], claim=claim)
@@ -193,7 +193,7 @@ async def test_fences_of_a_chained_topic_go_but_those_of_the_owners_of_the_entri
         claims.append(await store.claim(NAME))
         await store.write([put_one(METADATA, KEY, b"%d" % number)], claim=claims[-1])
     await store.write([entries(2, 2)], claim=claims[-1])
-    # What is left besides the fence of the first owner is that of the one before the present owner: the head has it.
+    # Two fences remain: the first owner's, and that of the owner before the current one, which is in the head.
     many = await fences(store)
     assert await tidy.tidy() == many - 1
     assert set((await store._owners.read(metadata_key(NAME))).fences) == {claims[0].epoch}
@@ -211,7 +211,7 @@ async def test_of_a_chain_with_many_entries_the_first_says_which_fences_go(store
     keys = [entries(1, number).prefix + number.to_bytes(10, "big") for number in range(1, 4)]
     many = await fences(store)
     await store.discard(PAYLOAD, keys)
-    assert await tidy.tidy() == 3  # the first owner's stays: its row of metadata has been replaced once only
+    assert await tidy.tidy() == 3  # the first owner's fence stays: its row of metadata has been replaced only once
     assert await fences(tidy) == many - 3
     for each in (tidy, store):
         await each.claim(NAME)

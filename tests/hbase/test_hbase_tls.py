@@ -1,7 +1,7 @@
 """TLS to HBase's gateways.
 
-HBase's own gateway speaks TLS over HTTP alone, which no framed client can use, so a real TLS proxy stands before a real
-gateway here, as it does in a deployment.
+HBase's own gateway offers TLS over HTTP only, which no framed client can use, so a real TLS proxy stands in front of a
+real gateway, as in a deployment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.daemon.talk import create, publish, read_all
 from tests.tls_proxy import TlsProxy
 
 OPTIONS = HBaseOptions(table_prefix="tls_", timeout_s=20.0)
-#: Where it cannot succeed nobody waits for long.
+#: A short time-out for attempts that cannot succeed.
 QUICK = replace(OPTIONS, timeout_s=1.0)
 NAME = TopicName("shop", "orders")
 KEYS = itertools.count()
@@ -66,7 +66,7 @@ async def refused(address, options: HBaseOptions) -> str:
 async def test_all_that_a_store_does_goes_through_tls(hbase, proxy, authority):
     async with await HBaseStore.open([proxy.address], trusting(authority)) as store:
         await put_and_get(store)
-        # A frame of the largest cell is many records of TLS, in both directions.
+        # A frame with the largest cell takes many TLS records, in both directions.
         large = b"x" * (8 << 20)
         key = metadata_key(TopicName("shop", "large"))
         claim = await store.claim(TopicName("shop", "large"))
@@ -122,7 +122,7 @@ async def test_files_that_are_broken_meanwhile_fail_the_calls_and_not_the_store(
     with TlsProxy(hbase.address, authority.issue("gateway")) as proxy:
         good = authority.file.read_bytes()
         async with await HBaseStore.open([proxy.address], trusting(authority)) as store:
-            store._pool.timeout_s = 2.0  # nobody waits for long for what cannot succeed
+            store._pool.timeout_s = 2.0  # a short time-out: it cannot succeed
             authority.file.write_bytes(b"")
             proxy.cut()
             with caplog.at_level(logging.WARNING), pytest.raises(StoreError, match=r"storage\.hbase\.tls_ca"):
@@ -133,7 +133,7 @@ async def test_files_that_are_broken_meanwhile_fail_the_calls_and_not_the_store(
     assert "an HBase gateway does not answer" in caplog.text
 
 
-# --- as users meet it --------------------------------------------------------------------------------
+# --- from a user's side ------------------------------------------------------------------------------
 
 
 def settings(proxy, authority: Authority, prefix: str, **more: object) -> list[str]:

@@ -1,4 +1,4 @@
-"""Real actors of two instances on one HBase: a topic goes from one to the other in the middle of a request."""
+"""Real actors of two instances on one HBase: a topic moves from one to the other during a request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POINTER = START_MS * 1_000_000
 
 @asynccontextmanager
 async def instances(store, others, behind_ms=0):
-    """Three instances; the second one's clock is behind."""
+    """Three instances; the second one's clock is behind by ``behind_ms``."""
     clock = SetClock()
     clock.ms -= behind_ms
     async with (
@@ -34,13 +34,13 @@ async def instances(store, others, behind_ms=0):
 
 
 async def unanswered(call):
-    """The request has no answer that says what became of it, since the topic is another's now."""
+    """Expect the call to fail: its topic has moved."""
     with pytest.raises(PlainsongError):
         await call()
 
 
 async def certainly(call):
-    """Ask at once until there is an answer: an instance that was replaced claims the topic again, and so replaces the other."""
+    """Retry at once until there is an answer: a replaced instance claims the topic again, and so replaces the other."""
     for _ in range(20):
         try:
             return await call()
@@ -50,7 +50,7 @@ async def certainly(call):
 
 
 async def said_twice(first, second, ask, where):
-    """``ask`` goes to the first instance, which is held while the second one serves it."""
+    """Send ``ask`` to the first instance, which is held while the second one serves it."""
     held = Held(first.store.inner, puts_to(where))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(unanswered, lambda: ask(first))
@@ -106,7 +106,7 @@ async def test_what_was_staged_twice_on_two_instances_is_published_once(store, o
 
 @pytest.mark.parametrize("where", ["payloads", "metadata", "heads"])
 async def test_what_was_stored_twice_under_a_write_pointer_is_published_once(store, others, where):
-    """Without ids nobody can know the second for the same; the first one's is gone, since it never took place."""
+    """Without ids the second cannot be recognized as a duplicate; the first is gone, since it never took effect."""
 
     async def keep(harness, payload):
         await harness.ask(StoreUnder(PublishRequest([payload], POINTER), len(payload)))
