@@ -17,8 +17,8 @@ _STILL = "TtZXx"
 def freeze(pid: int) -> None:
     """Stop the process with SIGSTOP, and return once all its threads have stopped.
 
-    ``kill`` returns earlier: on a busy machine a thread on another core, or one that a request is just waking, runs on for
-    a moment, and may answer.
+    ``kill`` returns earlier: on a busy machine a thread on another core, or one that a request is just waking, runs on
+    for a moment, and may answer.
     """
     os.kill(pid, signal.SIGSTOP)
     deadline_s = time.monotonic() + PATIENCE_S

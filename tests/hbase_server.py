@@ -1,4 +1,4 @@
-"""A small real HBase as processes: started on free ports, spoken to, killed, and never left behind."""
+"""A small real HBase as processes: started on free ports, used, killed, and ended with its test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CACHE = ROOT / ".cache/hbase"
 JARS = CACHE / "2.6.1"
 #: A busy machine took half a minute.
 PATIENCE_S = 300.0
-#: What warms up sooner, and trusts the jars, is not what a deployment runs, but all that a test needs.
+#: JVM options for a fast start. A deployment needs more optimization and verification than a test.
 QUICK_JVM = (
     "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote -XX:ArchiveRelocationMode=0 "
     "-XX:-UsePerfData -Xlog:disable"
@@ -29,7 +29,7 @@ QUICK_JVM = (
 
 
 def why_not() -> str | None:
-    """Why there can be no HBase on this machine; None: there can."""
+    """Return why HBase cannot run on this machine; None if it can."""
     for program, package in (("java", "openjdk-17-jre-headless"), ("mvn", "maven")):
         if shutil.which(program) is None:
             return f"NOT TESTED: HBase, since there is no {program} (Debian: apt-get install {package})"
@@ -37,17 +37,17 @@ def why_not() -> str | None:
 
 
 class HBase:
-    """Master, region server, ZooKeeper and Thrift gateway on local files; ``with`` it, and they are gone at the end."""
+    """Master, region server, ZooKeeper and Thrift gateway on local files, while a ``with`` block runs."""
 
     names: tuple[str, ...] = ("hbase", "thrift")
-    """The processes, in the order in which they start."""
+    """The processes, in start order."""
     master = "hbase"
-    """The one that says when HBase is ready."""
+    """The process whose log says when HBase is ready."""
     patience_s = PATIENCE_S
-    """How long that may take."""
+    """Time limit for becoming ready."""
 
     def __init__(self, directory: Path, *, jvm: str = QUICK_JVM) -> None:
-        """``jvm``: options of both processes; none for what is to be measured."""
+        """``jvm``: options of both processes; empty for measurements."""
         self.directory = directory
         self._jvm = jvm
         self.zookeeper, master, region, self.thrift = free_ports(4)
@@ -56,15 +56,15 @@ class HBase:
         subprocess.run([SMALL, "configure", directory, *ports], check=True)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environ: dict[str, str] = {}
-        """What its processes are told beside what this one has in its environment."""
+        """Variables of its processes, in addition to this process's environment."""
         if jvm:
-            from tests.hbase_classes import make_classes  # it starts an HBase of its own, the first time
+            from tests.hbase_classes import make_classes  # starts an HBase of its own, the first time
 
             self.environ["HBASE_CLASSES"] = str(make_classes())
 
     @property
     def address(self) -> tuple[str, int]:
-        """Of the gateway."""
+        """The gateway's address."""
         return "127.0.0.1", self.thrift
 
     def __enter__(self) -> HBase:
@@ -81,7 +81,7 @@ class HBase:
         self.end()
 
     def start(self, name: str, *options: str, configured: Path | None = None) -> None:
-        """Start ``hbase`` or ``thrift``; a further gateway has a name of its own, and options."""
+        """Start ``hbase`` or ``thrift``; a further gateway has its own name, and options."""
         verb = "hbase" if name == "hbase" else "thrift"
         self.spawn(name, self._jvm, verb, configured or self.directory, *options)
 
@@ -97,8 +97,8 @@ class HBase:
             )
 
     def run_script(self, script: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-        """What becomes of a script in HBase's own shell."""
-        # What is translated to classes first starts more slowly than these few lines run.
+        """Run a script in HBase's own shell, and return the result."""
+        # Compiling the script to classes first would take longer than running these few lines.
         jvm = f"{QUICK_JVM} -Djruby.compile.mode=OFF"
         return subprocess.run(
             [SMALL, "script", self.directory, script],
@@ -110,17 +110,17 @@ class HBase:
         )
 
     def kill(self, name: str) -> None:
-        """SIGKILL, and wait for it."""
+        """Send SIGKILL, and wait for the end."""
         process = self.processes.pop(name)
         process.kill()
         process.wait()
 
     def lacking(self) -> list[str]:
-        """The processes that do not run, whoever ended them."""
+        """Return the processes that do not run, for whatever reason."""
         return [name for name in self.names if name not in self.processes or self.processes[name].poll() is not None]
 
     def wait_ready(self) -> None:
-        """Until a table can be made. Raises TimeoutError with what the processes said last."""
+        """Wait until a table can be created. Raises TimeoutError with the last output of the processes."""
         deadline_s = time.monotonic() + self.patience_s
         log = self.directory / f"{self.master}.log"
         while b"Master has completed initialization" not in log.read_bytes():
@@ -148,6 +148,6 @@ class HBase:
             raise TimeoutError(f"HBase is not ready{f', {ended} ended' if ended else ''}:\n{said}")
 
     def end(self) -> None:
-        """Kill them all."""
+        """Kill all processes."""
         for name in list(self.processes):
             self.kill(name)

@@ -1,7 +1,7 @@
-"""A real HBase whose servers are processes of their own, on local files or over an HDFS with three data nodes.
+"""A real HBase with each server in its own process, on local files or on an HDFS with three data nodes.
 
-ZooKeeper, a master, two region servers and the Thrift gateway; with ``hdfs`` also a name node, and data nodes that keep
-each block three times. Each can be killed apart from the others.
+ZooKeeper, a master, two region servers and the Thrift gateway; with ``hdfs`` also a name node, and data nodes that store
+each block three times. Each can be killed separately.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tests.zookeeper_server import ZooKeeperServer
 HDFS = "org.apache.hadoop.hdfs.server"
 REGION_SERVERS = ("region-1", "region-2")
 DATA_NODES = ("data-1", "data-2", "data-3")
-#: How long ZooKeeper waits for a server that stands still: longer than this machine does, since whoever kills one says so.
+#: ZooKeeper's time-out for a frozen server: longer than stalls of this machine, as tests expire a killed one explicitly.
 SESSION_MS = 60_000
-#: How long many JVMs may take that start at once: five minutes were seen on a machine with ten times as much to do.
+#: Time limit for the start of many JVMs: it has taken five minutes on a machine with ten times the load.
 READY_S = 1_200.0
-#: What each may take of memory: all of them together about 2 GiB.
+#: Maximum heaps: all together about 2 GiB.
 HEAPS = {"master": "-Xmx256m", "thrift": "-Xmx256m", "name": "-Xmx128m"}
 REGION_HEAP, DATA_HEAP = "-Xmx384m", "-Xmx96m"
 
 
 class HBaseServers(HBase):
-    """``with`` it, and all are gone at the end. ZooKeeper stays while the others are killed."""
+    """Runs while a ``with`` block runs. ZooKeeper stays while others are killed."""
 
     master = "master"
     patience_s = READY_S
@@ -53,17 +53,17 @@ class HBaseServers(HBase):
             "zookeeper.session.timeout": SESSION_MS,
             "hbase.master.wait.on.regionservers.mintostart": len(REGION_SERVERS),
             "hbase.master.wait.on.regionservers.maxtostart": len(REGION_SERVERS),
-            # Local files have no hflush; they survive the death of a process all the same.
+            # Local files have no hflush, but survive the death of a process.
             "hbase.unsafe.stream.capability.enforce": "true" if hdfs else "false",
         }
         with (self._conf / "log4j.properties").open("a") as log:
-            log.write("log4j.logger.org.apache.hadoop.hbase.master=INFO\n")  # where each region goes
+            log.write("log4j.logger.org.apache.hadoop.hbase.master=INFO\n")  # shows where each region moves
         if hdfs:
             own |= self._configure_hdfs()
         _add_properties(self._conf / "hbase-site.xml", own)
 
     def _configure_hdfs(self) -> dict[str, object]:
-        """Its files; what HBase has to know of it."""
+        """Configure HDFS; return the properties that HBase needs for it."""
         subprocess.run([SMALL, "fetch-hdfs"], check=True, stdout=subprocess.DEVNULL)
         name, http = free_ports(2)
         uri = f"hdfs://127.0.0.1:{name}"
@@ -77,14 +77,14 @@ class HBaseServers(HBase):
             "dfs.namenode.http-address": f"127.0.0.1:{http}",
             "dfs.namenode.datanode.registration.ip-hostname-check": "false",
             "dfs.datanode.hostname": "127.0.0.1",
-            # A data node is taken for dead after twice the one and ten times the other.
+            # A data node counts as dead after twice the first plus ten times the second.
             "dfs.namenode.heartbeat.recheck-interval": 1_000,
             "dfs.heartbeat.interval": 1,
-            # With three nodes there is none to replace one that died: writing goes on with the two that are left.
+            # With three nodes there is no replacement for a dead one: writing continues on the other two.
             "dfs.client.block.write.replace-datanode-on-failure.best-effort": "true",
         }
         _add_properties(self._conf / "hdfs-site.xml", common)
-        # The pages that they would show, which the jars do not have, are looked for on the class path.
+        # The web pages are not in the jars, but their folders must be on the class path.
         (self._conf / "webapps/hdfs").mkdir(parents=True)
         for each in DATA_NODES:
             conf = self.directory / each / "conf"
@@ -113,13 +113,13 @@ class HBaseServers(HBase):
         return self
 
     def _format(self) -> None:
-        """An empty name node."""
+        """Format an empty name node."""
         command = [SMALL, "hdfs", self.directory, f"{HDFS}.namenode.NameNode", "-format", "-nonInteractive"]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=READY_S)
         assert done.returncode == 0, done.stderr[-2000:]
 
     def start(self, name: str, *options: str, configured: Path | None = None) -> None:
-        """Start one of them. HBase's wait by themselves for what they need."""
+        """Start one process. HBase's processes wait by themselves for what they need."""
         jvm = f"{QUICK_JVM} {self._heap(name)}"
         if name == "name":
             self.spawn(name, jvm, "hdfs", self.directory, f"{HDFS}.namenode.NameNode")
@@ -141,7 +141,7 @@ class HBaseServers(HBase):
         return DATA_HEAP if name in DATA_NODES else HEAPS[name]
 
     async def serving(self, table: str) -> str:
-        """The region server that has the first region of a table."""
+        """Return the region server of a table's first region."""
         pool = Pool([self.address], size=1, timeout_s=READY_S)
         try:
             regions = await pool.call("getTableRegions", table.encode())
@@ -150,7 +150,7 @@ class HBaseServers(HBase):
         return next(name for name, port in self._ports.items() if port == regions[0].port)
 
     def expire(self, name: str) -> None:
-        """End a region server's session, as HBase's scripts do for one that has died: its regions go to the others."""
+        """End a region server's session, as HBase's scripts do after a death: its regions move to the other."""
         with self._asking_keeper() as keeper:
             for node in keeper.get_children("/hbase/rs"):
                 if node.split(",")[1] == str(self._ports[name]):
@@ -158,7 +158,7 @@ class HBaseServers(HBase):
                         keeper.delete(f"/hbase/rs/{node}")
 
     def wait_well(self) -> None:
-        """Until the master, started as often as it was, leads, and has every region server."""
+        """Wait until the latest master leads, and has every region server."""
         eventually("the master leads", lambda: self._led() == self._masters, self.patience_s)
         with self._asking_keeper() as keeper:
             wanted = {str(port) for port in self._ports.values()}
@@ -182,13 +182,13 @@ class HBaseServers(HBase):
             keeper.close()
 
     def end(self) -> None:
-        """Kill them all."""
+        """Kill all processes."""
         super().end()
         self._keeper.kill()
 
 
 def _add_properties(file: Path, properties: dict[str, object]) -> None:
-    """Write them behind those that the file has, of which the last of a name counts."""
+    """Append properties to those of the file; the last of a name counts."""
     text = file.read_text() if file.exists() else '<?xml version="1.0"?>\n<configuration>\n</configuration>\n'
     added = "".join(
         f"  <property><name>{name}</name><value>{value}</value></property>\n" for name, value in properties.items()

@@ -1,7 +1,7 @@
-"""A real Keycloak as a process: fetched once from Maven Central, started on free ports with a realm, and gone at the end.
+"""A real Keycloak as a process: downloaded once from Maven Central, started on free ports with a realm.
 
-Its first start builds the server and lays out its database, three quarters of the processor time of all that its test does:
-that is done once, and each start begins with a copy of what was there then.
+Its first start builds the server and creates its database, three quarters of the processor time of its test. That is
+done once; each start uses a copy of the result.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ROOT = Path(__file__).parents[1]
 VERSION = "26.4.5"
 #: Git ignores it.
 CACHE = ROOT / ".cache/keycloak"
-#: It took 20 s on a quiet machine, and 45 s on a busy one.
+#: It took 20 s on an idle machine, and 45 s on a busy one.
 PATIENCE_S = 600.0
 REALM, CLIENT, SECRET, AUDIENCE = "shop", "billing", "billing-secret", "plainsong"
 
 
 def why_not() -> str | None:
-    """Why there can be no Keycloak here; None: there can. Fetches it where it is not there yet: 153 MiB."""
+    """Return why Keycloak cannot run here; None if it can. Downloads it if necessary: 153 MiB."""
     for program, package in (("java", "openjdk-17-jre-headless"), ("mvn", "maven")):
         if shutil.which(program) is None:
             return f"NOT TESTED: Keycloak, since there is no {program} (Debian: apt-get install {package})"
@@ -56,7 +56,7 @@ def why_not() -> str | None:
 
 
 def prepared() -> Path:
-    """A server that has been started with the realm once, and has stopped in good order; made where it is not there yet."""
+    """Return a server that was started once with the realm and stopped cleanly; create it if necessary."""
     realm = json.dumps(REALM_FILE)
     ready = CACHE / f"{VERSION}-{sha256(realm.encode()).hexdigest()[:16]}"
     with (CACHE / "lock").open("w") as lock:
@@ -77,10 +77,10 @@ def prepared() -> Path:
 
 
 class Keycloak:
-    """One server with one realm, which has one client; ``with`` it."""
+    """One server with one realm and one client, while a ``with`` block runs."""
 
     def __init__(self, directory: Path, home: Path | None = None) -> None:
-        """``home``: where it stands already; by default a copy of it is made in ``directory``."""
+        """``home``: an existing installation; by default a copy is made in ``directory``."""
         self.home = home or directory / "keycloak"
         if home is None:
             shutil.copytree(prepared(), self.home)
@@ -119,26 +119,26 @@ class Keycloak:
         self.kill()
 
     def stop(self) -> None:
-        """SIGTERM, and wait until it has closed its database."""
+        """Send SIGTERM, and wait until it has closed its database."""
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGTERM)
         self._process.wait(PATIENCE_S)
 
     def kill(self) -> None:
-        """SIGKILL, and wait for it; nothing if that was done before."""
+        """Send SIGKILL, and wait for the end; does nothing the second time."""
         process, self._process = self._process, None
         if process is not None:
-            # Its script starts the JVM: the whole group goes.
+            # Its script starts the JVM: kill the whole group.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def token(self) -> str:
-        """Of the client itself, as a service gets it."""
+        """Return a token of the client itself, as a service gets it."""
         return str(self._post(f"{self.issuer}/protocol/openid-connect/token", CLIENT, SECRET)["access_token"])
 
     def rotate_keys(self) -> None:
-        """A new key of a higher priority: tokens are signed with it from now on, and the old one still verifies."""
+        """Add a key of a higher priority: it signs new tokens, and the old key still verifies."""
         admin = self._post(
             f"http://127.0.0.1:{self.port}/realms/master/protocol/openid-connect/token",
             "admin-cli",

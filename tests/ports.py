@@ -1,4 +1,4 @@
-"""Ports for servers that a test starts: free, and promised to nobody else on this machine."""
+"""Free ports for servers that a test starts, reserved against other test processes on this machine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import random
 import socket
 from pathlib import Path
 
-_chance = random.SystemRandom()  # hypothesis seeds the common one, alike in every process
+_chance = random.SystemRandom()  # hypothesis seeds the shared one, the same in every process
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, from below those that outgoing connections take; this process keeps them reserved.
+    """Return free ports below the range of outgoing connections, reserved until this process ends.
 
-    Rings run side by side, and between choosing a port and listening on it a server takes its time.
+    Rings run in parallel, and a server needs some time between choosing a port and listening on it.
     """
     first_taken = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     found: list[int] = []
@@ -30,18 +30,18 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """One of them."""
+    """Return one free port."""
     (port,) = free_ports(1)
     return port
 
 
 def free_address() -> str:
-    """What a daemon binds that is killed and started again at the same place, where nobody takes its port meanwhile."""
+    """Return an address for a daemon that is killed and restarted there: its port stays reserved in between."""
     return f"127.0.0.1:{free_port()}"
 
 
 def _reserve(port: int) -> bool:
-    """Bind a name in Linux's abstract namespace, which vanishes with this process; False: another process has it."""
+    """Bind a name in Linux's abstract namespace, which vanishes with this process; False if another process has it."""
     holder = socket.socket(socket.AF_UNIX)
     try:
         holder.bind(f"\0plainsong-test-port-{port}")

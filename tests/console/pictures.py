@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 #: Moves the browser's clock to the daemon's, and times in answers from the machine's.
 CLOCK = """const [real, read, ahead] = [Date.now.bind(Date), Date.parse, %d];
 Date.now = () => real() + ahead; Date.parse = text => read(text) + ahead;"""
-#: The daemon counts the last hour by a clock that cannot be moved: the history comes from what was published each minute.
+#: The daemon counts the last hour by a clock that cannot be moved: this history is what was published each minute.
 HISTORY = """const published = %s, fetched = window.fetch;
 window.fetch = async (path, more) => {
   const topic = /topics\\/([^/]+)\\/history$/.exec(path)?.[1];

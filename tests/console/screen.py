@@ -145,7 +145,7 @@ class Screen:
     def late(self, part: str, asked: Callable[[], object]) -> Iterator[None]:
         """Delay, inside the block, the answer to the call that ``asked`` causes at a path with this part.
 
-        The daemon has answered before the block begins; the page gets the answer at its end. The page must run ``LATE``.
+        The daemon has answered before the block begins; the page gets the answer at its end. The page must run LATE.
         """
         self.run("window.late = arguments[0]", part)
         asked()

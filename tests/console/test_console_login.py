@@ -1,4 +1,4 @@
-"""A daemon with authentication: a token is pasted, stays in the tab, and forbidden actions are disabled with the reason."""
+"""A daemon with authentication: a token is pasted and stays in the tab; forbidden actions are disabled, with a reason."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every route of a real daemon, with requests from schemathesis that openapi.json allows, and others.
 
-No answer is 500 or differs from the description, and none hangs; afterwards the daemon has logged no error and every row
-in its store is sound. The long run sends two thousand requests to each route.
+No answer is 500 or differs from the description, and none hangs; afterwards the daemon has logged no error and every
+row in its store is sound. The long run sends two thousand requests to each route.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ async def test_a_topic_made_anew_between_kills_never_shows_its_past_on_hbase(mon
     await reborn(tmp_path, seed=8, cycles=2)
 
 
-#: A page is some eight calls to HBase, a transaction some twenty puts. Most pages repeat the one before, and transactions
-#: repeat eleven courses: fewer of both between kills are enough here; torture makes as many as on a disk.
+#: A page is some eight calls to HBase, a transaction some twenty puts. Most pages repeat the one before, and
+#: transactions repeat eleven courses: fewer of both between kills are enough; torture makes as many as on a disk.
 FEWER = {"readers_pause_s": 0.5, "singly": 50, "most_a_life": 30}
 
 
@@ -126,8 +126,8 @@ async def test_transactions_are_all_or_nothing_through_kills_on_hbase(
     monkeypatch, killed_on_hbase, tmp_path, cycles, manners
 ):
     monkeypatch.setattr(test_transaction_ring, "Daemon", killed_on_hbase)
-    # A snapshot is held until rows are rolled back, which waits for a start: slower than from a disk, and slower still on
-    # a busy machine.
+    # A snapshot is held until rows are rolled back, which waits for a start: slower than from a disk, and slower still
+    # on a busy machine.
     monkeypatch.setattr(transactional_checker, "GRACE_MS", 60_000)
     await test_transaction_ring.ring(tmp_path, 50, cycles=cycles, writers=6, pause_s=0.05, **manners)
 

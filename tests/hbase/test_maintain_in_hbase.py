@@ -1,4 +1,4 @@
-"""``maintain`` cleans tables in HBase beside a living daemon: counted in HBase itself, killed and started again."""
+"""``maintain`` cleans tables in HBase while a daemon runs: counted in HBase itself, killed and started again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT, TWICE, KEPT = (TopicName("default", name) for name in ("short", "twice", 
 
 @pytest.fixture(scope="module")
 def daemon(hbase, tmp_path_factory):
-    """One whose janitor does not come within these tests."""
+    """A daemon whose cleaning does not run during these tests."""
     sets = (
         "storage.kind=hbase",
         "storage.hbase.thrift={}:{}".format(*hbase.address),
@@ -51,7 +51,7 @@ def line(daemon, hbase, *words: str) -> list[str]:
 
 
 def maintained(daemon, hbase, *words: str, code: int = 0) -> dict[str, dict]:
-    """Its events by their names; of several of one name the last."""
+    """Return its events by name, the last of each."""
     done = run_plainsong(*line(daemon, hbase, *words)[1:], "--json", timeout_s=PATIENCE_S)
     assert done.returncode == code, done.stdout + done.stderr
     return {event["event"]: event for event in map(json.loads, done.stdout.splitlines())}
@@ -79,7 +79,7 @@ def rows_of(hbase, part: KeyRange) -> list[tuple[bytes, bytes]]:
 
 
 def expire(client: Client, requests: int) -> None:
-    """A topic of messages that have expired, some of which were stored first."""
+    """Create a topic of expired messages, some of them staged first."""
     client.create_topic("short", ttl_s=2)
     stored = client.transactions.begin(timeout_s=600, client_id="maintain")
     client.store("short", [b"stored"] * 50, transaction=stored)
@@ -104,7 +104,7 @@ def test_what_expired_and_what_older_generations_left_goes_from_hbase_itself_bes
     stop = threading.Event()
 
     def publish() -> None:
-        while not stop.wait(0.02):  # all the while, but leaving the cores to the job
+        while not stop.wait(0.02):  # continuously, but leaving the cores to the job
             ids.append(bytes(client.publish("kept", b"meanwhile").first_id))
 
     publisher = threading.Thread(target=publish)

@@ -1,4 +1,4 @@
-"""``make cluster``: one command, three instances behind one line, one Ctrl-C, and nothing is left running."""
+"""``make cluster``: one command, three instances under one address line, one Ctrl-C, and no process left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
 class Cluster:
-    """What a developer starts in a terminal: a process group of its own, as a shell gives it."""
+    """A developer's terminal command, in its own process group as under a shell."""
 
     def __init__(self, data: Path, ports: list[int]) -> None:
         self.data = data
@@ -55,17 +55,17 @@ class Cluster:
         assert self.process.poll() is None, self.text()
 
     def interrupt(self) -> int:
-        """Ctrl-C, as a terminal sends it."""
+        """Send Ctrl-C, as a terminal does."""
         os.killpg(self.process.pid, signal.SIGINT)
         return self.process.wait(PATIENCE_S)
 
     def left(self) -> list[int]:
-        """Processes that were told of the cluster's directory, and live."""
+        """Return the living processes whose environment names the cluster's directory."""
         mark = f"CLUSTER_DATA={self.data}".encode()
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if mark in environ_of(pid)]
 
     def pid_of(self, word: str) -> int:
-        """Of the daemon with a word in its command line."""
+        """Return the pid of the daemon with this word in its command line."""
         (pid,) = [pid for pid in self.left() if word in command_of(pid) and "plainsong serve" in command_of(pid)]
         return pid
 
@@ -122,7 +122,7 @@ def test_three_instances_are_one_service_and_ctrl_c_leaves_nothing_but_the_data(
         os.kill(killed, signal.SIGKILL)
         ended = f"error: two ended with 137; its log is {data}/log/two.log"
         eventually("its end is reported", lambda: ended in again.text(), PATIENCE_S)
-        with Client([again.urls[0], again.urls[2]]) as client:  # the others answer for its topics
+        with Client([again.urls[0], again.urls[2]]) as client:  # the others have taken over its topics
             assert [message.value for message in client.poll("greetings")] == [b"hello"]
         eventually("it is started again", lambda: "starting two again" in again.text(), PATIENCE_S)
         eventually("it serves", lambda: answers(again.urls[1]), PATIENCE_S)

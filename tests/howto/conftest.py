@@ -1,4 +1,4 @@
-"""What the pages need beside a directory: daemons, and the PostgreSQL of the ring of SQL."""
+"""Fixtures of the pages' tests: daemons, and the PostgreSQL of the SQL ring."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ __all__ = ["daemon", "database", "engine", "look", "server"]
 
 @pytest.fixture
 def daemon() -> Iterator[Callable[[Path], Daemon]]:
-    """Starts a daemon in a directory; it is gone behind the test."""
+    """Return a function that starts a daemon in a directory; it ends with the test."""
     with ExitStack() as stack:
         yield lambda data_dir: stack.enter_context(Daemon(data_dir))

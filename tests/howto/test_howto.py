@@ -1,15 +1,16 @@
-"""Every how-to page does what it says: its programs and commands run from top to bottom, and print what it shows.
+"""Every how-to page works: its programs and commands run from top to bottom, and print what it shows.
 
-What a page may hold, and what becomes of it here:
+Blocks that a page may have:
 
-* ``python``: a program. One whose first line is ``# name.py`` becomes that file; it is run where a command line names it,
-  and at its place if none does. ``javascript`` is the same for ``// name.mjs``, ``go`` for ``// name.go``, and always run by a command line.
-* ``toml`` whose first line is ``# name.toml`` becomes that file.
-* ``sh``: lines for a shell, run as they stand in a directory of the page's own, beside a daemon of its own. A line that
-  begins with ``plainsong serve`` starts a further daemon, at the page's second address, which runs until the page's
-  end; lines that begin with ``make`` are run by other rings.
-* ``text`` right behind one of these: lines that it printed, in this order; ``…`` stands for anything.
-* ``text`` elsewhere is for people, such as lines for another machine.
+* ``python``: a program. One whose first line is ``# name.py`` is saved to that file, and runs where a command line names
+  it, or at its place if none does. ``javascript`` is the same for ``// name.mjs`` and ``go`` for ``// name.go``, which
+  always run by a command line.
+* ``toml`` whose first line is ``# name.toml`` is saved to that file.
+* ``sh``: lines for a shell, run unchanged in the page's own directory, with a daemon of its own. A line that begins with
+  ``plainsong serve`` starts a further daemon, at the page's second address, which runs until the page's end; other rings
+  run the lines that begin with ``make``.
+* ``text`` right after one of these: lines that it printed, in this order; ``…`` stands for anything.
+* ``text`` elsewhere is not tested, such as lines for another machine.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from tests.spark_session import spark_environ, why_not
 
 PAGES = {name: text for name, text in DOCUMENTS.items() if name.startswith("docs/howto/")}
 URL = "http://127.0.0.1:7420"
-#: Of the daemon that a page starts itself.
+#: The address of the daemon that a page starts itself.
 SECOND = "127.0.0.1:7430"
 DATABASE = "postgresql+psycopg://shop@127.0.0.1:5432/shop"
-#: Far beyond what a program of a page takes; one that starts Spark takes half a minute on a busy machine.
+#: Far longer than a page's program takes; one with Spark takes half a minute on a busy machine.
 PATIENCE_S = 900
-#: How a reader's pytest finds the fixtures, which the client's distribution names as its entry point.
+#: Load the fixtures, which a user's pytest finds through the client distribution's entry point.
 PLUGIN = ("python -m pytest ", "python -m pytest -p plainsong.testing.plugin ")
 
 
@@ -58,7 +59,7 @@ class Page:
         }
 
     def _here(self, code: str) -> str:
-        """``code`` with this test's addresses in place of the usual ones."""
+        """Return ``code`` with this test's addresses in place of the usual ones."""
         return code.replace(URL, self._url).replace(SECOND, self._second).replace(DATABASE, self._database)
 
     def _run(self, *command: str) -> str:
@@ -69,7 +70,7 @@ class Page:
         return done.stdout
 
     def save(self, name: str, code: str) -> None:
-        """A program; it speaks to the default place, where a reader's own daemon is."""
+        """Save a program; with the default address replaced by this test's."""
         (self.home / name).write_text(self._here(code).replace("Client()", "Client.from_environment()"))
 
     def program(self, name: str) -> str:
@@ -150,7 +151,7 @@ def test_a_page_does_what_it_says(wanted: str, page: Page):
 
 
 def assert_printed(shown: list[str], output: str) -> None:
-    """Each line shown is one of those printed, in this order."""
+    """Check that the lines shown were printed, in this order."""
     printed = iter(output.splitlines())
     for line in shown:
         pattern = re.compile(".*".join(map(re.escape, line.split("…"))))

@@ -13,21 +13,21 @@ from tests.broker.broker_in_process import START_MS, InProcess, SetClock, in_pro
 SHOP = "/v1/namespaces/shop"
 TOPICS = f"{SHOP}/topics"
 CENTURY_S = 2_000_000_000
-#: When the questions are asked: after all that ``make`` does, and before what it leaves open times out.
+#: The time of the questions: after all that ``make`` does, and before its open transactions time out.
 ASKED_MS = START_MS + 3 * 3_600_000
-#: How long the last replay took is the only thing that differs from one run to the next.
+#: The only field that differs between runs: how long the last replay took.
 _VOLATILE = {"ms"}
 
 
 class Asking:
-    """Asks, and keeps each answer under its question."""
+    """Sends requests, and stores each answer by its request."""
 
     def __init__(self, daemon: InProcess) -> None:
         self._daemon = daemon
         self.answers: dict[str, Any] = {}
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The answer: status, the headers that say where a page ended, and the body."""
+        """Return status, the headers about the end of a page, and the body."""
         answer = await self._daemon.http.request(method, path, json=body)
         headers = {name: value for name, value in answer.headers.items() if name.startswith("plainsong-")}
         found = _without_volatile(answer.json()) if answer.content else None
@@ -45,10 +45,10 @@ def _without_volatile(value: Any) -> Any:
 
 
 async def ask_everything(directory: Path) -> dict[str, Any]:
-    """What a daemon on ``directory`` answers; the directory is changed by the last questions."""
+    """Return the answers of a daemon on ``directory``; the last requests change the directory."""
     clock = SetClock()
     clock.ms = ASKED_MS
-    # Of many topics another one goes first each time: here as in a daemon that has just started.
+    # A poll of many topics starts with another topic each time: begin as a daemon does that has just started.
     poll_many._turns = count()
     async with await LevelDBStore.open(directory) as store, in_process(store=store, clock=clock) as daemon:
         asking = Asking(daemon)
@@ -58,7 +58,7 @@ async def ask_everything(directory: Path) -> dict[str, Any]:
 
 
 async def look(asking: Asking) -> None:
-    """Everything that only reads."""
+    """Send the requests that only read."""
     ask = asking.ask
     await ask("GET", "/v1/namespaces")
     await ask("GET", f"{SHOP}/properties")
@@ -95,7 +95,7 @@ async def look_at_topic(asking: Asking, topic: str) -> None:
 
 
 async def go_on(asking: Asking) -> None:
-    """What was begun before can be ended now, and what comes is placed behind what was there."""
+    """Check that open transactions can be ended, and that new messages are placed after the old ones."""
     ask = asking.ask
     said = {"producer": "till", "sequenceIds": list(range(70, 80)), "messages": [f"till {n}" for n in range(70, 80)]}
     await ask("POST", f"{TOPICS}/counted/publish", said)

@@ -16,15 +16,15 @@ KEPT = sorted(path.parent for path in Path(__file__).parent.glob("*/answers.json
 
 
 def says_what_was_said(now: Any, then: Any, where: str) -> None:
-    """The same answer; later versions may add fields and headers."""
+    """Check that the answer is the same; later versions may add fields and headers."""
     if isinstance(then, dict):
         assert isinstance(now, dict), where
         assert then.keys() <= now.keys(), where
         for key, value in then.items():
-            if key.endswith("PerSecond"):  # how fast this test has asked is no matter of what is kept
+            if key.endswith("PerSecond"):  # depends on the speed of this test
                 assert isinstance(now[key], int | float), where
             elif key == "hiddenMessages" and "/v1/transactions" in where:
-                # Earlier versions counted the topic with the most of them, and not all topics.
+                # Earlier versions counted only the topic with the most, not all topics.
                 assert now[key] >= value, where
             else:
                 says_what_was_said(now[key], value, f"{where}: {key}")

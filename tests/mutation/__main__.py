@@ -1,13 +1,13 @@
-"""Changes the protocol's code in one small place after the other, and runs the tests that run that place: does one fail?
+"""Mutation tests of the protocol: change its code in one small place, run that place's tests, and see whether one fails.
 
-make mutate                                        40 changes of each foremost module, and what no test noticed
+make mutate                                        40 changes of each foremost module, and those that no test noticed
 make mutate ARGS="--sample 200 topic/publish ids"  200 of each of these
-make mutate ARGS="--sample 0 topic/publish"        all of this one's
+make mutate ARGS="--sample 0 topic/publish"        all of this one
 make mutate ARGS="--all --table"                   of every module, and the table in docs/reliability.md
 
-Interrupted, it goes on where it was: build/mutation has what came of each change. A change that a test noticed is not tried
-again until its module changes; one that none noticed is, each time, unless it is known to be equivalent. Exit status 1:
-less than nine in ten were noticed.
+An interrupted run continues where it was: build/mutation has the result of each change. A change that a test noticed is
+tried again only when its module changes; one that none noticed is tried each time, unless it is known to be equivalent.
+Exit status 1: less than nine in ten were noticed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.mutation.judge import Judge, Result, Verdict
 from tests.mutation.mutants import FOREMOST, ROOT, Mutant
 
 KEPT = ROOT / "build/mutation"
-#: Of the mutants that behave otherwise than the code.
+#: Required share of the mutants that are not equivalent.
 WANTED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is kept of a mutant, a line of JSON in ``results.jsonl``; of two for one key the last counts."""
+    """The stored result of a mutant: a line of JSON in ``results.jsonl``, the last of a key counting."""
 
     key: str
     module: str
@@ -46,7 +46,7 @@ class Entry:
 
 
 def main() -> int:
-    """Judge the mutants that the command line says."""
+    """Judge the mutants chosen on the command line."""
     arguments = _arguments()
     mutants.add_tools()
     names = arguments.module or (mutants.modules() if arguments.all else list(FOREMOST))
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def _is_open(mutant: Mutant, entry: Entry | None) -> bool:
-    """It is to be tried: nothing is known of it, or a test that has come since may kill it."""
+    """True if it is to be tried: it has no result, or a test added since may kill it."""
     if entry is None:
         return True
     return entry.verdict in (Verdict.SURVIVED, Verdict.UNCOVERED) and why_equivalent(mutant) is None

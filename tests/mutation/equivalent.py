@@ -1,4 +1,4 @@
-"""Mutants that no test can kill, each with the reason: they behave like the code, in all that anybody is promised."""
+"""Mutants that no test can kill, each with the reason: they keep all promises of the code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """Found by what the line says, and not by its number."""
+    """Identified by the text of the line, not by its number."""
 
     module: str
     before: str
@@ -21,7 +21,7 @@ class Equivalent:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Mutants that are equivalent wherever they are: the line without ``part``, or with ``instead`` for it."""
+    """Mutants that are equivalent everywhere: a line without ``part``, or with ``instead`` in its place."""
 
     part: str
     instead: str
@@ -189,7 +189,7 @@ _WHY = {(each.module, each.before, each.after): each.why for each in EQUIVALENT}
 
 
 def why_equivalent(mutant: Mutant) -> str | None:
-    """The reason; None: a test is missing."""
+    """Return the reason; None if a test is missing."""
     for kind in KINDS:
         if kind.part in mutant.before and _is_same(mutant, kind):
             return kind.why

@@ -1,7 +1,7 @@
-"""Runs the tests of a mutant: all tests are loaded once, and each mutant has a fork of that process.
+"""Runs the tests of mutants: all tests are loaded once, and each mutant gets a fork of that process.
 
-First the tests run as they are, and coverage notes which of them runs which line of the protocol. A mutant's tests are those
-that run its line; it is killed by the first that fails.
+First the tests run unchanged, and coverage records which test runs which line of the protocol. A mutant's tests are
+those that run its line; the first that fails kills it.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from tests.mutation.swap import NotApplicable, functions_below, swap
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: What a test may use of the processor beyond three times what it takes: one that never ends is killed by that.
+#: Processor time of a test beyond three times its usual: one that never ends is killed by this limit.
 PATIENCE_CPU_S = 4
-#: And of the clock: one that waits for what never comes uses no processor. The machine may be much slower than it was.
+#: Wall-clock limit, for a test that waits forever without using the processor. The machine may be much slower now.
 PATIENCE_S = 900
-#: And of memory, beyond what the process has: one may collect for ever.
+#: Memory beyond that of the process: a mutant may collect forever.
 MEMORY = 2 << 30
 SURVIVED, KILLED, LOADED = 0, 1, 2
 
 
 class Verdict(StrEnum):
-    """What came of a mutant."""
+    """The result of a mutant."""
 
     KILLED = "killed"
     ENDLESS = "killed: it does not end, or takes all memory"
@@ -54,28 +54,28 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A verdict, and how it came about."""
+    """A verdict with its details."""
 
     mutant: Mutant
     verdict: Verdict
     test: str
-    """The one that failed, or empty."""
+    """The test that failed; empty if none."""
     tests: int
-    """How many run the line."""
+    """Number of tests that run the line."""
     seconds: float
 
 
 @dataclass(slots=True)
 class Baseline:
-    """How the tests run without a change."""
+    """The tests without a change."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of the processor, by test."""
+    """Processor time, by test."""
     lines: dict[str, dict[int, list[int]]] = field(default_factory=dict)
-    """By module and line: the tests that run it, as places in ``seconds``."""
+    """By module and line: the tests that run it, as indexes into ``seconds``."""
 
     def tests_of(self, module: str, first: int, last: int) -> list[str]:
-        """Those that run one of the lines, the quickest first."""
+        """Return the tests that run one of the lines, the quickest first."""
         names = list(self.seconds)
         lines = self.lines.get(module, {})
         found = {place for line in range(first, last + 1) for place in lines.get(line, ())}
@@ -83,7 +83,7 @@ class Baseline:
 
 
 class Judge:
-    """A plugin of pytest that runs mutants where pytest would run tests."""
+    """A pytest plugin that runs mutants where pytest would run tests."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class Judge:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self) -> None:
-        """Look for a failure as always, and leave out to make it short: nobody reads it."""
-        from hypothesis import Phase, settings  # pytest is to load it first
+        """Search for failures as usual, but do not shrink them: they are not shown."""
+        from hypothesis import Phase, settings  # not at the top: pytest has to load it first
 
         house = settings(settings.get_profile("house"), phases=(Phase.explicit, Phase.generate))
         settings.register_profile("house", settings(house, max_examples=self._examples or house.max_examples))
@@ -111,7 +111,7 @@ class Judge:
             self._failed = report.nodeid
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        # A fork's tests are not this run's: nobody is to be shown their letters.
+        # Results of tests in a fork are not results of this run, and must not be printed.
         session.config.pluginmanager.unregister(name="terminalreporter")
         items = {item.nodeid: item for item in session.items}
         if self._examples is not None:
@@ -124,7 +124,7 @@ class Judge:
             first, last = _statement(path_of(mutant.module), mutant.line)
             tests = baseline.tests_of(mutant.module, first, last)
             if tests:
-                # What has killed others of this module comes first; that changes how soon, not whether.
+                # Tests that killed other mutants of the module run first, which changes only how soon one fails.
                 tests.sort(key=lambda name: -self._killers[mutant.module, name])
                 change = partial(swap, functions, path_of(mutant.module), mutant.source)
                 work = partial(self._run, change, [(items[name], baseline.seconds[name]) for name in tests])
@@ -153,7 +153,7 @@ class Judge:
         return SURVIVED, ""
 
     def _baseline(self, session: pytest.Session, items: dict[str, pytest.Item]) -> Baseline:
-        """From the last time, if neither code nor tests have changed since."""
+        """Return the stored baseline if neither code nor tests have changed since; otherwise measure it."""
         digest = hashlib.sha256(repr((self._examples, list(items))).encode())
         for path in sorted([*CORE.rglob("*.py"), *{item.path for item in session.items}]):
             digest.update(path.read_bytes())
@@ -204,7 +204,7 @@ class Judge:
 
 
 def _bound_examples(items: list[pytest.Item], most: int) -> None:
-    """Also where a test says itself how many examples it looks at."""
+    """Bound the number of examples, also of tests with their own setting."""
     from hypothesis import settings
 
     for item in items:
@@ -216,7 +216,7 @@ def _bound_examples(items: list[pytest.Item], most: int) -> None:
 
 
 def _statement(path: Path, line: int) -> tuple[int, int]:
-    """The first and last line of the smallest statement that a line is part of: coverage counts one line of some."""
+    """Return the first and last line of the smallest statement around a line: coverage may count only one of them."""
     found, most = (line, line), sys.maxsize
     for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(each, ast.stmt) and each.end_lineno is not None and each.lineno <= line <= each.end_lineno:
@@ -227,7 +227,7 @@ def _statement(path: Path, line: int) -> tuple[int, int]:
 
 
 def forked(work: Callable[[], tuple[int, str]], cpu_s: float | None) -> tuple[int, str]:
-    """What ``work`` comes to in a fork of this process that is bounded, unless there is no ``cpu_s``; -1: it was killed."""
+    """Run ``work`` in a fork, with limits unless ``cpu_s`` is None; return its result, with code -1 if it was killed."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -235,7 +235,7 @@ def forked(work: Callable[[], tuple[int, str]], cpu_s: float | None) -> tuple[in
             os.close(reading)
             _in_child(work, cpu_s, writing)
         finally:
-            os._exit(KILLED)  # whatever comes to here was raised by the change
+            os._exit(KILLED)  # only an error caused by the change gets here
     os.close(writing)
     waiting = os.pidfd_open(child)
     try:
@@ -249,7 +249,7 @@ def forked(work: Callable[[], tuple[int, str]], cpu_s: float | None) -> tuple[in
 
 
 def bound_cpu(more_s: float) -> None:
-    """Let this process use so much more of the processor; then it is killed."""
+    """Limit this process to this much more processor time, after which it is killed."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + more_s), hard))
 

@@ -1,7 +1,7 @@
-"""The small changes of the protocol's code that somebody could make: a `<` for a `<=`, a value left out, a `not` too many.
+"""Small changes of the protocol's code as a programmer might make them: `<` for `<=`, a value left out, a `not` too many.
 
-mutmut makes them, of what stands in functions. Left out is what its operators make of words for people, and of
-what stands between them: a text with a space in it may be said otherwise.
+mutmut makes them inside functions. Changes of texts for people are left out, together with those of expressions inside
+them: a text with a space in it may change freely.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CORE = ROOT / "plainsong/protocol"
 PLACE = ROOT / ".cache/mutate"
 LOCK = ROOT / "requirements-mutate.lock"
 
-#: Read where a mistake is worst, first: what gives ids, judges duplicates, decides and proves.
+#: Modules where a mistake is worst, first: those that assign ids, find duplicates, decide and prove.
 FOREMOST = (
     "ids",
     "keys",
@@ -53,18 +53,18 @@ class Mutant:
     """One change of one module."""
 
     module: str
-    """Below ``plainsong/protocol``, without its ending: ``topic/core``."""
+    """Path below ``plainsong/protocol``, without its suffix: ``topic/core``."""
     line: int
-    """The first that differs."""
+    """The first line that differs."""
     before: str
-    """That line, without the space around it."""
+    """That line, stripped."""
     after: str
     source: str
-    """Of the module with the change."""
+    """The module's text with the change."""
 
     @property
     def key(self) -> str:
-        """The same for the same change of the same text."""
+        """Equal for the same change of the same text."""
         return hashlib.sha256(f"{self.module}\n{self.source}".encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -72,9 +72,9 @@ class Mutant:
 
 
 def add_tools() -> None:
-    """Make mutmut and coverage importable, behind everything that the environment of the tests has.
+    """Make mutmut and coverage importable, after everything in the tests' environment.
 
-    They have an environment of their own below ``.cache``: nobody else needs what they bring along.
+    They have an environment of their own under ``.cache``, because their dependencies are needed only here.
     """
     stamp = PLACE / "installed.lock"
     if not (stamp.exists() and stamp.read_bytes() == LOCK.read_bytes()):
@@ -89,7 +89,7 @@ def add_tools() -> None:
 
 
 def modules() -> list[str]:
-    """Of the protocol, the foremost first."""
+    """Return the protocol's modules, the foremost first."""
     names = sorted(path.relative_to(CORE).with_suffix("").as_posix() for path in CORE.rglob("*.py"))
     return [*FOREMOST, *(name for name in names if name not in FOREMOST and not name.endswith("__init__"))]
 
@@ -100,7 +100,7 @@ def path_of(module: str) -> Path:
 
 @cache
 def _module(name: str) -> tuple[libcst.Module, list[Any]]:
-    """The syntax tree of a module, and what mutmut would change in its functions."""
+    """Return the syntax tree of a module, and mutmut's changes in its functions."""
     import libcst
     from libcst.metadata import MetadataWrapper
     from mutmut.mutation.file_mutation import MutationVisitor
@@ -122,7 +122,7 @@ def _module(name: str) -> tuple[libcst.Module, list[Any]]:
 
 
 def _inside_prose(tree: libcst.Module) -> set[int]:
-    """The nodes between the words of texts for people, such as the number of digits that an error names."""
+    """Return the nodes inside texts for people, such as the number of digits that an error names."""
     import libcst
 
     class Walk(libcst.CSTVisitor):
@@ -145,7 +145,7 @@ def _inside_prose(tree: libcst.Module) -> set[int]:
 
 
 def _is_prose(mutation: Any) -> bool:
-    """It only changes, or leaves out, words for people."""
+    """True if it only changes or removes text for people."""
     import libcst
 
     before, after = mutation.original_node, mutation.mutated_node
@@ -169,12 +169,12 @@ def _has_space(node: libcst.BaseExpression) -> bool:
 
 
 def count(module: str) -> int:
-    """How many mutants a module has."""
+    """Return the number of a module's mutants."""
     return len(_module(module)[1])
 
 
 def sample(module: str, most: int | None, seed: int) -> Iterator[Mutant]:
-    """So many mutants of a module, drawn by a seed; None: all. Of equal ones there is one. More begin with the fewer."""
+    """Yield up to ``most`` different mutants of a module, drawn by a seed; None: all. A larger draw begins with a smaller."""
     tree, mutations = _module(module)
     drawn = list(mutations)
     random.Random(f"{seed} {module}").shuffle(drawn)
@@ -188,7 +188,7 @@ def sample(module: str, most: int | None, seed: int) -> Iterator[Mutant]:
 
 
 def _mutant(module: str, before: str, after: str) -> Mutant | None:
-    """None: the change does not change anything."""
+    """Return None if the change has no effect on the text."""
     old, new = before.splitlines(), after.splitlines()
     for number, (a, b) in enumerate(zip(old, new, strict=False)):
         if a != b:

@@ -1,4 +1,4 @@
-"""Changes functions of modules that are loaded already: each gets the code that it has in another text of its module."""
+"""Changes functions of loaded modules: each gets its code from another text of the module."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Place = tuple[str, str, int]
 
 
 class NotApplicable(Exception):
-    """No function that is loaded has the change: it stands in what ran when the module was loaded."""
+    """No loaded function has the change: it is in code that ran when the module was loaded."""
 
 
 def functions_below(folder: Path) -> dict[Place, list[FunctionType]]:
-    """Every function that is loaded from a folder, by where it is defined."""
-    gc.unfreeze()  # what is frozen is in no list
+    """Return every function loaded from a folder, by place of definition."""
+    gc.unfreeze()  # frozen objects are in no list
     found: dict[Place, list[FunctionType]] = {}
     for each in gc.get_objects():
         if type(each) is FunctionType and each.__code__.co_filename.startswith(f"{folder}/"):
@@ -26,9 +26,9 @@ def functions_below(folder: Path) -> dict[Place, list[FunctionType]]:
 
 
 def swap(functions: dict[Place, list[FunctionType]], path: Path, source: str) -> int:
-    """Give functions of a module the code, and the default values, that ``source`` has for them; how many.
+    """Give functions of a module their code and default values from ``source``; return how many changed.
 
-    Functions are changed in place, so whoever holds one has the change: tables of rules, properties, imported names.
+    Functions are changed in place, so every reference has the change: tables of rules, properties, imported names.
     """
     original = path.read_text(encoding="utf-8")
     before = list(_codes(compile(original, str(path), "exec")))
@@ -39,7 +39,7 @@ def swap(functions: dict[Place, list[FunctionType]], path: Path, source: str) ->
             for function in functions.get(_place(old), ()):
                 try:
                     function.__code__ = new
-                except ValueError:  # it is a closure, over other names than before
+                except ValueError:  # a closure over other names than before
                     continue
                 changed += 1
     changed += _defaults(functions, path, original, source)
@@ -53,7 +53,7 @@ def _place(code: CodeType) -> Place:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """The code of every function and class in a module or function, in the order of the text."""
+    """Yield the code of every function and class in a module or function, in text order."""
     for each in code.co_consts:
         if isinstance(each, CodeType) and not each.co_name.startswith("<"):
             yield each

@@ -1,4 +1,4 @@
-"""What came of the mutants of each module: a table, which stands in docs/reliability.md."""
+"""The results of each module's mutants: a table for docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.mutation.mutants import ROOT, Mutant
 
 
 class Judged(Protocol):
-    """What is kept of a mutant."""
+    """The stored result of a mutant."""
 
     @property
     def verdict(self) -> str: ...
@@ -22,11 +22,11 @@ class Judged(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Of one module."""
+    """The counts of one module."""
 
     module: str
     mutants: int
-    """That mutmut makes of it."""
+    """Number of mutants that mutmut makes of it."""
     tried: int
     killed: int
     equivalent: int
@@ -34,12 +34,12 @@ class Row:
 
     @property
     def share(self) -> float:
-        """Killed, of those that are not equivalent."""
+        """The share killed of those that are not equivalent."""
         return self.killed / (self.killed + self.open) if self.killed + self.open else 1.0
 
 
 def row(module: str, mutants: int, sample: Iterable[Mutant], kept: Mapping[str, Judged]) -> Row:
-    """Count what came of a module's mutants; those that change what runs when it is loaded count for nothing."""
+    """Count the results of a module's mutants, except those that change code that runs at import."""
     killed = equivalent = still_open = 0
     for each in sample:
         match kept[each.key].verdict if each.key in kept else None:
@@ -66,7 +66,7 @@ def total(rows: Iterable[Row]) -> Row:
 
 
 def text(rows: Iterable[Row], seed: int, examples: int | None) -> str:
-    """In Markdown."""
+    """Return the table in Markdown."""
     rows = list(rows)
     whole = total(rows)
     searched = "" if examples is None else f" Tests that search looked at up to {examples} examples each."
@@ -85,7 +85,7 @@ def text(rows: Iterable[Row], seed: int, examples: int | None) -> str:
 
 
 def write(markdown: str) -> None:
-    """Into the document, in the place of the last one."""
+    """Replace the table in the document."""
     write_generated("mutated", markdown)
 
 

@@ -1,4 +1,4 @@
-"""A link: many calls at once, each answered when it is ready, and told exactly what became of it."""
+"""A link: many concurrent calls, each answered when it is ready, or failed with its exact outcome."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_what_was_taken_there_still_happens_when_the_caller_leaves():
 
     async def takes(call):
         begun.set()
-        with trio.CancelScope(shield=True):  # as a topic does with what it has taken
+        with trio.CancelScope(shield=True):  # as a topic does with a request it has taken
             await gate.wait()
             done.set()
         return Reply()
@@ -207,7 +207,7 @@ async def test_who_waits_when_a_link_breaks_learns_that_it_was_sent():
 async def test_what_was_never_written_was_not_sent():
     async with linked(echo) as pair:
         await pair.link.call("echo", 1)
-        pair.mine.send_stream.send_all_hook = trio.sleep_forever  # the connection takes nothing any more
+        pair.mine.send_stream.send_all_hook = trio.sleep_forever  # the connection accepts no more bytes
         outcomes = []
 
         async def one(size):
@@ -219,7 +219,7 @@ async def test_what_was_never_written_was_not_sent():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one, 1)
             await wait_all_tasks_blocked()
-            nursery.start_soon(one, 2)  # gathers behind what is stuck
+            nursery.start_soon(one, 2)  # queued after the send that is stuck
             nursery.start_soon(one, 1_000_000)
             await wait_all_tasks_blocked()
             pair.link.cut()

@@ -34,7 +34,7 @@ OTHER = LinkSecret(b"t" * 32, "b")
 
 
 async def met(connector: LinkSecret | None, acceptor: LinkSecret | None) -> tuple[list[object], str]:
-    """What the acceptor was called with, and why the link ended."""
+    """Return the calls that reached the acceptor, and why the link ended."""
     mine, theirs = memory_stream_pair()
     called: list[object] = []
 
@@ -232,7 +232,7 @@ async def test_links_go_by_tls_on_the_same_port_and_verify_the_other_end(tmp_pat
 
 @pytest.mark.parametrize("minimum", ["1.2", "1.3"])
 async def test_a_relay_with_a_certificate_of_the_same_authority_passes_no_call_on(tmp_path, minimum):
-    """It passes the proof on unchanged, and could change what follows: it ends TLS on both sides."""
+    """It forwards the proof unchanged, and could change the calls: it terminates TLS on both sides."""
     authority = Authority(tmp_path)
     pairs = {name: authority.issue(name) for name in ("server", "relay")}
     own, relays = (

@@ -1,4 +1,4 @@
-"""Streams and conversations in a link: in order, as fast as they are used, and none at the cost of another."""
+"""Streams and conversations on a link: in order, with backpressure, and none at the expense of another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL = LinkBounds(window_bytes=10_000)
 
 
 class Pieces:
-    """A body of ``count`` pieces, which knows how far it came and whether it was closed."""
+    """A body of ``count`` pieces that records its progress and whether it was closed."""
 
     def __init__(self, count: int, size: int, fault: Exception | None = None) -> None:
         self.made = 0
@@ -113,7 +113,7 @@ async def test_a_link_that_breaks_breaks_the_answers_on_it():
 
 
 async def talk(call) -> Reply:
-    """Sends back what it gets, until there is no more."""
+    """Echo messages until the end."""
     if call.value == "refuse":
         raise TopicNotFound("no such topic")
     while (message := await call.channel.receive()) is not None:
@@ -185,7 +185,7 @@ async def test_a_caller_that_does_not_listen_is_waited_for():
 
 
 async def test_many_large_messages_at_once_stay_within_bounds():
-    """A message is let in beyond the window only while nobody has another one to use first."""
+    """A message may exceed the window only while the receiver has no other to process first."""
 
     async def deaf(call) -> Reply:
         call.channel.accept()
@@ -262,7 +262,7 @@ async def test_a_conversation_learns_that_its_link_broke():
 
 
 def leaving_at(link, kind: FrameKind, scope: trio.CancelScope) -> None:
-    """Cancels a caller just before a frame of this kind reaches it, so that both are there when it looks."""
+    """Cancel a caller just before a frame of this kind reaches it, so that it finds both at once."""
     taken = link.on_frame
 
     def on_frame(frame) -> None:

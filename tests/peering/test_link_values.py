@@ -1,4 +1,4 @@
-"""What travels over links comes back as it was; what is not known does not travel."""
+"""Values return from a link unchanged; unknown types are not sent."""
 
 from __future__ import annotations
 
@@ -262,14 +262,14 @@ def test_two_classes_of_one_name_cannot_both_be_registered():
 
 
 def _classes_in(hint):
-    """The classes that an annotation names, at any depth."""
+    """Return the classes in an annotation, at any depth."""
     if isinstance(hint, type) and not typing.get_args(hint):
         return {hint}
     return {cls for part in typing.get_args(hint) for cls in _classes_in(part)}
 
 
 def test_what_a_value_that_travels_may_hold_travels_too():
-    """As the records of a topic's row, which one instance asks another for."""
+    """For example the records of a topic's row, which one instance requests from another."""
     names = {cls.__name__: cls for cls in VOCABULARY._names} | vars(typing) | vars(collections.abc)
     checked = 0
     for cls in VOCABULARY._names:

@@ -1,4 +1,4 @@
-"""What ends a link: garbage, silence, what is no side of one; and what does not."""
+"""Input that ends a link (garbage, silence, a peer of another kind), and input that does not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def frame(*parts) -> bytes:
 
 
 async def served(data: bytes) -> bytes:
-    """All that the served side says to a peer that sends this and then listens."""
+    """Return the output of the served side to a peer that sends this and then listens."""
     mine, theirs = memory_stream_pair()
     said = b""
     async with trio.open_nursery() as nursery:
@@ -211,7 +211,7 @@ async def test_of_a_side_in_doubt_the_time_counts_for_which_it_has_been_asked_al
     async with linked(echo, LinkBounds(silence_s=30)) as pair:
         await pair.link.call("x", None)
         pair.theirs.send_stream.send_all_hook = trio.sleep_forever
-        await trio.sleep(28)  # it was asked after 20 at the latest
+        await trio.sleep(28)  # the peer was pinged after 20 s at the latest
         begun_s = trio.current_time()
         await pair.link.probe(3)
         assert trio.current_time() - begun_s <= 0.5

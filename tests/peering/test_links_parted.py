@@ -1,4 +1,4 @@
-"""A link to somebody who left while it was dialled is not kept: nobody would end it. And a link keeps no request."""
+"""A link to an instance that left while it was dialled is closed, not kept. And a link keeps no request alive."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Serving:
         self.streams: list[trio.SocketStream] = []
 
     async def connect(self) -> trio.SocketStream:
-        """A connection that is closed with the server."""
+        """Return a connection that is closed with the server."""
         stream = await trio.open_tcp_stream("127.0.0.1", int(self.address.rpartition(":")[2]))
         self.streams.append(stream)
         return stream
@@ -75,7 +75,7 @@ async def serving(dispatch=echo, *, hot: bool = True, tls=None, secret=None, **s
 @asynccontextmanager
 async def links(bounds: LinkBounds | None = None, **more):
     async with trio.open_nursery() as nursery:
-        # Of those that are there nobody is given up for being slow.
+        # No slow peer may be given up here.
         yield Links(nursery, bounds or LinkBounds(silence_s=PATIENCE_S, dial_s=PATIENCE_S), **more)
         nursery.cancel_scope.cancel()
 
@@ -101,7 +101,7 @@ async def test_a_preface_in_pieces_is_one(hot):
             await stream.send_all(bytes([byte]))
         said = b""
         while len(said) < len(PREFACE):
-            said += await stream.receive_some(len(PREFACE) - len(said))  # behind it there may be more
+            said += await stream.receive_some(len(PREFACE) - len(said))  # more bytes may follow
         assert said == PREFACE
 
 
@@ -172,7 +172,7 @@ async def test_many_who_ask_at_once_share_one_link():
 
 
 async def test_who_cannot_be_reached_is_not_dialled_by_everybody_all_the_time(mock_clock):
-    attempts = 0  # at one time: the clock stands still
+    attempts = 0  # within one moment: the clock does not advance
 
     async def refused(address):
         nonlocal attempts
@@ -232,7 +232,7 @@ async def test_who_is_no_peer_gets_no_request_and_is_left_alone_for_a_while(mock
         assert isinstance(caught.error, LinkBroken)
         assert not caught.error.sent
         with pytest.raises(LinkBroken, match="no peer"):
-            await to.to(address)  # the while is not over: the clock stands still
+            await to.to(address)  # still too early: the clock does not advance
         nursery.cancel_scope.cancel()
     listener.close()
 

@@ -1,4 +1,4 @@
-"""A chained topic over a store of dicts, and its verification as a reader makes it."""
+"""A chained topic on a store of dicts, and its verification from a reader's side."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ChainedTopic:
             self.do(Create(TopicProperties(**{"ttl_s": 3600, "chain": "sha256", **properties})))
 
     def load(self):
-        """What a start finds."""
+        """Load the topic from its store."""
         self.core = TopicCore(loaded_state(self.store, limits=self.limits, authority=self.authority))
 
     @property
@@ -49,7 +49,7 @@ class ChainedTopic:
         return self.core.state
 
     def do(self, *asks, rows=None):
-        """One step; with ``rows`` the power is cut behind so many rows of it, and the topic is loaded again."""
+        """Run one step; with ``rows`` the power is cut after this many of its rows, and the topic is loaded again."""
         now = Now(self.now_ms, self.now_ms / 1000)
         step = self.core.step([(index, ask) for index, ask in enumerate(asks)], now)
         self.store.write(step.operations, rows)
@@ -79,7 +79,7 @@ class ChainedTopic:
         return self.do(self.staged(*segments, producer=producer, **fields))
 
     def staged(self, *segments, producer="job", **fields):
-        """The publish of staged segments, with the producer's next sequence id."""
+        """Return the publish of staged segments, with the producer's next sequence id."""
         known = self.state.producers.known.get(producer)
         ids = [0 if known is None else known.pushed + 1]
         return PublishStaged(
@@ -90,7 +90,7 @@ class ChainedTopic:
         return self.do(SetProperties({"ttl": 3600, **properties}))
 
     def clean(self):
-        """As the janitor does, in full."""
+        """Clean everything as the janitor does."""
         plan = self.do(PlanCleaning(0))
         for table, wanted, kept in ((Table.MESSAGE, plan.expired, 0), (Table.PAYLOAD, plan.entries, 1)):
             if wanted is not None:
@@ -113,7 +113,7 @@ class ChainedTopic:
                 del self.store.tables[Table.PAYLOAD][stored]
         del rows[key]
 
-    # --- what the store has -----------------------------------------------------------------------
+    # --- content of the store ---------------------------------------------------------------------
 
     def messages(self):
         start = generation_prefix(NAME, self.state.metadata.generation)
@@ -128,7 +128,7 @@ class ChainedTopic:
         return KnownHead(self.state.metadata.generation, chain.number, chain.position, chain.link)
 
     def verify(self, known=None, head=None):
-        """What a reader of the whole store finds."""
+        """Verify the whole store as a reader does."""
         verifier = Verifier(str(NAME), self.state.metadata.generation, known, head)
         entries = [(key[-10:], value) for key, value in self.entries()]
         for entry in entries:
@@ -145,7 +145,7 @@ class ChainedTopic:
 
 
 def give(verifier, row, stored, oldest_ms):
-    """Give a row to a verifier, with the payload rows that it publishes."""
+    """Feed a verifier a row and the payload rows that it publishes."""
     verifier.row(row, oldest_ms)
     for key, value in stored:
         verifier.stored(StoredRow(row.position + key[-10:], value))

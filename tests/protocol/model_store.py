@@ -34,7 +34,7 @@ NAME = TopicName("default", "t1")
 
 
 def single_rows(operations):
-    """A commit, row by row, in the order in which a power cut may leave it."""
+    """Yield the rows of a commit in the order in which a power cut may leave a prefix of them."""
     for operation in operations:
         if isinstance(operation, Put):
             assert operation.value_bytes == sum(map(len, operation.values))
@@ -52,14 +52,14 @@ class ModelStore:
 
     def __init__(self):
         self.tables = {table: {} for table in Table}
-        #: Every message row there has ever been, over all generations.
+        #: Every message row ever written, over all generations.
         self.ever = {}
-        #: The last message row there is of each generation, as long as nobody has removed it.
+        #: The last message row of each generation, if it has not been removed.
         self._last = {}
         self._unsynced = []
 
     def write(self, operations, rows=None):
-        """Apply ``operations``, or their first ``rows`` rows; the rows that were applied."""
+        """Apply ``operations``, or their first ``rows`` rows; return the rows applied."""
         applied = []
         for index, row in enumerate(single_rows(operations)):
             if rows is not None and index >= rows:
@@ -86,7 +86,7 @@ class ModelStore:
         table[row.prefix] = row.values[0]
 
     def _last_of(self, generation):
-        """The key of its last message row; empty if it has none."""
+        """Return the key of the generation's last message row; empty if it has none."""
         messages = self.tables[Table.MESSAGE]
         last = self._last.get(generation)
         if last not in messages:
@@ -94,25 +94,25 @@ class ModelStore:
         return last
 
     def discard(self, table, keys):
-        """Remove rows; a power cut brings them back unless a write comes first."""
+        """Remove rows; a power cut before the next write brings them back."""
         for key in keys:
             if key in self.tables[table]:
                 self._unsynced.append((table, key, self.tables[table].pop(key)))
 
     def power_cut(self):
-        """Bring back what was discarded since the last write."""
+        """Bring back the rows discarded since the last write."""
         for table, key, value in self._unsynced:
             self.tables[table][key] = value
         self._unsynced.clear()
         self._last.clear()
 
     def scan(self, table, start, stop):
-        """The rows of a range, in order."""
+        """Return the rows of a range, in order."""
         return sorted((key, value) for key, value in self.tables[table].items() if start <= key < stop)
 
 
 def loaded_chain(state, store):
-    """Take over the last entry of the chain; the position behind which rows have none."""
+    """Load the last entry of the chain; return the position after which rows are not covered."""
     start = chain_prefix(state)
     rows = store.scan(Table.PAYLOAD, start, stop_after(start))
     try:
@@ -122,12 +122,12 @@ def loaded_chain(state, store):
 
 
 def stored_rows(store, row):
-    """The payload rows that a row publishes; none of another row."""
+    """Return the payload rows that a row publishes; none for another row."""
     return store.scan(Table.PAYLOAD, *payloads_of(row)) if is_reference(row) and is_message(row) else []
 
 
 def stored_digests(store, rows):
-    """Position of each row that publishes stored messages → their digest."""
+    """Return the digest of stored messages by the position of the row that publishes them."""
     digests = {}
     for row in rows:
         found = row_of(row[0][-10:], row[1])
@@ -140,7 +140,7 @@ def stored_digests(store, rows):
 
 
 def loaded_state(store, name=NAME, limits=None, authority=None):
-    """The topic as the store has it."""
+    """Load the topic from the store."""
     state = TopicState(name, limits or TopicLimits(), authority=NoAuthority() if authority is None else authority)
     value = store.tables[Table.METADATA].get(metadata_key(name))
     if value is None:
@@ -173,7 +173,7 @@ def loaded_state(store, name=NAME, limits=None, authority=None):
 
 
 def load_producers(state, store, generation):
-    """What the store has of the topic's producers."""
+    """Load the topic's producers from the store."""
     record = store.tables[Table.METADATA].get(system_key(PRODUCERS, state.name, generation))
     if record is None:
         return
@@ -186,7 +186,7 @@ def load_producers(state, store, generation):
 
 
 def page_of(rows, span, limit=1000, max_bytes=1 << 20, chunk=3):
-    """The page that ``span`` gives from ``rows``, fed a few at a time as stores do."""
+    """Return the page of ``span`` from ``rows``, fed a few at a time as stores do."""
     paging = Paging(span, limit, max_bytes)
     start, stop = key_range(span)
     wanted = [row for row in rows if start <= row[0] < stop] if span.start < span.until else []
@@ -197,7 +197,7 @@ def page_of(rows, span, limit=1000, max_bytes=1 << 20, chunk=3):
 
 
 def pages_of(rows, span, limit, max_bytes=1 << 20):
-    """Page after page until the end."""
+    """Yield page after page until the end."""
     while True:
         page = page_of(rows, span, limit, max_bytes)
         yield page

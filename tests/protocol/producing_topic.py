@@ -1,4 +1,4 @@
-"""A topic with producers on a store of dicts: one request at a time, with falls and reloads."""
+"""A topic with producers on a store of dicts: one request at a time, with power cuts and reloads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ POINTER = NOW_MS * POINTERS_PER_MS
 
 
 class Topic:
-    """What the rules say, and what is on the disk then."""
+    """The core of a topic, and its store."""
 
     def __init__(self, properties=None, *, name=NAME, authority=None, create=True, **limits):
         self.name, self.store, self.limits, self.authority = name, ModelStore(), TopicLimits(**limits), authority
@@ -41,7 +41,7 @@ class Topic:
             self.ask(Create(properties or TopicProperties()))
 
     def load(self):
-        """Begin again from the disk."""
+        """Load the topic from the store again."""
         self.core = TopicCore(loaded_state(self.store, self.name, self.limits, self.authority))
 
     @property
@@ -56,7 +56,7 @@ class Topic:
         return Now(self.now_ms, self.now_ms / 1000, deduplication=self.policy)
 
     def step(self, *asks, rows=None):
-        """One step for all of them; with ``rows`` the power goes after so many rows, and nobody is answered."""
+        """Run one step for all asks; with ``rows`` the power is cut after this many rows, and there are no answers."""
         step = self.core.step(list(enumerate(asks)), self.now())
         if rows is not None:
             self.store.write(step.operations, rows)
@@ -66,14 +66,14 @@ class Topic:
         return [answer for _, answer in sorted(self.core.settled(step, self.now()), key=lambda each: each[0])]
 
     def ask(self, ask):
-        """The answer; an error is raised."""
+        """Return the answer, or raise it if it is an error."""
         [answer] = self.step(ask)
         if isinstance(answer, PlainsongError):
             raise answer
         return answer
 
     def close(self):
-        """As the actor does it, then load again."""
+        """Close as the actor does, then load again."""
         step, _ = self.core.close()
         self.store.write(step.operations)
         self.load()
@@ -103,21 +103,21 @@ class Topic:
     def remove(self, name="p"):
         return self.ask(RemoveProducer(name))
 
-    # --- what is there -------------------------------------------------------------------------
+    # --- content -------------------------------------------------------------------------------
 
     def payloads(self):
-        """All messages that live, of which the payload is in the row."""
+        """Return the live messages whose payload is in the row."""
         span = span_of(self.state, Look(bound_at(0)))
         rows = self.store.scan(Table.MESSAGE, self.state.prefix, self.state.prefix + b"\xff" * 20)
         return [payload.decode() for _, payload in page_of(rows, span).messages()]
 
     def system_rows(self, kind):
-        """Keys of system rows of a kind."""
+        """Return the keys of system rows of a kind."""
         return [key for key in self.store.tables[Table.METADATA] if key[:2] == b"\x00" + kind]
 
 
 def publish(ids, producer="p", payloads=None, **fields):
-    """A request whose messages are called after their ids: ``p7`` is 7 of producer p."""
+    """Return a request whose messages are named after their ids: ``p7`` is 7 of producer p."""
     if payloads is None:
         payloads = [f"{producer}{each}" for each in ids]
     request = PublishRequest([each.encode() for each in payloads], producer=producer, sequence_ids=ids, **fields)

@@ -1,4 +1,4 @@
-"""Whatever happens to a chained topic, power cuts after any row among it, whoever verifies it finds nothing wrong."""
+"""A chained topic verifies without a fault after any history, including power cuts after any row."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def requests(draw, pointer=None):
 
 @st.composite
 def stores(draw, pointer=None):
-    """A store under a write pointer, or of staged messages."""
+    """Draw a store under a write pointer, or of staged messages."""
     messages = draw(st.lists(st.binary(max_size=3), min_size=1, max_size=3))
     own = st.lists(st.none() | st.sampled_from([1, 7200]), min_size=len(messages), max_size=len(messages))
     request = PublishRequest(
@@ -64,7 +64,7 @@ def stores(draw, pointer=None):
 
 @st.composite
 def publishes_of_stored(draw, pointer=None):
-    """A publish of stored messages, with some of its own or without; or of staged ones."""
+    """Draw a publish of stored messages, with or without messages of its own; or of staged ones."""
     ttl_s = draw(st.sampled_from([None, None, 2]))
     if pointer is None:
         ids = [draw(st.integers(0, 50))]
@@ -103,7 +103,7 @@ events = st.one_of(
 
 
 def run(topic, history):
-    """Play a history; the answers that refuse are no matter."""
+    """Play a history, ignoring refusals."""
     for kind, what in history:
         try:
             if kind == "step":

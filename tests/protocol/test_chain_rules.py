@@ -1,4 +1,4 @@
-"""Chained topics: every request is covered by an entry, and whoever verifies the topic finds whatever was done to its rows."""
+"""Chained topics: an entry covers every request, and verification finds every manipulation of the topic's rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kinds(verification):
 
 
 def busy_topic():
-    """A topic with a bit of everything."""
+    """Return a topic with some of every kind of content."""
     topic = ChainedTopic()
     topic.publish(b"one")
     topic.publish(b"two", b"three", attributes=[{"colour": "red"}, {}])
@@ -64,7 +64,7 @@ def test_a_chained_topic_is_verified_with_all_of_its_messages():
 
 
 def covered(topic):
-    """How many rows each entry of messages covers, without the first one of the chain."""
+    """Return how many rows each entry of messages covers, without the first of the chain."""
     entries = [ChainEntry.decode(key[-10:], value) for key, value in topic.entries()[1:]]
     return [each.rows for each in entries if each.kind in COVERING]
 
@@ -203,7 +203,7 @@ def test_any_changed_byte_of_any_message_is_found_where_it_is(index):
         changed[place] ^= 0x01
         topic.store.tables[Table.MESSAGE][key] = bytes(changed)
         if topic.verify().is_good:
-            # Not covered: how a producer's request was numbered.
+            # Not covered: the sequence ids of a producer's request.
             assert not changes_what_readers_get(value, bytes(changed)), (index, place)
 
 
@@ -291,7 +291,7 @@ def test_any_changed_byte_of_an_entry_is_found(index):
         changed = bytearray(value)
         changed[place] ^= 0x01
         if place == 1 and decode_row(bytes(changed)) == decode_row(value):
-            continue  # the sign of the length, which says nothing
+            continue  # the sign of the length, which has no meaning
         topic.store.tables[Table.PAYLOAD][key] = bytes(changed)
         found = topic.verify(known.head())
         assert not found.is_good, (index, place)
@@ -314,7 +314,7 @@ def test_a_message_that_is_removed_with_its_entry_is_found():
 
 
 def test_entries_that_were_made_again_from_other_messages_are_found_by_whoever_knows_a_head():
-    """Who can write the store can make a chain that is right in itself; only a link that was kept tells it apart."""
+    """An attacker who can write the store can make a consistent chain; only a link kept elsewhere reveals it."""
     honest, forged = ChainedTopic(), ChainedTopic()
     honest.publish(b"pay 100")
     forged.publish(b"pay 900")
@@ -420,18 +420,18 @@ def test_a_message_that_is_gone_before_its_own_time_to_live_is_over_is_found():
 
 
 def test_a_message_before_the_first_entry_that_has_not_expired_is_found():
-    """Entries that are dropped too early do not hide what they covered."""
+    """Entries that are dropped too early do not hide the messages they covered."""
     topic = ChainedTopic()
     for number in range(4):
         topic.publish(b"%d" % number)
     for key, _ in topic.entries()[:3]:
         del topic.store.tables[Table.PAYLOAD][key]
-    # That the first one left has not expired, the message before it, and the one that it does not cover.
+    # The faults: the first remaining entry has not expired, the message before it, and the message that it does not cover.
     assert kinds(topic.verify()) == ["entry-removed"] * 3
 
 
 def test_a_beginning_that_was_cut_off_with_its_messages_is_found():
-    """Cleaning always leaves an entry that has expired, so the first one left tells that it was not cleaning."""
+    """Cleaning always leaves an expired entry, so an unexpired first entry shows that rows were cut off."""
     topic = ChainedTopic()
     for number in range(4):
         topic.publish(b"%d" % number)
@@ -467,7 +467,7 @@ def test_a_head_whose_entry_expires_while_a_topic_is_being_read_is_no_fault():
 
 
 def test_a_topic_whose_entries_do_not_reach_the_head_that_it_names_is_found():
-    """Who removes the end of a topic from its store while its daemon runs needs no head that was kept to be found."""
+    """Removing the end of a topic from the store of a running daemon is found without a kept head."""
     topic = busy_topic()
     head = topic.head()
     del topic.store.tables[Table.MESSAGE][at(topic, 9)]
@@ -583,7 +583,7 @@ def test_a_chain_does_not_begin_while_stored_messages_may_be_published_behind_it
 
 
 def stored_topic():
-    """A topic whose messages were stored before: under a write pointer, with segments and without, and staged."""
+    """Return a topic with stored messages: under a write pointer, with and without segments, and staged."""
     topic = ChainedTopic()
     topic.store_under(7, b"one", b"two", attributes=[{"colour": "red"}, {}], message_ttls_s=[None, 1])
     topic.store_under(7, b"won", segment="a")
@@ -601,7 +601,7 @@ def stored_topic():
 
 
 def payloads(topic):
-    """Keys of the payload rows without the chain's."""
+    """Return the keys of payload rows, without those of the chain."""
     return [key for key in sorted(topic.store.tables[Table.PAYLOAD]) if not is_entry(key)]
 
 
@@ -613,7 +613,7 @@ def test_messages_that_were_stored_first_are_verified_where_they_are_published()
     topic = stored_topic()
     found = topic.verify()
     assert found.faults == []
-    # The plain one, three and four and the one with them, two of the segment that won, and the one that was staged.
+    # The plain message, the three and four stored with one inline, two of the winning segment, and the staged one.
     assert found.messages == 1 + 3 + 2 + 1
     assert covered(topic) == [1, 1, 1, 1, 1]
 
@@ -646,7 +646,7 @@ def test_any_changed_byte_of_a_stored_message_that_is_shown_is_found_where_it_is
             rows[key] = value[:index] + bytes([value[index] ^ 1]) + value[index + 1 :]
             faults = topic.verify().faults
             if value.endswith((b"lost", b"given up", b"one", b"two")):
-                assert len(faults) <= 1  # readers get none of these, unless the change makes them one that won
+                assert len(faults) <= 1  # invisible to readers, unless the change turns it into a visible one
             else:
                 assert [fault.kind in ("changed", "removed", "unreadable", "inserted") for fault in faults] == [True]
                 shown += 1
@@ -678,7 +678,7 @@ def test_a_stored_message_that_is_inserted_and_two_that_changed_places_are_found
     moved = third[:-10] + (int.from_bytes(third[-10:], "big") + 65536).to_bytes(10, "big")
     assert second < between < moved
     rows[between] = encode_row(MessageRow(b"new"))
-    assert topic.verify().is_good  # behind the last one that is published: no reader gets it
+    assert topic.verify().is_good  # after the last published one: no reader gets it
     del rows[between]
     reference = topic.messages()[0][0]
     value = topic.store.tables[Table.MESSAGE][reference]
@@ -838,7 +838,7 @@ def test_a_last_entry_that_cannot_be_read_keeps_no_topic_from_being_loaded_and_i
 
 
 def restored(topic, **fields):
-    """Load the topic from metadata with these fields, as a restore leaves them."""
+    """Load the topic from metadata with these fields, as after a restore."""
     metadata = replace(topic.state.metadata, **fields)
     topic.store.tables[Table.METADATA][metadata_key(NAME)] = metadata.encode()
     topic.load()

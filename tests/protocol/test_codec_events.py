@@ -1,4 +1,4 @@
-"""CloudEvents of any content: what is read comes back the same, and what cannot be read is refused in good order."""
+"""CloudEvents of any content: a valid one survives a round trip, an invalid one is refused with a proper error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TYPES = st.none() | st.sampled_from(["application/json", "text/plain", "a/b;char
 
 
 def page_of(request):
-    """The page with the messages of a publish."""
+    """Return a page with the messages of a publish."""
     items = [item(ID, payload) for payload in request.messages]
     return Page(items, len(items), 0, ID, attributes=dict(enumerate(request.attributes)))
 

@@ -205,7 +205,7 @@ def test_values_are_counted_outside_of_strings_however_the_body_is_cut(texts, pi
 
 
 def test_a_string_that_never_ends_is_read_once(monkeypatch):
-    # Looking for its end anew from every quote would take hours.
+    # Searching for its end again from every quote would take hours.
     monkeypatch.setattr(json_values, "MAX_VALUES", 50)
     with pytest.raises(MalformedBody, match="Unterminated string"):
         JSON.decode_publish(b'{"messages":["' + b',\\"' * 1_000_000)

@@ -1,4 +1,4 @@
-"""A large JSON body is parsed in pieces: with the same result as at once, and with pauses all the way through."""
+"""A large JSON body is parsed in pieces: with the same result as at once, and with pauses throughout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ anything = st.recursive(
     lambda each: st.lists(each, max_size=5) | st.dictionaries(texts, each, max_size=5),
     max_leaves=30,
 )
-#: Where a text is cut off, or changed, it mostly is no JSON any more.
+#: A text cut off or changed at this place; it is mostly no valid JSON.
 spoiled = st.tuples(anything, st.integers(0, 400), st.sampled_from(["", "x", ",", "]", "}", '"', "\\", "[", " ", "1"]))
 
 
@@ -117,7 +117,7 @@ def test_values_are_counted_where_an_escape_stands_on_the_border_of_two_pieces(m
     ids=["strings", "escapes", "items", "large items"],
 )
 def test_no_stretch_of_a_large_body_is_parsed_without_a_pause(entry):
-    """What is parsed between two pauses is counted in bytes: how long that takes is the machine's matter."""
+    """The work between two pauses is measured in bytes, because its time depends on the machine."""
     one = json.dumps(entry).encode()
     count = 4 * MIB // len(one)
     body = b'{"messages": [' + b",".join([one] * count) + b"]}"
@@ -128,5 +128,5 @@ def test_no_stretch_of_a_large_body_is_parsed_without_a_pause(entry):
     finally:
         values.between_pieces.reset(token)
     assert len(request.messages) == count
-    # Counting, decoding and parsing: each has one for every 64 KiB, and a little more where an entry crosses the border.
+    # Counting, decoding and parsing each pause every 64 KiB, or a little later if an entry crosses the boundary.
     assert len(pauses) >= 2 * len(body) // (1 << 16)

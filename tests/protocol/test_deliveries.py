@@ -1,4 +1,4 @@
-"""What a walk delivers of rows of every kind, list by list, is what the specification says of each row by itself."""
+"""A walk delivers rows of every kind in lists exactly as the specification says for each row."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from plainsong.protocol.topic.reading import Walk
 from plainsong.protocol.transactions.view import Verdict, View
 
 PREFIX = generation_prefix(NAME, 1)
-#: Rows were published up to two seconds before: a time to live of a second is over for some, and that of a minute for none.
+#: Rows were published up to two seconds before: a ttl of a second is over for some, one of a minute for none.
 NOW_MS = 1_000_000
 SEEDS = 24
-#: Visible, invalid, undecided, begun later, the reader's own.
+#: Pointers: visible, invalid, undecided, begun later, the reader's own.
 SEEN, INVALID, OPEN, LATER, OWN = 3, 5, 6, 9, 11
 VIEWS = (
     None,
@@ -33,7 +33,7 @@ VIEWS = (
     View(100, frozenset(), frozenset({INVALID})),
     View(100, frozenset(), frozenset()),
 )
-#: What may be in extras, with and without attributes. The last one's cannot be read.
+#: Possible extras, with and without attributes. The last ones are invalid.
 EXTRAS = (
     {"i": 1},
     {"d": ["p", 0, 3, 4], "b": 2},
@@ -42,7 +42,7 @@ EXTRAS = (
     {"i": 2, "a": {"of": "one"}},
     {"a": {}},
 )
-#: Attributes that are no strings, which only a reader that wants attributes finds out.
+#: Attributes that are not strings, which only a reader of attributes notices.
 UNREADABLE = {"a": {"number": 5}}
 GARBLED = (
     b"",
@@ -55,11 +55,11 @@ GARBLED = (
 
 @dataclass
 class Case:
-    """Rows of a topic, and what is known of each message of them."""
+    """Rows of a topic, and the expected messages of each."""
 
     rows: list[tuple[bytes, bytes]] = field(default_factory=list)
     payload_rows: list[tuple[bytes, bytes]] = field(default_factory=list)
-    #: Position, the reference's pointer and end, its messages; or a row of its own.
+    #: For each row its position, its own row (a reference's pointer and end), and its messages.
     entries: list[tuple[bytes, MessageRow | bytes, list[tuple[bytes, MessageRow | bytes]]]] = field(
         default_factory=list
     )
@@ -70,7 +70,7 @@ class Case:
 
 
 def drawn(seed):
-    """A topic of runs of alike rows, between which others stand."""
+    """Return a topic with runs of similar rows, interrupted by others."""
     rng, case = Random(seed), Case()
     kinds = ["plain", "pointer", "extras", "both", "ttl", "reference", "staged"] + ["garbled"] * (seed % 3 == 0)
     position = 0
@@ -103,7 +103,7 @@ def _add(case, rng, kind, pointers, extras, position):
 
 
 def _add_stored(case, rng, pointer, extras, position):
-    """A reference, and stored messages, of losing segments too, some of them alike."""
+    """Add a reference and its stored messages, some similar, some of losing segments."""
     kept_under = -int.from_bytes(position, "big") % (1 << 40) - (1 << 41) if pointer is None else abs(pointer)
     ttl_s = rng.choice([None, None, 0, 1, 60])
     winners = rng.choice([None, [1], [1, 2], []])
@@ -115,7 +115,7 @@ def _add_stored(case, rng, pointer, extras, position):
         own |= {"a": rng.choice([*extras, {}]).get("a", {"of": "a stored one"})} if with_attributes else {}
         own_ttl_s = rng.choice([None, 0, 60]) if with_ttls else None
         payload = rng.choice([b"", b"s", b"s" * 70])
-        # Of a reference's own, so that references under one pointer do not share payload rows.
+        # Unique to the reference, so that references under one pointer share no payload rows.
         stored_at = position[:7] + bytes([position[7], position[9], number])
         found.append((stored_at, MessageRow(payload, None, own_ttl_s, own)))
     segments, staged = None if winners is None else frozenset(winners), kept_under if pointer is None else None
@@ -128,11 +128,11 @@ def _add_stored(case, rng, pointer, extras, position):
 
 
 class Reader(Walk):
-    """Notes everything; continues behind rows that cannot be read."""
+    """Records everything; continues after unreadable rows."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
-        #: Of each message id, payload, pointer, end, attributes; of one that cannot be read its id.
+        #: Id, payload, pointer, end and attributes of each message; only the id of an unreadable one.
         self.told = []
 
     def _take(self, items, pointers, expiries):
@@ -164,7 +164,7 @@ def read(case, reader, chunk):
 
 
 class Specified:
-    """What the specification says that a reader is told, message by message."""
+    """The deliveries according to the specification, message by message."""
 
     def __init__(self, case, reader):
         self.span, self.view, self.hidden_limit = reader.span, reader.view, reader._hidden_limit
@@ -192,7 +192,7 @@ class Specified:
         return True
 
     def _one(self, message_id, row, carrier, held_at):
-        """One message: its row, and the row that has its pointer. Returns whether the reader goes on."""
+        """Deliver one message, given its row and the row with its pointer; return True if the reader continues."""
         strings = None if isinstance(row, bytes) else row.extras.get("a")
         if isinstance(row, bytes) or (self.with_attributes and strings == UNREADABLE["a"]):
             if self.held_by is None:
@@ -235,7 +235,7 @@ def is_over(message_id, ttl_s):
 
 
 def bounds_of(case):
-    """All of the topic, and some bounds at and inside references."""
+    """Yield the bounds of the whole topic, and some at and inside references."""
     yield FIRST_BOUND, LAST_BOUND
     inside = [position + at for position, _, stored in case.entries for at, _ in stored]
     if inside:
@@ -246,7 +246,7 @@ def bounds_of(case):
 
 
 def readers_of(case):
-    """Readers of each kind, of each of those bounds."""
+    """Yield readers of each kind with each of those bounds."""
     for since, until in bounds_of(case):
         for view in VIEWS:
             for kind, with_pointers, hidden_limit in (

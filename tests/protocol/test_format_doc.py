@@ -1,4 +1,4 @@
-"""docs/format.md is true: its worked example is decoded from the page and compared with what the code writes."""
+"""docs/format.md is correct: its worked example is decoded from the page and compared with the code's output."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ TEXT = (DOCS / "format.md").read_text(encoding="utf-8")
 
 CLOCK_MS = 1_700_000_000_000
 NAME = TopicName("shop", "orders")
-#: A line of a dump: an optional label, bytes, and after two spaces what they are.
+#: A line of a dump: an optional label, bytes, and after two spaces their description.
 DUMP_LINE = re.compile(r"(?P<label>\w+)?\s+(?P<hex>[0-9a-f]{2}(?: [0-9a-f]{2})*)\s{2,}(?P<words>\S.*)")
 
 
 def dumps(name: str) -> list[dict[str, bytes]]:
-    """The blocks fenced as ``hex name``: label → bytes of each."""
+    """Return the blocks fenced as ``hex name``: bytes by label."""
     found = []
     for block in re.findall(rf"^```hex {name}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
         parts: dict[str, bytes] = {}
@@ -58,12 +58,12 @@ def dumps(name: str) -> list[dict[str, bytes]]:
 
 
 def documented_rows() -> list[tuple[bytes, bytes]]:
-    """Key and value of each row of the example, as LevelDB has them."""
+    """Return key and value of each row of the example, as in LevelDB."""
     return [(row["key"], row["value"]) for row in dumps("(?:high-water mark|reader|metadata|message)")]
 
 
 class Example:
-    """The three steps of the example, on a clock that says what it is told."""
+    """The three steps of the example, with a clock that is set."""
 
     def __init__(self) -> None:
         self.core = TopicCore(TopicState(NAME))
@@ -83,7 +83,7 @@ class Example:
         return answer
 
     def page(self, at_ms: int) -> Page:
-        """All there is to read, from the rows."""
+        """Return all readable messages, from the rows."""
         store = MemoryStore()
         for operations in self.commits:
             store.apply(operations)
@@ -94,7 +94,7 @@ class Example:
 
 
 def full_pending() -> Pending:
-    """An undecided pointer of which there is everything to say."""
+    """Return an undecided pointer with every field in use."""
     at = bytes(10)
     pending = Pending(1, 2, 3, messages=1, size=1, stored=1, stored_bytes=1, first_stored=at, last_stored=at)
     pending.add(at, at, 0)
@@ -117,7 +117,7 @@ async def test_the_example_is_what_leveldb_holds(tmp_path: Path):
     found = []
     for folder in ("metadata", "volumes/00000001"):
         with plyvel.DB(str(tmp_path / "data" / folder)) as database:
-            # Keys of the store's own use are not of the example.
+            # The store's own keys are not in the example.
             found += [row for row in database if row[0][:1] != b"\x00"]
     assert documented_rows() == found
     table = re.findall(r"^\| `([\w.]+/?)` \|", TEXT.split("### Volumes")[0], re.MULTILINE)
@@ -226,7 +226,7 @@ def test_every_key_of_a_record_is_on_the_page(title: str, record: Any):
 
 
 class ChainExample:
-    """The steps of the example of a chain, and all rows they leave in the payload table."""
+    """The steps of the example of a chain, and the rows they leave in the payload table."""
 
     def __init__(self) -> None:
         core, store = TopicCore(TopicState(TopicName("shop", "ledger"))), MemoryStore()
@@ -248,7 +248,7 @@ class ChainExample:
         self._store = store
 
     def rows(self, pointers: bytes) -> list[tuple[bytes, bytes]]:
-        """Key and value as LevelDB has them, of keys whose pointer begins so."""
+        """Return key and value, as in LevelDB, of keys whose pointer begins like this."""
         start = b"shop:ledger:" + struct.pack(">i", 1) + pointers
         found = self._store.tables[Table.PAYLOAD].walk(start, start + b"\xff" * 10, reverse=False)
         return [(bytes((Table.PAYLOAD,)) + key, value) for key, value in found]

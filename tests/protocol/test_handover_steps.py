@@ -47,7 +47,7 @@ def owners(assigned):
 
 
 def moved(before, after):
-    """Topics with another owner → from whom, to whom."""
+    """Return the topics with another owner, each with old and new owner."""
     return {topic: (before[topic], after[topic]) for topic in TOPICS if before[topic] != after[topic]}
 
 
@@ -63,7 +63,7 @@ def test_an_instance_that_takes_part_in_fewer_slices_gives_topics_of_these_and_n
     giver = data.draw(st.sampled_from(found))
     to = data.draw(st.integers(0, giver.slices))
     fewer = [replace(each, slices=to) if each is giver else each for each in found]
-    # Somebody is there for the slices that are given; else they would be everybody's who stays.
+    # One instance stays unchanged; without it those that stay would share the released slices.
     rest = Member("e", "e:1")
     before, after = (owners(Assignment([*each, rest], said)) for each in (found, fewer))
     for topic, (was, _) in moved(before, after).items():
@@ -152,7 +152,7 @@ def test_where_nothing_is_open_one_step_down_is_enough():
 
 
 def steps_up(total):
-    """The figures of an instance that comes to have ``total`` topics, and how many each step brought."""
+    """Return the slices after each step of an instance that gets ``total`` topics, and the topics of each step."""
     names = [TopicName("ns", f"t{number}") for number in range(total)]
     slices, came = 0, 0
     while slices < SLICES:

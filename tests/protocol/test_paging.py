@@ -1,4 +1,4 @@
-"""Pages: wherever they are cut, whatever they are made of, read one after the other they are the topic."""
+"""Pages of any content and any size, read one after the other, are the topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plainsong.protocol.topic.reading import Paging
 
 PREFIX = generation_prefix(NAME, 1)
 NOW_MS = 5_000
-#: Times at which a message of a second's own ttl has gone, lives its last millisecond, and lives.
+#: Publish times at which a message with a ttl of a second has expired, is in its last millisecond, or lives.
 TIMES_MS = (1_000, 3_999, 4_000, 4_001, 4_500)
 
 payloads = st.one_of(st.binary(max_size=8), st.sampled_from([b"x" * 63, b"y" * 64, b"z" * 200]))
@@ -41,13 +41,13 @@ def span(since=FIRST_BOUND, until=LAST_BOUND, oldest_ms=0):
 
 
 def rows_of(messages):
-    """One row a position, in key order."""
+    """Return one row per position, in key order."""
     at = {pack_position(ts, seq): MessageRow(payload, ttl_s=ttl) for ts, seq, payload, ttl in messages}
     return [(PREFIX + position, encode_row(row)) for position, row in sorted(at.items())]
 
 
 def visible(messages, span):
-    """What the specification says a reader of the span gets: ``(id, payload)`` each."""
+    """Return ``(id, payload)`` of the messages that a reader of the span gets according to the specification."""
     at = {pack_id(ts, seq): (ts, payload, ttl) for ts, seq, payload, ttl in messages}
     return [
         (each, payload)
@@ -58,7 +58,7 @@ def visible(messages, span):
 
 
 def read_on(rows, span, limit, max_bytes, chunk):
-    """All messages, page after page; each page within its bounds, and none without progress."""
+    """Return all messages, page after page; check that each page keeps its bounds and makes progress."""
     out = []
     while True:
         page = page_of(rows, span, limit, max_bytes, chunk)

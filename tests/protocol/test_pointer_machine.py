@@ -1,7 +1,7 @@
 """The topic's write pointers against plain lists: stores, publishes, rollbacks, decisions, power cuts, re-creations.
 
-The model is what an uncommitted reader sees, in order, with the sign of each row, and what was stored and not
-published under each pointer. Everything the core keeps besides (runs, counts, who is forgotten) has to follow.
+The model is the view of an uncommitted reader, in order, with the sign of each row, and the stored, unpublished
+messages of each pointer. All other state of the core (runs, counts, forgotten pointers) has to follow from it.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ LIFETIME_MS = 25 * HOUR_MS
 LIMITS = TopicLimits(checkpoint_rows=5, max_pending=4, max_segments=2, max_lifetime_ms=LIFETIME_MS)
 FOR_EVER = TopicProperties(ttl_s=10**9)
 REFUSALS = (errors.RolledBack, errors.GenerationChanged, errors.TransactionNotInProgress, errors.TransactionExpired)
-#: Which of the last pointers, the newest first.
+#: Index into the last pointers, newest first.
 PICKS = st.sampled_from([0, 0, 0, 0, 1, 1, 2, 3])
 SEGMENTS = st.sampled_from([None, None, "a", "b", "c"])
 
 
 @dataclass
 class Message:
-    """A message that is published, as whoever reads uncommitted gets it."""
+    """A published message, as an uncommitted reader gets it."""
 
     position: bytes
     payload: bytes
@@ -59,23 +59,23 @@ class Message:
 
 @dataclass
 class Kept:
-    """A message that is stored: the position of its payload row, its segment."""
+    """A stored message: the position of its payload row, and its segment."""
 
     position: bytes
     payload: bytes
     segment: str | None
     known: bool = True
-    """False: a power cut left the row, and nothing that speaks of it."""
+    """False if a power cut left the row, but no record of it."""
 
 
 @dataclass
 class Pointer:
-    """What one generation has of a write pointer besides its messages."""
+    """The state of a write pointer in one generation, besides its messages."""
 
     kept: list[Kept] = field(default_factory=list)
     response: PublishResponse | None = None
     listed: set[str] | None = None
-    """By the publish of what was stored; None: by none, or it was found after a power cut."""
+    """The segments listed by the publish of stored messages; None if it listed none, or was found after a power cut."""
     rolled_back: bool = False
     orphaned: bool = False
 
@@ -88,7 +88,7 @@ class Authority(NoAuthority, dict):
 
 
 def following(position):
-    """The next position of a request, as long as its millisecond has any."""
+    """Return the next position of a request, while its millisecond has any."""
     ts_ms, sequence_id = unpack_position(position)
     return pack_position(ts_ms, sequence_id + 1)
 
@@ -109,10 +109,10 @@ class PointerMachine(RuleBasedStateMachine):
         self.create()
         self.begin()
 
-    # --- asking: one request a step, whole or cut off ---
+    # --- requests: one a step, whole or cut off ---
 
     def ask(self, ask, *refusals):
-        """The answer, or one of ``refusals`` as it was raised; the step is written."""
+        """Write the step; return the answer, or one of ``refusals`` if it was raised."""
         self.numbers += 1
         now = Now(self.wall_ms, 0.0, decided=tuple(self.decided))
         self.decided.clear()
@@ -125,7 +125,7 @@ class PointerMachine(RuleBasedStateMachine):
 
     @rule(rows=st.integers(0, 9), what=st.sampled_from("pksrRxc"), pointer=PICKS, segment=SEGMENTS)
     def the_power_is_cut(self, rows, what, pointer, segment):
-        """Nobody was answered: what was asked may be there in part; what was there before still is."""
+        """There is no answer: the request may be there in part, and everything before it still is."""
         number, model = self.pick(pointer)
         request = PublishRequest([b"%dx" % self.numbers, b"%dy" % self.numbers], write_pointer=number)
         requests = {
@@ -147,7 +147,7 @@ class PointerMachine(RuleBasedStateMachine):
         self.look_again()
 
     def look_again(self):
-        """Bring the model to what is there, and see that nothing is lost of what had been answered."""
+        """Update the model from the store, and check that nothing answered was lost."""
         state, before, self.exact = self.core.state, self.messages, False
         same = state.metadata.generation == self.generation
         self.generation, self.alive = state.metadata.generation, state.metadata.deleted_ms is None
@@ -188,7 +188,7 @@ class PointerMachine(RuleBasedStateMachine):
         there = {each.position for each in model.kept if each.known}
         assert model.orphaned or {each.position for each in kept if each.known} <= there
 
-    # --- what happens ---
+    # --- events ---
 
     @rule(pointer=PICKS, count=st.integers(0, 3), listed=st.none() | st.lists(SEGMENTS, max_size=2))
     def publish(self, pointer, count, listed=None):
@@ -277,7 +277,7 @@ class PointerMachine(RuleBasedStateMachine):
         answer = self.ask(RollBackPointer(number, by_client=by_client), *refusals)
         if answer is None:
             model.rolled_back |= marks
-            if known:  # else it was decided, or is past every lifetime
+            if known:  # otherwise it was decided, or is older than any lifetime
                 self.turn(number, bytes(10), b"\xff" * 10)
 
     @precondition(lambda self: self.ranges)
@@ -378,7 +378,7 @@ class PointerMachine(RuleBasedStateMachine):
         self.core = TopicCore(loaded_state(self.store, limits=LIMITS, authority=self.authority))
         assert {number: replace(each, packed=[]) for number, each in known.items()} == self.core.state.pending
 
-    # --- what has to hold ---
+    # --- invariants ---
 
     def pick(self, index):
         number = self.begun[-1 - index % len(self.begun)]
@@ -399,7 +399,7 @@ class PointerMachine(RuleBasedStateMachine):
         return () if self.alive else (errors.TopicNotFound,)
 
     def refusals(self, number, model):
-        """Why nothing may be written under a pointer; nothing, when it may."""
+        """Return the errors of a write under a pointer; empty if it is allowed."""
         if not self.alive:
             return (errors.TopicNotFound,)
         if model.rolled_back or model.orphaned or self.is_old(number):
@@ -409,7 +409,7 @@ class PointerMachine(RuleBasedStateMachine):
         return (errors.Overloaded,) if self.full(number) else ()
 
     def shown(self):
-        """What is there to read uncommitted, from the rows."""
+        """Return the messages of an uncommitted reader, from the rows."""
         out = []
         prefix = generation_prefix(NAME, self.generation)
         for key, value in self.store.scan(Table.MESSAGE, prefix, prefix + b"\xff" * 11):
@@ -443,7 +443,7 @@ class PointerMachine(RuleBasedStateMachine):
             kept = [each for each in model.kept if each.known]
             pending = state.pending.get(number, Pending(number, 0, 0))
             if pending.orphaned:
-                continue  # some may be gone
+                continue  # some rows may be gone
             assert pending.stored == len(kept)
             assert pending.stored_bytes == sum(len(each.payload) for each in kept)
         assert state.stored_bytes == sum(pending.stored_bytes for pending in state.pending.values())

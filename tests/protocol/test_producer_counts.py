@@ -1,4 +1,4 @@
-"""What a topic counts about producers, and says about those that it does not remember well."""
+"""A topic's counts of producers, and its answers about those it has partly forgotten."""
 
 from __future__ import annotations
 

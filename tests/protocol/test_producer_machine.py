@@ -1,7 +1,7 @@
 """Producers of a topic against a dict: power cuts at any row, reloads, snapshots, expiry, eviction, switches.
 
-The model knows, per producer, its session, its highest id and when it was last active, and the list of what is in
-the topic. After a power cut it is told how many message rows of the step had landed, and nothing else.
+The model has, per producer, its session, its highest id and its last activity, and the list of messages in the topic.
+After a power cut it is given only the number of message rows of the step that were written.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Known:
 
 @dataclass
 class Model:
-    """What a topic with producers is."""
+    """The model of a topic with producers."""
 
     known: OrderedDict[str, Known] = field(default_factory=OrderedDict)
     epochs: int = 0
@@ -86,7 +86,7 @@ class Model:
         self.known.move_to_end(name)
 
     def admit(self, name, now_ms):
-        """Whether there is room for one more."""
+        """True if there is room for one more, evicting an idle one if necessary."""
         if len(self.known) >= LIMITS["max_producers"]:
             idle = self.idle(now_ms)[:1]
             if not idle:
@@ -96,10 +96,10 @@ class Model:
         self.known[name] = Known(self.lives, active_ms=now_ms)
         return True
 
-    # --- what each ask is answered -------------------------------------------------------------
+    # --- expected answers ----------------------------------------------------------------------
 
     def publish(self, ask, now_ms):
-        """The error, or what of the request is stored: its ids."""
+        """Return the error, or the ids of the request that are stored."""
         self.expire(now_ms)
         request = ask.request
         name, ids = request.producer, list(request.sequence_ids)
@@ -125,7 +125,7 @@ class Model:
         return new
 
     def open(self, ask, now_ms):
-        """The error, or the session's number and the last id."""
+        """Return the error, or the session's epoch and the last id."""
         self.expire(now_ms)
         if not self.enabled:
             return DeduplicationDisabled
@@ -174,7 +174,7 @@ class ProducerMachine(RuleBasedStateMachine):
             self.topic.policy = NamespacePolicy(enabled=True)
 
     def ask_of(self, drawn, model):
-        """The ask, with ids around the producer's last one and payloads that say what the model expects."""
+        """Return the ask, with ids around the producer's last one and payloads as the model expects."""
         if len(drawn) == 2:
             return OpenProducer(drawn[0], drawn[1])
         name, start, holes, epoch, atomic = drawn
@@ -187,7 +187,7 @@ class ProducerMachine(RuleBasedStateMachine):
         return publish(ids, name, producer_epoch=sent, atomic=atomic)
 
     def predicted(self, drawn):
-        """The asks of a step, what each is answered, and the model behind each."""
+        """Return the asks of a step, the expected answers, and the model after each."""
         model = copy.deepcopy(self.model)
         asks, answers, models = [], [], []
         for each in drawn:
@@ -195,7 +195,7 @@ class ProducerMachine(RuleBasedStateMachine):
             before = len(model.stored)
             answers.append(model.answer(ask, self.topic.now_ms))
             if hasattr(ask, "request"):
-                # Payloads are unique, so that a message can only be where it belongs.
+                # Payloads are unique, so that a misplaced message is noticed.
                 fresh = [payload for payload, _ in model.stored[before:]]
                 dropped = [b"dropped"] * (len(ask.request.messages) - len(fresh))
                 ask.request.messages = [*dropped, *(payload.encode() for payload in fresh)]
@@ -225,7 +225,7 @@ class ProducerMachine(RuleBasedStateMachine):
 
     @rule(drawn=groups, rows=st.integers(0, 25))
     def the_power_goes_in_the_middle(self, drawn, rows):
-        self.topic.page()  # whoever has expired is gone
+        self.topic.page()  # removes expired producers
         self.model.expire(self.topic.now_ms)
         asks, _, models = self.predicted(drawn)
         before = self.model
@@ -238,7 +238,7 @@ class ProducerMachine(RuleBasedStateMachine):
         self.model = self.after_cut(before, asks, models, messages)
 
     def after_cut(self, before, asks, models, messages):
-        """What is left: the first rows, less an atomic request in parts; sessions and room as the topic says."""
+        """Update the model: the first rows are left, without a partial atomic request; sessions as the topic has them."""
         model = copy.deepcopy(before)
         model.lives, model.epochs = models[-1].lives, models[-1].epochs
         lives = {name: [each.life] for name, each in before.known.items()}
@@ -295,7 +295,7 @@ class ProducerMachine(RuleBasedStateMachine):
             self.some_activity_may_be_forgotten()
 
     def some_activity_may_be_forgotten(self):
-        """That a producer sent duplicates is noted with the next snapshot, not at once."""
+        """A producer's duplicates are recorded with the next snapshot, not at once."""
         known, found = self.model.known, self.topic.book.known
         for name, producer in found.items():
             if name in known:
@@ -305,7 +305,7 @@ class ProducerMachine(RuleBasedStateMachine):
 
     @rule()
     def the_mark_is_lost(self):
-        self.topic.now_ms += 1  # positions that only the mark knew of are not given out again
+        self.topic.now_ms += 1  # positions that only the mark recorded are not assigned again
         for key in self.topic.system_rows(b"h"):
             self.topic.store.tables[Table.METADATA][key] = b"garbled"
         self.topic.store.tables[Table.METADATA] = {
@@ -315,7 +315,7 @@ class ProducerMachine(RuleBasedStateMachine):
         self.some_activity_may_be_forgotten()
         self.the_book_says_what_the_model_does()
         self.every_message_is_there_once_in_its_order()
-        # Until there is a mark again an atomic request that is cut off stays: that is two misfortunes at once.
+        # Until the next mark, an atomic request that is cut off would stay: two faults at once.
         self.topic.ask(SetProperties({"ttl": TTL_S}))
 
     @rule()
@@ -356,7 +356,7 @@ class ProducerMachine(RuleBasedStateMachine):
             self.model.forget(list(self.model.known))
         self.model.enabled = enabled
         self.topic.policy = NamespacePolicy(enabled, self.switched)
-        # Nobody need come before it is switched again: the topic sees that it slept through it.
+        # There may be no request before the next switch: the topic notices that it missed one.
 
     @precondition(lambda self: self.model.enabled)
     @rule()
@@ -373,7 +373,7 @@ class ProducerMachine(RuleBasedStateMachine):
         if self.model.enabled:
             said = {name: (p.epoch, p.pushed, p.persisted, p.active_ms) for name, p in book.known.items()}
             wanted = {n: (k.epoch, k.highest, k.highest, k.active_ms) for n, k in self.model.known.items()}
-            # When those whose memory is over are taken out is the topic's own affair.
+            # The topic may remove expired producers whenever it likes.
             over = {name for name, k in self.model.known.items() if now_ms > k.active_ms + k.memory_ms}
             over |= {name for name, p in book.known.items() if now_ms > book.expires_ms(p)}
             for name in over:

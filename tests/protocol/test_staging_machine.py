@@ -1,7 +1,7 @@
 """Staging against plain lists: stores, publishes, repeats, power cuts, clocks set back, expiry, cleaning, re-creations.
 
-The model is what every reader sees, in order, and what each producer has staged by segment. Whatever a power cut left
-of a request nobody was answered for is looked up once, and has to be all of it or nothing.
+The model is what every reader sees, in order, and what each producer has staged by segment. After a power cut, an
+unanswered request is looked up once, and must be there whole or not at all.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ LISTED = st.lists(SEGMENTS, min_size=1, max_size=3)
 
 @dataclass
 class Staged:
-    """What a producer has staged, in the order in which it was stored."""
+    """A producer's staged messages, in stored order."""
 
     messages: list[tuple[str, bytes]] = field(default_factory=list)
     highest: dict[str, int] = field(default_factory=dict)
-    """Segment → its highest sequence id."""
+    """The highest sequence id of each segment."""
     used_ms: int = 0
     pointer: int = 0
 
@@ -73,7 +73,7 @@ class Staged:
 
 @dataclass
 class Producer:
-    """What a producer has published, and its session."""
+    """A producer's publishes, and its session."""
 
     last: int = -1
     epoch: int = 0
@@ -93,10 +93,10 @@ class StagingMachine(RuleBasedStateMachine):
     def load(self):
         self.core = TopicCore(loaded_state(self.store, limits=LIMITS))
 
-    # --- asking ---------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------
 
     def ask(self, ask, *refusals):
-        """The answer, or one of ``refusals`` as it was raised."""
+        """Return the answer, or one of ``refusals`` if it was raised."""
         self.numbers += 1
         now = Now(self.wall_ms, 0.0)
         step = self.core.step([(self.numbers, ask)], now)
@@ -108,7 +108,7 @@ class StagingMachine(RuleBasedStateMachine):
         return answer
 
     def cut_off(self, ask, rows):
-        """So many rows of what it writes are there, and nobody is answered."""
+        """Write only the first ``rows`` rows of the step; there is no answer."""
         step = self.core.step([(0, ask)], Now(self.wall_ms, 0.0))
         self.store.power_cut()
         self.store.write(step.operations, rows)
@@ -121,7 +121,7 @@ class StagingMachine(RuleBasedStateMachine):
     def time_ms(self):
         return max(self.core.state.time_ms, self.wall_ms)
 
-    # --- what happens ---------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------
 
     @rule(producer=PRODUCERS, segment=SEGMENTS, count=st.integers(1, 2), cut=st.none() | st.integers(0, 5))
     def stage(self, producer, segment, count, cut=None):
@@ -217,7 +217,7 @@ class StagingMachine(RuleBasedStateMachine):
             self.published(producer, now.pushed, segments, first + bytes(10), last + b"\xff" * 10)
 
     def look_again(self):
-        """A load changes nothing of what was answered; what was removed by half is an orphan now."""
+        """A load keeps everything that was answered; a partly removed pointer is an orphan now."""
         state = self.core.state
         for producer in list(self.staged):
             if producer not in state.staged and self.pending_with(self.staged[producer].pointer) is not None:
@@ -308,7 +308,7 @@ class StagingMachine(RuleBasedStateMachine):
             known = parse_payload_key(key).write_pointer in self.core.state.pending
             assert known or any(start <= key < stop for start, stop in ranges)
 
-    # --- what has to hold -----------------------------------------------------------------------
+    # --- invariants -----------------------------------------------------------------------------
 
     def pending_of(self, producer):
         pointer = self.core.state.staged.get(producer)

@@ -73,7 +73,7 @@ def test_a_publish_that_was_cut_off_happened_or_not_and_comes_again_once(topic, 
     topic.stage("a", "one", "two", ids=[0, 1])
     request = PublishRequest([], producer="p", sequence_ids=[0], segments=["a"])
     topic.step(PublishStaged(request, 0), rows=rows)
-    there = rows > 1  # behind the row that says that producers are remembered
+    there = rows > 1  # after the row with the topic's switch to deduplication
     assert topic.read() == (["one", "two"] if there else [])
     assert topic.batch(0, "a").duplicate is there
     assert topic.read() == ["one", "two"]
@@ -94,7 +94,7 @@ def test_stores_of_a_transaction_that_were_cut_off_and_come_again_are_published_
 
 
 def planned(topic):
-    """Pointers of what the janitor may remove as orphans."""
+    """Return the pointers that the janitor may remove as orphans."""
     return [pointer for pointer, _, _ in topic.ask(PlanCleaning(0)).orphans]
 
 

@@ -356,7 +356,7 @@ def test_a_batch_is_not_held_behind_its_stores_and_is_held_by_what_is_before_it(
 
 
 def test_no_refusal_is_a_surprise(topic):
-    """Every error of staging says whether it happened, and what to do."""
+    """Every error of staging has an outcome and a hint."""
     for ask in (lambda: topic.batch(0, "a"), lambda: topic.stage("a", "x", producer_epoch=3)):
         with pytest.raises(PlainsongError) as caught:
             ask()

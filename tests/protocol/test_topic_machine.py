@@ -1,7 +1,7 @@
 """The topic core against a plain list: clocks that jump, power cuts at any row, cleaning that stops half-way.
 
-The machine drives the core as its actor does, over a store of dicts. Its model is a list of messages and
-four facts about the topic; what the core may show, and what it must, is computed from these alone.
+The machine drives the core as its actor does, on a store of dicts. Its model is a list of messages and four facts about
+the topic; what the core may show, and what it must, is computed from these alone.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ requests = st.builds(
     st.sampled_from([None, None, 1, 2, 3600]),
     st.none() | st.none() | st.lists(st.none() | ttls_s, min_size=1, max_size=3).map(lambda own: own * 4),
 )
-#: What is asked, as functions of the machine that make the ask.
+#: Asks, as functions of the machine that make them.
 publishing = requests.map(lambda request: lambda machine: Publish(request, 1))
 changing = st.one_of(
     ttls_s.map(lambda ttl_s: lambda machine: Create(TopicProperties(ttl_s=ttl_s))),
@@ -109,9 +109,9 @@ class Message:
     generation: int
     own_expiry_ms: int | None
     dead: bool = False
-    """Expired under properties the topic had once, hence for good."""
+    """Expired under earlier properties of the topic, hence forever."""
     removed: bool = False
-    """The janitor took its row."""
+    """Its row was cleaned."""
 
     @property
     def ts_ms(self):
@@ -124,7 +124,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Facts:
-    """What there is to know about a topic besides its messages."""
+    """All facts about a topic besides its messages."""
 
     generation: int = 0
     alive: bool = False
@@ -134,7 +134,7 @@ class Facts:
 
 @dataclass
 class Change:
-    """What an ask does to the model once it is durable: messages, or new facts."""
+    """An ask's effect on the model once it is durable: messages, or new facts."""
 
     messages: list[Message] = field(default_factory=list)
     facts: Facts | None = None
@@ -162,7 +162,7 @@ class TopicMachine(RuleBasedStateMachine):
         self.miscounted = False
         self.core = TopicCore(loaded_state(self.store, limits=LIMITS))
 
-    # --- the surroundings ---
+    # --- environment ---
 
     @initialize(ttl_s=st.sampled_from([None, 1, 2, 3600, 24 * 3600]))
     def there_may_be_a_topic(self, ttl_s):
@@ -210,7 +210,7 @@ class TopicMachine(RuleBasedStateMachine):
 
     def start_again(self):
         self.parked.clear()
-        # Positions that were given out but never reached the disk may be given again: nobody has seen them.
+        # Positions that never reached the disk may be assigned again: no reader saw them.
         self.last_id = max((message.id for message in self.messages), default=bytes(20))
         self.core = TopicCore(loaded_state(self.store, limits=LIMITS))
         self.readers = {name: reader.position for name, reader in self.core.state.readers.items()}
@@ -278,7 +278,7 @@ class TopicMachine(RuleBasedStateMachine):
             if self.key(message) in gone:
                 message.removed = True
 
-    # --- asking, and what is expected ---
+    # --- asks, and expected answers ---
 
     def now(self, *, low_space=False):
         return Now(self.wall_ms, self.mono_s, low_space)
@@ -295,7 +295,7 @@ class TopicMachine(RuleBasedStateMachine):
         return generations_range(NAME, message.generation, message.generation)[0] + message.id[:10]
 
     def decide(self, group, low_space):
-        """One step of the core, and of the model beside it: the step, what it changes, what is to be answered."""
+        """Run one step of the core and of the model; return the step, its changes, and the expected answers."""
         arrivals = []
         for make in group:
             self.numbers += 1
@@ -319,7 +319,7 @@ class TopicMachine(RuleBasedStateMachine):
         return step, changes, expected
 
     def play(self, ask, facts, readers, answer, time_ms, low_space):
-        """What the model says to one ask: the facts from now on, the change, the answer's type."""
+        """Apply one ask to the model; return the new facts, the change, and the answer's type."""
         match ask:
             case Publish():
                 if not facts.alive:
@@ -379,7 +379,7 @@ class TopicMachine(RuleBasedStateMachine):
         return ReaderView
 
     def published(self, request, receipt, generation):
-        """The messages of an accepted request, under consecutive positions above all there were."""
+        """Return the messages of an accepted request, at consecutive positions after all others."""
         assert not isinstance(receipt, GenerationChanged)
         assert receipt.generation == generation
         assert receipt.first_id > self.last_id
@@ -395,7 +395,7 @@ class TopicMachine(RuleBasedStateMachine):
         return out
 
     def happen(self, change):
-        """A change is durable."""
+        """Apply a change that is durable."""
         if change.facts is not None:
             for message in self.messages:
                 if message.generation == self.facts.generation:
@@ -404,10 +404,10 @@ class TopicMachine(RuleBasedStateMachine):
         assert all(message.id > self.delivered for message in change.messages), "appears behind a reader"
         self.messages += change.messages
 
-    # --- what is shown ---
+    # --- visible messages ---
 
     def visible(self, since=bytes(20)):
-        """What a reader has to see from ``since`` on, no more and no less."""
+        """Return exactly the messages that a reader has to see from ``since`` on."""
         state, facts = self.core.state, self.facts
         out = []
         for message in self.messages:
@@ -476,7 +476,7 @@ class TopicMachine(RuleBasedStateMachine):
             self.delivered = max(self.delivered, fitting[-1].id)
 
     def drop_answered(self):
-        """Parked looks whose time has come were answered by a step that is not about them."""
+        """Forget parked looks that were due and answered by an unrelated step."""
         left = set(self.core.parking._parked)
         self.parked = {ticket: look for ticket, look in self.parked.items() if ticket in left}
 

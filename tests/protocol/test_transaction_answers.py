@@ -1,4 +1,4 @@
-"""What the transaction service says about a request, and counts for its metrics."""
+"""The transaction service's answers to requests, and its counts for metrics."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The transaction manager against a simple model, with rows, late writers, jumping clocks and power cuts.
 
-The model knows what was acknowledged. A decision that a power cut interrupted may have happened or not; which, is
-asked once after the restart, and must stay so.
+The model has what was acknowledged. A decision interrupted by a power cut may have happened or not; the machine asks
+once after the restart, and the answer must never change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PICK = st.integers(0, 30)
 
 @dataclass
 class Known:
-    """What is known of one transaction."""
+    """The model of one transaction."""
 
     pointers: list
     short: bool
@@ -48,10 +48,10 @@ class ManagerMachine(RuleBasedStateMachine):
         self.last = 0
         #: Pointers with rows that have not been rolled back.
         self.rows = set()
-        #: Moment → the transactions that a reader as of it was shown.
+        #: Moment → the transactions shown to a reader as of it.
         self.shown = {}
 
-    # --- what clients do --------------------------------------------------------------------------
+    # --- clients ----------------------------------------------------------------------------------
 
     @rule(long=st.booleans(), timeout_s=st.sampled_from([1, 5, 30]))
     def begin(self, long, timeout_s):
@@ -159,7 +159,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(pick=PICK, which=PICK)
     def write(self, pick, which):
-        """A topic takes a row, as it does: never under a decided pointer, never past the lifetime."""
+        """Write a row as a topic does: never under a decided pointer, never past the lifetime."""
         _, known = self._one(pick)
         if known is None:
             return
@@ -170,7 +170,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(back_s=st.sampled_from([-1, 0, 0.5, 1, 4, 30, 100]))
     def read_as_of(self, back_s):
-        """What one was shown as of a moment never changes, and what was decided earlier is in what one sees later."""
+        """A reader as of a moment always sees the same, including everything seen as of earlier moments."""
         self._passed()
         at_ms = self.at.wall_ms - int(back_s * 1000)
         answer = self._try(asks.AsOf(at_ms))
@@ -192,7 +192,7 @@ class ManagerMachine(RuleBasedStateMachine):
         for other_ms, others in self.shown.items():
             assert seen <= others if at_ms <= other_ms else others <= seen
 
-    # --- what the janitor does --------------------------------------------------------------------
+    # --- cleaning ---------------------------------------------------------------------------------
 
     @rule(complete=st.booleans())
     def a_pass(self, complete):
@@ -210,7 +210,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.rows.difference_update(invalids)
         self.at.ask(asks.Unlist(invalids))
 
-    # --- what else happens ----------------------------------------------------------------------
+    # --- other events ---------------------------------------------------------------------------
 
     @rule(seconds=st.sampled_from([0.5, 1, 4, 30, 61]))
     def time_passes(self, seconds):
@@ -230,7 +230,7 @@ class ManagerMachine(RuleBasedStateMachine):
         rows=st.integers(0, 12),
     )
     def the_power_is_cut(self, picks, what, rows):
-        """Several requests in one commit, of which only the first rows reach the disk; nobody is answered."""
+        """Commit several requests at once, of which only the first rows reach the disk; there are no answers."""
         self._passed()
         wanted, touched = [asks.Begin()], {}
         for pick, kind in zip(picks, what, strict=False):
@@ -253,7 +253,7 @@ class ManagerMachine(RuleBasedStateMachine):
             self._learn(id_, states)
         for record in list(self.at.ledger.open.values()):
             if record.transaction_id not in self.known:
-                # It began, and nobody was told: nothing will ever be written under it.
+                # Its begin was written but not answered: it will have no messages.
                 assert record.transaction_id > self.last
                 self.last = record.transaction_id
                 self.known[record.transaction_id] = Known([record.transaction_id], True)
@@ -276,7 +276,7 @@ class ManagerMachine(RuleBasedStateMachine):
             return error
 
     def _passed(self):
-        """Time-outs that are due have happened: the manager decides them before anything else."""
+        """Apply time-outs that are due: the manager decides them before anything else."""
         self.at.tick()
         for known in self.known.values():
             if known.state == "in_progress" and known.deadline_s <= self.at.mono_s:
@@ -299,7 +299,7 @@ class ManagerMachine(RuleBasedStateMachine):
             self.known[record.transaction_id].deadline_s = record.deadline_s
 
     def _learn(self, id_, states):
-        """What a cut commit has come to: as it was, or one of what was asked."""
+        """Update the model after a cut commit: unchanged, or one of the requested states."""
         known = self.known[id_]
         record = self.at.ledger.by_pointer.get(id_)
         if record is None:
@@ -320,7 +320,7 @@ class ManagerMachine(RuleBasedStateMachine):
             kept = {each.transaction_id: each.keys for each in self.at.ledger.committed}
             known.keys = kept.get(id_, known.keys)
 
-    # --- what always holds ------------------------------------------------------------------------
+    # --- invariants -------------------------------------------------------------------------------
 
     @invariant()
     def readers_see_what_is_committed_and_nothing_else(self):

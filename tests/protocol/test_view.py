@@ -1,4 +1,4 @@
-"""Verdicts of a view: Tephra's rule of visibility, and the short cut for many pointers at once."""
+"""Verdicts of a view: Tephra's rule of visibility, and the shortcut for many pointers at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plainsong.protocol.transactions.view import Verdict, View
 pointers = st.integers(1, 30)
 several = st.frozensets(pointers, max_size=4)
 views = st.builds(View, st.integers(0, 30), several, several, several)
-#: So many that nobody compares them one by one.
+#: Too many to compare one by one.
 many_views = views.map(
     lambda view: View(view._read_pointer, view._excluded | set(range(1_000, 1_100)), view._invalids, view._own)
 )
@@ -33,7 +33,7 @@ def test_what_is_delivered_at_once_is_delivered_one_by_one(view, given_pointers)
     at_once = view.delivers_all(min(given_pointers), max(given_pointers), lambda: given_pointers)
     if at_once:
         assert {view.verdict(pointer) for pointer in given_pointers} == {Verdict.DELIVER}
-    # Rolled back rows sort last as bytes, and so their pointer is given as the highest.
+    # Negative pointers of rolled back rows sort last as bytes, and so are passed as the highest.
     negative = [pointer for pointer in given_pointers if pointer < 0]
     if negative:
         positive = [pointer for pointer in given_pointers if pointer > 0] or negative

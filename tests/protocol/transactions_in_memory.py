@@ -40,12 +40,12 @@ class TransactionsInMemory:
         self.core = loading.core(self.settings, self.now, defers_begins=self.defers_begins)
 
     def pass_s(self, seconds):
-        """Time goes on, on both clocks."""
+        """Advance both clocks."""
         self.mono_s += seconds
         self.wall_ms += int(seconds * 1000)
 
     def ask_all(self, *wanted, keep_rows=None):
-        """Answers of one step; with ``keep_rows`` the power is cut after so many rows, and nobody is answered."""
+        """Return the answers of one step; with ``keep_rows`` the power is cut after this many rows, and there are none."""
         step = self.core.step(list(enumerate(wanted)), self.now)
         for index, row in enumerate(single_rows(self.core.operations(step))):
             if keep_rows is not None and index >= keep_rows:
@@ -61,23 +61,23 @@ class TransactionsInMemory:
         return [answer for _, answer in self.core.settled(step)]
 
     def ask(self, ask):
-        """The answer, or the error raised."""
+        """Return the answer, or raise it if it is an error."""
         answer = self.ask_all(ask)[0]
         if isinstance(answer, PlainsongError):
             raise answer
         return answer
 
     def tick(self):
-        """A step because a time-out is due."""
+        """Run a step for time-outs that are due."""
         self.ask_all()
 
-    # --- in few words -----------------------------------------------------------------------------
+    # --- shortcuts --------------------------------------------------------------------------------
 
     def begin(self, *, long=False, **more):
         return self.ask(asks.Begin(TransactionType.LONG if long else TransactionType.SHORT, **more)).transaction
 
     def new(self, **more):
-        """The id of a new transaction."""
+        """Return the id of a new transaction."""
         return self.begin(**more).transaction_id
 
     def prepare(self, transaction_id, *keys):
@@ -87,7 +87,7 @@ class TransactionsInMemory:
         return self.ask(asks.Commit(transaction_id)).state
 
     def abort(self, transaction_id):
-        """An abort of what has no rows."""
+        """Abort a transaction without rows."""
         return self.ask(asks.Abort(transaction_id)).state
 
     def invalidate(self, transaction_id):
@@ -106,7 +106,7 @@ class TransactionsInMemory:
         return self.core.pointers_of(pointer)
 
     def verdict(self, pointer):
-        """What a reader of committed messages does with a row of this pointer: deliver, skip or hold."""
+        """Return a committed reader's verdict on a row with this pointer: deliver, skip or hold."""
         return self.core.view().verdict(pointer).name.lower()
 
     def invalid(self):

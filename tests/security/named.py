@@ -1,4 +1,4 @@
-"""A daemon that asks for names, and names with tokens to ask it."""
+"""A daemon with authentication, and names with tokens for its tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.broker.broker_in_process import InProcess
 
-#: Names with one kind of right each; `operator` has all, and `stranger` none.
+#: Names with one kind of grant each; `operator` has all, and `stranger` none.
 GRANTS = """format = 1
 [[grant]]
 to = ["operator"]
@@ -44,7 +44,7 @@ to = ["narrow"]
 verbs = ["poll"]
 on = ["ns:a", "shop:x-*"]
 """
-#: What stands in the places of the routes' paths, but for topics: all of it is allowed, and hardly any of it is there.
+#: Values for the variables in routes' paths, except topics: all valid, and hardly any existing.
 PLACES = {
     "namespace": "ns",
     "producer": "p",
@@ -62,7 +62,7 @@ NAMES = ("operator", "writer", "reader", "watcher", "owner", "other", "narrow", 
 
 @dataclass
 class Files:
-    """A tokens file and a grants file, and the tokens themselves."""
+    """A tokens file, a grants file, and the tokens themselves."""
 
     folder: Path
     tokens: dict[str, str] = field(default_factory=dict)
@@ -111,18 +111,18 @@ class Files:
 
 @dataclass
 class Named:
-    """A daemon in this process that asks for names."""
+    """A daemon with authentication, in this process."""
 
     daemon: InProcess
     files: Files
 
     async def ask(self, name: str | None, method: str, path: str, **more: Any) -> Any:
-        """The answer to somebody."""
+        """Send a request as ``name`` (None: without a token), and return the answer."""
         headers = {**more.pop("headers", {}), **self.files.header(name)}
         return await self.daemon.http.request(method, path, headers=headers, **more)
 
     async def head_of(self, name: str | None, method: str, path: str, **more: Any) -> Any:
-        """The same; of an answer without end only its beginning."""
+        """The same, but only the beginning of an endless answer."""
         request = self.daemon.http.build_request(method, path, headers=self.files.header(name), **more)
         answer = await self.daemon.http.send(request, stream=True)
         if "event-stream" not in answer.headers.get("content-type", ""):
@@ -131,7 +131,7 @@ class Named:
         return answer
 
     async def reload(self) -> None:
-        """Has the files read again, now."""
+        """Make it read the files again, now."""
         files = self.daemon.service.security.files
         for what, path in files._paths.items():
             await files._look_at(what, path)

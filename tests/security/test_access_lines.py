@@ -1,4 +1,4 @@
-"""``log.access`` writes one line for every request, also for those that are refused before a route has them."""
+"""``log.access`` writes one line for every request, including those refused before they reach a route."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.security.named import named
 
 T = "/v1/namespaces/ns/topics"
-#: Who asks what: with the status, and the route as the line has it at the lane and at hypercorn.
+#: Name and request, with the status, and the route as in the line on the hot path and from hypercorn.
 REQUESTS = [
     (None, "POST", f"{T}/a/publish", 401, "publish"),
     ("reader", "POST", f"{T}/a/publish", 403, "publish"),

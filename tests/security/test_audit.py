@@ -1,4 +1,4 @@
-"""The audit: every change and every refusal is recorded, and a flood of refusals is a few records."""
+"""The audit: every change and every refusal is recorded, and a flood of refusals becomes a few records."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def daemon(tmp_path, nursery):
 
 
 async def gathered(daemon, count, clock=None):
-    """So many records; by a clock that stands still, time passes with each look."""
+    """Return the records once there are ``count``; with a mock clock, advance it with each look."""
     with trio.fail_after(PATIENCE_S):
         while len(found := await records(daemon)) < count:
             if clock is None:
@@ -60,7 +60,7 @@ class Clock:
 
 
 def audit_of():
-    """An audit whose topic keeps what it is asked to publish in ``written``."""
+    """Return an audit whose topic collects what is published in ``written``."""
 
     async def ask(name, asked):
         if isinstance(asked, Publish):
@@ -72,7 +72,7 @@ def audit_of():
 
 
 async def written(audit, count):
-    """Has the audit write until there are so many records, and checks that no turn writes more than it may."""
+    """Make the audit write until there are ``count`` records; check that no batch exceeds its bound."""
     with trio.fail_after(PATIENCE_S):
         while len(audit.written) < count:
             before = len(audit.written)
@@ -206,7 +206,7 @@ async def test_a_name_of_a_transaction_that_is_no_number_is_refused_and_no_fault
 
 
 async def test_a_flood_of_refusals_of_many_kinds_is_few_records_and_little_memory(daemon, mock_clock):
-    del mock_clock  # by it time stands still: in the time that a slow machine takes there is room for more records
+    del mock_clock  # it does not advance: a slow machine would have time for more records
     audit = daemon.daemon.service.audit
     for number in range(300):
         await daemon.ask("stranger", "POST", f"{T}/t{number}/publish")
@@ -227,7 +227,7 @@ async def test_names_that_draw_a_thousand_refusals_hide_no_other_names_refusal_a
     refuse(made, "other", "ns:secret")
     made.reloaded("grants", "a", "b")
     await written(made, 2 * RECORDS_PER_S)
-    # The reload comes first, and the name that asked for one thing does not wait for those that asked for thousands.
+    # The reload comes first, and a name with one request does not wait for names with thousands.
     assert made.written[0]["action"] == "security.reload"
     assert ("other", "ns:secret") in [(each["name"], each["target"]) for each in made.written[: 1 + RECORDS_PER_S]]
     await written(made, 1 + 3 * (WAITING_EACH + 1) + 1)
@@ -253,7 +253,7 @@ async def test_many_networks_without_a_name_hide_no_refusal_of_a_name(autojump_c
 
 
 async def test_a_reload_does_not_wait_for_the_next_turn_of_refusals(mock_clock):
-    del mock_clock  # time stands still
+    del mock_clock  # it does not advance
     made = audit_of()
     for number in range(100):
         refuse(made, f"n{number}", "ns:t")
@@ -310,13 +310,13 @@ async def test_no_record_has_a_credential_in_it(daemon):
 
 @pytest.fixture
 def no_commit_is_slow(monkeypatch):
-    """Else one that a machine which stands still holds up would be among what needs attention."""
+    """A commit delayed by a stall of the machine would otherwise be reported under what needs attention."""
     monkeypatch.setattr("broker.metrics.SLOW_COMMIT_S", 600.0)
 
 
 @pytest.mark.usefixtures("no_commit_is_slow")
 async def test_a_change_that_cannot_be_recorded_happens_and_is_counted(tmp_path):
-    async with named(tmp_path) as running:  # whose audit has no topic
+    async with named(tmp_path) as running:  # its audit has no topic
         assert (await running.ask("operator", "PUT", f"{T}/a", json={})).status_code == 200
         assert "plainsong_audit_lost_total 1.0" in (await running.ask("operator", "GET", "/metrics")).text
         (found,) = (await running.ask("operator", "GET", "/v1/attention")).json()
@@ -368,7 +368,7 @@ async def test_where_the_audit_is_required_a_nearly_full_disk_refuses_every_chan
             assert (refused.status_code, problem["code"], problem["outcome"]) == (503, "low_space", "not-applied"), path
             assert "system:audit" in problem["detail"]
         with pytest.raises(LowSpace):
-            await service.audit.refuse_unless_writable()  # a call of Thrift
+            await service.audit.refuse_unless_writable()  # a Thrift call
         assert (await running.ask("operator", "GET", f"{T}/b")).status_code == 404
         assert (await running.ask("operator", "GET", f"{T}/a")).json()["properties"]["ttl"] != "90"
         assert await records(running) == before
@@ -409,7 +409,7 @@ async def test_a_reader_that_is_put_elsewhere_is_recorded_and_one_that_goes_on_i
     async def resets():
         return [each for each in await records(daemon) if each["action"] == "reader.reset"]
 
-    await put({"position": first})  # there was none
+    await put({"position": first})  # there was no position before
     await put({"position": second, "expected": first})
     await put({"position": second})
     await put({"position": first}, query="?dryRun=true")
@@ -463,7 +463,7 @@ async def test_a_store_made_of_a_backup_says_so_once(tmp_path, nursery):
         row = CopyRow("backup 20261122T055514Z-abcdef at 17", topics, state=DONE, ended_ms=ended_ms)
         claim = await store.claim(TopicName("", "restored"))
         await store.write([put_one(Table.METADATA, COPY_KEY, row.encode())], claim=claim)
-        for _ in range(2):  # as at two starts
+        for _ in range(2):  # as in two starts
             async with trio.open_nursery() as starts:
                 starts.start_soon(audit.run)
                 await gathered(running, 1)

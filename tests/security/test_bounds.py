@@ -1,4 +1,4 @@
-"""What is kept of names is bounded, for all of them together and for one that is greedy, and goes when it ends."""
+"""The state kept per name is bounded, in total and for a greedy name, and is removed when it is no longer used."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_nothing_is_counted_any_more_of_connections_and_polls_that_have_ended():
     made = guard_of().quotas
     seats, parked, refused = [], [], 0
     for number in range(200):
-        who = somebody(number % 50)  # each comes four times, and has room for three
+        who = somebody(number % 50)  # each name connects four times, and may have three connections
         seat = Seat()
         try:
             made.connect(who, seat)

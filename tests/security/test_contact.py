@@ -1,4 +1,4 @@
-"""Whom to tell of a hole: the file of RFC 9116."""
+"""The contact for security reports: the file of RFC 9116."""
 
 from __future__ import annotations
 

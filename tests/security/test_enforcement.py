@@ -1,4 +1,4 @@
-"""With authentication every request at every listener needs a name, and the name needs a verb; nothing says what exists."""
+"""With authentication every request at every listener needs a name with the verb; errors do not reveal what exists."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ async def test_a_verb_is_for_what_it_says_and_for_nothing_else(daemon):
 
 
 def bare(answer):
-    """An answer without what no two answers share."""
+    """Return an answer without the headers that always differ."""
     kept = {name: value for name, value in answer.headers.items() if name not in ("date", "x-request-id")}
     return answer.status_code, kept, answer.content
 
@@ -216,7 +216,7 @@ async def test_nothing_of_a_large_body_is_read_for_a_name_that_is_refused(daemon
     async with await trio.open_tcp_stream(url.host, url.port) as stream:
         await stream.send_all(head.encode())
         with trio.fail_after(PATIENCE_S):
-            answer = await stream.receive_some()  # while no byte of the body was sent
+            answer = await stream.receive_some()  # before any byte of the body was sent
     assert answer.startswith(b"HTTP/1.1 403 ")
 
 
@@ -438,7 +438,7 @@ async def test_events_of_all_topics_show_none_whose_grant_has_gone(daemon):
                 if seen[-1]:
                     daemon.files.grant(GRANTS.replace('"ns:a", "shop:x-*"', '"shop:x-*"'))
                 else:
-                    daemon.files.change("narrow", revoked_ms=1)  # which ends the stream
+                    daemon.files.change("narrow", revoked_ms=1)  # ends the stream
                 await daemon.reload()
     assert seen == [["a"], []]
 

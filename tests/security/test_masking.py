@@ -1,4 +1,4 @@
-"""What looks like a credential is masked, and is no name of anything."""
+"""Anything that looks like a credential is masked, and is never used as a name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names that connections prove: verified certificates, users behind Unix sockets; and credentials that stay out of texts."""
+"""Names proven by connections: verified certificates, users of Unix sockets; and credentials masked in texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens of an OpenID provider: one of the tests' own, over real HTTP, that turns its keys and goes away."""
+"""Tokens of an OpenID provider: a test server, over real HTTP, that rotates its keys and fails."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def encoded(data):
 
 
 def signed(alg="RS256", key=None, header=None, **changes):
-    """A token; a claim of None is left out."""
+    """Return a token; a claim of None is left out."""
     key = KEYS[alg] if key is None else key
     head = {"alg": alg, "kid": key.kid, "typ": "at+jwt", **(header or {})}
     head = {name: value for name, value in head.items() if value is not None}
@@ -67,7 +67,7 @@ def published(*keys):
 
 
 class Login:
-    """The provider: what it publishes, and how often it was asked."""
+    """The provider: the key set it publishes, and the number of requests for it."""
 
     def __init__(self):
         self.body = published(*KEYS.values())
@@ -275,7 +275,7 @@ async def test_a_key_that_takes_the_name_of_another_takes_none_of_its_tokens(tol
     who = await made.verify(token, NO_PEER)
     told.body = published(second)
     await made.refresh()
-    assert isinstance(made.problem_of(who), Unauthenticated)  # also of what waits since before
+    assert isinstance(made.problem_of(who), Unauthenticated)  # also of a request that has been waiting
     assert made.known(token, NO_PEER) is None
     assert "does not verify" in await refused(made, token)
 
@@ -418,7 +418,7 @@ async def test_a_daemon_lets_the_provider_s_names_in_and_grants_by_their_groups(
         answer = await publish(signed())
         assert (answer.status_code, answer.json()["code"]) == (503, "authentication_unavailable")
         assert "retry-after" in answer.headers
-        assert (await daemon.ask("writer", "POST", path, json=body)).status_code == 200  # tokens of our own go on
+        assert (await daemon.ask("writer", "POST", path, json=body)).status_code == 200  # our own tokens still work
         await security.provider.refresh()
         for _ in range(2):
             assert (await publish(signed(exp=4_000_000_000))).status_code == 200

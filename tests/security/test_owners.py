@@ -1,4 +1,4 @@
-"""The instance that was asked lets a name in; the owner of a topic says by its own grants what the name may."""
+"""The instance that gets the request authenticates it; the topic's owner authorizes it by its own grants."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOTH = GRANTS.replace('"ns:a", "shop:x-*"', '"ns:here", "ns:there"')
 
 @asynccontextmanager
 async def instances(folder):
-    """Instance ``a``, asked by everybody; ``b`` owns one of two topics with a message each, and grants less."""
+    """Instance ``a`` gets all requests; ``b`` owns one of two topics with a message each, and grants less."""
     files = Files(folder)
     files.grant(BOTH)
     async with cluster("a", "b", **files.settings) as nodes:

@@ -1,4 +1,4 @@
-"""A transaction is its name's; lists show what one may see; whoever may only inspect sees no payload."""
+"""A transaction belongs to its name; lists show only what the name may see; inspecting shows no payload."""
 
 from __future__ import annotations
 

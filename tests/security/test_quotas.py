@@ -1,4 +1,4 @@
-"""Quotas: buckets that fill by the clock, refusals that say when to come back, and no name that hurts another."""
+"""Quotas: buckets filled by the clock, refusals with the time to retry, and no name at the expense of another."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_stream_pays_for_each_request_however_many_come_at_once(limit):
 
 
 def frozen(daemon):
-    """No bucket fills, however long the requests take."""
+    """Fill no bucket, however long the requests take."""
     daemon.daemon.service.security.guard.quotas._now_s = Clock()
 
 
@@ -166,7 +166,7 @@ async def test_a_stream_of_events_that_pays_for_what_it_sent_ends_with_its_token
         with trio.fail_after(PATIENCE_S):
             async for piece in stream.aiter_text():
                 said += piece
-                if "error" not in said:  # what was said so far costs half a minute
+                if "error" not in said:  # the bytes sent so far cost half a minute
                     daemon.files.change("reader", revoked_ms=1)
                     await daemon.reload()
         assert 'event: error\ndata: {"type": "/errors/unauthenticated"' in said
@@ -218,7 +218,7 @@ def test_nobody_gets_more_than_the_rate_and_one_burst_and_one_request(course):
 
 JSON_BODY = {"messages": ["a", "b"]}
 EVENT = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t", "data": {}}
-#: Requests that are answered without a task of their own, and that need one after all.
+#: Requests that are answered without a task of their own, and some that need one.
 REQUESTS = {
     "plain": {"json": JSON_BODY},
     "with a query": {"json": JSON_BODY, "params": {"ttl": "60"}},
@@ -235,7 +235,7 @@ async def pieces(parts):
 
 @asynccontextmanager
 async def writer_of(daemon):
-    """A client with connections of its own: one that has asked for another route is the lane's no more."""
+    """A client with connections of its own: one that has used another route leaves the hot path."""
     base_url, headers = daemon.daemon.http.base_url, daemon.files.header("writer")
     async with httpx.AsyncClient(
         base_url=base_url, headers=headers, trust_env=False, verify=False, timeout=PATIENCE_S
@@ -335,7 +335,7 @@ async def test_pages_are_as_short_as_what_is_left_and_have_one_message_at_least(
             counts.append(len(answer.json()))
             assert answer.headers["plainsong-end"] == "more"
             position = answer.headers["plainsong-last-id"]
-        # A bucket of 6000 bytes has room for five messages of this size as JSON; the one behind them owes the rest.
+        # A bucket of 6000 bytes has room for five messages of this size as JSON; the next one goes into debt.
         assert counts == [5, 1]
         assert answer.headers["ratelimit-policy"] == '"poll_bytes_per_s";q=3000;w=1;qu="content-bytes"'
         assert answer.headers["ratelimit"].startswith('"poll_bytes_per_s";r=0;t=')
@@ -408,7 +408,7 @@ async def test_only_polls_that_wait_and_streams_of_events_are_parked(tmp_path):
         await stream.aclose()
         with trio.fail_after(PATIENCE_S):
             while (await daemon.ask("reader", "POST", f"{T}/a/poll", json={"waitMs": 1})).status_code == 429:
-                pass  # its end is seen a moment later
+                pass  # the daemon notices the end a moment later
 
 
 async def test_probes_of_nobody_are_never_over_a_quota_of_every_name(tmp_path):
@@ -446,12 +446,12 @@ async def test_a_name_has_as_many_connections_as_its_quota_and_others_any_number
             assert over.headers["connection"] == "close"
         for name in ("other", "writer", "writer"):
             assert (await asked(clients[3], name)).status_code == 200
-        assert (await asked(clients[3], "owner")).status_code == 429  # it is owner's third, whoever asked before
+        assert (await asked(clients[3], "owner")).status_code == 429  # it is owner's third, whoever used the connection before
         await clients[0].aclose()
         with trio.fail_after(PATIENCE_S):
             while (await asked(clients[2], "owner")).status_code == 429:
-                pass  # its end is seen a moment later
-        # A change of the file forgets no connection that there is.
+                pass  # the daemon notices the end a moment later
+        # A change of the file keeps the count of open connections.
         daemon.files.grant("# again\n" + GRANTS + '\n[[quota]]\nto = ["owner"]\nconnections = 2\n')
         await daemon.reload()
         late = await stack.enter_async_context(connected(daemon))
@@ -483,13 +483,13 @@ async def test_a_name_creates_as_many_topics_as_its_quota_whoever_else_creates_s
         assert over.json()["code"] == "quota_exceeded"
         assert over.headers["ratelimit-policy"] == '"topics";q=2'
         assert over.headers["ratelimit"] == '"topics";r=0;t=1'
-        # What is there may be asked for again; what is not is refused, also when it is only tried.
+        # An existing topic may be created again; a new one is refused, also in a dry run.
         assert (await created("owner", "a", "?ifNotExists=true")).status_code == 200
         assert (await created("owner", "o1", "?ifNotExists=true")).status_code == 200
         assert (await created("owner", "c", "?ifNotExists=true")).status_code == 429
         assert (await created("owner", "c", "?dryRun=true")).status_code == 429
         assert (await created("other", "b")).status_code == 200
-        # A deleted one makes room; brought back, it is one too many again.
+        # Deleting one makes room; restoring it is one too many again.
         assert (await daemon.ask("owner", "DELETE", f"{T}/a")).status_code == 200
         assert (await created("owner", "d")).status_code == 200
         assert (await daemon.ask("owner", "POST", f"{T}/a/undelete")).status_code == 429
@@ -519,7 +519,7 @@ async def test_a_connection_too_many_over_http_2_is_answered_and_ends(tmp_path):
         await daemon.reload()
 
         async def asked(peer):
-            """The status, and whether the connection was ended behind it."""
+            """Return the status, and whether the connection was closed afterwards."""
             cut, sent = [], []
             headers = [(name.lower().encode(), value.encode()) for name, value in daemon.files.header("owner").items()]
             scope = {

@@ -1,4 +1,4 @@
-"""The files of security on disk: read only where nobody else can write, written whole or not at all."""
+"""The security files on disk: read only if no other user can write them, written atomically."""
 
 from __future__ import annotations
 
