@@ -1,7 +1,7 @@
 """A real HBase with each server in its own process, on local files or on an HDFS with three data nodes.
 
-ZooKeeper, a master, two region servers and the Thrift gateway; with ``hdfs`` also a name node, and data nodes that store
-each block three times. Each can be killed separately.
+ZooKeeper, a master, two region servers and the Thrift gateway; with ``hdfs`` also a name node, and data nodes that
+store each block three times. Each can be killed separately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.zookeeper_server import ZooKeeperServer
 HDFS = "org.apache.hadoop.hdfs.server"
 REGION_SERVERS = ("region-1", "region-2")
 DATA_NODES = ("data-1", "data-2", "data-3")
-#: ZooKeeper's time-out for a frozen server: longer than stalls of this machine, as tests expire a killed one explicitly.
+#: ZooKeeper's time-out for a frozen server: longer than stalls of this machine. Tests expire killed ones explicitly.
 SESSION_MS = 60_000
 #: Time limit for the start of many JVMs: it has taken five minutes on a machine with ten times the load.
 READY_S = 1_200.0

@@ -1,4 +1,4 @@
-"""The one Spark session of a test run: two cores, small, quiet, in UTC, on loopback; and what makes JVMs start sooner.
+"""The shared Spark session of a test run: two cores, small, quiet, in UTC, on loopback; and a faster start of JVMs.
 
 python -m tests.spark_session     loads the classes of a session, for an archive of them
 """
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-#: Tasks are tried again, four times in all; without the second number a local session never does.
+#: Tasks run up to four times; without the second number a local session does not retry.
 MASTER = "local[2,4]"
 _CACHE = Path(__file__).parents[1] / ".cache/spark"
 
 
 def _spark() -> Path | None:
-    """The folder of the installed package, which is not imported."""
+    """Return the folder of the installed package, without importing it."""
     spec = find_spec("pyspark")
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def _archive() -> Path:
-    """An archive is of one Java and one set of jars, under the path where it was made: no other class path fits."""
+    """Return the archive's path. It fits one Java and one set of jars, at the path where it was made."""
     java, spark = shutil.which("java"), _spark()
     parts = [os.path.realpath(java)] if java else []
     parts.append(str(_CACHE))
@@ -42,27 +42,27 @@ def _archive() -> Path:
     return _CACHE / f"classes-{sha256(os.linesep.join(parts).encode()).hexdigest()[:16]}.jsa"
 
 
-#: Loaded classes from a file, where there is one that fits, instead of from three hundred jars: a JVM of Spark starts with
-#: 3 s of processor time less. Nothing is said where none fits.
+#: Loaded classes from a file, if one fits, instead of from three hundred jars: saves 3 s of processor time per start.
+#: A JVM ignores a missing or unsuitable file silently.
 CLASSES = _archive()
-#: What starts sooner, trusts the jars, and does for minutes what would be faster only after them.
+#: JVM options for a fast start, without verification and without optimizations that pay off after minutes.
 QUICK_JVM = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
     f"-XX:SharedArchiveFile={CLASSES} -XX:ArchiveRelocationMode=0 -Xlog:disable"
 )
 #: Spark's launcher is a JVM of its own, which lives for a moment.
 LAUNCHER_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-#: How a stream's checkpoint is written.
+#: Which class writes a stream's checkpoint.
 CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
-#: For sessions that see a few rows. What is killed, and some jobs on a cluster, have Spark's own settings.
+#: For sessions with a few rows. Programs that are killed, and some jobs on a cluster, keep Spark's defaults.
 FEW_ROWS = {
-    # To write, compile and warm up a class for each query costs more than these few rows gain from it.
+    # Generating, compiling and warming up a class for each query costs more than a few rows gain.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    # Spark's own choice starts four times as many processes, 45 for a micro-batch, most of them readlink.
+    # The default starts four times as many processes, 45 for a micro-batch, most of them readlink.
     CHECKPOINTS: "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
 }
-#: The same for drivers that tests start as processes, in PYSPARK_SUBMIT_ARGS; spark-submit does not look there.
+#: The same for drivers that tests start as processes, in PYSPARK_SUBMIT_ARGS, which spark-submit ignores.
 FEW_ROWS_ARGS = " ".join([*(f"--conf {name}={value}" for name, value in FEW_ROWS.items()), "pyspark-shell"])
 SETTINGS = {
     **FEW_ROWS,
@@ -78,27 +78,27 @@ SETTINGS = {
 
 
 def why_not() -> str | None:
-    """Why there can be no session on this machine; None: there can."""
+    """Return why there can be no session on this machine; None if there can."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         return "NOT TESTED: Spark, since there is no Java (Debian: apt-get install openjdk-17-jre-headless)"
     return None
 
 
 def own_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which drivers have Spark's own settings instead of ``FEW_ROWS``."""
+    """Return an environment in which drivers have Spark's defaults instead of ``FEW_ROWS``."""
     return {name: value for name, value in environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
 
 
 def spark_environ() -> dict[str, str]:
-    """What a process that runs Spark needs in its environment, beside what it has."""
+    """Return the variables that a process with Spark needs in addition to its environment."""
     return {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def spark_home() -> Path | None:
-    """The installed package as Spark's home, without the zip of its Python; None: it is not installed.
+    """Return the installed package as Spark's home, without the zip of its Python; None if it is not installed.
 
-    Spark has its Python processes import that zip, where nothing is compiled: each of hundreds would compile all of it.
-    Without it they import the installed package.
+    Spark's Python processes would import that zip, from which each of hundreds would compile everything. Without it they
+    import the installed package.
     """
     spark, home = _spark(), _CACHE / "home"
     if spark is None:
@@ -107,7 +107,7 @@ def spark_home() -> Path | None:
     for path in spark.iterdir():
         link = home / path.name
         if path.name != "python" and (not link.is_symlink() or link.readlink() != path):
-            with tempfile.TemporaryDirectory(dir=_CACHE) as folder:  # others may do the same at this moment
+            with tempfile.TemporaryDirectory(dir=_CACHE) as folder:  # other processes may do the same now
                 made = Path(folder) / path.name
                 made.symlink_to(path)
                 made.replace(link)
@@ -115,7 +115,7 @@ def spark_home() -> Path | None:
 
 
 def make_archive() -> None:
-    """Writes ``CLASSES`` unless it is there: half a minute, once."""
+    """Write ``CLASSES`` unless it exists: half a minute, once."""
     _CACHE.mkdir(parents=True, exist_ok=True)
     with (_CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -148,7 +148,7 @@ def open_session() -> SparkSession:
 
 
 def _load_classes() -> None:
-    """Has a session do a little of everything, and waits until its JVM has ended, which may write an archive then."""
+    """Use a little of everything in a session, and wait until its JVM has ended, which may write an archive then."""
     SETTINGS["spark.driver.extraJavaOptions"] = LAUNCHER_JVM
     session = open_session()
     gateway = session.sparkContext._gateway

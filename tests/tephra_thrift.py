@@ -1,4 +1,4 @@
-"""Tephra's interface as thriftpy2 knows it, to compare and to talk with, and strategies for transactions."""
+"""Tephra's interface in thriftpy2, for comparisons and as a client, and strategies for transactions."""
 
 import io
 from typing import Any
@@ -66,20 +66,20 @@ transactions = st.builds(
 
 
 def struct_bytes(struct: Any) -> bytes:
-    """What thriftpy2 writes."""
+    """Encode a struct with thriftpy2."""
     out = TMemoryBuffer()
     TBinaryProtocol(out).write_struct(struct)
     return bytes(out.getvalue())
 
 
 def read_struct(struct: Any, data: bytes) -> Any:
-    """What thriftpy2 reads."""
+    """Decode a struct with thriftpy2."""
     TBinaryProtocol(TMemoryBuffer(data)).read_struct(struct)
     return struct
 
 
 def struct_of(tx: Transaction) -> Any:
-    """A transaction as thriftpy2's struct."""
+    """Convert a transaction to thriftpy2's struct."""
     return TTransaction(
         transactionId=tx.transaction_id,
         readPointer=tx.read_pointer,

@@ -1,4 +1,4 @@
-"""The ledger of promises tells the truth: what it names is there, and nothing that attacks a promise is left out."""
+"""The ledger of promises is true: everything it names exists, and it names every attack on a promise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECKERS = {
     "ring of transactions": tests.daemon.transactional_history.Kind,
 }
 LABELS = ("Meaning", "Kept by", "Tests", "Rings", "Checkers", "Planted mistakes", "Not covered")
-#: Each promise as the README words it, by its number.
+#: Each promise in the README's words, by number.
 WORDED = {
     int(number): sentence
     for number, sentence in re.findall(
@@ -34,12 +34,12 @@ WORDED = {
 
 
 def parts(text: str) -> dict[str, str]:
-    """What follows each bold label at the beginning of a line."""
+    """Return the text after each bold label at the beginning of a line."""
     found = re.split(r"^\*\*([A-Z][\w ]+?)\.?\*\*", text, flags=re.MULTILINE)[1:]
     return dict(zip(found[::2], found[1::2], strict=True))
 
 
-#: The parts of each promise by its number; 0: what stands behind the ten.
+#: The parts of each promise by number; 0: the section after the ten.
 LEDGER = {
     int(number or 0): (text, parts(text))
     for number, text in re.findall(r"^## (?:(\d+)\. )?[A-Z](.+?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
@@ -53,7 +53,7 @@ def items(text: str) -> list[str]:
 
 @functools.cache
 def found_in(file: str) -> dict[str, bool]:
-    """The tests that stand in a file, and whether only ``make torture`` runs them."""
+    """Return the tests in a file, and whether only ``make torture`` runs them."""
     found: dict[str, bool] = {}
     for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
@@ -64,7 +64,7 @@ def found_in(file: str) -> dict[str, bool]:
 
 
 def named_tests(text: str) -> list[tuple[str, str]]:
-    """File and name of each test."""
+    """Return file and name of each test."""
     return [(file, test) for span in spans(text) for file, test in re.findall(r"^(tests/\S+\.py)::(\w+)$", span)]
 
 

@@ -1,4 +1,4 @@
-"""The API reference has everything that users import, and the documents become a site without a broken link."""
+"""The API reference has everything that users import, and the documents become a site without broken links."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_api_reference_has_everything_that_users_import():
 
     text = "\n".join(text for name, text in DOCUMENTS.items() if name.startswith("docs/reference/"))
     headings = set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) | set(re.findall(r"^ *\* `(\w+)` \(", text, re.M))
-    # Values rather than types, and what is told to be the same with await.
+    # Values rather than types, and those described as the same with await.
     others = {"BYTES", "TEXT", "JSON", "PlainsongError", "command", "outbox_engine", "OutboxTables", "Relayed"}
     names = {*plainsong.__all__, *plainsong.sql.__all__, *plainsong.testing.__all__, *plainsong.errors.__all__}
     missing = {name for name in names if not name.startswith("Async")} - headings - others

@@ -1,4 +1,4 @@
-"""The dashboard and the alerts that are shipped: what they name exists, what they say is valid, and each alert fires."""
+"""The shipped dashboard and alerts: the metrics they use exist, their syntax is valid, and each alert fires."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ needs_promtool = pytest.mark.skipif(
 
 
 def named_metrics(text: str) -> set[str]:
-    """What begins like a metric of ours, without what a histogram appends."""
+    """Return all names that begin like a metric of ours, without the suffixes of histograms."""
     kinds = metrics_of_the_daemon()
     found = set()
     for name in re.findall(r"\b(?:plainsong|process)_\w+", text):
@@ -33,7 +33,7 @@ def named_metrics(text: str) -> set[str]:
 
 
 def queries() -> list[str]:
-    """Every query of the dashboard, with values in the place of its variables."""
+    """Return every query of the dashboard, with values in place of its variables."""
     board: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     targets = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     values = {"$__rate_interval": "5m", "$instance": ".*", "$job": "plainsong", "$topic_job": "plainsong-topics"}

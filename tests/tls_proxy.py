@@ -1,4 +1,4 @@
-"""A TLS proxy before a server that speaks none, as stunnel or Envoy would stand before HBase's gateway or ZooKeeper."""
+"""A TLS proxy for a server without TLS, as stunnel or Envoy would be for HBase's gateway or ZooKeeper."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class TlsProxy:
-    """Ends TLS on a free port of 127.0.0.1 and passes the bytes on to ``target``; ``with`` it.
+    """Terminates TLS on a free port of 127.0.0.1 and forwards to ``target``, while a ``with`` block runs.
 
-    It has a thread for each connection, and passes on what comes from either side before it looks at the other: enough
-    for requests and answers. The sockets are the system's, so that a client hears why its handshake failed.
+    It has a thread for each connection, which forwards the bytes of one side before it reads the other: enough for
+    requests and answers. The sockets are the system's, so that a client gets the reason of a failed handshake.
 
     Args:
-      pair: what it shows.
-      clients: whose certificates it demands; None: it asks nobody for one.
-      gathers_s: how long it waits for more from the target before it passes on what came, all in one record of TLS.
+      pair: its certificate and key.
+      clients: the authority of client certificates, which are then required; None: no client certificates.
+      gathers_s: how long it collects bytes of the target before it forwards them in one TLS record.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class TlsProxy:
             self._context.load_verify_locations(clients.file)
             self._context.verify_mode = ssl.CERT_REQUIRED
         self._listener = socket.create_server(("127.0.0.1", 0))
-        #: Connections by TLS that were passed on.
+        #: Number of TLS connections that were forwarded.
         self.passed = 0
-        #: DNS names in the certificates that clients showed.
+        #: DNS names in the certificates of clients.
         self.shown: set[str] = set()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -55,11 +55,11 @@ class TlsProxy:
         return "{}:{}".format(*self.address)
 
     def show(self, pair: Pair) -> None:
-        """What connections from now on are shown."""
+        """Use this certificate for new connections."""
         self._context.load_cert_chain(pair.certificate, pair.key)
 
     def cut(self) -> None:
-        """Breaks all connections there are."""
+        """Break all open connections."""
         with self._lock:
             for each in self._open:
                 with suppress(OSError):
@@ -110,7 +110,7 @@ class TlsProxy:
 
 
 class _Known:
-    """A socket that ``cut`` breaks, for the block."""
+    """Registers a socket for ``cut`` while a block runs."""
 
     def __init__(self, lock: threading.Lock, known: set[socket.socket], each: socket.socket) -> None:
         self._lock, self._known, self._each = lock, known, each
@@ -125,7 +125,7 @@ class _Known:
 
 
 def _pass(client: ssl.SSLSocket, server: socket.socket, gathers_s: float) -> None:
-    """Until either side ends."""
+    """Forward until either side ends."""
     while True:
         ready = [client] if client.pending() else select.select([client, server], [], [])[0]
         if server in ready:
@@ -139,7 +139,7 @@ def _pass(client: ssl.SSLSocket, server: socket.socket, gathers_s: float) -> Non
 
 
 def _end_politely(client: ssl.SSLSocket) -> None:
-    """Reads what is still to come: a close before that would take the alert back."""
+    """Read the rest: closing before that would discard the alert."""
     with socket.socket(fileno=client.detach()) as raw:
         raw.shutdown(socket.SHUT_WR)
         raw.settimeout(2)

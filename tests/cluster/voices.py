@@ -59,7 +59,7 @@ class Stage:
     sizes: tuple[int, ...] = (1, 1, 1, 3, 40)
     limits: tuple[int | None, ...] = (7, 50, None)
     timeouts_s: tuple[int, ...] = (2, 10, 30)
-    #: The probability that a transaction stages its messages and then publishes them.
+    #: The probability that a transaction stores its messages first, and then publishes them.
     stores = 0.0
 
     def __init__(

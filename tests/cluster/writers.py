@@ -35,7 +35,7 @@ async def publish(voice: Voice, write: Write, pointer: int | None = None, **more
 
 
 async def store_and_publish(voice: Voice, write: Write, pointer: int) -> None:
-    """Stage the messages in up to two requests, then publish them. Raises NotSent, Doubt, Refused."""
+    """Store the messages in up to two requests, then publish them. Raises NotSent, Doubt, Refused."""
     cut = voice.rng.randrange(len(write.payloads) + 1)
     for part in (write.payloads[:cut], write.payloads[cut:]):
         if part:

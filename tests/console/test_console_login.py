@@ -1,4 +1,4 @@
-"""A daemon with authentication: a token is pasted and stays in the tab; forbidden actions are disabled, with a reason."""
+"""A daemon with authentication: a token is pasted and stays in the tab; forbidden actions are disabled, with reason."""
 
 from __future__ import annotations
 

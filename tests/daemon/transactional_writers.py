@@ -137,7 +137,7 @@ class Work:
         await self._publish_all()
 
     async def _stored(self) -> None:
-        """Stage in several requests, then publish, with a further message for some topics."""
+        """Store in several requests, then publish, with a further message for some topics."""
         for topic in self.topics:
             stores = [await self.store(topic) for _ in range(self.rng.choice((1, 3)))]
             inline = self.rng.choice((True, False))
@@ -194,7 +194,7 @@ class Work:
     async def publish(
         self, topic: str, count: int | None = None, stores: Sequence[Request] = ()
     ) -> tuple[Request, dict[str, Any] | None]:
-        """Publish new messages together with staged ones; return the request and the answer."""
+        """Publish new messages together with stored ones; return the request and the answer."""
         request = self._request(topic, self.rng.choice((1, 3, 12)) if count is None else count)
         parts = [request, *stores]
         for part in parts:

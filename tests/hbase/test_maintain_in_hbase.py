@@ -79,7 +79,7 @@ def rows_of(hbase, part: KeyRange) -> list[tuple[bytes, bytes]]:
 
 
 def expire(client: Client, requests: int) -> None:
-    """Create a topic of expired messages, some of them staged first."""
+    """Create a topic of expired messages, some of them stored before they were published."""
     client.create_topic("short", ttl_s=2)
     stored = client.transactions.begin(timeout_s=600, client_id="maintain")
     client.store("short", [b"stored"] * 50, transaction=stored)

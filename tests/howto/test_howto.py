@@ -2,13 +2,13 @@
 
 Blocks that a page may have:
 
-* ``python``: a program. One whose first line is ``# name.py`` is saved to that file, and runs where a command line names
-  it, or at its place if none does. ``javascript`` is the same for ``// name.mjs`` and ``go`` for ``// name.go``, which
-  always run by a command line.
+* ``python``: a program. One whose first line is ``# name.py`` is saved to that file, and runs where a command line
+  names it, or at its place if none does. ``javascript`` is the same for ``// name.mjs`` and ``go`` for ``// name.go``,
+  which always run by a command line.
 * ``toml`` whose first line is ``# name.toml`` is saved to that file.
-* ``sh``: lines for a shell, run unchanged in the page's own directory, with a daemon of its own. A line that begins with
-  ``plainsong serve`` starts a further daemon, at the page's second address, which runs until the page's end; other rings
-  run the lines that begin with ``make``.
+* ``sh``: lines for a shell, run unchanged in the page's own directory, with a daemon of its own. A line that begins
+  with ``plainsong serve`` starts a further daemon, at the page's second address, which runs until the page's end;
+  other rings run the lines that begin with ``make``.
 * ``text`` right after one of these: lines that it printed, in this order; ``…`` stands for anything.
 * ``text`` elsewhere is not tested, such as lines for another machine.
 """
@@ -70,7 +70,7 @@ class Page:
         return done.stdout
 
     def save(self, name: str, code: str) -> None:
-        """Save a program; with the default address replaced by this test's."""
+        """Save a program, with this test's addresses in place of the usual and the default ones."""
         (self.home / name).write_text(self._here(code).replace("Client()", "Client.from_environment()"))
 
     def program(self, name: str) -> str:

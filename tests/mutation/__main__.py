@@ -1,4 +1,4 @@
-"""Mutation tests of the protocol: change its code in one small place, run that place's tests, and see whether one fails.
+"""Mutation tests of the protocol: change one small place in its code, and see whether a test of that place fails.
 
 make mutate                                        40 changes of each foremost module, and those that no test noticed
 make mutate ARGS="--sample 200 topic/publish ids"  200 of each of these

@@ -227,7 +227,7 @@ def _statement(path: Path, line: int) -> tuple[int, int]:
 
 
 def forked(work: Callable[[], tuple[int, str]], cpu_s: float | None) -> tuple[int, str]:
-    """Run ``work`` in a fork, with limits unless ``cpu_s`` is None; return its result, with code -1 if it was killed."""
+    """Run ``work`` in a fork, with limits unless ``cpu_s`` is None; return its result, with code -1 if killed."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

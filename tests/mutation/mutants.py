@@ -1,4 +1,4 @@
-"""Small changes of the protocol's code as a programmer might make them: `<` for `<=`, a value left out, a `not` too many.
+"""Small changes of the protocol's code that a programmer might make: `<` for `<=`, a value left out, a `not` too many.
 
 mutmut makes them inside functions. Changes of texts for people are left out, together with those of expressions inside
 them: a text with a space in it may change freely.
@@ -174,7 +174,10 @@ def count(module: str) -> int:
 
 
 def sample(module: str, most: int | None, seed: int) -> Iterator[Mutant]:
-    """Yield up to ``most`` different mutants of a module, drawn by a seed; None: all. A larger draw begins with a smaller."""
+    """Yield up to ``most`` different mutants of a module, drawn by a seed; None: all.
+
+    A larger draw begins with a smaller one.
+    """
     tree, mutations = _module(module)
     drawn = list(mutations)
     random.Random(f"{seed} {module}").shuffle(drawn)

@@ -426,7 +426,7 @@ def test_a_message_before_the_first_entry_that_has_not_expired_is_found():
         topic.publish(b"%d" % number)
     for key, _ in topic.entries()[:3]:
         del topic.store.tables[Table.PAYLOAD][key]
-    # The faults: the first remaining entry has not expired, the message before it, and the message that it does not cover.
+    # The faults: the first entry left has not expired, the message before it, and the message that it does not cover.
     assert kinds(topic.verify()) == ["entry-removed"] * 3
 
 

@@ -33,7 +33,7 @@ VIEWS = (
     View(100, frozenset(), frozenset({INVALID})),
     View(100, frozenset(), frozenset()),
 )
-#: Possible extras, with and without attributes. The last ones are invalid.
+#: Possible extras, with and without attributes. The last one's attributes are invalid.
 EXTRAS = (
     {"i": 1},
     {"d": ["p", 0, 3, 4], "b": 2},

@@ -152,7 +152,7 @@ def test_where_nothing_is_open_one_step_down_is_enough():
 
 
 def steps_up(total):
-    """Return the slices after each step of an instance that gets ``total`` topics, and the topics of each step."""
+    """Yield the number of topics that each step brings to an instance, until it has all ``total``."""
     names = [TopicName("ns", f"t{number}") for number in range(total)]
     slices, came = 0, 0
     while slices < SLICES:

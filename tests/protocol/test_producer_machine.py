@@ -238,7 +238,7 @@ class ProducerMachine(RuleBasedStateMachine):
         self.model = self.after_cut(before, asks, models, messages)
 
     def after_cut(self, before, asks, models, messages):
-        """Update the model: the first rows are left, without a partial atomic request; sessions as the topic has them."""
+        """Update the model: the first rows are left, without a partial atomic request; sessions are the topic's."""
         model = copy.deepcopy(before)
         model.lives, model.epochs = models[-1].lives, models[-1].epochs
         lives = {name: [each.life] for name, each in before.known.items()}

@@ -73,7 +73,7 @@ def test_a_publish_that_was_cut_off_happened_or_not_and_comes_again_once(topic, 
     topic.stage("a", "one", "two", ids=[0, 1])
     request = PublishRequest([], producer="p", sequence_ids=[0], segments=["a"])
     topic.step(PublishStaged(request, 0), rows=rows)
-    there = rows > 1  # after the row with the topic's switch to deduplication
+    there = rows > 1  # after the row that records that the topic remembers producers
     assert topic.read() == (["one", "two"] if there else [])
     assert topic.batch(0, "a").duplicate is there
     assert topic.read() == ["one", "two"]

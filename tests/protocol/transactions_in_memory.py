@@ -45,7 +45,7 @@ class TransactionsInMemory:
         self.wall_ms += int(seconds * 1000)
 
     def ask_all(self, *wanted, keep_rows=None):
-        """Return the answers of one step; with ``keep_rows`` the power is cut after this many rows, and there are none."""
+        """Return the answers of one step; with ``keep_rows`` the power is cut after that many rows, without answers."""
         step = self.core.step(list(enumerate(wanted)), self.now)
         for index, row in enumerate(single_rows(self.core.operations(step))):
             if keep_rows is not None and index >= keep_rows:

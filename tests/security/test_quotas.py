@@ -446,7 +446,7 @@ async def test_a_name_has_as_many_connections_as_its_quota_and_others_any_number
             assert over.headers["connection"] == "close"
         for name in ("other", "writer", "writer"):
             assert (await asked(clients[3], name)).status_code == 200
-        assert (await asked(clients[3], "owner")).status_code == 429  # it is owner's third, whoever used the connection before
+        assert (await asked(clients[3], "owner")).status_code == 429  # owner's third, also after other names
         await clients[0].aclose()
         with trio.fail_after(PATIENCE_S):
             while (await asked(clients[2], "owner")).status_code == 429:

@@ -1,4 +1,4 @@
-"""What the tests of SQL share: one PostgreSQL server, a database for each test, and a table of rows."""
+"""Fixtures of the SQL tests: one PostgreSQL server, a database for each test, and a table of rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def server() -> Iterator[Postgres]:
 
 @pytest.fixture
 def database(server: Postgres) -> Iterator[str]:
-    """The URL of a database with empty tables and nothing prepared."""
+    """The URL of a database with empty tables and no prepared transactions."""
     yield server.emptied("tests", Base.metadata)
     if not server.runs:
         server.start()
@@ -58,7 +58,7 @@ def engine(database: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def look(database: str) -> Iterator[Callable[[], tuple[list[int], list[str]]]]:
-    """What another connection sees: ids of committed rows, and names of prepared transactions."""
+    """Return a function that reads, on another connection, committed ids and names of prepared transactions."""
     engine = create_engine(database, pool_pre_ping=True)
 
     def looked() -> tuple[list[int], list[str]]:
@@ -72,6 +72,6 @@ def look(database: str) -> Iterator[Callable[[], tuple[list[int], list[str]]]]:
 
 
 def begun() -> Transaction:
-    """A transaction as a service would begin it, with an id that no other test has."""
+    """Return a transaction as the service would begin it, with a unique id."""
     number = next(_transactions)
     return Transaction(number, number)

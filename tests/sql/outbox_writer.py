@@ -2,9 +2,9 @@
 
     outbox_writer.py DATABASE_URL FIRST
 
-Each transaction has a row of ``orders`` and one or two messages that name it: ``17 0``. FIRST and the ids after it
-are nobody else's. It prints, when a transaction has committed: its id, and the moments (nanoseconds of the machine's
-clock that only goes forward) before its commit was called and after it had returned.
+Each transaction has a row of ``orders`` and one or two messages that name it: ``17 0``. No other program uses FIRST and
+the ids after it. After each commit it prints the transaction's id, and the times (nanoseconds of the machine's
+monotonic clock) before the commit was called and after it returned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from plainsong.sql import Outbox
 
 THREADS = 3
-#: Between transactions of a thread: enough go on at once all the same, and whoever checks reads fewer.
+#: Pause between transactions of a thread: enough still overlap, and the check has fewer to read.
 PAUSE_S = 0.01
 
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own as processes: made, started on a free port, killed whole, started again."""
+"""A PostgreSQL server of our own as processes: created, started on a free port, killed as a whole, started again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from sqlalchemy import MetaData
 
-#: Whom the server runs as when the tests run as root, whom it refuses: the first that there is.
+#: The first of these that exists runs the server if the tests run as root, which PostgreSQL refuses.
 UNPRIVILEGED = ("postgres", "nobody")
 MAX_PREPARED = 64
 
@@ -32,10 +32,10 @@ class NoServer(Exception):
 
 
 class Postgres:
-    """One server with a cluster of its own, fsync on, trusting everybody on this machine.
+    """One server with its own data, with fsync, trusting every user of this machine.
 
     Raises:
-      NoServer: there is no server program, or it cannot be run here.
+      NoServer: there is no server program, or it cannot run here.
     """
 
     def __init__(self) -> None:
@@ -54,13 +54,13 @@ class Postgres:
             raise NoServer(f"initdb failed: {done.stderr.decode().strip()}")
 
     def url(self, database: str = "postgres") -> str:
-        """Of a database, for SQLAlchemy."""
+        """Return the URL of a database, for SQLAlchemy."""
         return f"postgresql+psycopg://plainsong@127.0.0.1:{self.port}/{database}"
 
     def emptied(self, database: str, metadata: MetaData) -> str:
-        """Make a database if it is not there, with these tables and nothing in them; its URL.
+        """Create a database if it is missing, with these tables, all empty; return its URL.
 
-        One for many tests: making one is hundreds of files, which a killed server syncs when it starts again.
+        Tests share a database: creating one writes hundreds of files, which a killed server syncs when it starts again.
         """
         with self._connected() as connection:
             query = "SELECT FROM pg_database WHERE datname = %s"
@@ -75,7 +75,7 @@ class Postgres:
         return self.url(database)
 
     def forget(self, database: str) -> None:
-        """Roll back what is still prepared in a database."""
+        """Roll back the prepared transactions of a database."""
         with self._connected(database) as connection:
             query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
             for (gid,) in connection.execute(query).fetchall():
@@ -85,10 +85,10 @@ class Postgres:
         address = f"host=127.0.0.1 port={self.port} user=plainsong dbname={database} connect_timeout=5"
         return psycopg.connect(address, autocommit=True)
 
-    # --- its life ------------------------------------------------------------------------------
+    # --- life cycle ----------------------------------------------------------------------------
 
     def start(self, max_prepared: int = MAX_PREPARED) -> Postgres:
-        """Spawn it, and wait until it takes connections; recovers first what it must."""
+        """Spawn it, and wait until it has recovered and accepts connections."""
         settings = {
             "port": self.port,
             "listen_addresses": "127.0.0.1",
@@ -110,7 +110,7 @@ class Postgres:
         return self
 
     def kill(self) -> None:
-        """SIGKILL to the server and every process of it at once: as a machine that stops."""
+        """Kill the server and all its processes at once, like a machine that stops."""
         assert self._process is not None
         self._process.kill()
         eventually("all of PostgreSQL is gone", self._is_gone)
@@ -118,10 +118,10 @@ class Postgres:
         self._process = None
 
     def _is_gone(self) -> bool:
-        """Whether none of its processes is left; kills those that are.
+        """True if none of its processes is left; kills those that are.
 
-        One that it had just begun, or whose server somebody else has killed before, is nobody's child by now. It ends by
-        itself a little later, and until then no other server may start.
+        A process that the server has just started, or whose server was killed by another test, has lost its parent. It
+        ends by itself a little later, and until then no other server can start.
         """
         left = _working_in(self.home / "data")
         for pid in left:
@@ -130,30 +130,30 @@ class Postgres:
         return not left
 
     def stop(self) -> None:
-        """Let it end in good order, whoever is connected."""
+        """Shut it down cleanly, even with clients connected."""
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)
         self._process.wait(PATIENCE_S)
         self._process = None
 
     def restart(self) -> None:
-        """Killed, and started again."""
+        """Kill it, and start it again."""
         self.kill()
         self.start()
 
     @property
     def runs(self) -> bool:
-        """Whether it was started and not ended by us."""
+        """True if it was started and not ended by us."""
         return self._process is not None
 
     @property
     def pids(self) -> list[int]:
-        """Of the server, and of every process of it."""
+        """Pids of the server and its child processes."""
         assert self._process is not None
         return [self._process.pid, *_children(self._process.pid)]
 
     def remove(self) -> None:
-        """Nothing of it is left, running or on the disk."""
+        """End it, and remove its files."""
         if self.runs:
             self.kill()
         shutil.rmtree(self.home, ignore_errors=True)
@@ -177,7 +177,7 @@ class Postgres:
 
 
 def _programs() -> Path:
-    """Where the server's programs are: on the path, or where Debian puts them, the newest first."""
+    """Return the folder of the server's programs: on the path, or Debian's, the newest first."""
     on_path = shutil.which("postgres")
     if on_path is not None:
         return Path(on_path).parent
@@ -188,7 +188,7 @@ def _programs() -> Path:
 
 
 def _somebody() -> pwd.struct_passwd | None:
-    """Whom to run it as; None: as ourselves."""
+    """Return the user to run it as; None for the current one."""
     if os.getuid():
         return None
     for name in UNPRIVILEGED:
@@ -205,10 +205,10 @@ def _children(pid: int) -> list[int]:
 
 
 def _working_in(folder: Path) -> list[int]:
-    """The processes whose working directory a folder is: all of a server's have that of its data."""
+    """Return the processes with this working directory: all of a server's have its data directory."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is somebody else's
+        with suppress(OSError):  # it has ended, or belongs to another user
             if (process / "cwd").readlink() == folder:
                 found.append(int(process.name))
     return found

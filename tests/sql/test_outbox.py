@@ -1,4 +1,4 @@
-"""The outbox in a session: messages are where its rows are, in the order of commits, on PostgreSQL and SQLite."""
+"""The outbox in a session: messages share the fate of its rows, in commit order, on PostgreSQL and SQLite."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MESSAGES, TOPICS = outbox_tables()
 
 @pytest.fixture(params=["postgresql", "sqlite"])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    """An engine of a database with the table of orders, and an outbox."""
+    """An engine on a database with the table of orders, and an outbox."""
     if request.param == "postgresql":
         engine: Engine = create_engine(request.getfixturevalue("database"))
     else:
@@ -47,7 +47,7 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 
 
 def waiting(engine: Engine) -> list[tuple[str, bytes]]:
-    """Topics and payloads by id, as another connection sees them."""
+    """Return topics and payloads by id, as another connection sees them."""
     with engine.connect() as connection:
         rows = connection.execute(select(MESSAGES).order_by(MESSAGES.c.id)).all()
         return [(row.topic, bytes(row.payload)) for row in rows]
@@ -132,7 +132,7 @@ def test_a_block_that_ends_over_an_open_savepoint_is_refused_and_commits_nothing
         Outbox(session).publish("orders", b"1")
         session.begin_nested()
         with pytest.raises(SqlMisused, match="savepoint open"):
-            transaction.commit()  # as the end of ``with session.begin():`` does it
+            transaction.commit()  # like the end of ``with session.begin():``
         session.rollback()
     assert payloads(db) == []
     with Session(db) as session:
@@ -147,7 +147,7 @@ def test_messages_published_by_listeners_as_rows_are_written_are_of_the_same_com
             outbox.publish("orders", [b"%d" % row.id for row in session.new])
 
         event.listen(session, "before_flush", tell)
-        # A listener behind the outbox's: its row is flushed when the messages have been written.
+        # A listener after the outbox's: its row is flushed after the messages have been written.
         event.listen(session, "before_commit", lambda session: session.add(Order(id=2)))
         session.add(Order(id=1))
         session.commit()

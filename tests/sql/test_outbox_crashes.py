@@ -1,4 +1,4 @@
-"""Each message once, in the order of commits: writer, relay, daemon and database killed at any moment."""
+"""Each message once, in commit order: writer, relay, daemon and database killed at any moment."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from tests.sql.conftest import Base
 from tests.sql.server import Postgres
 
 WRITER = Path(__file__).with_name("outbox_writer.py")
-#: Programs are killed and started again all the time; half of the work of a start is to import these.
+#: Imported before forking: programs are killed and restarted constantly, and these are half of the work of a start.
 IMPORTS = ("sqlalchemy.orm", "psycopg", "plainsong.sql", "plainsong.cli.main")
 
 
 class Writer(NamedTuple):
     process: subprocess.Popen[bytes] | Forked
     said: Path
-    """What it has printed; a pipe that nobody reads would hold it up."""
+    """The file of its output; an unread pipe would block it."""
 
 
 class Harness:
-    """Writers, a database, relays and a daemon; all of them are started again after they were killed."""
+    """Writers, a database, relays and a daemon; each is started again after it was killed."""
 
     def __init__(self, home: Path, server: Postgres | None, database: str) -> None:
         self.home = home
@@ -70,7 +70,7 @@ class Harness:
         return self._spawn(PLAINSONG, "outbox", "run", *at)
 
     def writer(self) -> Writer:
-        """A program at work: it has committed something."""
+        """Start a writer, and wait until it has committed a transaction."""
         self._first += 1_000_000
         said = self.home / f"writer{self._first}"
         process = self._spawn(WRITER, self.database, str(self._first), said=said)
@@ -78,7 +78,7 @@ class Harness:
         return Writer(process, said)
 
     def kill(self, victim: str, writer: Writer) -> None:
-        """SIGKILL; the other relay goes on where one of two is killed."""
+        """Kill the victim; of two relays the other continues."""
         if victim == "writer":
             writer.process.kill()
         elif victim == "relay":
@@ -94,7 +94,7 @@ class Harness:
             self.server.restart()
 
     def end(self, writer: Writer) -> None:
-        """Kill a writer, and hear all that it has said."""
+        """Kill a writer, and read all its output."""
         writer.process.kill()
         writer.process.wait()
         for line in writer.said.read_text().splitlines(keepends=True):
@@ -103,7 +103,7 @@ class Harness:
                 self.times[number] = (called, returned)
 
     def settled(self) -> tuple[set[int], list[list[int]]]:
-        """Ids of rows, and all messages in the topic's order, once nothing waits."""
+        """Return the ids of rows, and all messages in the topic's order, once the outbox is empty."""
         deadline_s = time.monotonic() + PATIENCE_S
         while outbox_status(self.engine).waiting:
             assert time.monotonic() < deadline_s
@@ -136,7 +136,7 @@ def test_each_message_of_a_committed_row_comes_once_in_the_order_of_commits(harn
     chance = random.Random(f"{victim} {seed}")
     writers = [harness.writer(), harness.writer()]
     for _ in range(2):
-        time.sleep(chance.uniform(0.0, 0.2))  # the moment is what is being tested
+        time.sleep(chance.uniform(0.0, 0.2))  # at a random moment of the work
         harness.kill(victim, writers[0])
         if victim == "writer":
             harness.end(writers[0])
@@ -151,7 +151,7 @@ def test_each_message_of_a_committed_row_comes_once_in_the_order_of_commits(harn
 
 
 def check_order(harness: Harness, messages: list[list[int]]) -> None:
-    """Who had committed before another's commit was called stands before it; a transaction's messages in their order."""
+    """A transaction that committed before another's commit was called comes first; its messages keep their order."""
     latest_call = 0
     for number, _ in messages:
         if number in harness.times:
@@ -166,7 +166,7 @@ def check_order(harness: Harness, messages: list[list[int]]) -> None:
 
 def test_both_relays_end_when_they_are_asked_to(harness: Harness):
     for relay in harness.relays:
-        # One that was started just now may not have come so far.
+        # One that was started just now may not have installed its handler.
         eventually("it hears of an end", lambda relay=relay: catches(relay.pid, signal.SIGTERM))
         relay.terminate()
     assert [relay.wait(PATIENCE_S) for relay in harness.relays] == [0, 0]
@@ -174,6 +174,6 @@ def test_both_relays_end_when_they_are_asked_to(harness: Harness):
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler of a signal (proc(5))."""
+    """True if the process has a handler for the signal (proc(5))."""
     (mask,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return bool(int(mask, 16) >> (number - 1) & 1)

@@ -1,4 +1,4 @@
-"""Numbers of the outbox: without holes, in the order of commits, none skipped however late its commit is seen."""
+"""Numbers of the outbox: without gaps, in commit order, and assigned however late a commit becomes visible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MESSAGES, TOPICS = TABLES
 
 @pytest.fixture(params=["postgresql", "sqlite"])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    """An engine of a database with an outbox; of SQLite without the table of orders."""
+    """An engine on a database with an outbox; on SQLite without the table of orders."""
     url = request.getfixturevalue("database") if request.param == "postgresql" else f"sqlite:///{tmp_path}/shop.db"
     engine = create_engine(url, connect_args={"timeout": PATIENCE_S} if request.param == "sqlite" else {})
     create_outbox(engine)
@@ -55,7 +55,7 @@ def publish(engine: Engine, *payloads: bytes, topic: str = "orders") -> None:
 
 
 def begun_at(relay: Connection, topic: str = "orders", *, generation: int = 1) -> RelayRows:
-    """Rows whose topic has a standing, as after the first opening."""
+    """Return rows whose topic has a standing, as after the first opening."""
     rows = RelayRows(TABLES)
     rows.standing(relay, topic, "default")
     rows.reconcile(relay, topic, OpenedProducer(1, generation, -1), None)
@@ -88,7 +88,7 @@ def test_what_is_committed_gets_numbers_from_0_without_holes(db: Engine, relay: 
 
 
 def test_a_message_whose_transaction_commits_late_is_not_skipped(engine: Engine):
-    """Of PostgreSQL: SQLite lets nobody write beside another."""
+    """PostgreSQL only: SQLite has one writer at a time."""
     create_outbox(engine)
     with engine.connect() as relay, engine.connect() as slow:
         rows = begun_at(relay)
@@ -131,7 +131,7 @@ def test_what_is_not_known_to_be_sent_comes_again_with_the_same_number(db: Engin
     rows = begun_at(relay)
     assert taken(rows, relay) == taken(rows, relay) == [(0, b"a"), (1, b"b")]
     publish(db, b"c")
-    assert taken(rows, relay) == [(0, b"a"), (1, b"b")]  # no new ones before these are done with
+    assert taken(rows, relay) == [(0, b"a"), (1, b"b")]  # no new ones before these are finished
 
 
 def test_a_relay_that_dies_between_its_statements_leaves_nothing_half_done(db: Engine):
@@ -165,8 +165,8 @@ def test_a_relay_that_dies_between_its_statements_leaves_nothing_half_done(db: E
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_message_is_skipped_or_numbered_twice_beside_many_writers(db: Engine, seed: int):
-    """Writers that take their time between drawing an id and committing, some of them undone, and two relays."""
-    writers, commits = (4, 25) if db.dialect.name == "postgresql" else (3, 8)  # those of SQLite queue up
+    """Writers pause between drawing an id and committing, and undo some transactions, while two relays run."""
+    writers, commits = (4, 25) if db.dialect.name == "postgresql" else (3, 8)  # SQLite's writers wait for each other
     is_over, committed = threading.Event(), [0] * writers
 
     def write(writer: int) -> None:
@@ -241,7 +241,7 @@ def test_two_relays_that_number_at_the_same_moment_wait_for_each_other(engine: E
     publish(engine, b"a")
     with engine.connect() as first, engine.connect() as second:
         begun_at(first)
-        first.execute(text("UPDATE plainsong_outbox_topics SET topic = topic"))  # as it is while the first numbers
+        first.execute(text("UPDATE plainsong_outbox_topics SET topic = topic"))  # lock the row, as in numbering
         second.execute(text("SET lock_timeout = 1"))
         second.commit()
         with pytest.raises(Exception, match="lock timeout"):
@@ -280,7 +280,7 @@ def test_an_outbox_does_not_change_its_namespace(relay: Connection):
         rows.standing(relay, "orders", "default")
 
 
-# --- what the daemon says when it is asked again ------------------------------------------------------
+# --- answers of the daemon to repeated requests -------------------------------------------------------
 
 
 def test_what_the_daemon_has_is_done_with_and_what_it_has_not_is_sent(db: Engine, relay: Connection):

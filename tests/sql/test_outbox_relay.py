@@ -1,4 +1,4 @@
-"""The relay and a real daemon: each message once, in the order of commits, whoever fails, is in the way or comes back."""
+"""The relay and a real daemon: each message once, in commit order, through failures, conflicts and restores."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _namespaces = iter(range(1_000))
 
 @pytest.fixture
 def client(daemon: Daemon) -> Iterator[Client]:
-    """Of a namespace of its own."""
+    """A client with a namespace of its own."""
     url = f"http://{daemon.address[0]}:{daemon.address[1]}"
     with Client(url, namespace=f"relay{next(_namespaces)}", deadline_s=10) as client:
         yield client
@@ -67,7 +67,7 @@ def client(daemon: Daemon) -> Iterator[Client]:
 
 @pytest.fixture(params=["postgresql", "sqlite"])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    """An engine of a database with an outbox."""
+    """An engine on a database with an outbox."""
     url = request.getfixturevalue("database") if request.param == "postgresql" else f"sqlite:///{tmp_path}/shop.db"
     engine = create_engine(url, connect_args={"timeout": PATIENCE_S} if request.param == "sqlite" else {})
     create_outbox(engine)
@@ -95,7 +95,7 @@ def read(client: Client, topic: str = "orders") -> list[bytes]:
 
 @contextmanager
 def running(relay: Relay) -> Iterator[threading.Thread]:
-    """``run`` in a thread, stopped at the end."""
+    """Call ``run`` in a thread, and stop it at the end."""
     thread = threading.Thread(target=relay.run)
     thread.start()
     try:
@@ -107,7 +107,7 @@ def running(relay: Relay) -> Iterator[threading.Thread]:
 
 
 def losing(monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
-    """The next publish raises: its request never arrived, or its answer was lost."""
+    """Make the next publish raise: its request is lost, or (``arrives``) its answer."""
     real = RelayProducer.publish
 
     def publish(producer: RelayProducer, messages: Any) -> None:
@@ -122,7 +122,7 @@ def losing(monkeypatch: pytest.MonkeyPatch, *, arrives: bool) -> None:
 def answering_in_time(
     monkeypatch: pytest.MonkeyPatch, client: Client, most_bytes: int, *, arrives: bool = False
 ) -> list[int]:
-    """Publishes with larger bodies get no answer in time; whether they happen is ``arrives``. Returns the sizes of all."""
+    """Make publishes with larger bodies time out, having taken effect if ``arrives``. Return all sizes."""
     pool, sizes = client._channel.pool, list[int]()
     real = pool.carry
 
@@ -350,7 +350,7 @@ def test_run_goes_on_through_restarts_of_the_database(engine: Engine, client: Cl
         server.kill()
         eventually("it has noticed", lambda: ("", "outbox_unavailable") in told)
         server.start()
-        # Of an engine of its own: to dispose of the relay's would leave behind what that has connected just now.
+        # On its own engine: disposing of the relay's would abandon a connection that the relay has just opened.
         fresh = create_engine(engine.url)
         publish(fresh, b"2")
         fresh.dispose()
@@ -404,7 +404,7 @@ def test_kept_messages_are_counted_and_deleted_when_their_time_has_come(lite: En
     assert read(client) == [b"1", b"2"]
 
 
-# --- what nobody can know, and what somebody can -------------------------------------------------------
+# --- outcomes that cannot be known, and some that can --------------------------------------------------
 
 
 def test_of_a_topic_made_anew_the_daemon_still_tells_what_the_old_one_had(
@@ -466,7 +466,7 @@ def test_a_database_from_a_backup_publishes_nothing_until_a_person_decides(clien
 
 
 def forget(client: Client, topic: str, producer: str) -> None:
-    """As the daemon does by itself after a while."""
+    """Remove a producer, as the daemon does after its memory has expired."""
     url = f"{client._channel.places.current}/v1/namespaces/{client.namespace}/topics/{topic}/producers/{producer}"
     import httpx
 

@@ -1,4 +1,4 @@
-"""Never one without the other: client, daemon and database killed at every step of a commit, and at any moment."""
+"""Rows and messages commit together: client, daemon and database killed at each step of a commit, and at any moment."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tests.sql.server import Postgres
 from tests.sql.worker import POINTS
 
 WORKER = Path(__file__).with_name("worker.py")
-#: A program is started for each transaction that dies; half of the work of a start is to import these.
+#: Imported before forking: each transaction that dies starts a program, and these are half of the work of a start.
 IMPORTS = ("sqlalchemy.orm", "psycopg", "plainsong.sql", "plainsong._sync.transaction")
 VICTIMS = ("client", "daemon", "database")
-#: Steps after which the transaction is committed, whoever dies.
+#: Steps after which the transaction is committed, whichever process dies.
 DECIDED = ("committed", "finished")
 
 
 class Harness:
-    """A daemon and a database that are started again after they were killed, and a program that works with both."""
+    """A daemon and a database that are started again after a kill, and a program that uses both."""
 
     def __init__(self, home: Path, server: Postgres, database: str) -> None:
         self.server = server
@@ -54,7 +54,7 @@ class Harness:
 
     @contextmanager
     def worker(self, numbers: str, point: str = "-", victim: str = "-") -> Iterator[subprocess.Popen[bytes] | Forked]:
-        """A program at work; when it dies, the next one is started at once, since that takes a while."""
+        """Run a program; when it dies, the next one is started at once, because a start takes a while."""
         pids = {
             "client": "self",
             "daemon": str(self.daemon.pid),
@@ -91,7 +91,7 @@ class Harness:
             self.server.kill()
 
     def heal(self, victim: str) -> None:
-        """Whoever was killed runs again."""
+        """Start the killed process again."""
         if victim == "daemon":
             self.daemon.end()
             self.daemon.start()
@@ -101,7 +101,7 @@ class Harness:
             self.server.start()
 
     def settled(self) -> tuple[list[int], list[int]]:
-        """Rows and messages, once recovery has nothing left to do."""
+        """Return rows and messages, once recovery is complete."""
         eventually("everything is decided", self._is_decided)
         with self.engine.connect() as connection:
             rows = connection.execute(text("SELECT id FROM orders ORDER BY id")).scalars().all()
@@ -155,7 +155,7 @@ def test_rows_and_messages_are_the_same_when_somebody_dies_at_any_moment(harness
     with harness.worker(f"{first}-") as worker:
         assert worker.stdout is not None
         told.append(next(line for line in worker.stdout if b"committed" in line))  # it works
-        time.sleep(chance.uniform(0.0, 0.1))  # the moment is what is being tested
+        time.sleep(chance.uniform(0.0, 0.1))  # at a random moment of the work
         harness.kill(victim, worker)
         harness.heal(victim)
         if victim != "client":

@@ -1,4 +1,4 @@
-"""A session as a participant, step by step against a real PostgreSQL: what is seen when, and what is refused."""
+"""A session as a participant, step by step with a real PostgreSQL: visibility, and refusals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prepare(participant: SqlParticipant) -> None:
     assert participant.commit_tx() is True
 
 
-# --- a transaction that goes well, and one that does not ---------------------------------------------
+# --- a transaction that commits, and one that does not -----------------------------------------------
 
 
 def test_it_is_a_participant(participant: SqlParticipant):
@@ -195,7 +195,7 @@ def test_options_of_the_connection_are_for_the_caller_to_choose(session: Session
     assert session.execute(text("SHOW transaction_isolation")).scalar_one() == "read committed"
 
 
-# --- when nobody knows the decision ------------------------------------------------------------------
+# --- while the decision is unknown -------------------------------------------------------------------
 
 
 def test_closing_a_session_that_waits_for_a_decision_decides_nothing(
@@ -401,7 +401,7 @@ def test_names_of_prepared_transactions_come_back_as_they_were():
     gid = new_gid("a1b2", 1_700_000_000_000_000_000)
     assert parse_gid(str(gid)) == gid
     assert new_gid("", 1).service == "-"
-    assert len(str(new_gid("x" * 64, (1 << 63) - 1))) < 200  # what PostgreSQL takes
+    assert len(str(new_gid("x" * 64, (1 << 63) - 1))) < 200  # PostgreSQL's limit
 
 
 @pytest.mark.parametrize(

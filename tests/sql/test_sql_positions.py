@@ -1,4 +1,4 @@
-"""Positions in the database of their effects: what is read again, what is refused, and that nothing commits by itself."""
+"""Positions in the database of their effects: reading them again, refusals, and no commit without a request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AT_1, AT_2, AT_3 = (pack_id(1_700_000_000_000 + number, 0) for number in (1, 2, 
 
 
 class Topics:
-    """A daemon that knows the generations of topics, and nothing else."""
+    """A daemon that has only the generations of topics."""
 
     namespace = "shop"
 

@@ -1,10 +1,10 @@
-"""A program that writes rows and messages in transactions, and kills somebody at a step of its choice.
+"""A program that writes rows and messages in transactions, and kills processes at a given step.
 
     worker.py DAEMON_URL DATABASE_URL
 
-It is told what to do by lines ``NUMBERS POINT VICTIM``: NUMBERS is ``17`` or ``100-`` (until it is killed), POINT one
-of ``POINTS`` or ``-``, VICTIM the processes to kill, with commas, ``self`` or ``-``. It prints what became of each
-transaction: ``17 committed``, or the error's name.
+It reads lines ``NUMBERS POINT VICTIM``: NUMBERS is ``17`` or ``100-`` (until it is killed), POINT one of ``POINTS`` or
+``-``, VICTIM the pids to kill, with commas, ``self`` or ``-``. It prints the outcome of each transaction:
+``17 committed``, or the error's name.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from plainsong import Client, PlainsongError
 from plainsong._sync.transaction import TransactionContext
 from plainsong.sql import SqlParticipant
 
-#: Between these the surroundings change.
+#: The steps of a transaction, between which databases and daemon change.
 POINTS = ("begun", "worked", "prepared", "published", "committed", "finished")
-#: What nobody decides is over soon, but not before a machine that is held up for a moment has come to the point.
+#: An undecided transaction times out soon, but not before a machine that stalls has reached the step.
 TIMEOUT_S = 8
 DEADLINE_S = 5
 
 
 class Knife:
-    """A participant that strikes when it is asked to do something."""
+    """A participant that strikes when one of its steps is called."""
 
     name = "knife"
 
@@ -62,18 +62,18 @@ class Knife:
 
 
 class Order:
-    """What is to be done now."""
+    """The current command."""
 
     point = "-"
     victims: tuple[int, ...] = ()
 
 
 def strike(point: str) -> None:
-    """Kill the victims, if this is the point."""
+    """Kill the victims if this is the step."""
     if point == Order.point:
         Order.point = "-"
         for pid in Order.victims:
-            with suppress(ProcessLookupError):  # those of a database end by themselves when its first has died
+            with suppress(ProcessLookupError):  # processes of a database end by themselves when the first has died
                 os.kill(pid, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""Traces from publish through to the work for each message: real programs, a real daemon, and a collector over HTTP."""
+"""Traces from publish to the work for each message: real programs, a real daemon, and a collector over HTTP."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def post(daemon: Daemon, path: str, body: object, **headers: str) -> int:
         connection.close()
 
 
-#: A program that sets OpenTelemetry up as its documentation says, and knows nothing of how plainsong traces.
+#: A program that sets OpenTelemetry up as its documentation says, independent of plainsong's tracing.
 SET_UP = """
 import sys
 from opentelemetry import trace
@@ -159,7 +159,7 @@ def test_a_trace_goes_from_publish_through_the_daemon_to_the_poll_and_the_work(t
 
 
 def test_every_way_of_publishing_has_a_span_and_its_messages_lead_to_their_origin(tmp_path, collector):
-    """What is gathered first leads to the span in which it was handed over, not to the thread that sent it."""
+    """A batched message leads to the span in which it was handed over, not to the thread that sent it."""
     topics = ("plain", "gathered", "produced", "streamed", "transacted", "atomic", "awaited")
     with Daemon(tmp_path / "data") as daemon:
         said = run(
@@ -232,7 +232,7 @@ def test_the_daemon_records_requests_of_recorded_traces_once_and_no_others(tmp_p
             assert post(daemon, "orders/publish", {"messages": ["a", "b"]}, traceparent=parent) == 200
         assert post(daemon, "orders/poll", {}, traceparent=PARENT) == 200
         assert collector.one("poll default:orders").parent == SPAN
-        assert collector.one("publish default:orders").parent == SPAN  # of another front end it may come later
+        assert collector.one("publish default:orders").parent == SPAN  # may come from another front end, later
         daemon.stop()
     found = [(each.name, each.trace, each.parent) for each in collector.spans()]
     assert sorted(found) == [("poll default:orders", TRACE, SPAN), ("publish default:orders", TRACE, SPAN)]
