@@ -1,4 +1,4 @@
-"""Authorities and certificates for tests, made on the spot."""
+"""Authorities and certificates for tests, generated on demand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
 
 class Authority:
-    """Signs certificates, whose files it writes into ``directory``."""
+    """Signs certificates, and writes their files to ``directory``."""
 
     def __init__(self, directory: Path, name: str = "authority") -> None:
         self._directory = directory
@@ -53,7 +53,7 @@ class Authority:
         begins: datetime.timedelta = -DAY,
         ends: datetime.timedelta = 10 * DAY,
     ) -> Pair:
-        """A certificate of these DNS names; ``file`` is replaced if it is there, as a renewal does."""
+        """Issue a certificate for these DNS names; an existing ``file`` is replaced, as in a renewal."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
         alternatives = [
@@ -72,7 +72,7 @@ class Authority:
         return pair
 
     def trusting(self, pair: Pair | None = None) -> ssl.SSLContext:
-        """The context of a client that trusts this authority alone, and shows ``pair``."""
+        """Return the context of a client that trusts only this authority, and uses ``pair``."""
         context = ssl.create_default_context(cafile=self.file)
         if pair is not None:
             context.load_cert_chain(pair.certificate, pair.key)

@@ -1,4 +1,4 @@
-"""Handlers of endpoints, called by tests."""
+"""Access to the handlers of endpoints, for tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ if TYPE_CHECKING:
 
 
 def subject_of(endpoint: Endpoint) -> Any:
-    """The object whose method answers a route that nothing is wrapped around."""
+    """Return the object whose method answers a route without a wrapper."""
     bound: Any = endpoint.handler
     return bound.args[0].__self__

@@ -1,6 +1,6 @@
-"""Archives of the classes that HBase's JVMs load, which a JVM maps instead of reading eighty jars.
+"""Archives of the classes of HBase's JVMs, which a JVM maps instead of reading eighty jars.
 
-Those of an HBase and its gateway start with 4.3 s of processor time instead of 7.5.
+With them HBase and its gateway start with 4.3 s of processor time instead of 7.5.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ OPTIONS = HBaseOptions(table_prefix="archived_", timeout_s=PATIENCE_S)
 
 
 def jars() -> list[Path]:
-    """HBase's, in the order in which ``etc/hbase/small`` names them."""
+    """Return HBase's jars in the order of ``etc/hbase/small``."""
     return sorted(JARS.glob("*.jar"))
 
 
 def folder() -> Path:
-    """Where the archives are: they are of one Java and one class path, and fit no other."""
+    """Return the folder of the archives, which fit one Java and one class path."""
     java = os.path.realpath(shutil.which("java") or "java")
     parts = [str(CACHE), java, f"{os.stat(java).st_mtime_ns}"]
     parts += [f"{path.name} {path.stat().st_mtime_ns}" for path in jars()]
@@ -43,7 +43,7 @@ def folder() -> Path:
 
 @cache
 def make_classes() -> Path:
-    """The folder with ``hbase.jsa`` and ``thrift.jsa``, made unless it is there: half a minute, once."""
+    """Return the folder with ``hbase.jsa`` and ``thrift.jsa``; create it if necessary: half a minute, once."""
     with (CACHE / "classes.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         wanted = folder()
@@ -60,12 +60,12 @@ def make_classes() -> Path:
 
 
 class Recorded(HBase):
-    """Its JVMs write an archive of their classes when they end."""
+    """An HBase whose JVMs write an archive of their classes when they end."""
 
     def __init__(self, directory: Path, archives: Path) -> None:
         super().__init__(directory, jvm="")
         self._archives = archives
-        # No directory may be on the class path then.
+        # An archive allows no directory on the class path.
         with zipfile.ZipFile(directory / "conf.jar", "w") as jar:
             for file in (directory / "conf").iterdir():
                 jar.write(file, file.name)
@@ -76,7 +76,7 @@ class Recorded(HBase):
         self.spawn(name, jvm, name, configured or self.directory, *options)
 
     def __exit__(self, *_: object) -> None:
-        """By SIGTERM, the gateway first."""
+        """Send SIGTERM, to the gateway first."""
         for name in reversed(self.names):
             self.processes[name].terminate()
             try:
@@ -87,7 +87,7 @@ class Recorded(HBase):
 
 
 async def use(server: HBase) -> None:
-    """Has it do a little of everything."""
+    """Use a little of everything."""
     name = TopicName("ns", "topic")
     async with await HBaseStore.open([server.address], OPTIONS) as store:
         await store.write([put_one(Table.METADATA, metadata_key(name), b"value")], claim=await store.claim(name))

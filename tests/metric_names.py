@@ -1,4 +1,4 @@
-"""Every metric's name and kind, as scrapes would show them: what documents, alerts and the dashboard are compared with."""
+"""Every metric's name and kind, as in a scrape, to compare documents, alerts and the dashboard with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def metrics_of_the_daemon() -> dict[str, str]:
-    """Those of ``/metrics``."""
+    """Return the metrics of ``/metrics``."""
     metrics = Metrics("0")
     nothing: Any = SimpleNamespace(budget=SimpleNamespace(), answers=SimpleNamespace())
     add_gauges(metrics, nothing, nothing, nothing, nothing, nothing, nothing)
@@ -40,7 +40,7 @@ def metrics_of_the_daemon() -> dict[str, str]:
 
 
 def metrics_of_topics() -> dict[str, str]:
-    """Those of ``/metrics/topics``."""
+    """Return the metrics of ``/metrics/topics``."""
     return _kinds(TopicSamples([], []).collect())
 
 

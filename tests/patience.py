@@ -1,10 +1,9 @@
-"""How long a test waits for what must come."""
+"""Time limits of waits in tests."""
 
 from __future__ import annotations
 
-#: No limit under test: a test that passes never waits it out, and a machine that stands still for seconds, or has ten
-#: times as much to do, is no failure. Where an answer must come *before* something else would, a test sets that other
-#: time far beyond this one.
+#: A limit that no passing test reaches: a machine that stalls for seconds, or has ten times the load, must not fail a
+#: test. A test of what happens *first* sets the time of the later event far beyond this.
 PATIENCE_S = 180.0
-#: The same of what Spark does: a JVM that starts, its jobs, and the processes of Python that they start.
+#: The limit for Spark: starting a JVM, its jobs, and their Python processes.
 SPARK_PATIENCE_S = 600.0

@@ -97,8 +97,8 @@ def spark_environ() -> dict[str, str]:
 def spark_home() -> Path | None:
     """Return the installed package as Spark's home, without the zip of its Python; None if it is not installed.
 
-    Spark's Python processes would import that zip, from which each of hundreds would compile everything. Without it they
-    import the installed package.
+    Spark's Python processes would import that zip, from which each of hundreds would compile everything. Without it
+    they import the installed package.
     """
     spark, home = _spark(), _CACHE / "home"
     if spark is None:

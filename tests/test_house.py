@@ -1,4 +1,4 @@
-"""The house itself: floors, files that open with a sentence, what is generated, and an example that tells the truth."""
+"""The structure of the code: floors, first sentences of files, generated code, and a correct example."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_api_reference_is_what_the_code_says():
 
 
 def test_the_daemon_starts_without_the_libraries_that_only_some_daemons_need():
-    """They took 0.2 s of the processor and 8 MB and more: they are loaded for the first who asks."""
+    """Loading them at start took 0.2 s of processor time and 8 MB: they are loaded on first use."""
     code = "import broker.main, sys; print(*sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "broker.http.http1" in loaded.split()
@@ -79,7 +79,7 @@ def test_no_imports_run_in_a_ring_those_for_types_included():
 def test_a_class_name_has_one_home_in_a_package():
     homes: dict[tuple[str, str], list[str]] = {}
     for name, source in sources(ROOT, PACKAGES).items():
-        if name.startswith("plainsong._sync"):  # the twin of plainsong._async
+        if name.startswith("plainsong._sync"):  # generated from plainsong._async
             continue
         package = "plainsong.protocol" if name.startswith("plainsong.protocol") else name.split(".")[0]
         for node in source.tree.body:
@@ -105,7 +105,7 @@ def test_no_module_is_called_manager_helper_or_util():
 
 
 def test_no_two_test_files_have_one_name():
-    """They are imported by it, from whatever folder."""
+    """They are imported by name, from any folder."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, times in names.items() if times > 1] == []
 

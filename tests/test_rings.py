@@ -1,4 +1,4 @@
-"""``make test`` runs every test there is, sums up, and says how to run alone what failed."""
+"""``make test`` runs every test, adds up the results, and prints how to run a failed ring alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_file_that_a_ring_takes_out_of_a_folder_is_run_by_it_alone():
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A tree with three rings, in which the runner works."""
+    """A tree with three rings, as the runner's root."""
     (tmp_path / "tests").mkdir()
     for name, lines in {
         "good": "def test_a(): pass\ndef test_b(): pytest.skip('not today')",
@@ -113,6 +113,6 @@ def test_never_do_more_rings_run_at_once_than_the_most(tree, tmp_path, monkeypat
 def test_the_idle_time_of_cores_is_what_the_system_says_of_each():
     each_s = [cores_idle_s({core}) for core in range(os.cpu_count() or 1)]
     assert all(idle_s > 0.0 for idle_s in each_s)
-    # Where no core was idle meanwhile the two are equal, but for how their sums are rounded.
+    # If no core was idle in between, both are equal except for rounding.
     assert cores_idle_s(set(range(len(each_s)))) >= sum(each_s) - 0.001
     assert cores_idle_s(set()) == 0.0

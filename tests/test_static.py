@@ -1,4 +1,4 @@
-"""The checks that run no code of ours: format, lint, types, floors, and what is generated. ``make static`` has the list."""
+"""Checks that do not run our code: format, lint, types, floors, and generated files, as listed in ``make static``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def commands() -> list[str]:
-    """What ``make static`` runs, a command a line."""
+    """Return the commands of ``make static``, one per line."""
     made = subprocess.run(
         ["make", "--no-print-directory", "--dry-run", "static"], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""``etc/venv``, the first thing a newcomer runs: what it says when it cannot work, and that it does nothing twice."""
+"""``etc/venv``, which a new contributor runs first: its errors, and that it repeats no work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def tree(tmp_path):
-    """The files that etc/venv reads, and nothing installed."""
+    """The files that etc/venv reads, without an installation."""
     (tmp_path / "etc").mkdir()
     shutil.copy(ROOT / "etc/venv", tmp_path / "etc/venv")
     for path in [*ROOT.glob("requirements*.lock"), ROOT / "pyproject.toml"]:
@@ -34,7 +34,7 @@ def venv(tree: Path, profile: str, python: str, **variables: str) -> tuple[int, 
 
 
 def interpreter(tree: Path, *without: str) -> str:
-    """A Python that has no module of these names."""
+    """Return a Python that lacks modules of these names."""
     path = tree / "python-without"
     refusals = "".join(f'case "$*" in *import*{name}*) exit 1;; esac\n' for name in without)
     path.write_text(f'#!/bin/bash\n{refusals}exec {sys.executable} "$@"\n')
@@ -100,7 +100,7 @@ def test_the_distributions_python_comes_before_one_that_stands_in_front_of_it_on
     in_front.mkdir()
     (in_front / "python3.11").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
     (in_front / "python3.11").chmod(0o755)
-    # No environment can be made there: nothing is installed, and it is said with what it would have been.
+    # An environment cannot be created there: nothing is installed, and the error names what would have been.
     (tree / ".venv").symlink_to(in_front / "python3.11/nowhere")
     done = subprocess.run(
         ["bash", tree / "etc/venv", "run"],

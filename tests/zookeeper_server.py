@@ -14,12 +14,12 @@ from tests.freezing import freeze
 from tests.hbase_server import QUICK_JVM, SMALL, free_ports
 from tests.patience import PATIENCE_S
 
-#: Sessions may be as short as two ticks.
+#: ZooKeeper's minimum session time-out is two ticks.
 TICK_MS = 250
 
 
 class ZooKeeperServer:
-    """One server without others; ``with`` it, and it is gone at the end."""
+    """A standalone server, while a ``with`` block runs."""
 
     def __init__(self, directory: Path) -> None:
         subprocess.run([SMALL, "fetch"], check=True, stdout=subprocess.DEVNULL)
@@ -57,7 +57,7 @@ class ZooKeeperServer:
     def start(self) -> None:
         """Start it, and wait until it serves."""
         path = [*map(str, hbase_classes.jars()), str(self.directory)]
-        # HBase's JVM has one in it, too. Where there is no archive, the JVM starts without.
+        # The archive of HBase's JVM, which includes a ZooKeeper. Without an archive the JVM starts more slowly.
         classes = f"-XX:SharedArchiveFile={hbase_classes.folder() / 'hbase.jsa'}"
         command = [
             "java",
@@ -79,7 +79,7 @@ class ZooKeeperServer:
         self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Until it answers. Raises TimeoutError with what it said last."""
+        """Wait until it answers. Raises TimeoutError with its last output."""
         deadline_s = time.monotonic() + PATIENCE_S
         while self._says() != b"imok":
             assert self.process is not None
@@ -98,18 +98,18 @@ class ZooKeeperServer:
             return b""
 
     def kill(self) -> None:
-        """SIGKILL, also when it is frozen, and wait for it."""
+        """Send SIGKILL, even when frozen, and wait for the end."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
             self.process = None
 
     def freeze(self) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         assert self.process is not None
         freeze(self.process.pid)
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""The open loop counts waits from when requests were due, and the sections built on it report what they should."""
+"""The open loop counts waits from when requests were due, and the sections built on it report correct values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compiled():
 
 
 class Scripted(threading.Thread):
-    """A server of one connection: reads requests of a known length, and answers each with the next of its answers.
+    """A server with one connection: reads requests of a known length, and answers each with the next of its answers.
 
     The last answer is repeated. Each answer is sent in pieces of ``piece`` bytes; ``heard`` has the requests.
     """
@@ -69,7 +69,7 @@ def test_a_stall_is_felt_by_all_requests_that_were_due_in_it(either):
     result = generator.run_everywhere(server.port, 1, [request], STALL_S * 1.25, rate=200)
     assert result["requests"] == 100
     assert result["max_ms"] >= STALL_S * 1e3
-    # Four fifths of the requests were due while the server did not answer, and half of all at least 30 % of that long.
+    # Four fifths of the requests were due during the stall, and half of all waited at least 30 % of its length.
     assert result["p50_ms"] >= STALL_S * 1e3 * 0.3
     assert result["unsent"] == 0
 
@@ -116,7 +116,7 @@ def _rows(ids: list[int]) -> bytes:
 
 
 def _batches(spans: list[tuple[int, int]]) -> bytes:
-    """Of a first offset and a number of records each."""
+    """Return record batches, each with a first offset and a number of records."""
     records = b""
     for first, count in spans:
         head = struct.pack("!IbIhIqqqhII", 0, 2, 0, 0, count - 1, 0, 0, -1, -1, 0, count)

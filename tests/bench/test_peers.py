@@ -1,4 +1,4 @@
-"""Peers get the same loads in turns, return what they acknowledged, and one that cannot be had is named with its reason."""
+"""Peers get the same loads in turns and return what they acknowledged; a missing one is named with the reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bench.peers.plainsong import Plainsong
 from bench.report import results_of, write_report
 
 ROOT = Path(__file__).parents[2]
-#: Ten times what it takes.
+#: Ten times its duration.
 PATIENCE_S = 600
 SMALL = replace(QUICK, seconds=0.1, warm_up_s=0.1, sustained_s=0.1, open_s=0.1, read_messages=3000)
 
@@ -37,7 +37,7 @@ def _compiler():
 
 
 class Absent(Plainsong):
-    """A peer that is not to be had."""
+    """A peer that is not available."""
 
     name = "absent"
 
@@ -61,14 +61,14 @@ class Forgetful(Plainsong):
 
     def walk(self, running, topic, limit):
         asked = super().walk(running, topic, limit)
-        # From an id in the far future on.
+        # Start from an id in the far future.
         start = asked.position_at
         return replace(asked, request=asked.request[:start] + b"\x7f" * 20 + asked.request[start + 20 :])
 
 
 @contextmanager
 def open_directory():
-    """A directory that other users may pass: one of the peers runs as one, and pytest's own are closed to them."""
+    """A directory that other users may enter: a peer runs as another user, and pytest's own directories are closed."""
     with TemporaryDirectory() as directory:
         Path(directory).chmod(0o711)
         yield Path(directory)
@@ -76,7 +76,7 @@ def open_directory():
 
 @contextmanager
 def started(tmp_path, *peers: Peer):
-    """A comparison of these, at work."""
+    """Start a comparison of these peers."""
     home = tmp_path / "scratch"
     home.mkdir()
     with ExitStack() as ending:
@@ -103,7 +103,7 @@ def test_a_peer_that_refuses_or_loses_messages_is_measured_no_further(tmp_path, 
 
 
 def _is_here(name: str) -> bool:
-    """Whether a peer can be started without fetching anything."""
+    """True if a peer can be started without downloads."""
     kept = {"nats": "nats/nats-server", "kafka": "kafka/classpath", "original": "original/classpath"}
     if name in kept:
         return (fetch.KEPT / kept[name]).exists() and (name == "nats" or shutil.which("java") is not None)
@@ -114,7 +114,7 @@ def _is_here(name: str) -> bool:
 
 @pytest.fixture(scope="module", params=PEERS)
 def warm(request):
-    """Each peer that is here, warm."""
+    """Each available peer, warmed up."""
     if not _is_here(request.param):
         pytest.skip(f"{request.param} has not been fetched: make bench-peers")
     with open_directory() as home, started(home, PEERS[request.param]()) as comparison:
@@ -124,14 +124,14 @@ def warm(request):
 
 
 def test_every_peer_returns_what_it_acknowledged(warm):
-    # A peer that does not is taken out when it is warmed up.
+    # A peer that fails is removed in the warm-up.
     assert warm.lacking == {}
     assert warm.sides[0].running.cpu_s() > 0
 
 
 @contextmanager
 def traced(pid: int, output: Path):
-    """The syncs of a process, and of those that it starts from now on, which strace writes into a file."""
+    """Write the syncs of a process and its later children to a file, with strace."""
     if shutil.which("strace") is None:
         pytest.skip("there is no strace: etc/tools")
     command = ["strace", "-f", "-e", "trace=fsync,fdatasync,msync", "-o", str(output), "-p", str(pid)]
@@ -185,7 +185,7 @@ def test_the_checksum_of_record_batches_is_castagnolis():
 
 
 class Another(Plainsong):
-    """The daemon again, in the place of the original."""
+    """The daemon again, in place of the original."""
 
     name = "original"
 

@@ -1,4 +1,4 @@
-"""The benchmark runs from end to end and reports what it should; never how fast."""
+"""The benchmark runs from end to end and reports everything; speed is not tested."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_section_has_rows_with_spreads_in_order(report):
         for row in section["rows"]:
             for name, value in row["values"].items():
                 assert value["low"] <= value["median"] <= value["high"]
-                assert value["low"] >= 0 or name == "CPU more"  # a difference, of hardly anything in a quick run
+                assert value["low"] >= 0 or name == "CPU more"  # a difference, nearly zero in a quick run
 
 
 def test_publishing_covers_its_matrix(report):
@@ -112,7 +112,7 @@ def test_a_run_gives_the_costs_that_the_plan_reckons_with(report):
 
 def test_every_target_that_was_measured_has_a_verdict(report):
     verdicts = report.results["targets"]
-    # One is about 64 connections, which the quick profile leaves out; some are about peers, which have a run of their own.
+    # The quick profile has no load of 64 connections; peers have a run of their own.
     wanted = [t.says for t in TARGETS if "from 64" not in t.says and t.section in SECTIONS]
     assert [each["target"] for each in verdicts] == wanted
     assert all(each["reached"] in (True, False) for each in verdicts)

@@ -1,4 +1,4 @@
-"""The plan past one machine: nothing gets lost in it, more costs more, and it places topics as the daemon does."""
+"""The plan for more than one machine: it is complete, more load costs more, and it places topics as the daemon does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One HBase for the whole ring; each test has tables of its own."""
+"""One HBase for the whole ring; each test has its own tables."""
 
 from __future__ import annotations
 

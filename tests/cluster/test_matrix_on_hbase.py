@@ -1,4 +1,4 @@
-"""The failure matrix of a topic's producers on HBase: whichever call fails, and however, each message is there once."""
+"""The failure matrix of a topic's producers on HBase: whichever call fails, and how, each message is stored once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.cluster.harness import Instance, open_cluster
 from tests.cluster.proxy import FAULTS, Fate, calm
 from tests.patience import PATIENCE_S
 
-#: A course makes from 16 to 19; what is beyond is not disturbed.
+#: A course makes 16 to 19 calls; later ones are never reached.
 CALLS = range(1, 21)
 SETTINGS = (
     f"storage.hbase.max_cell_bytes={MAX_CELL_BYTES}",
     "deduplication.snapshot_entries=2",
-    # All calls may stand still at the same time, and the janitor makes none of those that are counted.
+    # All calls may stall at the same time, and the janitor must make none of the counted calls.
     "storage.hbase.max_connections=100",
     "retention.interval_s=3600",
 )
@@ -30,9 +30,9 @@ async def run_all(instance: Instance, cases: list[Case], choice: ByTopic) -> Non
 
 @pytest.mark.parametrize("one_of", [3, pytest.param(1, marks=pytest.mark.torture)])
 async def test_whichever_call_to_hbase_is_lost_late_or_cut_each_message_is_there_once(hbase, tmp_path, one_of):
-    """Rows 2, 8, 10 and 23 of the matrix: the call is made again, or the topic falls and is loaded.
+    """Rows 2, 8, 10 and 23 of the matrix: the call is repeated, or the topic fails and is loaded again.
 
-    Each call meets two of the faults, and each fault every third call; all of them do in torture.
+    Each call gets two of the faults, and each fault every third call; in torture, all combinations.
     """
     async with open_cluster(hbase, tmp_path, 1, *SETTINGS, "storage.hbase.timeout_s=1", alone=True) as cluster:
         chosen = [(fault, n) for n in CALLS for at, fault in enumerate(FAULTS) if (n + at) % one_of == 0]
@@ -47,7 +47,7 @@ async def test_whichever_call_to_hbase_is_lost_late_or_cut_each_message_is_there
 
 @pytest.mark.parametrize("fault", ["lost request", "lost answer"])
 async def test_whichever_call_to_hbase_the_daemon_dies_in_each_message_is_there_once(hbase, tmp_path, fault):
-    """Rows 3 to 7 of the matrix, before each call and after it: each topic stands in one of its calls at the kill."""
+    """Rows 3 to 7 of the matrix, before and after each call: each topic is within one of its calls at the kill."""
     async with open_cluster(hbase, tmp_path, 1, *SETTINGS, "storage.hbase.timeout_s=60", alone=True) as cluster:
         cases = [Case(f"case-{number}", number, Fate(fault)) for number in CALLS]
         for case in cases:

@@ -1,10 +1,10 @@
-"""The page of the audit, where most records are not what one looks for."""
+"""The audit's page, when few of many records match."""
 
 from __future__ import annotations
 
 from tests.console.screen import Screen
 
-#: A daemon that has looked at many records, found none that contains the text, and says where it stopped.
+#: Answers like a daemon that has read many records without a match, and returns where it stopped.
 SCRIPT = """const real = window.fetch;
 window.fetch = async (path, more) => {
   if (path.startsWith("/v1/events")) return new Response("{}", {status: 404});

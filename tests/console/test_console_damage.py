@@ -1,4 +1,4 @@
-"""Rows that cannot be read: found by the scrub, shown among messages, and set aside so that readers pass."""
+"""Unreadable rows: found by the scrub, shown among messages, and set aside so that readers pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAME = TopicName("shop", "orders")
 
 
 async def damage(data: Path, *message_ids: bytes) -> None:
-    """Makes rows of messages no such rows."""
+    """Overwrite message rows with unparsable ones."""
     async with await LevelDBStore.open(data) as store:
         keys = [each[:10] for each in message_ids]
         rows = Put(Table.MESSAGE, generation_prefix(NAME, 1), keys, [b"\xff"] * len(keys))
@@ -35,7 +35,7 @@ async def damage(data: Path, *message_ids: bytes) -> None:
 def damaged(
     browser: Chrome, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[Screen, Client, list[str]]]:
-    """A daemon with four messages, the second of which cannot be read; or as many as the test says from there on."""
+    """A daemon with four messages, the second of which is unreadable, or as many from there on as the test sets."""
     count = getattr(request, "param", 1)
     data = tmp_path / "data"
     with Daemon(data) as daemon, Client("http://{}:{}".format(*daemon.address), namespace="shop") as client:
@@ -52,7 +52,7 @@ def damaged(
 
 
 def set_aside(screen: Screen, first: str, last: str) -> None:
-    """As another one does who does not use this page."""
+    """Set rows aside without this page."""
     host, _, port = urlsplit(screen.url).netloc.partition(":")
     body = json.dumps({"from": first, "to": last}).encode()
     path = "/v1/namespaces/shop/topics/orders/set-aside"
@@ -84,8 +84,8 @@ def test_a_damaged_message_is_set_aside_where_it_is_shown_and_readers_pass(
     screen.says("toast", "1 row of shop:orders set aside in set-aside/")
     screen.says("message-row", "readers pass them", state="set-aside", id=ids[1])
     assert payloads(client) == [b"a", b"c", b"d"]
-    # It stays where it is when the page is brought up to date.
-    screen.says("stat-messages", "3")  # before it was set aside there were 4, too
+    # It stays in place when the page is updated.
+    screen.says("stat-messages", "3")  # before it was set aside there were 4
     client.publish("orders", [b"e"])
     screen.says("stat-messages", "4")
     assert screen.one("message-row", state="set-aside", id=ids[1])
@@ -98,7 +98,7 @@ def test_a_page_that_shows_a_damaged_message_shows_what_became_of_it_when_anothe
     screen.open("/console/topics/shop/orders", "message-row")
     screen.says("message-row", "Set aside", state="damaged", id=ids[1])
     set_aside(screen, ids[1], ids[1])
-    # The page looks again when something is published.
+    # A publish makes the page load again.
     client.publish("orders", [b"e"])
     row = screen.says("message-row", "1 row", "readers pass them", state="set-aside", id=ids[1])
     assert "cannot be" not in row

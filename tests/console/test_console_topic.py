@@ -1,4 +1,4 @@
-"""A topic's page: figures, who holds it, readers, properties, deletion."""
+"""A topic's page: figures, the transaction that holds readers, readers, properties, deletion."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_producers_are_listed_and_forgotten(screen: Screen, client: Client, ns: 
     assert client.admin.producers("t")["producers"] == []
 
 
-# --- bringing back ---------------------------------------------------------------------------------
+# --- undeletion ------------------------------------------------------------------------------------
 
 
 def test_a_deleted_topic_says_so_on_its_page_and_is_brought_back_after_a_preview(

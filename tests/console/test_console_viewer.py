@@ -1,4 +1,4 @@
-"""The viewer: messages are found, opened and copied, whatever they hold, and none is consumed."""
+"""The viewer: messages of any content are found, opened and copied, and none is consumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hundred(client: Client) -> list[str]:
 
 def opened(screen: Screen, message_id: str) -> None:
     screen.click("message-row", id=message_id)
-    inside = f'[data-id="{message_id}"] [data-testid="copy-id"]'  # another may be open until this one is there
+    inside = f'[data-id="{message_id}"] [data-testid="copy-id"]'  # another may be open until this one is
     screen.until("it is open", lambda: screen.browser.find_elements("css selector", inside))
 
 
@@ -91,7 +91,7 @@ def test_messages_that_contain_a_text_are_found(screen: Screen, hundred, ns: str
 
 
 def words(screen: Screen) -> list[str]:
-    """The states of the messages in sight, from top to bottom."""
+    """Return the states of the visible messages, from top to bottom."""
     return list(
         screen.run("""return [...document.querySelectorAll('[data-testid="message-state"]')].map(e => e.innerText)""")
     )
@@ -126,14 +126,14 @@ def test_states_that_were_found_before_a_commit_are_brought_up_to_date_when_they
     with screen.late("payloadBytes=256", lambda: screen.click("from-oldest")):
         client.transactions.commit(held)
         screen.gone("held-banner")
-        # Nothing else of the page waits for it. That it loads again says that it had all of the load before.
+        # Nothing else on the page waits for it. A new load shows that the one before it has finished.
         client.publish("t", [b"later"])
         screen.says("stat-messages", "2")
     screen.until("it is committed", lambda: words(screen)[:1] == ["committed"])
     assert screen.noted() == ["open", "committed"]
 
 
-#: The next calls with a part in their path are refused for a second, as many as the page says.
+#: Refuses for a second as many calls with a part in their path as ``refusals`` says.
 REFUSED = """const allowed = window.fetch;
 window.refusals = 0;
 window.fetch = async (path, more) => {
@@ -189,7 +189,7 @@ def test_one_who_follows_sees_the_newest_also_when_more_come_than_are_asked_for_
     screen.note('[data-testid="message-payload"]')
     client.publish("t", [b"%d" % number for number in range(400)])
     screen.until("the newest", lambda: screen.noted()[-1] == "399")
-    assert "99" not in screen.noted()  # as the last of the first hundred is
+    assert "99" not in screen.noted()  # the last of the first hundred is skipped
 
 
 def test_one_who_follows_a_text_that_nothing_contains_sees_the_first_that_does(
@@ -209,14 +209,14 @@ def test_one_who_follows_a_text_sees_it_however_much_else_comes_in_between(scree
     client.publish("t", [b"a needle"])
     screen.open(f"/console/topics/{ns}/t?follow=1&filter=needle", "message-row")
     screen.says("connection", "live")
-    # More than an answer looks at.
+    # More than the daemon searches for one answer.
     for _ in range(12):
         client.publish("t", [b"hay"] * 5_000)
     client.publish("t", [b"another needle"])
     screen.until("it is there", lambda: len(screen.rows()) == 2)
 
 
-#: The page's events say no more than that the connection lives.
+#: Reduces the page's events to signs of a living connection.
 QUIET = """const loud = window.fetch;
 window.fetch = async (path, more) => {
   if (!path.startsWith("/v1/events")) return loud(path, more);
@@ -294,7 +294,7 @@ def test_hostile_payloads_and_attributes_are_text(screen: Screen, client: Client
             screen.until("the payload", lambda: screen.all("message-payload"))
         screen.click("view-text")
         try:
-            text = message.payload.decode().replace("\u202e", "\\u202e")  # written out, so that it turns nothing around
+            text = message.payload.decode().replace("\u202e", "\\u202e")  # escaped, so that it reverses nothing
         except UnicodeDecodeError:
             continue
         screen.until("its exact text", lambda text=text: screen.payload() == text)
@@ -318,10 +318,10 @@ def test_eight_mebibytes_show_their_first_64_kib_at_once_and_all_of_it_within_tw
     screen.until("the beginning", lambda: len(screen.payload()) == 64 * 1024)
     began_s, before_s = time.monotonic(), screen.worked_s()
     screen.click("message-whole")
-    # The page counts: to hand all of it over would be work of its own.
+    # Count in the page: transferring all of it would add work.
     length = "return document.querySelector('pre[data-testid=message-payload]')?.textContent.length"
     screen.until("all of it", lambda: screen.run(length) == len(large))
-    screen.run("return document.querySelector('pre').getBoundingClientRect().height")  # it is laid out
+    screen.run("return document.querySelector('pre').getBoundingClientRect().height")  # forces the layout
     worked_s = screen.worked_s() - before_s
     print(f"all of it: {worked_s:.2f} s of work in {time.monotonic() - began_s:.2f} s")
     assert 0 < worked_s < 2.0
@@ -344,7 +344,7 @@ def test_the_calls_that_are_copied_fetch_this_very_message(screen: Screen, clien
     assert subprocess.run([sys.executable, program], capture_output=True, check=True).stdout == b"b'message 117'\n"
     for kind, says in (("curl", "curl command copied"), ("python", "Python program copied"), ("id", "Id copied")):
         screen.click(f"copy-{kind}")
-        screen.says("toast", says)  # of this one: until then the clipboard has what was copied before
+        screen.says("toast", says)  # until then the clipboard has the one copied before
     screen.run("document.querySelector('[data-testid=jump]').focus()")
     screen.one("jump").send_keys(Keys.CONTROL, "v")
     screen.until("the id is in the clipboard", lambda: screen.one("jump").get_attribute("value") == hundred[-3])

@@ -1,4 +1,4 @@
-"""``plainsong copy`` of a real deployment, killed on the way: what daemons serve afterwards is what they served before."""
+"""``plainsong copy`` of a real deployment, killed in between: daemons serve the same before and after it."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def copy(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def killed_while(stage: str, *words: str, by: int = signal.SIGKILL) -> int:
-    """A signal as soon as it says that ``stage`` has come to a thousand rows, of twenty; its exit code."""
+    """Copy, with a signal when ``stage`` reports a thousand of twenty thousand rows; return the exit code."""
     return ended_when("says", rf"{stage}: \d{{4,}} of", "copy", "--progress", *words, by=by)
 
 
 def ended_when(event: str, pattern: str, *words: object, times: int = 1, by: int = signal.SIGKILL) -> int:
-    """A command that sends itself a signal at such a moment, as ``dying_program`` explains; its exit code."""
+    """Run a command that sends itself a signal as in ``dying_program``; return its exit code."""
     return started_until(event, pattern, *words, times=times, by=by).wait(PATIENCE_S)
 
 
 def started_until(
     event: str, pattern: str, *words: object, times: int = 1, by: int = signal.SIGKILL
 ) -> subprocess.Popen[bytes] | Forked:
-    """The same, which is not waited for."""
+    """Start the same command without waiting for its end."""
     with open(os.devnull, "wb") as nowhere:
         said, line = nowhere.fileno(), map(str, (DYING, int(by), event, pattern, times, *words))
         return start_python(*line, imports=[], stdout=said, stderr=said)
@@ -53,7 +53,7 @@ def started_until(
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """A stopped LevelDB store, and what is in it."""
+    """A stopped LevelDB store, and its content."""
     directory = tmp_path_factory.mktemp("moved") / "data"
     with Daemon(directory, "retention.interval_s=3600") as daemon:
         with Client("http://{}:{}".format(*daemon.address)) as client:

@@ -1,4 +1,4 @@
-"""Server-sent events of a real daemon, with front ends and without: curl -N, readers that leave, the end."""
+"""Server-sent events of a real daemon, with and without front ends: curl -N, readers that leave, the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def curl(daemon: Daemon, query: str = "") -> subprocess.Popen[bytes]:
 
 
 def events(lines: IO[bytes]) -> Iterator[tuple[str, Any]]:
-    """Kind and data of each event."""
+    """Yield kind and data of each event."""
     kind = ""
     for line in lines:
         field, _, value = line.decode().rstrip("\n").partition(": ")

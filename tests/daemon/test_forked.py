@@ -1,4 +1,4 @@
-"""Forked daemons: each is a process as the program would have been, but for the work of importing it."""
+"""Forked daemons: each is a process like the program's own, without the import time."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_program_that_is_killed_is_known_to_have_been_and_says_where_it_was_to
 
 
 def descriptors_of(running):
-    """What its descriptors are of, but for one that is closed while this looks."""
+    """Return the targets of its descriptors, except those that are closed during the call."""
     found = set()
     for path in Path(f"/proc/{running.pid}/fd").iterdir():
         with suppress(FileNotFoundError):

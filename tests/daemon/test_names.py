@@ -1,4 +1,4 @@
-"""A daemon that asks for names, as its users meet it: real processes, real files, with and without front ends."""
+"""A daemon with authentication from its users' side: real processes, real files, with and without front ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(folder, *words, code=0):
 
 
 class Caller:
-    """A kept connection of a name."""
+    """A persistent connection with a name's token."""
 
     def __init__(self, daemon, token):
         self.connection = http.client.HTTPConnection(*daemon.address, timeout=2 * PATIENCE_S)
@@ -164,7 +164,7 @@ def test_a_page_of_another_site_is_in_the_audit(daemon):
 
 @pytest.fixture
 def provided(daemon):
-    """The daemon, started again with the keys of a provider; makes the provider's tokens."""
+    """The daemon, started again with a provider's keys; creates the provider's tokens."""
     key = RSAKey.generate_key(2048, {"kid": "k"})
     (daemon.folder / "keys.json").write_text(json.dumps({"keys": [key.as_dict(private=False)]}))
     (daemon.folder / "keys.json").chmod(0o600)
@@ -185,13 +185,13 @@ def provided(daemon):
 def test_a_providers_token_that_ends_is_refused_on_open_connections_and_in_parked_polls(provided):
     operator = Caller(provided, provided.tokens["operator"])
     assert operator.ask("PUT", ORDERS)[0] == 200
-    ends_s = int(time.time()) + 8  # seconds in which one publish is made
+    ends_s = int(time.time()) + 8  # enough for one publish
     ann, waiting = (Caller(provided, provided.token_of_ann(ends_s)) for _ in range(2))
     published = ann.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})
     assert published[0] == 200, published
     polled = waiting.ask("POST", f"{ORDERS}/poll", {"waitMs": 60_000, "startFrom": 4_000_000_000_000})
     assert (polled[0], polled[1]["detail"]) == (401, "the token is expired")
-    assert time.time() < ends_s + 40  # long before the wait is over
+    assert time.time() < ends_s + 40  # long before the wait would end
     assert ann.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})[0] == 401
 
 

@@ -1,4 +1,4 @@
-"""Any text names a producer: what one route stores under a name, every other route finds under it."""
+"""Any text is a valid producer name, and all routes agree on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = [
     "\x00", "\n", "a\nb\n", "\r\n", "\t", "\x1b[31m", "\x7f", "\u0085", "\u2028", "\ufeff", "ünï", "e\u0301", "\u00e9",
     "\ufffd", "😀", "'\"<>&", "\\", "{producer}", "producers", "a,b;c", "x" * 255, "ü" * 127,
 ]  # fmt: skip
-#: Percent-encoded bytes that are no UTF-8: cut short, never begun, overlong, a surrogate, beyond the last character.
+#: Percent-encoded bytes that are not UTF-8: truncated, a lone continuation, overlong, a surrogate, out of range.
 NOT_UTF_8 = ["%FF", "%C3", "%A9", "a%FFb", "%C0%AF", "%ED%A0%80", "%F4%90%80%80"]
 TOPIC = "/v1/namespaces/ns/topics/t"
 
@@ -30,7 +30,7 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def call(address: tuple[str, int], method: str, path: str, body: object = None) -> Reply:
-    """One request whose path is sent as it stands."""
+    """Send one request with its path unchanged."""
 
     async def main() -> Reply:
         content = b"" if body is None else json.dumps(body).encode()

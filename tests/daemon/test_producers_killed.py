@@ -1,4 +1,4 @@
-"""Producers of the real daemon, killed with SIGKILL at every turn: each message once, sessions and switches kept."""
+"""Producers of the real daemon, with SIGKILL at every step: each message once, sessions and switches kept."""
 
 from __future__ import annotations
 

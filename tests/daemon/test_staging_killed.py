@@ -1,4 +1,4 @@
-"""Staging in the real daemon, killed with SIGKILL before, between and around stores and publishes: each batch once."""
+"""Staging in the real daemon, with SIGKILL before, between and during stores and publishes: each batch once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_was_staged_before_a_kill_is_published_after_it_and_only_once(daemo
 
 
 def test_a_job_that_repeats_what_got_lost_publishes_each_batch_once(daemon):
-    """It stores and publishes without a pause while the daemon is killed, and asks each thing until it is answered."""
+    """It stores and publishes without a pause while the daemon is killed, and repeats each request until answered."""
     running = daemon("deduplication.snapshot_entries=7", bind=free_address())
     create(running.address, "t")
     acknowledged = threading.Semaphore(0)
@@ -87,7 +87,7 @@ def test_a_job_that_repeats_what_got_lost_publishes_each_batch_once(daemon):
     worker = threading.Thread(target=work)
     worker.start()
     for kill in range(KILLS):
-        for _ in range(17 + kill):  # another place in the course each time
+        for _ in range(17 + kill):  # kills at another step each time
             acknowledged.acquire()
         running.kill()
         running.start()

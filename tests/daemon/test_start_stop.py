@@ -1,4 +1,4 @@
-"""How the daemon starts and leaves: what it says, when it refuses, and in what order it goes."""
+"""Start and stop of the daemon: its output, its refusals, and the order of its shutdown."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.patience import PATIENCE_S
 from tests.storage.disks import make_read_only, small_disk, snapshot
 
 PARKED = 100
-#: Of a daemon that would wait for something.
+#: For a daemon that would wait for a request.
 LONG_DRAIN = "shutdown.drain_s=3600"
-#: Less than that.
+#: Much less than that.
 SOON_S = PATIENCE_S
 
 
@@ -70,7 +70,7 @@ def test_whoever_keeps_asking_while_the_daemon_leaves_is_answered_to_the_last(da
                 running.signal(signal.SIGTERM)
             sock.sendall(head % (path, len(body)) + body)
             answer = sock.recv(65536).lower()
-            # Never a connection that ends instead of an answer.
+            # The connection must never end instead of an answer.
             assert answer.startswith((b"http/1.1 200", b"http/1.1 503"))
             if b"connection: close" in answer:
                 break
@@ -104,13 +104,13 @@ async def test_parked_polls_are_answered_and_the_daemon_leaves_at_once(daemon, n
         code = await trio.to_thread.run_sync(running.wait)
     left_s = time.monotonic() - begun
     print(f"left {left_s:.3f} s after the signal")
-    # The polls would wait for a minute, the longest that there is, from before they were seen to be parked.
+    # The polls would wait for a minute, the maximum, counted from before they were seen to be parked.
     assert (code, left_s < 40) == (0, True)
     assert [(answer.status, answer.body) for answer in answers] == [(200, b"\x00")] * PARKED
 
 
 def test_a_second_signal_ends_it_at_once(daemon):
-    """The first one waits for a body that never comes."""
+    """The first one waits for a body that never arrives."""
     running = daemon("shutdown.drain_s=600", "http.body_timeout_s=600", forked=False)
     create(running.address, "t")
     with socket.create_connection(running.address) as half:
@@ -136,7 +136,7 @@ def test_what_was_published_before_sigterm_is_there_after_it(daemon):
 
 
 def refusal(*arguments: str, environ: dict[str, str] | None = None) -> tuple[int, str]:
-    """Exit code and errors of a daemon that does not start."""
+    """Return the exit code and errors of a daemon that does not start."""
     done = subprocess.run(
         [PLAINSONG, "serve", "--bind", "127.0.0.1:0", *arguments],
         env={**clean_environ(), **(environ or {})},
@@ -181,7 +181,7 @@ def test_newer_and_damaged_stores_are_refused_and_never_repaired(daemon, tmp_pat
 
 
 def rows_of(directory: Path) -> dict[str, bytes]:
-    """LevelDB's files, but for its own log of what it did."""
+    """Return LevelDB's files, except its own log."""
     return {name: data for name, data in snapshot(directory / "volumes").items() if "LOG" not in name}
 
 
@@ -204,13 +204,13 @@ def test_the_service_manager_is_told(daemon, tmp_path):
         said: list[bytes] = []
 
         def listen() -> None:
-            """All the while, as a service manager does: what finds ten words waiting is not said."""
+            """Receive constantly, as a service manager does: the daemon drops a message if ten are waiting."""
             while said[-1:] != [b"STOPPING=1"]:
                 said.append(manager.recv(100))
 
         listening = threading.Thread(target=listen, daemon=True)
         listening.start()
-        # Every half a second, so that ten of them last longer than this process stands still.
+        # Every half a second, so that ten messages last longer than a stall of this process.
         running = daemon(environ={"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"})
         eventually("it says that it lives", lambda: said.count(b"WATCHDOG=1") > 2)
         assert running.stop() == 0
@@ -245,7 +245,7 @@ def test_the_procfile_starts_it_on_the_port_of_the_environment(tmp_path):
 
 
 def test_a_daemon_killed_while_it_makes_its_directory_can_start_there(daemon, tmp_path):
-    """Killed ever later in its first start."""
+    """Killed at later and later moments of its first start."""
     whole_s = daemon(forked=False).start_s
     for part in (0.75, 0.95):
         with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The checker of transactional histories finds each anomaly when it is planted, and nothing in a healthy history."""
+"""The checker of transactional histories finds each planted anomaly, and none in a healthy history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _numbers = count()
 
 
 class Story:
-    """Two topics: T1 is committed at 10 s and T2 aborted at 20 s, T3 is timed out, and plain messages are between."""
+    """Two topics: T1 commits at 10 s, T2 aborts at 20 s, T3 times out, with plain messages in between."""
 
     def __init__(self):
         self.committed = Transaction(1, 60_000, asked_s=9, committed_s=10, state="committed")
@@ -44,7 +44,7 @@ class Story:
             self.logs[topic].append((row_id, payload, -pointer if transaction is self.aborted else pointer))
 
     def page(self, topic, *names, at_s=50.0, transactional=True, **more):
-        """A page with all messages of these names, asked for at this time."""
+        """Return a page with all messages of these names, requested at this time."""
         rows = [(i, p) for i, p, _ in self.logs[topic] if p.startswith(tuple(name.encode() for name in names) or b"-")]
         told = {"view_s": (at_s, at_s + 0.1), "asked_s": at_s, "answered_s": at_s + 0.1, "asked_ms": int(at_s * 1000)}
         page = Page(f"reader {next(_numbers)}", topic, tuple(rows), transactional, **{**told, **more})
@@ -210,7 +210,7 @@ def test_refused_messages_that_are_there_are_resurrected(story):
 
 
 def turned(story, name):
-    """The log of ``a`` with the sign of these rows turned."""
+    """Return the log of ``a`` with the signs of these rows reversed."""
     return [(i, p, -pointer if p.startswith(name.encode()) else pointer) for i, p, pointer in story.logs["a"]]
 
 

@@ -1,7 +1,7 @@
-"""A client process with plainsong's own client that ends itself, without a last word, before its n-th request.
+"""A process with plainsong's own client that kills itself before its n-th request.
 
-Arguments: url, name, how the transaction ends (``commit`` or ``abort``), n. It says which transaction it began, what
-it wrote, and that it is about to ask for a commit.
+Arguments: url, name, the transaction's end (``commit`` or ``abort``), n. It prints the transaction that it began, what
+it wrote, and that it is about to commit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The client on each version of Python that it names, with the interpreters that are installed here."""
+"""The client on each version of Python that it supports, with the interpreters installed here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plainsong import Client
 from tests.daemon.harness import Daemon
 from tests.dist.environments import environment, run
 
-#: Versions that the client names. 3.12.0 to 3.12.2 start no thread once the program has ended.
+#: Versions that the client supports. 3.12.0 to 3.12.2 start no thread once the program has ended.
 NAMED = ("3.11", "3.12", "3.13")
 OTHERS = [each for each in NAMED if each != f"{sys.version_info.major}.{sys.version_info.minor}"]
 _numbers = count()
@@ -23,7 +23,7 @@ _numbers = count()
 
 @cache
 def interpreter(version: str) -> str | None:
-    """An interpreter of this version from the path or from pyenv; None if there is none that makes environments."""
+    """Return an interpreter of this version from the path or pyenv; None if none can create environments."""
     folders = [Path(each) for each in os.environ["PATH"].split(os.pathsep)]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     folders += sorted(pyenv.glob(f"{version}.*/bin"))
@@ -37,7 +37,7 @@ def interpreter(version: str) -> str | None:
 
 @pytest.fixture(scope="module", params=OTHERS)
 def python(request, wheels, tmp_path_factory):
-    """An environment of another Python that has the client alone."""
+    """An environment of another Python with only the client."""
     base = interpreter(request.param)
     if base is None:
         pytest.skip(f"NOT TESTED with Python {request.param}: no such interpreter is installed")

@@ -1,4 +1,4 @@
-"""Control messages: every container they are for obeys, in one order, also while the daemon comes and goes."""
+"""Control messages: every addressed container obeys, in one order, also while the daemon is restarted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.examples.programs import Program, eventually, lasting_daemon, mortal,
 
 
 def answers(client: Client) -> list[tuple[str, str, str | None]]:
-    """Which container said what, to which message."""
+    """Return container, text and answered message of each answer."""
     return [
         (each.attributes["container"], each.value, each.attributes.get("to"))
         for each in client.read("answers", serializer=TEXT)

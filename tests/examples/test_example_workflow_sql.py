@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S
 from tests.sql.server import NoServer, Postgres
 
 Values = Callable[..., list[Any]]
-#: Dies when the rows of the second step are prepared and nothing is decided, or just after the decision.
+#: Dies when the second step's rows are prepared but undecided, or just after the decision.
 DYING = """
 import os, sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -64,7 +64,7 @@ def test_a_death_around_the_decision_is_made_good_by_recovery(
 
 
 def check(postgres: str, values: Values, url: str, namespace: str, name: str) -> None:
-    """The run's row and both topics say the same, and nothing is left prepared."""
+    """Check that the run's row and both topics agree, and that no transaction is left prepared."""
     states, tokens = (values(url, namespace, topic, isolation="committed") for topic in ("states", "tokens"))
     with psycopg.connect(postgres.replace("+psycopg", "")) as connection:
         row = connection.execute("SELECT step, token FROM workflow_runs WHERE name = %s", [name]).fetchone()

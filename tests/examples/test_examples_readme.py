@@ -1,4 +1,4 @@
-"""The page about the examples: what it says to run does run, and says what the page says."""
+"""The README of the examples: its commands work, and print what it shows."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.documents import anchors, links
 from tests.examples.programs import EXAMPLES, run
 
 README = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-#: Each block of command lines with the block of what they say.
+#: Each block of command lines with the block of their output.
 BLOCKS = re.findall(r"^```sh\n(.*?)^```\n\n```text\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
 def without_chance(said: str) -> list[str]:
-    """The lines, sorted, without what differs from run to run: ids, times, and the order of programs side by side."""
+    """Return the lines, sorted, without ids and times: parallel programs print in any order."""
     said = re.sub(r"\b[0-9a-f]{20,40}\b", "ID", said)
     said = re.sub(r"\b\d{4}-\d\d-\d\dT[\d:.+]+", "TIME", said)
     return sorted(re.sub(r"\brun-\d{8}-\d{6}\b", "RUN", said).splitlines())

@@ -16,7 +16,7 @@ from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
 from tests.hbase_server import HBase, why_not
 
-# Before the first of them is imported: their assertions explain themselves, as in ``tests/storage``.
+# Before their first import, so that their assertions are rewritten, as in ``tests/storage``.
 pytest.register_assert_rewrite("tests.storage.contract", "tests.storage.rolling_contract")
 
 OPTIONS = HBaseOptions(table_prefix="contract_", timeout_s=20.0)
@@ -33,7 +33,7 @@ def hbase(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tables(hbase):
-    """The tables of ``store`` at a gateway that has been found to take its largest frames."""
+    """The tables of ``store``, at a gateway that is known to accept its largest frames."""
 
     async def open_and_close() -> None:
         async with await HBaseStore.open([hbase.address], OPTIONS):
@@ -43,7 +43,7 @@ def tables(hbase):
 
 
 async def open_stores(hbase, count: int, stack: AsyncExitStack) -> list[HBaseStore]:
-    """On the same tables, without the largest frame: 18 MiB each, in the client and in the gateway, hundreds of times."""
+    """Open stores on the same tables without the check of the largest frame: 18 MiB each in client and gateway."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("storage.hbase.tables._send_a_large_frame", _send_none)
         return [await stack.enter_async_context(await HBaseStore.open([hbase.address], OPTIONS)) for _ in range(count)]
@@ -78,7 +78,7 @@ async def empty(store: HBaseStore) -> None:
 
 
 async def remove(pool: Pool, found: list[ScannedRow], table: bytes) -> None:
-    """All cells of these rows, in one call."""
+    """Delete all cells of these rows in one call."""
     batches = [
         thrift.BatchMutation(
             row=row.key, mutations=[thrift.Mutation(isDelete=True, column=each) for each in row.columns]

@@ -1,4 +1,4 @@
-"""Calls of a store to HBase that are held on their way, to land when a test says, or whose answers are lost."""
+"""Calls of a store to HBase that are held until the test releases them, or whose answers are lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """The calls of a store that ``wanted`` says, each held until ``release``."""
+    """Holds the calls of a store that ``wanted`` accepts until ``release``."""
 
     def __init__(self, store: HBaseStore, wanted: Callable[[str, tuple[object, ...]], bool]) -> None:
         self.waiting = 0
@@ -40,12 +40,12 @@ class Held:
             await self._arrived.wait()
 
     def release(self) -> None:
-        """Let them go."""
+        """Release all held calls."""
         self._released.set()
 
 
 class Lost:
-    """The next call of a store that ``wanted`` says has no answer; it happens, or does when ``land`` is called."""
+    """Loses the answer of the next call that ``wanted`` accepts; the call is made at once, or by ``land``."""
 
     def __init__(
         self, store: HBaseStore, wanted: Callable[[str, tuple[object, ...]], bool], *, happens: bool = True
@@ -64,13 +64,13 @@ class Lost:
         store._pool.call_counting = lost  # type: ignore[method-assign]  # what the test is about
 
     async def land(self) -> Any:
-        """The call that was lost comes to HBase now."""
+        """Send the lost call to HBase now."""
         assert self._args is not None
         return await self._call(*self._args)
 
 
 def puts_to(table: str) -> Callable[[str, tuple[object, ...]], bool]:
-    """Conditional puts to a table: ``messages``, ``payloads``, ``metadata``; or to ``heads``."""
+    """Return a predicate of conditional puts to a table: ``messages``, ``payloads``, ``metadata``, or ``heads``."""
 
     def wanted(name: str, args: tuple[Any, ...]) -> bool:
         if name != "checkAndPut":

@@ -1,4 +1,4 @@
-"""The JVMs of these tests have their classes from an archive; one that does not fit would be left aside without a word."""
+"""The JVMs of these tests load their classes from an archive; a JVM would ignore an unsuitable one silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HBase, held to the page of every store."""
+"""HBase keeps the contract of every store."""
 
 from __future__ import annotations
 

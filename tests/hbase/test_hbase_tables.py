@@ -1,4 +1,4 @@
-"""The tables as a script makes them, for deployments where the daemon may not."""
+"""The tables created by the script, for deployments where the daemon may not create them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.hbase.test_hbase_owners import NAME, rows, values
 from tests.hbase_server import ROOT
 
 SCRIPTED = replace(OPTIONS, table_prefix="scripted_", create_tables=False)
-#: Runs the script for each number of regions in one JRuby, which takes longer to start than the script to run.
+#: Runs the script for each number of regions in one JRuby, whose start takes longer than the script.
 RUNS = """
 %w[257 4 4].each do |regions|
   ENV['PLAINSONG_REGIONS'] = regions
@@ -43,7 +43,7 @@ async def test_the_script_refuses_more_regions_than_hashes_makes_the_tables_that
         await HBaseStore.open([hbase.address], SCRIPTED)
     ran = await trio.to_thread.run_sync(run_script, hbase, tmp_path / "runs.rb")
     assert ran.returncode == 0, ran.stderr
-    # Where JRuby is fetched first, what Maven says stands before all of it, without a line's end.
+    # If JRuby is downloaded first, Maven's output comes before everything, without a final newline.
     refused, first, again, _ = ran.stdout.split("ended with ")
     assert ("scripted_" in refused, first[0], again[0]) == (False, "1", "0"), ran.stdout
     assert "hint: 1 to 256" in ran.stderr

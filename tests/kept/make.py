@@ -1,10 +1,10 @@
 """Makes ``tests/kept/VERSION``: a data directory, and the answers it must give: ``python -m tests.kept.make VERSION``.
 
-Run it once, by the last commit that writes a layout. A directory that was made stays as it is for good: what it has is
-``fill`` below, and a later version that takes it over answers as its ``answers.json`` says.
+Run it once, on the last commit that writes a layout. A finished directory never changes: ``fill`` below makes its
+content, and a later version that opens it must answer as in its ``answers.json``.
 
-The directory is copied while the daemon still runs, as a kill would leave it: its topics have had no time to write
-down what they know, so that there is something to replay.
+The directory is copied while the daemon still runs, as after a kill: its topics have not written a checkpoint, so that
+there are rows to replay.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from storage.leveldb import LevelDBOptions, LevelDBStore
 from tests.broker.broker_in_process import InProcess, SetClock, in_process
 from tests.kept.asking import ASKED_MS, CENTURY_S, TOPICS, ask_everything
 
-#: So that there are several table files, in more than one level, and rows in the log.
+#: Small enough for several table files, in more than one level, and rows in the log.
 SMALL = LevelDBOptions(write_buffer_bytes=1 << 16)
-#: LevelDB's own diary says nothing about rows.
+#: LevelDB's own text log, which has no rows.
 LEFT_OUT = ("LOG", "LOG.old")
 
 
@@ -40,7 +40,7 @@ class Filling:
         self.daemon, self.store, self.clock = daemon, store, daemon.clock
 
     async def call(self, method: str, path: str, body: Any = None, *, status: int = 200) -> Any:
-        """A call one millisecond after the one before; the answer's JSON."""
+        """Send a request one millisecond after the one before; return the answer's JSON."""
         self.clock.ms += 1
         answer = await self.daemon.call(method, path, json=body, status=status)
         return answer.json() if answer.content else None
@@ -55,13 +55,13 @@ class Filling:
         return int((await self.call("POST", "/v1/transactions", more))["writePointer"])
 
     async def clean(self) -> None:
-        """A round of the janitor."""
+        """Run a round of the janitor."""
         settings = JanitorSettings(delete_grace_s=3600)
         await Janitor(self.store, self.daemon.service.directory, self.clock, NoObserver(), settings).clean_all()
 
 
 async def fill(made: Filling) -> None:
-    """Something of everything that a store keeps."""
+    """Write some of everything that a store keeps."""
     await made.call("PUT", "/v1/namespaces/shop/properties", {"deduplication": "enabled"})
     await plain_messages(made)
     await producers(made)
@@ -180,7 +180,7 @@ async def many_topics(made: Filling) -> None:
 
 
 async def make(directory: Path) -> None:
-    """A data directory in ``directory / "data"``, and its answers."""
+    """Make a data directory in ``directory / "data"``, and its answers."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "data"
         async with await LevelDBStore.open(path, SMALL) as store, in_process(store=store, clock=SetClock()) as daemon:
@@ -188,7 +188,7 @@ async def make(directory: Path) -> None:
             assert daemon.clock.ms < ASKED_MS
             await back_up(daemon, directory / "backup")
             shutil.copytree(path, directory / "data", ignore=shutil.ignore_patterns(*LEFT_OUT))
-    # It names the process that made the directory.
+    # It has the pid of the process that made the directory.
     (directory / "data/plainsong.lock").write_bytes(b"")
     with tempfile.TemporaryDirectory() as scratch:
         copy = shutil.copytree(directory / "data", Path(scratch) / "data")
@@ -198,7 +198,7 @@ async def make(directory: Path) -> None:
 
 
 async def back_up(daemon: InProcess, path: Path) -> None:
-    """A folder with one backup of the daemon, made as `plainsong backup create` makes it."""
+    """Make a folder with one backup of the daemon, like ``plainsong backup create``."""
     folder = BackupFolder.make(path)
     begun = (await daemon.call("POST", "/v1/backups")).json()
     prefix = f"/v1/backups/{begun['id']}/objects"
@@ -228,7 +228,7 @@ async def back_up(daemon: InProcess, path: Path) -> None:
 
 
 async def restore(path: Path, to: Path) -> None:
-    """A data directory of the one backup in a folder, as if it were restored when the questions are asked."""
+    """Restore a folder's only backup to a data directory, at the time of the questions."""
     folder = BackupFolder.open(path)
     manifest = folder.manifest(folder.last_id())
     assert folder.verify(manifest, deep=True).ok

@@ -1,4 +1,4 @@
-"""Mutants change what is loaded, are bounded, and are judged by what the tests say."""
+"""Mutants change loaded code, run within bounds, and are judged by the results of the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two sides of a link in one process, over a connection in memory that a test can cut, hold up and look into."""
+"""Both sides of a link in one process, over a connection in memory that a test can cut, stall and inspect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Linked:
-    """A link, the stream of either side, and what the served side was called with."""
+    """A link, the streams of both sides, and the calls that reached the served side."""
 
     def __init__(self, bounds: LinkBounds) -> None:
         self.mine, self.theirs = memory_stream_pair()
@@ -31,7 +31,7 @@ class Linked:
 async def linked(
     dispatch, bounds: LinkBounds = BETWEEN_INSTANCES, served: LinkBounds | None = None, **more
 ) -> AsyncIterator[Linked]:
-    """Runs both sides; on exit everything is cut."""
+    """Run both sides; on exit the connection is cut."""
     pair = Linked(bounds)
 
     async def serve() -> None:
@@ -46,17 +46,17 @@ async def linked(
 
 
 async def echo(call: Call) -> Reply:
-    """Answers with what it was asked."""
+    """Answer with the request's value and body."""
     return Reply(call.value, call.body)
 
 
 class Caught:
-    """Runs a call in a task, and keeps what it raised."""
+    """Runs a call in a task, and stores its error."""
 
     error: BaseException | None = None
 
     async def run(self, awaitable) -> None:
-        """Awaits it, and keeps what it raises."""
+        """Await it, and store its error."""
         try:
             await awaitable
         except Exception as error:  # noqa: BLE001 - that is what it is for

@@ -1,4 +1,4 @@
-"""An instance verifies its advertised address: it is there, nothing is, another instance is, or another program."""
+"""An instance verifies its advertised address: itself, no listener, another instance, or another program."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ async def test_a_front_end_that_is_frozen_is_replaced(monkeypatch, caplog):
 
 
 async def test_one_that_cannot_be_started_again_is_tried_again(monkeypatch, caplog):
-    """For want of descriptors, processes or memory, which others may give back."""
+    """For example for lack of descriptors, processes or memory, which may become free."""
     config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0})
     answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo, security=None))
     stop = trio.Event()
@@ -113,7 +113,7 @@ async def test_one_that_cannot_be_started_again_is_tried_again(monkeypatch, capl
 
 
 def children() -> list[int]:
-    """The processes of this one that run front ends."""
+    """Return this process's children that run front ends."""
     started = " ".join(text_of(path) for path in Path("/proc/self/task").glob("*/children"))
     return [int(pid) for pid in started.split() if "broker.front\0" in text_of(Path(f"/proc/{pid}/cmdline"))]
 

@@ -1,4 +1,4 @@
-"""Frames come out as they went in, however a connection cuts them, and what is none ends it."""
+"""Frames survive a round trip, however a connection splits them; invalid bytes end the connection."""
 
 from __future__ import annotations
 

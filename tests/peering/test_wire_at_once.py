@@ -1,4 +1,4 @@
-"""Frames that are written at once, on a real socket: in order, counted, and left to the writing task when it is full."""
+"""Frames written at once on a real socket: in order, counted, and left to the writing task when it is full."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plainsong.protocol.link import PREFACE, VOCABULARY, FrameKind, FrameReader
 
 
 class Silent:
-    """A side that nothing is expected of."""
+    """A side that must receive no frame."""
 
     def on_frame(self, frame: list[object]) -> None:
         raise AssertionError(frame)
@@ -42,7 +42,7 @@ def received(theirs: socket.socket) -> bytes:
 
 
 async def met(ends, nursery) -> Wire:
-    """A wire whose other side has said its preface."""
+    """Return a wire whose peer has sent its preface."""
     ours, theirs = ends
     wire = Wire(stream_of(ours.dup()), WITHIN_DAEMON, VOCABULARY, "")
     theirs.send(PREFACE)

@@ -69,7 +69,7 @@ messages = st.lists(st.tuples(ids, payloads), max_size=20)
 
 @st.composite
 def pages(draw):
-    """A page cut into parts anywhere, some of its messages with attributes and pointers."""
+    """Draw a page split into parts anywhere, some of its messages with attributes and pointers."""
     given_messages = draw(messages)
     indexes = range(len(given_messages))
     cuts = sorted(draw(st.sets(st.integers(0, len(given_messages)), max_size=3)) | {0, len(given_messages)})
@@ -82,5 +82,5 @@ def pages(draw):
 
 
 def page_of(given_messages) -> Page:
-    """A page with one part per message."""
+    """Return a page with one part per message."""
     return Page([item(*message) for message in given_messages], len(given_messages))

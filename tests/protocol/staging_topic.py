@@ -1,4 +1,4 @@
-"""A topic in which producers stage, on a store of dicts: one request at a time."""
+"""A topic with staging producers on a store of dicts: one request at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plainsong.protocol.topic.core import span_of
 
 
 class StagingTopic(Topic):
-    """A topic in which a producer stages."""
+    """A topic with a staging producer."""
 
     def store_ask(self, segment, *payloads, ids=None, producer="p", **fields):
         messages = [each if isinstance(each, bytes) else each.encode() for each in payloads]
@@ -34,7 +34,7 @@ class StagingTopic(Topic):
         return self.state.pending[self.state.staged[producer]]
 
     def refuses(self, error, ask):
-        """Nothing happened."""
+        """Check that ``ask`` raises the error and changes nothing; return the error."""
         before = {table: dict(rows) for table, rows in self.store.tables.items()}
         with pytest.raises(error) as caught:
             ask()

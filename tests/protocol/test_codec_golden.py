@@ -1,4 +1,4 @@
-"""The bytes of the HTTP contract, section 2, decoded and encoded exactly; fastavro is the second opinion."""
+"""The bytes of the HTTP contract, section 2, decoded and encoded exactly, and compared with fastavro's."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_ten_thousand_messages_are_encoded_as_fastavro_would(size):
     out = BytesIO()
     records = [{"id": message_id, "payload": payload} for message_id, payload in messages]
     fastavro.schemaless_writer(out, avro.CONSUME_RESPONSE.parsed, records)
-    # fastavro writes one block of all items too, so the bytes can be compared.
+    # fastavro also writes all items as one block, so the bytes can be compared.
     assert AVRO.encode_page(page_of(messages)) == out.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""Pages written in pieces: together they are the page, and none of them takes long to make."""
+"""Pages written in pieces: joined they are the page, and no piece takes long."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ID = bytes(4) + bytes(range(16))
-#: Text whose characters have one to four bytes, so that a cut goes through some of them; and bytes that are no text.
+#: Text with characters of one to four bytes, so that cuts fall into some of them; and bytes that are not text.
 LONG = {
     "text": b"x" * (3 * PIECE_BYTES + 1),
     "one byte, then four each": b"x" + "\N{MUSICAL SYMBOL G CLEF}".encode() * PIECE_BYTES,
@@ -57,7 +57,7 @@ def page_of(*payloads: bytes) -> Page:
 @pytest.mark.parametrize("what", LONG)
 def test_no_piece_is_much_longer_than_a_piece_may_be(writer: str, what: str) -> None:
     for piece in WRITERS[writer](page_of(b"short", LONG[what], b"", LONG[what])):
-        assert len(piece) <= 3 * PIECE_BYTES  # in JSON a line end has two bytes, and base64 four of three
+        assert len(piece) <= 3 * PIECE_BYTES  # in JSON a line end takes two bytes, and base64 four for three
 
 
 @pytest.mark.parametrize("writer", WRITERS)

@@ -1,4 +1,4 @@
-"""A request of one message is read in one look, a producer's by what its earlier ones had: as any other body is read."""
+"""The shortcut for requests of one message, and of a producer's cached fields, decodes the same as the full decoder."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PRODUCERS = st.builds(
     generation=st.none() | st.integers(1, 500),
     sequence_ids=st.none() | st.lists(LONGS, min_size=1, max_size=2),
 )
-#: An id in two blocks, one with its size, one in two bytes too many, and a branch in two bytes: legal, and seldom.
+#: Unusual but legal: two blocks, a block with its size, two superfluous bytes in a number, a branch in two bytes.
 ODD_IDS = [b"\x02\x02\x08\x02\x08\x00", b"\x02\x01\x02\x08\x00", b"\x02\x02\x88\x80\x00\x00", b"\x82\x00\x02\x08\x00"]
 
 
 class WithoutShortcuts(Avro2Codec):
-    """Reads every field of every body."""
+    """Decodes every field of every body."""
 
     def decode_publish(self, body: bytes) -> PublishRequest:
         with pytest.MonkeyPatch.context() as patch:
@@ -38,7 +38,7 @@ class WithoutShortcuts(Avro2Codec):
 
 
 def told(codec, body):
-    """The request, or what is wrong with the body."""
+    """Return the request, or the error of the body."""
     try:
         return codec.decode_publish(body)
     except BadRequest as error:
@@ -46,7 +46,7 @@ def told(codec, body):
 
 
 def of_one_message(payload, ids):
-    """A body whose sequence ids have these bytes."""
+    """Return a body whose sequence ids have these bytes."""
     return b"\x02\x02" + varint(len(payload)) + payload + b"\x00\x00\x02\x02p\x00\x00" + ids + bytes(6)
 
 

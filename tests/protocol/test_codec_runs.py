@@ -1,4 +1,4 @@
-"""Consecutive sequence ids in Avro are recognised by their bytes, and read to the same numbers as any others."""
+"""Consecutive sequence ids in Avro are recognised by their bytes, and decoded to the same numbers as any others."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def read(message: bytes):
 
 
 def flat(parts):
-    """Each request as number and what it holds."""
+    """Return number and content of each request."""
     found = []
     for part in parts:
         if isinstance(part, Singles):
@@ -41,7 +41,7 @@ def test_a_single_has_these_bytes_in_both_directions():
 
 
 def _map(*pairs):
-    """A map of msgpack, in which a key may be there twice."""
+    """Return a msgpack map, which may have a key twice."""
     return bytes([0x80 | len(pairs)]) + b"".join(msgpack.packb(key) + value for key, value in pairs)
 
 
@@ -189,19 +189,19 @@ def test_a_request_with_fields_that_cannot_be_read_is_refused_alone():
         b"\x01",
         b"\x91\x01",
         b"\x93\x01\x80\x80",
-        b"\x92\xff\x80",  # a number below 0
-        b"\x92\xc3\x80",  # true is no number
+        b"\x92\xff\x80",  # a negative number
+        b"\x92\xc3\x80",  # true is not a number
         b"\x92\xcf" + b"\xff" * 8 + b"\x80",  # 2^64 - 1
         b"\x92\x01\x90",
-        b"\x92\x01\x81\x05\xc0",  # a field whose name is no text
-        b"\x92\x01\x81\xa1\xff\xc0",  # or no UTF-8
+        b"\x92\x01\x81\x05\xc0",  # a field name that is not text
+        b"\x92\x01\x81\xa1\xff\xc0",  # or not UTF-8
         b"\x92\x01",
         b"\x92",
         b"\xdd\xff\xff\xff\xff",
         b"\xc6\xff\xff\xff\xff",
         b"\xc1",
         b"\x92\x01\x81\xa1x" + b"\x91" * 3000,
-        b"\x92\x01\x81\xa1x\xd6\xff\x00\x00\x00\x00",  # a time
+        b"\x92\x01\x81\xa1x\xd6\xff\x00\x00\x00\x00",  # a timestamp
     ],
 )
 def test_what_is_no_request_ends_the_message_and_what_stood_before_it_is_read(tail):

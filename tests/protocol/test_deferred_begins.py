@@ -1,4 +1,4 @@
-"""Begins whose rows go into a later commit: what a crash may forget, and what it may not."""
+"""Begins whose rows are written in a later commit: which of them a crash may lose."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def service():
 
 
 def publish(service, pointer):
-    """The commit of a topic under a pointer."""
+    """Make the commit of a topic under a pointer."""
     for row in service.core.begins([pointer]):
         service.rows[row.prefix + row.suffixes[0]] = row.values[0]
     service.core.begun([pointer])
@@ -62,7 +62,7 @@ def test_a_begin_that_a_crash_forgets_is_not_in_progress(service):
     for verb in (service.commit, service.checkpoint, service.prepare):
         with pytest.raises(TransactionNotInProgress, match="forgotten"):
             verb(pointer)
-    with pytest.raises(TransactionNotFound):  # not in progress would say that it is committed
+    with pytest.raises(TransactionNotFound):  # "not in progress" would mean that it is committed
         service.abort(pointer)
     service.load()
     with pytest.raises(TransactionNotInProgress):
@@ -81,7 +81,7 @@ def test_a_pointer_that_was_answered_is_never_issued_again_whatever_is_forgotten
 
 
 def test_a_topic_takes_the_row_of_a_begin_that_the_services_own_commit_may_not_make_durable(service):
-    """That commit may be refused alone, while the topic's, which is begun after it, is acknowledged."""
+    """That commit may fail alone, while the topic's, which begins after it, is acknowledged."""
     pointer = service.new()
     [record] = service.ledger.take_unwritten()
     record.is_written = True  # in a commit of the service that is in progress

@@ -14,7 +14,7 @@ OTHER = POINTER + 1
 
 
 class EnlistedTopic(Topic):
-    """A topic that is enlisted for ``POINTER``; what the authority says of others is in ``standings``."""
+    """A topic that is enlisted for ``POINTER``; ``standings`` has the authority's answers for others."""
 
     def load(self):
         super().load()

@@ -75,7 +75,7 @@ def test_a_look_beside_all_steps_is_that_of_a_step_where_that_writes_nothing_and
     for look in (Look(bytes(20)), Look(bytes(20), end_before=b"\xff" * 20), Look(b"\xff" * 20)):
         assert beside(core, look, NOW_MS + 10) == ask(other, look, NOW_MS + 10)[0]
     assert beside(core, Look(bytes(20)), NOW_MS) == ask(other, Look(bytes(20)), NOW_MS)[0], "its time does not go back"
-    # To wait, to refuse, or to write something first takes a step.
+    # Waiting, refusing and writing first take a step.
     assert beside(core, Look(b"\xff" * 20, deadline_s=5.0), NOW_MS + 10) is None
     assert beside(core, Look(b"\xff" * 20, deadline_s=5.0), NOW_MS + 10, 6.0) is not None
     assert beside(core, Look(bytes(20)), NOW_MS + 11_001) is None

@@ -1,4 +1,4 @@
-"""docs/format.md is true about transactions: its second example, byte by byte, and every key of the service's rows."""
+"""docs/format.md is correct about transactions: its second example, byte by byte, and all keys of the service's rows."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class Example:
         return answer
 
     def rows(self, table):
-        """Key and value as LevelDB has them."""
+        """Return key and value, as in LevelDB."""
         stored = self.store.tables[table].walk(b"", b"\xff", reverse=False)
         return [(bytes([table]) + key, value) for key, value in stored]
 
     def read(self, view=None):
-        """All that a reader with ``view`` gets, with ids."""
+        """Return all messages, with ids, of a reader with ``view``."""
         paging = Paging(self.do(Look(FIRST_BOUND), 20), 100, 1 << 20, view)
         for scan in paging.scans():
             scan.feed(list(self.store.tables[scan.table].walk(scan.start, scan.stop, reverse=False)))
@@ -66,7 +66,7 @@ class Example:
 
 
 def documented(kind):
-    """Key and value of the rows of one kind, as the page has them."""
+    """Return key and value of the page's rows of one kind."""
     return [(row["key"], row["value"]) for row in dumps(rf"{kind}-\d")]
 
 
@@ -76,7 +76,7 @@ def unpacked(value):
 
 
 def transactions():
-    """The rows of the service in the example."""
+    """Return the rows of the service in the example."""
     begun = Record(P, TransactionType.SHORT, "billing", CLOCK_MS, CLOCK_MS + 30_000, P - 1, P - 1)
     return [
         (service_key(ledger_rows.HEAD), Head(Q, P - 1, P).encode()),

@@ -1,4 +1,4 @@
-"""Message ids: 20 bytes that sort as the topic does, and the bounds made of them."""
+"""Message ids: 20 bytes in the topic's sort order, and bounds derived from them."""
 
 from __future__ import annotations
 

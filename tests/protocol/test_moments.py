@@ -1,4 +1,4 @@
-"""Reading as of a moment, by the rules of the transaction service: times of decisions, and what was decided by then."""
+"""Reading as of a moment, in the transaction service: decision times, and the decisions made by then."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_each_poll_is_taken_out_once_when_something_is_there_or_its_time_is_over
 
 
 def held(parking):
-    """Entries the heaps hold, living or not."""
+    """Return the number of entries in the heaps, including dead ones."""
     return len(parking._by_since), len(parking._by_deadline)
 
 

@@ -41,7 +41,7 @@ HOUR_MS = 3_600_000
 
 
 class Topic:
-    """A core that is asked one thing, or several, in one step."""
+    """A core that gets one ask, or several in one step."""
 
     def __init__(self, properties=None, **limits):
         self.standings, self.checkpointed = {}, {}
@@ -211,7 +211,7 @@ def test_stored_messages_take_room_in_the_topic():
     topic.keep(P, b"x" * 150)
     topic.refuses(errors.TopicFull, topic.plain(b"y" * 150))
     topic.refuses(errors.TopicFull, topic.keep(P, b"y" * 150))
-    assert topic.publish(P).write_pointer == P  # brings no bytes
+    assert topic.publish(P).write_pointer == P  # adds no bytes
     topic.refuses(errors.TopicFull, topic.plain(b"y" * 150))
 
 

@@ -1,4 +1,4 @@
-"""The verdicts on a producer's request, each with what is stored and what is answered."""
+"""The verdicts on a producer's requests, with the stored rows and the answer of each."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_a_generation_that_is_brought_back_knows_its_producers():
     assert topic.publish([0, 1], producer_epoch=1).duplicate
 
 
-# --- what a row says ------------------------------------------------------------------------------
+# --- content of rows ------------------------------------------------------------------------------
 
 
 def test_the_first_row_has_the_stamp_and_the_others_are_those_of_a_plain_request():
@@ -255,7 +255,7 @@ def test_an_atomic_request_without_a_producer_says_that_it_is_one():
 @pytest.mark.parametrize("more", [{}, {"routing_key": "k"}], ids=str)
 @pytest.mark.parametrize("count", [2, 300, 1025])
 def test_in_a_store_that_instances_share_each_row_says_that_it_is_of_a_request(count, more):
-    # An owner of version 0.1 counts no others: it would take the request for cut off.
+    # An owner of version 0.1 counts no others: it would treat the request as cut off.
     topic = Topic()
     topic.state.epoch = 7
     topic.publish(range(count), **more)
@@ -330,7 +330,7 @@ def test_of_another_one_that_was_cut_off_the_rest_is_stored_when_it_is_sent_agai
     topic = Topic()
     topic.publish([0])
     topic.step(publish(range(1, 6)), rows=rows)
-    topic.publish([0], "other")  # at the position the next row would have had
+    topic.publish([0], "other")  # at the next row's position
     topic.load()
     receipt = topic.publish(range(1, 6))
     assert topic.get().last_sequence_id == 5
@@ -347,7 +347,7 @@ def test_messages_that_follow_one_that_was_cut_off_are_not_taken_for_its_own(row
     topic = Topic()
     topic.publish([0])
     topic.step(publish(range(1, 6)), rows=rows)
-    topic.ask(plain("a", "b"))  # the clock stands still: they would have the next positions
+    topic.ask(plain("a", "b"))  # the clock does not advance: these get the next positions
     topic.load()
     assert topic.get().last_sequence_id == rows
     receipt = topic.publish(range(1, 6))
@@ -516,7 +516,7 @@ def test_with_producers_that_come_once_the_book_stays_bounded():
         topic.publish([0], f"p{each}")
     assert len(topic.book.known) <= 64
     assert len(topic.system_rows(b"p")) <= 64
-    assert len(topic.payloads()) == 1000  # a page of them
+    assert len(topic.payloads()) == 1000  # one page
 
 
 def test_a_deleted_producer_begins_anew():
@@ -890,7 +890,7 @@ def test_ids_used_after_those_of_a_pointer_are_duplicates_as_ever():
         topic.publish([0])
 
 
-# --- rows that cannot be read ---------------------------------------------------------------------
+# --- unreadable rows ------------------------------------------------------------------------------
 
 
 def test_what_is_written_about_producers_stands_behind_their_messages():

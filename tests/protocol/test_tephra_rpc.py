@@ -1,4 +1,4 @@
-"""Tephra's calls and replies: the bytes of a Thrift library, in both directions, and refusals for everything else."""
+"""Tephra's calls and replies: the bytes of a Thrift library, in both directions; all other input is refused."""
 
 import struct
 from contextlib import suppress
@@ -43,7 +43,7 @@ from plainsong.protocol.tephra.thrift import (
     framed,
 )
 
-#: Made with thriftpy2, sequence id 1, and taken by the genuine Java service.
+#: Made with thriftpy2, sequence id 1, and accepted by the genuine Java service.
 GOLDEN = {
     ("status",): "00000013 80010001 00000006 737461747573 00000001 00",
     ("startShortWithTimeout", 30): "00000029 80010001 00000015 737461727453686f72745769746854696d656f7574 00000001"
@@ -74,7 +74,7 @@ results = st.sampled_from(sorted(METHODS)).flatmap(
 
 
 def theirs(kind, value):
-    """A value as thriftpy2 holds it."""
+    """Convert a value to thriftpy2's types."""
     if kind is Kind.TRANSACTION:
         return struct_of(value)
     if kind is Kind.BOXED_BOOL:
@@ -181,7 +181,7 @@ TX = struct.pack(">Bhq", 10, 1, 200)
         TX + struct.pack(">BhBii", 14, 2, 11, 1, 2) + b"k\0",
         TX + struct.pack(">BhBi", 14, 2, 10, 1) + bytes(9),
         TX + struct.pack(">Bh", 1, 9),
-        TX + struct.pack(">BhBi", 15, 9, 1, 2**31 - 1),  # items of no type, which take no bytes
+        TX + struct.pack(">BhBi", 15, 9, 1, 2**31 - 1),  # items of an empty type, which take no bytes
         TX + struct.pack(">Bh", 12, 9) * 100 + bytes(101),
     ],
 )

@@ -1,4 +1,4 @@
-"""Snapshots of a transaction manager: Tephra's bytes, all its versions, hostile ones, and what they bound."""
+"""Snapshots of a transaction manager: Tephra's bytes in all versions, hostile ones, and bounds."""
 
 import pytest
 from hypothesis import given, settings
@@ -35,7 +35,7 @@ STATE = ManagerState(
     committing={1001: (b"ab",)},
     committed={1003: (b"k",)},
 )
-#: From the genuine Java classes.
+#: Written by the genuine Java classes.
 WRITTEN = bytes.fromhex(
     "08c03ece0fd40f040ad8040006d00f904e880e0202d40f00d20fe05d880e0000d40f904e880e0400"
     "0002d20f02046162000002d60f02026b0000"

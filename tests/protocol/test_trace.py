@@ -1,4 +1,4 @@
-"""Trace context: what is valid is carried by every message that has none, and what is not costs nothing."""
+"""Trace context: a valid one is added to every message without one; an invalid one is ignored."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_each_message_has_its_own_trace_or_that_of_its_request(own, state):
             assert after == before
         else:
             assert after["traceparent"] == PARENT
-            assert after.get("tracestate", "") == state  # never another's
+            assert after.get("tracestate", "") == state  # never that of another context
             assert {name: text for name, text in after.items() if not name.startswith("trace")} == {
                 name: text for name, text in before.items() if name != "tracestate"
             }

@@ -1,4 +1,4 @@
-"""A transaction's bytes: the same as Tephra's, and nothing but a refusal for bytes that are none."""
+"""A transaction's bytes: the same as Tephra's; invalid bytes are refused cleanly."""
 
 import re
 import struct
@@ -14,7 +14,7 @@ from plainsong.protocol.errors import MalformedTransaction
 from plainsong.protocol.tephra.state import decode_transaction, encode_transaction
 from plainsong.protocol.transactions.transaction import NO_TRANSACTION, Transaction, TransactionType, VisibilityLevel
 
-#: From the genuine Java classes.
+#: Written by the genuine Java classes.
 VECTORS = {
     "worked example": (
         Transaction(
@@ -88,7 +88,7 @@ def test_absent_fields_count_as_tephra_counts_them():
     assert decode_transaction(BOTH_IDS + b"\0") == Transaction(
         read_pointer=100,
         transaction_id=200,
-        write_pointer=200,  # Tephra says 0; before checkpoints there was only the id
+        write_pointer=200,  # Tephra writes 0; before checkpoints there was only the id
         first_short_in_progress=0,
         type=TransactionType.LONG,
     )

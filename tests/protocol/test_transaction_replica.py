@@ -1,4 +1,4 @@
-"""A replica knows what the service knows, however late, twice or out of order its updates arrive."""
+"""A replica agrees with the service, even if updates arrive late, twice or out of order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of the transaction manager: Tephra's, and each of its quirks that is hardened, by name."""
+"""The rules of the transaction manager: Tephra's, with each of its hardened quirks by name."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_checkpoint_with_the_clients_transaction_keeps_that_and_uses_the_serve
     at = TransactionsInMemory()
     tx = at.begin()
     at.checkpoint(tx.transaction_id)
-    after = at.checkpoint(tx.transaction_id, tx)  # the client's knows nothing of the first one
+    after = at.checkpoint(tx.transaction_id, tx)  # the client's copy lacks the first checkpoint
     assert len(after.checkpoint_write_pointers) == 2
 
 
@@ -336,7 +336,7 @@ def test_no_transaction_lives_longer_than_the_maximum_lifetime():
 
 
 def conflicting(**settings):
-    """Two transactions, of which the second committed what the first has changed too."""
+    """Return two transactions, the second of which has committed a change of the first one's key."""
     at = TransactionsInMemory(**settings)
     one, two = at.new(), at.new(client_id="writer")
     at.prepare(two, b"k", b"z\x00")
@@ -432,7 +432,7 @@ def test_prepared_sets_are_bounded_together_and_a_decision_makes_room():
     one, two, three = at.new(), at.new(), at.new()
     for each in (one, two):
         at.prepare(each, b"k")
-    at.prepare(one, b"k")  # in place of the earlier one
+    at.prepare(one, b"k")  # replaces the earlier change set
     with pytest.raises(Overloaded):
         at.prepare(three, b"k")
     at.abort(one)
@@ -444,7 +444,7 @@ def test_prepared_sets_are_bounded_together_and_a_decision_makes_room():
 
 def test_committed_sets_are_dropped_with_the_last_short_one_that_began_before():
     at = TransactionsInMemory()
-    at.new(long=True)  # holds nothing back
+    at.new(long=True)  # does not delay the removal
     one = at.new()
     for _ in range(3):
         two = at.new()

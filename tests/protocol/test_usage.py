@@ -1,4 +1,4 @@
-"""Usage of a topic: counted in slices, never too low, too high by one slice at most."""
+"""Usage of a topic: counted in slices, never too low, too high by at most one slice."""
 
 from __future__ import annotations
 

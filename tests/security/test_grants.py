@@ -1,4 +1,4 @@
-"""The grants file: what it may say, where its faults are, and what its grants come to."""
+"""The grants file: its syntax, the positions of its faults, and the effect of its grants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real OpenID provider: its tokens name their holders, its keys are rotated, and it goes away."""
+"""A real OpenID provider: its tokens name their holders, its keys are rotated, and it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tephra's clients know no names: with authentication their calls are those of ``thrift``, with its grants."""
+"""Tephra's clients have no names: with authentication, their calls use the grants of ``thrift``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our own tokens: their form, and the file that knows their hashes."""
+"""Our own tokens: their form, and the file of their hashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows and messages in one transaction of a real daemon, recovery, and readers whose position is a row."""
+"""Rows and messages in one transaction with a real daemon, recovery, and readers whose position is a row."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def payloads(client: Client, topic: str = "orders") -> list[bytes]:
 def together(
     client: Client, session: Session, number: int, *more: Any, topic: str = "orders", fails: bool = False
 ) -> None:
-    """A row and a message in one transaction; ``more`` takes part before the session."""
+    """Write a row and a message in one transaction; ``more`` takes part before the session."""
     with client.transaction([*more, SqlParticipant(session)]) as tx:
         session.add(Order(id=number))
         tx.publish(topic, b"%d" % number)
@@ -70,7 +70,7 @@ def together(
 
 
 def prepared(client: Client, session: Session, number: int) -> Transaction:
-    """A transaction that stopped right before the decision, and whose program has gone."""
+    """Return a transaction that stopped just before the decision, when its program died."""
     transaction = client.transactions.begin()
     participant = SqlParticipant(session)
     participant.start_tx(transaction)
@@ -136,7 +136,7 @@ def test_two_databases_and_messages_are_one_transaction(client: Client, session:
         assert (look()[0], [each.id for each in second.query(Order)], payloads(client)) == ([1], [2], [b"12"])
         second.rollback()
         before = SqlParticipant(second)
-        second.add(Order(id=2))  # there is one already
+        second.add(Order(id=2))  # a duplicate id
         with pytest.raises(SqlUnusable, match="already in a transaction"):
             together(client, session, 3, before)
         second.rollback()
@@ -288,7 +288,7 @@ def test_a_participant_can_recover_before_the_first_transaction(
     client: Client, session: Session, database: str, look: Look
 ):
     client.transactions.commit(prepared(client, session, 1))
-    engine = create_engine(database)  # as a new process would
+    engine = create_engine(database)  # as in a new process
     with Session(engine) as later, client.transaction([SqlParticipant(later, recover_with=client)]):
         later.add(Order(id=2))
     engine.dispose()
@@ -310,7 +310,7 @@ def test_recovery_takes_urls_and_says_what_is_wrong_with_one(client: Client, ses
 
 
 def book(client: Client, session: Session, fails_at: bytes = b"") -> None:
-    """A row for each message, and the position with it."""
+    """Write a row for each message, together with the position."""
     with client.read("orders", position=SqlPosition(session, "billing", create=True)) as messages:
         for message in messages:
             session.add(Order(id=int(message.payload)))
@@ -369,7 +369,7 @@ def test_of_two_programs_that_read_under_one_name_one_has_the_effects(
     assert look()[0] == [1]
 
 
-# --- the command line, and the package without its extra ---------------------------------------------
+# --- the command line, and the package without the extra ---------------------------------------------
 
 
 def test_the_command_recovers_and_says_what_it_did(

@@ -1,4 +1,4 @@
-"""A collector of traces: takes OTLP over HTTP as the real ones do, and keeps the spans."""
+"""A collector of traces: receives OTLP over HTTP like the real ones, and stores the spans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = {Span.SPAN_KIND_SERVER: "server", Span.SPAN_KIND_CLIENT: "client", Span.
 
 @dataclass(frozen=True)
 class Seen:
-    """A span as it came; ids in hex."""
+    """A received span; ids in hex."""
 
     service: str
     name: str
@@ -27,14 +27,14 @@ class Seen:
     id: str
     parent: str
     links: tuple[str, ...]
-    """The ids of the spans that it is linked to."""
+    """The ids of linked spans."""
     attributes: dict[str, Any]
     failed: bool
     took_ns: int
 
 
 class Collector:
-    """Listens on a free port of this machine; ``with`` it."""
+    """Listens on a free port of this machine while a ``with`` block runs."""
 
     def __init__(self) -> None:
         self._spans: list[Seen] = []
@@ -82,7 +82,7 @@ class Collector:
             return list(self._spans)
 
     def one(self, name: str, service: str = "") -> Seen:
-        """The only span of that name, as soon as it is there."""
+        """Return the only span of that name, waiting for it if necessary."""
 
         def found() -> list[Seen]:
             return [each for each in self.spans() if each.name == name and service in ("", each.service)]
