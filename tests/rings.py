@@ -47,7 +47,7 @@ class Ring:
     """A folder or file of tests, or some files of a folder, with its cost when it was last measured."""
 
     name: str
-    """Of the folder or file, unless ``folder`` names it."""
+    """The folder's or file's name, unless ``folder`` is the folder."""
     seconds: int
     """From start to end, while other rings run."""
     cpu_s: int

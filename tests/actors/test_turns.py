@@ -289,7 +289,7 @@ async def inline(topics=1, **more):
         answers = []
 
         def bring(payload, topic=0):
-            """As a server that takes in a request."""
+            """Receive a request as a server does."""
             turns.begin()
             request = PublishRequest([payload])
             around.directory.put(names[topic], Publish(request, len(payload)), answers.append)

@@ -4,7 +4,7 @@ row of deduplication's matrix        shown on HBase by
 1, 10, 11, 12, 13, 14, 15, 19, 28    this file
 2, 8, 10, 23                         test_matrix_on_hbase: whichever call is lost, late or cut
 3, 4, 5, 6, 7                        test_matrix_on_hbase: whichever call the daemon dies in
-9, 26                                this file: a gateway that stands still, one that refuses
+9, 26                                this file: a gateway that stalls, one that refuses
 20, 21                               this file: an owner that was replaced; tests/hbase/test_hbase_owners.py, and
                                      every interleaving in tests/storage/test_ownership_model.py
 24                                   test_cluster_histories: a clock that jumps by an hour under load

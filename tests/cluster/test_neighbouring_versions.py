@@ -26,7 +26,7 @@ from tests.patience import PATIENCE_S
 BEFORE = "1ebd96b"
 #: Nothing is killed here, so no session may end and no call to HBase fail because the machine stalls.
 SESSION_TIMEOUT_S, HBASE_TIMEOUT_S = 20, 30
-#: Of transactions; the test decides all of them.
+#: Time-out of the transactions, all of which the test decides.
 TIMEOUT_S = 600
 #: Enough that each instance owns several.
 TOPICS = [f"orders{number}" for number in range(12)]

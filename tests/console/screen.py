@@ -63,7 +63,7 @@ ARRIVES = """window.arrive();
 window.arrive = null;
 return new Promise(done => setTimeout(done, 200));"""
 
-#: Notes in ``window.noted`` what an element says, now and whenever that changes.
+#: Records in ``window.noted`` every text of an element, from now on.
 NOTES = """const [selector] = arguments;
 window.noted = [];
 const note = () => {

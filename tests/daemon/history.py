@@ -63,7 +63,7 @@ class Seen:
     cut: bool = False
     """True if a limit may have ended it within a request."""
     through: bytes | None = None
-    """Where to continue, exclusively, according to the answer; the page has passed everything up to there."""
+    """The position to continue from, exclusively, according to the answer; the page has passed everything before it."""
 
 
 @dataclass(slots=True)

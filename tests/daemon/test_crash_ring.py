@@ -161,7 +161,7 @@ class Lives:
     acknowledged: dict[bytes, bytes] = field(default_factory=dict)
     """Message → id, of the current generation."""
     highest_id: bytes = FIRST_BOUND
-    """Of all generations."""
+    """The highest id of all generations."""
     names: Iterator[int] = field(default_factory=count)
 
 

@@ -113,7 +113,7 @@ async def test_what_the_owner_before_it_wrote_of_a_kind_is_looked_for_by_the_nex
 
 
 async def test_a_kind_is_said_before_a_row_of_it_can_count(store, others):
-    """Whether the record of the kind is lost or late, no owner sees the row without the kind."""
+    """No owner sees the row without the kind, if the record of the kind is lost or late."""
     claim = await topic_of_one_message(store)
     word = Lost(store, _says_a_kind, happens=False)
     with pytest.raises(StoreError):

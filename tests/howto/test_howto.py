@@ -42,7 +42,7 @@ PLUGIN = ("python -m pytest ", "python -m pytest -p plainsong.testing.plugin ")
 
 
 class Page:
-    """A directory and a daemon, in which the blocks of one page run."""
+    """A directory and a daemon for the blocks of one page."""
 
     def __init__(self, home: Path, url: str, database: str) -> None:
         self.home, self._url, self._database = home, url, database

@@ -34,7 +34,7 @@ class Row:
 
     @property
     def share(self) -> float:
-        """The share killed of those that are not equivalent."""
+        """The share killed, without equivalent mutants."""
         return self.killed / (self.killed + self.open) if self.killed + self.open else 1.0
 
 

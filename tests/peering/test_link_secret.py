@@ -55,7 +55,7 @@ async def met(connector: LinkSecret | None, acceptor: LinkSecret | None) -> tupl
         try:
             await link.call("echo", 1)
         except LinkBroken as error:
-            assert connector is None or not error.sent  # without the secret its first frame has left
+            assert connector is None or not error.sent  # without the secret its first frame has been sent
         link.cut()
         nursery.cancel_scope.deadline = trio.current_time() + 2
     return called, why
@@ -98,7 +98,7 @@ async def test_a_peer_that_could_not_prove_itself_is_logged_seldom_and_not_asked
 
 
 class Tampering:
-    """Both ends in one task each; what passes goes through ``change``."""
+    """Two connected ends; ``change`` may alter the bytes in transit."""
 
     def __init__(self, change) -> None:
         self._change = change

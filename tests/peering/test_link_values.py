@@ -202,7 +202,7 @@ def test_an_error_nobody_knows_is_internal_and_what_it_did_is_unknown_unless_it_
     assert VOCABULARY.unpack(told("OutcomeUnknown", "x", "d", "h", "unknown", 1, {})).code == OutcomeUnknown.code
 
 
-# --- what is refused -------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [object(), 1 + 2j, [Colour.RED], 1 << 80, lambda: None])

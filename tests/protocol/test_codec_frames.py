@@ -105,7 +105,7 @@ def test_the_decoder_needs_the_standard_library_alone():
     subprocess.run([sys.executable, "-c", check], check=True, timeout=PATIENCE_S)
 
 
-# --- who asks for them -------------------------------------------------------------------------
+# --- requests for frames -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_an_empty_page_is_an_empty_list():
     assert JSON.encode_page(Page()) == b"[]"
 
 
-# --- items that say more -----------------------------------------------------------------------
+# --- items with further fields -----------------------------------------------------------------
 
 
 def test_what_items_say_becomes_the_lists_of_the_request():
@@ -219,7 +219,7 @@ def test_an_unknown_isolation_is_refused():
         poll(isolation="serializable")
 
 
-# --- positions and bytes that are no text ------------------------------------------------------
+# --- positions, and bytes that are not text ----------------------------------------------------
 
 
 def test_a_start_is_an_id_or_a_time():
@@ -259,7 +259,7 @@ def test_a_transaction_is_base64_never_text():
         poll(transaction="no base64!")
 
 
-# --- answers, and the one that comes back ------------------------------------------------------
+# --- answers, and one that is sent back --------------------------------------------------------
 
 
 def test_write_pointers_are_strings_when_asked_for():

@@ -1,4 +1,4 @@
-"""Begins whose rows are written in a later commit: which of them a crash may lose."""
+"""Begins whose rows are written in a later commit: a crash may lose some of them, and never others."""
 
 from __future__ import annotations
 

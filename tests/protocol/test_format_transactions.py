@@ -1,4 +1,4 @@
-"""docs/format.md is correct about transactions: its second example, byte by byte, and all keys of the service's rows."""
+"""docs/format.md is correct about transactions: its second example, byte by byte, and every key of the service."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_a_batch_may_be_larger_than_an_atomic_request_and_may_call_itself_atomic
     assert topic.read() == list("abcdefghijkl")
 
 
-# --- what is refused ---------------------------------------------------------------------------------
+# --- refusals ----------------------------------------------------------------------------------------
 
 
 def test_segments_that_are_not_staged_are_named_and_nothing_is_published(topic):
@@ -326,7 +326,7 @@ def test_times_to_live_count_from_the_publish_and_the_shortest_holds(topic):
         assert topic.read() == left
 
 
-# --- what nobody may touch -----------------------------------------------------------------------------
+# --- protection of staged rows -------------------------------------------------------------------------
 
 
 def test_rollbacks_of_transactions_leave_batches_alone(topic):

@@ -136,7 +136,7 @@ async def keep(stage: SimulatedStage, seed: int) -> None:
 
 
 async def verify(stage: SimulatedStage, seed: int) -> None:
-    """When all faults are over, publish once more, and verify at every instance."""
+    """Publish once more when all faults are over, and verify at every instance."""
     async with stage.voice(Random(f"ledger's end {seed}").randrange(1 << 30)) as voice:
         keeper = Keeper(stage, voice)
         keeper._count = 1_000_000

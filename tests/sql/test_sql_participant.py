@@ -305,7 +305,7 @@ def test_a_database_killed_while_the_session_worked_leaves_nothing(
     assert look() == ([], [])
 
 
-# --- what is refused ---------------------------------------------------------------------------------
+# --- refusals ----------------------------------------------------------------------------------------
 
 
 def test_a_session_already_in_a_transaction_is_refused(session: Session, participant: SqlParticipant):

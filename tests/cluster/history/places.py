@@ -1,4 +1,4 @@
-"""Where anomalies are planted in a correct history, and what the planters share.
+"""The planting of anomalies in a correct history, and what the planters share.
 
 A planter takes a history and random numbers, changes the history, and returns whether it found a place for the anomaly.
 """

@@ -78,7 +78,7 @@ class Write:
     epoch: int | None = None
     sequences: tuple[int, ...] = ()
     unanswered: int = 0
-    """How many of its attempts have an unknown outcome."""
+    """Number of attempts with an unknown outcome."""
     ended_s: float = inf
     """When it was first acknowledged."""
     receipts: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -137,7 +137,7 @@ class Poll:
     since: bytes = FIRST_BOUND
     """Its inclusive start."""
     through: bytes | None = None
-    """Where to continue, exclusively, according to the response; the poll has passed everything up to there."""
+    """The position to continue from, exclusively, according to the response; the poll has passed all before it."""
     end: End = "end"
     held_by: int | None = None
     view: int | None = None

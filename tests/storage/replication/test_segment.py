@@ -1,4 +1,4 @@
-"""Segments, seals and leases: what is written is read back, and nothing else is read."""
+"""Segments, seals and leases: exact round trips, and everything else is refused."""
 
 from __future__ import annotations
 
