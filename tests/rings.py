@@ -1,8 +1,8 @@
 """Runs rings of tests in parallel, each in a pytest process of its own: ``python -m tests.rings [RING ...]``.
 
-A ring spends much of its time waiting: for processes to start, for time-outs, for disks. So two more rings than cores run
-at once, the longest first, and further ones while cores are still idle. A ring is divided into two only where its tests
-share no session fixture, because each process would start it again.
+A ring spends much of its time waiting: for processes to start, for time-outs, for disks. So two more rings than cores
+run at once, the longest first, and further ones while cores are still idle. A ring is divided into two only where its
+tests share no session fixture, because each process would start it again.
 
 Arguments after ``--`` go to each pytest. Every ring's output and JUnit file are kept in ``build/tests``.
 """

@@ -158,7 +158,7 @@ class StoreWorld(World):
         return None
 
     async def _begun(self, operations: list[Any], claim: Any) -> PlainsongError | None:
-        """Begin a commit as an actor does: with a callback, and perhaps among those that the event loop writes itself."""
+        """Begin a commit as an actor does: with a callback, perhaps among those that the event loop writes itself."""
         found: list[PlainsongError | None] = []
         ended, synced = trio.Event(), 0
 
