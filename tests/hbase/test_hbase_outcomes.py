@@ -167,7 +167,7 @@ async def test_a_rollback_that_failed_leaves_what_its_commit_put_before_it_and_n
     "behind", [[Delete(MESSAGE, [M[0].prefix + M[0].suffixes[0]])], [RollBack(M[0].prefix, M[0].prefix + b"\xff", 7)]]
 )
 async def test_what_follows_a_commit_is_not_acknowledged_when_another_owner_came_before_its_end(store, others, behind):
-    """The other owner has read the old state: it removes or rolls back the rows itself."""
+    """The other owner has read the state before it, so the request has to be repeated to that owner."""
     claim = await store.claim(NAME)
     await store.write(M, claim=claim)
     each = store._remover._each
