@@ -24,24 +24,24 @@ class TopicDescription(NamedTuple):
     ttl_s: int
     properties: Mapping[str, str]
     remembers: bool
-    """Whether deduplication is on: the topic remembers sequence ids."""
+    """True if deduplication is on: the topic remembers sequence ids."""
 
 
 class Extent(NamedTuple):
-    """How far a bounded read goes, and how much it reads."""
+    """The end and the size of a bounded read."""
 
     end: bytes
     """The exclusive bound, 20 bytes: where the next read starts."""
     messages: int
     size_bytes: int
-    """As messages travel, ids included."""
+    """Bytes on the wire, ids included."""
     splits: tuple[bytes, ...]
     """Bounds between the parts, ascending."""
     earliest: bytes
     """The bound before which everything has expired by the topic's time to live."""
     generation: int
     expired: bool
-    """Messages at or behind the start have expired by the topic's time to live, or may have."""
+    """Messages at or after the start have expired by the topic's time to live, or may have."""
 
 
 class News(NamedTuple):
@@ -65,9 +65,9 @@ class FramesPage(NamedTuple):
     end: str
     """Why the page ends: ``end``, ``more`` or ``held``."""
     held_by: str | None
-    """The write pointer of the undecided message that the reader is blocked by."""
+    """The write pointer of the undecided transaction that blocks the reader."""
     set_aside: int
-    """How many damaged rows between the start and the end of the page an operator has set aside."""
+    """Number of damaged rows in the page's range that an operator has set aside."""
 
 
 class TransactionService(NamedTuple):
@@ -84,26 +84,26 @@ class Receipt(NamedTuple):
     """The receipt of a publish."""
 
     duplicate: bool
-    """The topic had it already; nothing new was stored."""
+    """True if the topic already had it; nothing new was stored."""
     deduplicated: bool
-    """Whether the topic remembers it, and will recognize a second one."""
+    """True if the topic remembers the publish and will recognize a repetition."""
     last_sequence_id: int | None
     generation: int | None
 
 
 class ProducerState(NamedTuple):
-    """What a topic remembers of a producer."""
+    """The state that a topic keeps of a producer."""
 
     producer: str
     epoch: int
     last_sequence_id: int
-    """-1 of a new producer."""
+    """-1 for a new producer."""
     generation: int
     recent: tuple[tuple[int, int], ...] = ()
     """The first and the last sequence id of each of its last publishes, five at most."""
 
     def has(self, sequence_id: int) -> bool:
-        """Whether one of ``recent`` published the id."""
+        """True if one of the ``recent`` publishes has the id."""
         return any(first <= sequence_id <= last for first, last in self.recent)
 
 
@@ -116,7 +116,7 @@ MAX_AWAITED = 1000
 
 
 class Calls:
-    """The calls about the topics of one namespace. Each raises ``BrokerError``. Can be pickled."""
+    """The calls for the topics of one namespace. Each raises ``BrokerError``. Can be pickled."""
 
     def __init__(self, wire: Wire, namespace: str) -> None:
         self.wire = wire
@@ -130,19 +130,19 @@ class Calls:
     # --- topics and positions ------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         found = self.wire.ask("GET", self._topics).json()
         return [str(name) for name in found]
 
     def describe(self, topic: str) -> TopicDescription:
-        """A topic's properties."""
+        """Return a topic's properties."""
         found = self.wire.ask("GET", self._path(topic)).json()
         properties = found.get("properties", found)  # the answer itself with http.flat_topic_properties
         remembers = bool(found.get("deduplication", {}).get("enabled")) if properties is not found else False
         return TopicDescription(topic, int(properties["generation"]), int(properties["ttl"]), properties, remembers)
 
     def end(self, topic: str) -> tuple[bytes, int]:
-        """The position behind all published messages, and how many open transactions have messages here."""
+        """Return the position after all published messages, and the number of open transactions with messages here."""
         found = self.wire.ask("GET", self._path(topic, "stats")).json()
         return bytes.fromhex(found["end"]), int(found["openTransactions"])
 
@@ -158,13 +158,13 @@ class Calls:
         isolation: Isolation = "uncommitted",
         as_of_ms: int | None = None,
     ) -> Extent:
-        """How far a bounded read from ``start`` goes, and where to cut it into parts.
+        """Return the extent of a bounded read from ``start``, and the bounds that cut it into parts.
 
         Args:
           start: an id, or a time in milliseconds, both inclusive; None: the oldest message.
           end: the same, exclusive; None: the end of the topic.
-          splits: how many parts of about equal bytes are wanted, 1 to 1000.
-          as_of_ms: what had been committed by this moment; None: by now.
+          splits: the number of parts of about equal size in bytes, 1 to 1000.
+          as_of_ms: read what had been committed by this moment; None: by now.
         """
         asked: dict[str, Any] = {
             "start": _position(start),
@@ -188,16 +188,16 @@ class Calls:
         )
 
     def standing(self, topic: str, position: bytes) -> Extent:
-        """The topic's generation, and whether messages behind a position have expired; no message is read."""
+        """Return the topic's generation, and whether messages after a position have expired; reads no message."""
         return self.offsets(topic, start=position, end=position)
 
     def wait_for_news(self, starts: Mapping[str, bytes], *, isolation: Isolation, wait_ms: int) -> News:
-        """Which topics, of ``MAX_AWAITED`` at most, have messages from their start on; waits for the first one.
+        """Wait until one of the topics (at most ``MAX_AWAITED``) has a message at or after its start.
 
-        The answer carries one message at most; for the other topics it says that there is more.
+        The response carries at most one message; the other topics only report that there are more.
 
         Raises:
-          BrokerError: as all calls; a topic that cannot be read is no error.
+          BrokerError: the request failed. A single unreadable topic is reported in ``News.unreadable`` instead.
         """
         asked = {topic: {"startFrom": start.hex(), "limit": 1} for topic, start in starts.items()}
         body = _json({"topics": asked, "waitMs": wait_ms, "limit": len(asked), "isolation": isolation, "maxBytes": 1})
@@ -226,11 +226,11 @@ class Calls:
         attributes: bool = False,
         as_of_ms: int | None = None,
     ) -> FramesPage:
-        """A page of messages from the id ``start`` (inclusive) to ``end_before`` (exclusive), as frames.
+        """Return a page of messages from the id ``start`` (inclusive) to ``end_before`` (exclusive), as frames.
 
         Args:
           wait_ms: how long to wait for the first message if a transaction blocks it.
-          pointers, attributes: whether the frames have them.
+          pointers, attributes: include these in the frames.
           as_of_ms: as for ``offsets``.
         """
         asked = {
@@ -254,8 +254,8 @@ class Calls:
         )
 
     def transaction_service(self) -> TransactionService:
-        """The daemon's transaction service, and whether it is available now."""
-        found = self.wire.ask("GET", "/readyz", statuses=(200, 503)).json()  # 503: not ready, and the body is the same
+        """Return the daemon's transaction service and its availability."""
+        found = self.wire.ask("GET", "/readyz", statuses=(200, 503)).json()  # 503 (not ready) has the same body
         service = found["transactions"]
         return TransactionService(
             str(service["service"]), available=bool(service["available"]), why=str(service["why"] or "")
@@ -264,9 +264,10 @@ class Calls:
     # --- writing -------------------------------------------------------------------------------
 
     def store(self, topic: str, body: bytes) -> None:
-        """Store messages, unseen until they are published. ``body``: a PublishRequest of Avro version 2.
+        """Store messages, invisible until they are published.
 
-        Its sequence ids make it repeatable.
+        Args:
+          body: a PublishRequest of Avro version 2. Its sequence ids make the request repeatable.
         """
         self.wire.ask("POST", self._path(topic, "store"), body, content_type=AVRO_2)
 
@@ -282,10 +283,10 @@ class Calls:
         ttl_s: int | None = None,
         repeatable: bool = True,
     ) -> Receipt:
-        """Publish what the producer stored under ``segments``; all of it appears at one moment.
+        """Publish the messages that the producer stored under ``segments``, atomically.
 
         Args:
-          repeatable: False where the topic does not remember sequence ids.
+          repeatable: False if the topic does not remember sequence ids.
         """
         asked = {
             "messages": [],
@@ -308,9 +309,10 @@ class Calls:
         sequence_id: int | None = None,
         generation: int | None = None,
     ) -> Receipt:
-        """Publish what was stored under a write pointer and ``segments``; the pointer's transaction decides about it.
+        """Publish the messages stored under a write pointer and ``segments``, as part of the pointer's transaction.
 
-        Without a producer a repeated publish is answered as the first one, and the receipt says no more than that.
+        Without a producer, a repetition gets the same answer as the first publish, and the receipt cannot tell them
+        apart.
         """
         asked = {
             "messages": [],
@@ -332,13 +334,13 @@ class Calls:
     def open_producer(
         self, topic: str, producer: str, *, retention_s: int | None = None, generation: int | None = None
     ) -> ProducerState:
-        """Open a session of a producer; it fences publishes of earlier sessions that are still under way."""
+        """Open a producer session, which fences publishes of earlier sessions that are still in flight."""
         asked = {"retentionSeconds": retention_s, "generation": generation}
         body = _json({name: value for name, value in asked.items() if value is not None})
         return _producer(self.wire.ask("PUT", self._path(topic, "producers", producer), body).json())
 
     def producer(self, topic: str, producer: str) -> ProducerState | None:
-        """What the topic remembers of a producer; None: there is no such producer, or no such topic."""
+        """Return the topic's state of a producer; None if the producer or the topic does not exist."""
         try:
             return _producer(self.wire.ask("GET", self._path(topic, "producers", producer)).json())
         except BrokerError as error:
@@ -347,7 +349,7 @@ class Calls:
             raise
 
     def producers(self, topic: str, prefix: str) -> list[str]:
-        """The names of a topic's producers that start with ``prefix``, sorted."""
+        """Return the names of a topic's producers that start with ``prefix``, sorted."""
         found: list[str] = []
         after: str | None = prefix[:-1]  # sorts before all of them
         while after is not None:
@@ -361,7 +363,7 @@ class Calls:
         return found
 
     def forget_producer(self, topic: str, producer: str) -> None:
-        """Make the topic forget a producer, which must publish no more."""
+        """Delete the topic's state of a producer, which must not publish again."""
         self.wire.ask("DELETE", self._path(topic, "producers", producer))
 
     def _publish(self, topic: str, asked: dict[str, Any], *, repeatable: bool = True) -> Answer:

@@ -1,6 +1,6 @@
 """Follows topics for a stream: waits for new messages, and decides how far the next micro-batch goes in each topic.
 
-It stays within the trigger's bounds, shares them between the topics, and notices messages that were lost on the way.
+It shares the trigger's bounds between the topics, and detects lost messages.
 """
 
 from __future__ import annotations
@@ -22,30 +22,33 @@ if TYPE_CHECKING:
 
 
 class Following:
-    """What one query's source knows of its topics. All of it may be lost: it only saves requests and false alarms."""
+    """The state that one query's source caches about its topics.
+
+    All of it may be lost: it only saves requests and prevents false reports of loss.
+    """
 
     def __init__(self, calls: Calls, subscription: Subscription, losses: Losses) -> None:
         self._calls = calls
         self._subscription = subscription
         self._losses = losses
         self._turn = 0
-        #: By topic, a stream's position and a later one: there will never be a message between the two.
+        #: By topic, the stream's position and a later one; no message will ever appear between the two.
         self._empty_to: dict[str, tuple[Position, bytes]] = {}
-        #: Positions of topics without new messages where nothing is known to have been lost.
+        #: Positions of topics without new messages that were already checked for losses.
         self._complete_at: dict[str, Position] = {}
-        #: By topic, the position behind all messages that are to be read, as far as it is known.
+        #: By topic, the latest known position after all messages to read.
         self.newest: dict[str, Position] = {}
 
     def advance(
         self, known: Mapping[str, Position], trigger: Trigger, targets: Mapping[str, bytes] | None, *, wait_ms: int
     ) -> dict[str, Position]:
-        """The positions after the next micro-batch: ``known`` and new topics, moved as far as ``trigger`` allows.
+        """Return the positions after the next micro-batch: ``known`` and new topics, advanced as ``trigger`` allows.
 
         Args:
-          targets: read no further than these and no other topics, and do not wait.
+          targets: read only these topics, at most up to these positions, and do not wait.
           wait_ms: how long to wait for the first new message.
         Raises:
-          BrokerError, DataLoss: nothing was moved.
+          BrokerError, DataLoss: no position has changed.
         """
         found = dict(known)
         topics = self._subscription.topics() if targets is None else sorted(targets)
@@ -83,7 +86,7 @@ class Following:
         return found
 
     def complete_from(self, topic: str, start: bytes) -> bytes:
-        """The position from which a range that starts at ``start`` must be complete: before it there was no message."""
+        """Return the position from which a range that starts at ``start`` must be complete; no message was before it."""
         position, later = self._empty_to.get(topic, (None, FIRST))
         return later if position is not None and position.next == start else start
 
@@ -94,7 +97,7 @@ class Following:
         return later if position == positions[topic] else positions[topic].next
 
     def _news(self, found: dict[str, Position], followed: Mapping[str, Position], wait_ms: int) -> list[str]:
-        """Topics with messages to read, or that cannot be read; moves the positions of the others in ``found``."""
+        """Return topics with messages to read, and unreadable ones; advance the positions of the others in ``found``."""
         names = sorted(followed)
         asked_at_once = [names[first : first + MAX_AWAITED] for first in range(0, len(names), MAX_AWAITED)]
         news: list[str] = []
@@ -112,9 +115,10 @@ class Following:
         return news
 
     def _quiet(self, topic: str, position: Position, later: bytes) -> Position:
-        """There is no message between a position and ``later``: check, once for each, that none was lost.
+        """Return the position of a topic without messages up to ``later``, after one check that none was lost.
 
-        Raises DataLoss.
+        Raises:
+          DataLoss: with failOnDataLoss.
         """
         look_from = self._look_from(topic, {topic: position})
         if self._complete_at.get(topic) == position and later <= look_from:
@@ -128,7 +132,7 @@ class Following:
             return position
         checked_position = self._checked(topic, position, standing)
         if checked_position.next == FIRST:
-            # The topic was empty when the stream began. A message that comes from now on and expires unread is a loss.
+            # The topic was empty when the stream began. A message that is published and expires from now on is a loss.
             checked_position = Position(checked_position.generation, max(later, standing.earliest))
         self._complete_at[topic] = checked_position
         self._empty_to[topic] = (checked_position, max(checked_position.next, later))
@@ -137,7 +141,7 @@ class Following:
     # --- going forward -------------------------------------------------------------------------
 
     def _moved(self, topic: str, position: Position, extent: Extent) -> Position:
-        """The position behind an extent; of a new generation its start. Raises DataLoss."""
+        """Return the position after an extent; if the topic was created again, its start. Raises DataLoss."""
         checked = self._checked(topic, position, extent)
         if checked != position:
             return checked
@@ -146,8 +150,10 @@ class Following:
         return position
 
     def _checked(self, topic: str, position: Position, extent: Extent) -> Position:
-        """The position, after a check that nothing behind it is lost; the start of a topic that was created anew.
+        """Check that no message after the position was lost.
 
+        Returns:
+          the position; if the topic was created again, its start.
         Raises:
           DataLoss: with failOnDataLoss.
         """
@@ -176,23 +182,23 @@ class Trigger:
 
     max_messages: int | None
     max_bytes: int | None
-    """A single message may be larger."""
+    """Soft: one message is always read, however large."""
 
 
 class Measured(NamedTuple):
-    """How much of one topic the micro-batch reads."""
+    """One topic's part of a micro-batch."""
 
     extent: Extent
     is_cut: bool
-    """The trigger's bounds leave messages for a later batch."""
+    """True if the trigger's bounds leave messages for a later batch."""
 
 
 def measure(
     calls: Calls, wanted: Mapping[str, Wanted], isolation: Isolation, trigger: Trigger, turn: int
 ) -> dict[str, Measured | None]:
-    """The extents to read now; None: the topic does not exist.
+    """Return the extents to read now; None if the topic does not exist.
 
-    A topic that gets no share this time has an extent without messages, at its start.
+    A topic without a share in this batch has an empty extent at its start.
 
     Raises:
       BrokerError: a topic cannot be read.
@@ -218,7 +224,7 @@ def measure(
             found[topic] = Measured(extent, is_cut=True)
         size = extent.size_bytes
         if trigger.max_bytes is not None and used_bytes and used_bytes + size > trigger.max_bytes:
-            # Its first message is larger than its share, and the other topics have used the rest: in a later batch.
+            # Its first message exceeds its share, and the other topics have used the rest: defer it to a later batch.
             found[topic] = Measured(_nothing(extent, wanted[topic].start), is_cut=True)
             continue
         used_bytes += size
@@ -228,7 +234,7 @@ def measure(
 def _within(
     calls: Calls, topic: str, wanted: Wanted, isolation: Isolation, max_messages: int, max_bytes: int
 ) -> Extent:
-    """A share of a topic's messages, one at least."""
+    """Return the extent of a topic's share: at least one message, unless ``max_messages`` is 0."""
     trigger = Trigger(max(1, max_messages), max(1, max_bytes))
     extent = _extent(calls, topic, wanted, isolation, trigger)
     return extent if max_messages else _nothing(extent, wanted.start)
@@ -260,7 +266,7 @@ def _extent(calls: Calls, topic: str, wanted: Wanted, isolation: Isolation, trig
 
 
 def _is_full(extent: Extent, trigger: Trigger) -> bool:
-    """Whether the topic may have more than the bounds allow."""
+    """True if the topic may have more than the bounds allow."""
     if trigger.max_messages is not None and extent.messages >= trigger.max_messages:
         return True
     return trigger.max_bytes is not None and extent.messages > 0
@@ -273,7 +279,7 @@ def _in_turn(topics: Mapping[str, int], turn: int) -> list[str]:
 
 
 def fair_shares(room: int, wanted: Mapping[str, int], turn: int) -> dict[str, int]:
-    """``room`` divided equally; no topic gets more than it wants, and the rest goes to the others.
+    """Divide ``room`` equally; no topic gets more than it wants, and the others share the rest.
 
     Args:
       wanted: by topic, more than 0 each.

@@ -1,8 +1,8 @@
-"""A stream's offsets: for each topic a generation and the id that comes next, as JSON in Spark's checkpoints.
+"""A stream's offsets: for each topic a generation and the next id to read, as JSON in Spark's checkpoints.
 
     {"v": 1, "topics": {"namespace:topic": {"gen": 3, "next": "<40 hex digits>"}}}
 
-Ranges are half-open, and a position has one form only. Spark compares the texts, so topics are in order.
+Ranges are half-open. Spark compares offsets as text, so each position has exactly one form and topics are sorted.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ VERSION = 1
 
 
 class Position(NamedTuple):
-    """Where a stream goes on in one topic."""
+    """A stream's position in one topic."""
 
     generation: int
     next: bytes
-    """The first id that was not read, 20 bytes; zeros: the oldest message there is."""
+    """The first id to read, 20 bytes; zeros: from the oldest message."""
 
 
 def after(message_id: bytes) -> bytes:
-    """The position just behind a message."""
+    """Return the position right after a message."""
     return (int.from_bytes(message_id, "big") + 1).to_bytes(ID_BYTES, "big")
 
 
 def at_time(milliseconds: int) -> bytes:
-    """The position before all messages published at this time or later."""
+    """Return the position before all messages published at this time or later."""
     return min(milliseconds, 2**63 - 1).to_bytes(8, "big") + bytes(12)
 
 
 def to_offset(namespace: str, positions: Mapping[str, Position]) -> dict[str, Any]:
-    """Positions by topic as Spark keeps them."""
+    """Convert positions to the offset that Spark stores."""
     topics = {
         f"{namespace}:{topic}": {"gen": position.generation, "next": position.next.hex()}
         for topic, position in sorted(positions.items())
@@ -46,10 +46,10 @@ def to_offset(namespace: str, positions: Mapping[str, Position]) -> dict[str, An
 
 
 def from_offset(namespace: str, offset: Mapping[str, Any]) -> dict[str, Position]:
-    """The positions in an offset of ``to_offset``.
+    """Convert an offset of ``to_offset`` back to positions by topic.
 
     Raises:
-      ValueError: the offset is of another version or of another namespace.
+      ValueError: the offset has another version or another namespace.
     """
     if offset.get("v") != VERSION:
         raise ValueError(f"the checkpoint has an offset of version {offset.get('v')}, this package knows {VERSION}")

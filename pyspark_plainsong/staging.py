@@ -1,7 +1,7 @@
-"""What a write task does: stores its rows under a segment of its own, in chunks, each exactly once.
+"""A write task: stores its rows under a segment of its own, in chunks, each exactly once.
 
 Every attempt of a task has its own segment, a speculative copy too. The commit lists the segments of the attempts that
-Spark counts; no reader sees what the others stored, however late it arrives.
+Spark counts; rows of other attempts stay invisible, however late they arrive.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ QUERY_ID = "sql.streaming.queryId"
 
 @dataclass(frozen=True)
 class Staging:
-    """How the tasks of a save or a query store rows."""
+    """The parameters of a save's or query's write tasks. Sent to executors."""
 
     columns: WriteColumns
     topic: str | None
     """None: the column ``topic`` names it."""
     max_rows: int
-    """Of one request."""
+    """Rows per request, at most."""
     producer: str | None
     """None: the streaming query's id."""
     write_pointer: int | None = None
-    """Of the outer transaction; None: rows are staged."""
+    """The outer transaction's; None: rows are staged."""
     ttl_s: int | None = None
 
     @classmethod
     def of(cls, options: WriteOptions, schema: StructType, overwrite: bool, producer: str | None) -> Staging:
-        """From the user's options and columns.
+        """Create it from the user's options and columns.
 
         Raises:
           ValueError: options and columns contradict each other, or a column cannot be written.
@@ -68,10 +68,10 @@ class Staging:
         )
 
     def run(self, calls: Calls, batches: Iterable[pa.RecordBatch]) -> TaskStored:
-        """Store all rows of one partition; returns what the commit needs.
+        """Store all rows of one partition; return what the commit needs.
 
         Raises:
-          ValueError: a message cannot have such a value.
+          ValueError: a value cannot be written.
           BrokerError: a chunk was not stored, or may not have been; Spark runs the task again, with another segment.
         """
         context = TaskContext.get()
@@ -91,14 +91,14 @@ class Staging:
         return TaskStored(0 if context is None else context.partitionId(), segment, stored, query_id)
 
     def _begun(self, calls: Calls, name: str, producer: str, segment: str) -> _Topic:
-        """Start in the topic's present generation: the daemon refuses rows that would go to a later one."""
+        """Bind the rows to the topic's present generation: the daemon refuses them if the topic was created again."""
         topic = calls.describe(name)
         under = StoredUnder(producer, segment, topic.generation, self.write_pointer, self.ttl_s)
         return _Topic(calls, name, under)
 
 
 class _Topic:
-    """What one attempt has stored in one topic."""
+    """The rows that one attempt stores in one topic."""
 
     def __init__(self, calls: Calls, name: str, under: StoredUnder) -> None:
         self._calls = calls
@@ -107,7 +107,7 @@ class _Topic:
         self._rows = 0
 
     def store(self, chunk: Chunk) -> None:
-        """Store a chunk. Its sequence ids, which go on from chunk to chunk, tell the daemon if it is sent twice."""
+        """Store a chunk. Sequence ids continue from chunk to chunk, so the daemon recognizes one that is sent twice."""
         body = store_body(self._under, chunk.payloads, self._rows, chunk.ttls_s, chunk.attributes)
         self._calls.store(self._name, body)
         self._rows += len(chunk.payloads)
@@ -120,11 +120,11 @@ class _Topic:
 
 # --- store body ------------------------------------------------------------------------------------
 #
-# The body of a store request in Avro binary version 2, made without an Avro library, which executors do not have:
+# The body of a store request in Avro binary version 2, encoded here because executors have no Avro library:
 #
 #     pointer  messages  ttl  producer  epoch  generation  ids  atomic  key  segment  segments  ttls  attributes
 #
-# Rows of one length, as in most tables, take no step each: one join puts the same prefix between them.
+# Payloads of equal length, as in most tables, need no loop: one join puts the same length prefix between them.
 
 _NULL = b"\x00"
 #: The second branch of a union whose first is null.
@@ -136,7 +136,7 @@ _NULL_LAST = b"\x02"
 
 
 def zigzag(number: int) -> bytes:
-    """An Avro int or long of at most 64 bits."""
+    """Encode an Avro int or long of at most 64 bits."""
     raw = number << 1 ^ number >> 63
     if raw < 0x80:
         return bytes((raw,))
@@ -151,7 +151,7 @@ def zigzag(number: int) -> bytes:
 _BLOCK = 64
 #: The first bytes of the 64 numbers of a block, each with its continuation bit.
 _FIRST_BYTES = [bytes([0x80 | number << 1]) for number in range(_BLOCK)]
-#: Encoded lengths of short payloads, which most are.
+#: Encoded lengths of short payloads, the common case.
 _SHORT = [zigzag(number) for number in range(4096)]
 
 
@@ -162,7 +162,7 @@ class StoredUnder:
     producer: str
     segment: str
     generation: int | None = None
-    """The generation that rows may go to: never one of a topic created anew; None: any."""
+    """The only generation that accepts the rows, so a topic created again refuses them; None: any."""
     write_pointer: int | None = None
     """The outer transaction's; None: the rows are staged."""
     ttl_s: int | None = None
@@ -176,7 +176,7 @@ def store_body(
     ttls_s: Sequence[int | None] | None = None,
     attributes: Sequence[Mapping[str, str]] | None = None,
 ) -> bytes:
-    """The body for one chunk of a segment; its messages have the sequence ids from ``first_id`` on.
+    """Encode the request for one chunk of a segment; its messages have the sequence ids from ``first_id`` on.
 
     Args:
       ttls_s: seconds to live, one for each message.
@@ -204,7 +204,7 @@ def store_body(
 
 
 def _messages(payloads: Sequence[bytes]) -> list[bytes]:
-    """An array of bytes, in pieces: one block, and its end."""
+    """Encode an array of bytes, in pieces: one block, and its end."""
     count = len(payloads)
     if not count:
         return [_END]
@@ -220,9 +220,9 @@ def _messages(payloads: Sequence[bytes]) -> list[bytes]:
 
 
 def consecutive(first: int, count: int) -> bytes:
-    """The zigzags of ``count`` numbers from ``first`` on, which is 0 or more.
+    """Encode ``count`` consecutive numbers from ``first`` on, which is 0 or more.
 
-    Numbers that differ only in their last six bits share all bytes but the first: these are made 64 at a time.
+    Numbers that differ only in their last six bits share all bytes but the first, so 64 are encoded at a time.
     """
     out: list[bytes] = []
     stop = first + count
@@ -251,7 +251,7 @@ def _number_or_null(number: int | None) -> bytes:
 
 
 def _strings(pairs: Mapping[str, str]) -> bytes:
-    """A map of strings: one block, and its end."""
+    """Encode a map of strings: one block, and its end."""
     if not pairs:
         return _END
     return b"".join((zigzag(len(pairs)), *(_string(text) for pair in pairs.items() for text in pair), _END))

@@ -1,4 +1,4 @@
-"""A subscription: which topics are read, where each ends, whether transactions count, and what is done about losses."""
+"""A subscription: the topics of a query, their bounds, the isolation level, and the handling of losses."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from pyspark_plainsong.options import Bound, ReadOptions, TopicBound
 
 
-#: How long it is believed that a daemon has no transaction service.
+#: How long to cache that a daemon has no transaction service.
 SERVICE_OFF_S = 60.0
 
 
 class Subscription:
-    """The topics of a query, as they are now. All methods raise BrokerError."""
+    """The topics of a query, resolved at each call. All methods raise BrokerError."""
 
     def __init__(self, calls: Calls, options: ReadOptions, losses: Losses) -> None:
         self._calls = calls
@@ -46,31 +46,38 @@ class Subscription:
         return self._isolation
 
     def ask_again(self) -> None:
-        """Call between two micro-batches: a daemon without a transaction service may have got one meanwhile."""
+        """Forget that the daemon had no transaction service, once that is ``SERVICE_OFF_S`` old.
+
+        Call it between micro-batches only: isolation must not change within one.
+        """
         if self._isolation != self._options.isolation and time.monotonic() >= self._ask_s:
             self._isolation = None
 
     def check_transactions(self) -> None:
-        """Raises BrokerError: the transaction service is not available, so it is not known what is committed."""
+        """Check that committed messages can be told from undecided ones.
+
+        Raises:
+          BrokerError: the transaction service is not available.
+        """
         if self.isolation == "committed":
             service = self._calls.transaction_service()
             if not service.available:
                 raise BrokerError(503, "transactions_unavailable", service.why or "it is not known what is committed")
 
     def topics(self) -> list[str]:
-        """The names of the topics, sorted: of the list, or of those that match the pattern now."""
+        """Return the names of the topics, sorted: those listed, or those that match the pattern now."""
         if self._options.topics is not None:
             return sorted(self._options.topics)
         return [topic for topic in self._calls.topics() if self.has(topic)]
 
     def has(self, topic: str) -> bool:
-        """Whether a topic belongs to the subscription, existing or not."""
+        """True if a topic belongs to the subscription, existing or not."""
         if self._options.topics is not None:
             return topic in self._options.topics
         return re.fullmatch(self._options.pattern, topic) is not None
 
     def generation(self, topic: str) -> int | None:
-        """A topic's generation; None: a topic that matched the pattern is gone."""
+        """Return a topic's generation; None if a topic that matched the pattern is gone."""
         try:
             return self._calls.describe(topic).generation
         except BrokerError as error:
@@ -79,10 +86,10 @@ class Subscription:
             raise
 
     def start(self, topic: str) -> Position:
-        """Where the first read of a topic starts.
+        """Return where the first read of a topic starts.
 
         Raises:
-          DataLoss: the options name a message of a former generation, or one that expired.
+          DataLoss: the options name a message of an earlier generation, or one that expired.
         """
         generation = self._calls.describe(topic).generation
         asked = self._options.starting.of(topic)
@@ -92,13 +99,15 @@ class Subscription:
         return Position(generation, self._position(topic, asked))
 
     def end(self, topic: str, start: bytes) -> bytes:
-        """The exclusive end of a batch from ``start`` on. All transactions before it are decided.
+        """Return the exclusive end of a batch from ``start``. All transactions before it are decided.
 
-        As of a moment: nothing that belongs to the batch comes behind it any more. Raises BrokerError: it is too long
-        ago, or still to come.
+        With ``as_of_ms``, no message that belongs to the batch can appear after the end.
+
+        Raises:
+          BrokerError: ``as_of_ms`` is too long ago, or in the future.
         """
         if self._options.as_of_ms is not None:
-            # Reads nothing, but what is asked as of a moment is closed: nothing gets a time up to it any more.
+            # This reads nothing, but it closes the moment: no later commit gets a time up to it.
             self._calls.offsets(topic, start=FIRST, end=FIRST, isolation="committed", as_of_ms=self._options.as_of_ms)
         asked, generation = self._options.ending.of(topic)
         if generation is not None:
@@ -109,7 +118,7 @@ class Subscription:
         return self._decided(topic, start, None if asked in ("latest", "earliest") else _id(asked))
 
     def newest(self, topic: str) -> bytes:
-        """The position behind all published messages, decided or not."""
+        """Return the position after all published messages, decided or not."""
         return self._calls.end(topic)[0]
 
     def _position(self, topic: str, asked: TopicBound) -> bytes:
@@ -120,11 +129,11 @@ class Subscription:
         if isinstance(asked.bound, bytes):
             self._check_there(topic, asked.bound)
         elif self._calls.standing(topic, _id(asked.bound)).expired:
-            return FIRST  # a time means the messages that are still there
+            return FIRST  # a time promises only the messages that still exist
         return _id(asked.bound)
 
     def _check_there(self, topic: str, start: bytes) -> None:
-        """A start at a message promises all messages after it. Raises DataLoss: some have expired."""
+        """Check a start at a message, which promises all messages after it. Raises DataLoss: some have expired."""
         if start == FIRST:
             return
         found = self._calls.standing(topic, start)
@@ -132,12 +141,12 @@ class Subscription:
             self._losses.expired(topic, start, found.earliest)
 
     def _decided(self, topic: str, start: bytes, end: bytes | None) -> bytes:
-        """The end of the decided messages, ``end`` at most."""
+        """Return the end of the decided messages, at most ``end``."""
         published, undecided = self._calls.end(topic)
         last = published if end is None else min(end, published)
         if self.isolation == "uncommitted" or self._options.as_of_ms is not None or not undecided or last <= start:
             return last
-        # The daemon looks at each message, which is not worth it without open transactions.
+        # The daemon examines every message for this, so do it only if there are open transactions.
         return whole_extent(self._calls, topic, start=start, end=last, isolation="committed").end
 
 
@@ -155,11 +164,11 @@ _WAY_OUT = "failOnDataLoss=false goes on with what there is"
 
 
 class DataLoss(RuntimeError):
-    """Messages are gone, or may be, that were not read."""
+    """Messages are gone, or may be gone, that were not read."""
 
 
 class Losses:
-    """Handles lost messages: raises DataLoss (failOnDataLoss), or warns once and goes on."""
+    """Handles lost messages: raises DataLoss (failOnDataLoss), or logs one warning and continues."""
 
     def __init__(self, namespace: str, *, fail: bool) -> None:
         self._namespace = namespace
@@ -167,27 +176,27 @@ class Losses:
         self._warned: set[str] = set()
 
     def expired(self, topic: str, start: bytes, earliest: bytes) -> None:
-        """Messages from ``start`` on may have expired, if any were published then. Raises DataLoss."""
+        """Handle the expiry of messages from ``start`` on, if any were published then. Raises DataLoss."""
         self._lost(
             f"messages of topic {self._namespace}:{topic} published between {_when(start)} and {_when(earliest)} have "
             f"expired by its time to live, and may not have been read"
         )
 
     def recreated(self, topic: str, known: int, found: int) -> None:
-        """The topic was deleted and created anew. Raises DataLoss."""
+        """Handle a topic that was deleted and created again. Raises DataLoss."""
         self._lost(
             f"topic {self._namespace}:{topic} was deleted and created anew (generation {known} before, {found} now): "
             "what was not read of the former one is gone"
         )
 
     def deleted(self, topic: str) -> None:
-        """The topic was deleted. Raises DataLoss."""
+        """Handle a deleted topic. Raises DataLoss."""
         self._lost(
             f"topic {self._namespace}:{topic} was deleted: what was not read of it is gone, unless it is undeleted"
         )
 
     def set_aside(self, topic: str, rows: int) -> None:
-        """Damaged rows were passed, which an operator has set aside so that readers do: a warning in either case."""
+        """Warn about skipped damaged rows. It is no loss: an operator set them aside so that readers skip them."""
         self._warn(
             f"{rows} damaged rows of topic {self._namespace}:{topic} were passed, which an operator has set aside"
         )
@@ -204,7 +213,7 @@ class Losses:
 
 
 def _when(position: bytes) -> str:
-    """The time in an id, for people."""
+    """Format the time in an id for people."""
     milliseconds = int.from_bytes(position[:8], "big")
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.job import Run
 
 FIRST = bytes(20)
-#: A run that starts within this part of the ttl after the archive had caught up cannot have lost a message.
+#: A run is trusted to lose nothing if it starts within this part of the ttl after the archive had caught up.
 SAFE_PART = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class AppendOptions:
-    """How topics are archived."""
+    """Options of archiving."""
 
     root: str
     checkpoint: str | None = None
-    """The folder of the queries' checkpoints; None: in the archive."""
+    """The folder of the queries' checkpoints; None: inside the archive."""
     batch_rows: int = 500_000
     batch_bytes: int = 256 << 20
     compression: str = "zstd"
     isolation: str | None = None
     may_lose: bool = False
-    """Go on behind messages that expired before they were archived, instead of failing."""
+    """Skip messages that expired before they were archived, instead of failing."""
     warn_at: float = 0.5
     """Warn when the oldest waiting message is older than this part of the topic's ttl."""
 
@@ -69,7 +69,7 @@ class Subject:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Be the only process that appends to this archive. Raises Busy: another one appends; nothing was done."""
+        """Lock this archive for appending. Raises Busy: another process is appending; nothing was done."""
 
         def say(text: str) -> None:
             self.run.warn(text, "taken_over", topic=self.topic)
@@ -95,7 +95,11 @@ class Subject:
         return self.offsets.done() or self.offsets.first() or self._end_of_archive()
 
     def begin(self) -> bytes:
-        """Where the query's first batch starts: recorded now in a new checkpoint, and always the same from then on."""
+        """Return where the query's first batch starts; recorded in a new checkpoint, and fixed from then on.
+
+        Raises:
+          CommandFailed: the checkpoint belongs to another query.
+        """
         start = self.offsets.first()
         if start is None:
             if not self.offsets.is_new:
@@ -106,11 +110,11 @@ class Subject:
         return start
 
     def start(self, done: Callable[[Manifest], None], *, every: str | None) -> tuple[StreamingQuery, Batches]:
-        """Start the query; returns it, and what handles its batches.
+        """Start the query; return it and the handler of its batches.
 
         Args:
-          done: called in the query's thread with each batch that was written.
-          every: the trigger's interval; None: end when the messages of now are archived.
+          done: called in the query's thread with each written batch.
+          every: the trigger's interval; None: end when the present backlog is archived.
         """
         start = self.begin()
         spark = self.run.session()
@@ -123,7 +127,7 @@ class Subject:
         return timed.start(), batches
 
     def writer(self, done: Callable[[Manifest], None] = lambda manifest: None) -> ArchiveWriter:
-        """The writer of batches into this archive; it calls ``done`` with each."""
+        """Return a writer of batches into this archive; it calls ``done`` after each."""
         return ArchiveWriter(
             self.files,
             self.log,
@@ -135,26 +139,26 @@ class Subject:
         )
 
     def check_nothing_was_lost(self) -> None:
-        """Check after a run that could not notice losses.
+        """Check the duration of a run that could not detect losses.
 
         Raises:
-          CommandFailed: it took so long that messages may be lost.
+          CommandFailed: the run took so long that messages may have expired unarchived.
         """
         if self._safe_until_ms and now_ms() > self._safe_until_ms:
             says = f"{self.log.name}: the run took longer than messages live; some may have expired unarchived"
             raise CommandFailed(says, hint="archive more often, or raise the ttl")
 
     def entries(self) -> list[Manifest]:
-        """The entries of this generation."""
+        """Load the archive's entries of this generation."""
         return load_manifests(self.files, self.log.folder)
 
     def waiting_s(self, end: bytes) -> float:
-        """The age of the oldest message from ``end`` on, in whatever state, in seconds; 0: there is none."""
+        """Return the age in seconds of the oldest message from ``end`` on, in any state; 0 if there is none."""
         seen = self._client.admin.messages(self.topic, end, limit=1)
         return max(0.0, (now_ms() - seen[0].publish_time_ms) / 1000) if seen else 0.0
 
     def warn_if_behind(self, end: bytes) -> bool:
-        """Report how far the archive is behind; True: too far."""
+        """Report the archive's lag; True if it exceeds ``warn_at``."""
         asked_ms = now_ms()
         age_s = self.waiting_s(end)
         if age_s == 0 and self.offsets.done() == end and not self.run.dry_run:
@@ -175,10 +179,10 @@ class Subject:
         return True
 
     def _is_safe(self) -> bool:
-        """Whether no message can have expired unarchived, although the archive's end may be older than the ttl.
+        """True if no message can have expired unarchived, although the archive's end may be older than the ttl.
 
-        All messages since the archive had caught up are younger than that moment. The connector cannot know this: in a
-        topic with few messages it sees an old position, and has to assume that messages behind it have expired.
+        All messages since the archive caught up are younger than that moment. The connector cannot know this: given the
+        old position of a quiet topic, it must assume that later messages have expired.
         """
         caught_up_ms = self.offsets.caught_up_ms()
         if caught_up_ms is None or now_ms() - caught_up_ms > SAFE_PART * self.ttl_s * 1000:
@@ -188,16 +192,16 @@ class Subject:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the archive ends before the topic's oldest message, and is complete nevertheless."""
+        """True if the archive's end is older than the ttl, and yet no message can be missing."""
         return layout.time_of(self.resumes_at) < now_ms() - self.ttl_s * 1000 and self._is_safe()
 
     def _end_of_archive(self) -> bytes:
-        """The first id behind all archived ones of this generation; gaps before it stay."""
+        """Return the id after all archived ones of this generation; gaps before it are not considered."""
         held = covered(self.entries())
         return held[-1].end if held else FIRST
 
     def source(self, start: bytes, *, follows: bool = False) -> dict[str, str]:
-        """The options of the connector."""
+        """Return the connector's options for a query from ``start``."""
         options = self.run.source(
             subscribe=self.topic,
             startingOffsets=starting_offsets(self.log, start),
@@ -212,14 +216,14 @@ class Subject:
 
 
 def checkpoint_of(run: Run, log: Log, root: str, checkpoint: str | None) -> tuple[str, Offsets]:
-    """The checkpoint of a topic's query: its path or URL, and the offsets in it."""
+    """Return the checkpoint of a topic's query: its path or URL, and its offsets."""
     below = layout.checkpoint_folder(log.namespace, log.topic, log.generation)
     at = f"{(root if checkpoint is None else checkpoint).rstrip('/')}/{below}"
     return at, Offsets(open_files(at, run.session), log)
 
 
 def starting_offsets(log: Log, start: bytes) -> str:
-    """An id as the option startingOffsets takes it."""
+    """Format an id for the option startingOffsets."""
     if start == FIRST:
         return "earliest"
     offset: dict[str, Any] = {"v": 1, "topics": {log.name: {"gen": log.generation, "next": start.hex()}}}
@@ -230,9 +234,9 @@ def starting_offsets(log: Log, start: bytes) -> str:
 
 
 def fill_holes(subject: Subject) -> int:
-    """Archive each hole before the checkpoint's end as an entry of its own; returns the number of messages.
+    """Archive each hole before the checkpoint's end as an entry of its own; return the number of messages.
 
-    Holes are folders that were lost or removed by hand. The query goes on behind them, and would never return there.
+    Holes are folders that were lost or removed by hand. The query continues after them and never goes back.
 
     Raises:
       CommandFailed: the messages may have expired in the topic; nothing was done.
@@ -258,9 +262,9 @@ def fill_holes(subject: Subject) -> int:
 
 
 def fill(subject: Subject, hole: Range) -> int:
-    """Archive the topic's messages of a range; returns their number.
+    """Archive the topic's messages of a range; return their number.
 
-    Raises what Spark raises: the hole is still there.
+    Spark's errors are raised unchanged; the hole is then still there.
     """
     subject.run.session().conf.set(*TIMESTAMPS)
     manifest = subject.writer().put(in_topic(subject, hole), secrets.token_hex(16), 0, hole)
@@ -268,7 +272,7 @@ def fill(subject: Subject, hole: Range) -> int:
 
 
 def in_topic(subject: Subject, hole: Range) -> DataFrame:
-    """The messages of a range."""
+    """Read the messages of a range from the topic."""
     options = subject.source(hole.start) | {"endingOffsets": starting_offsets(subject.log, hole.end)}
     for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger"):
         del options[name]

@@ -127,7 +127,11 @@ def run(run: Run, topics: tuple[str, ...], root: Path, *, publish_lineage: bool,
 
 
 def _say_what_would_be(run: Run, topics: tuple[str, ...], root: Path) -> None:
-    """Report how many messages wait, and from where on. Raises TopicNotFound, FolderTaken, TablesUnreadable."""
+    """Report the number of waiting messages and where they start.
+
+    Raises:
+      TopicNotFound, FolderTaken, TablesUnreadable: nothing happened.
+    """
     from pyspark_plainsong.pipeline.audit.manifest import first_look
 
     manifest = first_look(root)
@@ -375,7 +379,7 @@ def export(run: Run, root: Path, out: Path, chosen: tuple[str, ...], depth: int 
 
 # --- generate --------------------------------------------------------------------------------------
 
-#: Progress is reported and metrics are written after so many messages.
+#: Messages between progress reports, which also write the metrics.
 TELL_EVERY = 10_000
 
 
@@ -458,10 +462,10 @@ def generate(run: Run, messages: int, seed: int, bad: float, topic: str | None, 
 
 
 def _publish(run: Run, made: Iterator[bytes], topic: str, producer_name: str, create: bool, messages: int) -> int:
-    """Publish the messages that the topic does not have yet; returns how many it had.
+    """Publish the messages that the topic does not have yet; return the number of those it had.
 
     Raises:
-      PlainsongError: run it again.
+      PlainsongError: some messages may not have been published; running it again publishes the rest.
     """
     with run.client(topic) as client:
         if create:
@@ -479,7 +483,7 @@ def _publish(run: Run, made: Iterator[bytes], topic: str, producer_name: str, cr
 
 
 def _reporting(run: Run, made: Iterator[bytes], messages: int, where: str) -> Iterator[bytes]:
-    """The same payloads; reports the progress."""
+    """Yield the payloads unchanged, and report progress."""
     size = since = 0
     for number, each in enumerate(made, 1):
         yield each
@@ -493,7 +497,7 @@ def _reporting(run: Run, made: Iterator[bytes], messages: int, where: str) -> It
 
 
 def moment(place: object, option: str) -> datetime | None:
-    """A time from the command line. Raises click.BadParameter."""
+    """Convert a time from the command line; None if there is none. Raises click.BadParameter."""
     if place is None:
         return None
     if not isinstance(place, int):
@@ -502,9 +506,9 @@ def moment(place: object, option: str) -> datetime | None:
 
 
 def show_rows(run: Run, event: str, headings: Sequence[str], rows: Sequence[Mapping[str, Any]], limit: int) -> None:
-    """Print rows by the columns of ``headings`` (``>``: numbers), and whether there may be more.
+    """Print rows with the columns of ``headings`` (``>``: numbers); warn if the limit may have cut them.
 
-    Without a terminal they are as wide as they need, for programs that search them.
+    Without a terminal, lines are not shortened, so that other programs can search them.
     """
     names = [heading.removeprefix(">") for heading in headings]
     if run.as_json:
@@ -524,7 +528,7 @@ def _cells(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A value for JSON and for people: times in UTC, ids in hex, payloads as text if they are UTF-8."""
+    """Convert a value for output: times in UTC, bytes in hex, Arrow's maps to dictionaries."""
     if isinstance(value, datetime):
         return show_time(round(value.timestamp() * 1000))
     if isinstance(value, bytes):
@@ -535,7 +539,7 @@ def _plain(value: Any) -> Any:
 
 
 def _properties(pairs: Any) -> Any:
-    """A map, which Arrow returns as a list of pairs."""
+    """Convert a map, which Arrow returns as a list of pairs."""
     return dict(pairs) if isinstance(pairs, list) else pairs
 
 

@@ -1,6 +1,6 @@
 """The stream that keeps the tables: topics in, batch by batch, until it has caught up or for ever.
 
-It also finds how far the tables are behind, and which topics are merely quiet.
+It also measures the lag of the tables, and tells quiet topics from lost messages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 #: The folder of the checkpoints, within the tables' folder.
 CHECKPOINTS: Final = "checkpoints"
 _CHECKPOINT: Final = re.compile("[0-9a-f]{16}")
-#: Seconds between questions about waiting messages, if no batch comes.
+#: Seconds between lag measurements while no batch arrives.
 TELL_EVERY: Final = 30
 
 
@@ -51,17 +51,17 @@ class Sum:
 
 @dataclass(frozen=True)
 class Choices:
-    """How topics are read."""
+    """Options of reading."""
 
     batch_rows: int = 100_000
     batch_bytes: int = 64 << 20
     keep_s: float = 3600.0
     """How long merged files stay, for readers that have opened them."""
     every: str | None = None
-    """Follow the topics at this interval ("10 seconds"); None: end when the messages of now are in the tables."""
+    """Follow the topics at this interval ("10 seconds"); None: end when the present backlog is in the tables."""
     isolation: str | None = None
     may_lose: bool = False
-    """Go on behind messages that expired unread, instead of failing."""
+    """Skip messages that expired before they were read, instead of failing."""
 
 
 def run_stream(run: Run, topics: Sequence[str], root: Path, choices: Choices) -> tuple[Sum, TablesManifest]:
@@ -79,7 +79,7 @@ def run_stream(run: Run, topics: Sequence[str], root: Path, choices: Choices) ->
         properties = {f"{namespace}:{topic}": client.admin.properties(topic) for topic in topics}
         lives = {topic: int(each["generation"]) for topic, each in properties.items()}
         ttls_s = {topic: int(each["ttl"]) for topic, each in properties.items()}
-        run.session()  # before the folder is locked; and the start of Spark must not count in the rates
+        run.session()  # start Spark before locking the folder, and before the rates begin to count
         run.progress.begin()
         with keep(root, TABLES, keep_s=choices.keep_s) as keeping:
             keeping.begin(lives)
@@ -87,7 +87,8 @@ def run_stream(run: Run, topics: Sequence[str], root: Path, choices: Choices) ->
             behind = Behind(run, client, ttls_s, quiet, uncommitted=choices.isolation == "uncommitted")
             report = _StreamReport(run, keeping, behind)
             behind.tell(keeping.manifest)
-            # A query that follows must notice losses, which it can only from a position where there is a message.
+            # A following query has to detect losses, which needs a start at a message that still exists. So if the
+            # position is old, catch up first.
             if choices.every is None or quiet.is_old(keeping.manifest):
                 safe = quiet.is_safe(keeping.manifest)
                 _go(run, lives, root, replace(choices, every=None, may_lose=choices.may_lose or safe), keeping, report)
@@ -113,7 +114,7 @@ def _go(run: Run, lives: dict[str, int], root: Path, choices: Choices, keeping: 
 
 
 class _StreamReport:
-    """The progress of a query: batches end in the query's thread, and are reported in the command's."""
+    """Reports a query's batches in the command's thread; they end in the query's thread."""
 
     def __init__(self, run: Run, keeping: Keeping, behind: Behind) -> None:
         self.total = Sum()
@@ -124,11 +125,11 @@ class _StreamReport:
         self._seconds = 0
 
     def on_rows(self, rows: DataFrame, batch: int) -> None:
-        """Add a batch; called by the query, in its thread."""
+        """Add a batch to the tables; runs in the query's thread."""
         self._came_to[batch] = absorb(self._keeping, rows)
 
     def on_batch(self, progress: dict[str, Any]) -> None:
-        """Report a batch that was added."""
+        """Report an added batch; runs in the command's thread."""
         absorbed = self._came_to.pop(progress["batchId"], Absorbed())
         self.total.messages += absorbed.messages
         self.total.bad += absorbed.bad
@@ -149,7 +150,7 @@ class _StreamReport:
         )
 
     def idle(self) -> None:
-        """Report lag and metrics now and then; called every second."""
+        """Update lag and metrics every ``TELL_EVERY`` calls; called once a second."""
         self._seconds += 1
         if self._seconds % TELL_EVERY == 0:
             self._behind.tell(self._keeping.manifest)
@@ -177,9 +178,9 @@ def _source(run: Run, choices: Choices, manifest: TablesManifest, lives: dict[st
 
 
 def _checkpoint(root: Path) -> Path:
-    """A new checkpoint for one query: each query starts where the tables end, and no checkpoint counts.
+    """Return a new checkpoint folder, and remove those of earlier queries.
 
-    It removes the checkpoints of earlier queries.
+    Each query starts where the tables end, so no checkpoint is ever resumed.
     """
     folder = root.absolute() / CHECKPOINTS
     for each in folder.iterdir() if folder.is_dir() else ():
@@ -188,21 +189,21 @@ def _checkpoint(root: Path) -> Path:
     return folder / secrets.token_hex(8)
 
 
-# --- how far the tables are behind -----------------------------------------------------------------
+# --- lag -------------------------------------------------------------------------------------------
 
 #: States of messages that committed readers skip.
 _PASSED_OVER: Final = ("rolled-back", "invalid")
-#: Sizes of the pages that are searched for the first waiting message, which is nearly always the very first.
+#: Page sizes of the search for the first waiting message, which is nearly always the very first.
 _PAGES: Final = (1, 100, 1000, 1000)
 
 
 class Behind:
-    """Metrics about the messages that wait in topics.
+    """Measures the age of the oldest message that is not in the tables yet.
 
     Args:
       ttls_s: by topic (``namespace:name``).
-      quiet: gets a note when no message waits.
-      uncommitted: the tables take messages of any transaction, so rolled back ones wait, too.
+      quiet: records when a topic has no waiting message.
+      uncommitted: the tables take messages of any transaction, so rolled back ones count, too.
     """
 
     def __init__(self, run: Run, client: Client, ttls_s: Mapping[str, int], quiet: Quiet, *, uncommitted: bool) -> None:
@@ -213,9 +214,9 @@ class Behind:
         self._uncommitted = uncommitted
 
     def tell(self, manifest: TablesManifest) -> float:
-        """Ask, and set the metrics of each topic; the greatest age in seconds.
+        """Set each topic's metrics; return the greatest age in seconds.
 
-        If the daemon does not answer, the metrics stay as they are: metrics must not end a run.
+        Errors of the daemon leave a topic's metrics unchanged: metrics must not end a run.
         """
         ages_s = [0.0]
         for topic, ttl_s in self._ttls_s.items():
@@ -233,7 +234,7 @@ class Behind:
         return max(ages_s)
 
     def _age_s(self, topic: str, last: str | None) -> float:
-        """The age of the oldest message after ``last`` that a run takes, now or once decided; 0: there is none."""
+        """Return the age of the oldest message after ``last`` that a run will take, undecided ones included; else 0."""
         start = FIRST_BOUND if last is None else after(bytes.fromhex(last))
         seen: Sequence[Seen] = ()
         for limit in _PAGES:
@@ -244,7 +245,7 @@ class Behind:
             if not page:
                 return 0.0
             seen, start = page, after(bytes(page[-1].id))
-        # A waiting message, if there is one, is younger than all these.
+        # None of these is taken, so a waiting message is younger than the last of them.
         return _age_s(seen[-1])
 
 
@@ -256,10 +257,10 @@ def _age_s(message: Seen) -> float:
 #
 # Tells a quiet topic from one whose messages expired before they were read.
 #
-# The connector sees a position that is older than the topic's time to live, and has to assume that messages behind it
-# have expired. A run that had read everything knows better: whatever came since is younger than that.
+# If a position is older than the topic's time to live, the connector must assume that later messages have expired. A
+# run that read everything records when: all messages since then are younger than that.
 
-#: A file beside the manifest; without it there may be a false alarm.
+#: A file next to the manifest; without it a quiet topic may be reported as a loss.
 NOTES: Final = "caught-up.json"
 #: A run that starts within this part of the ttl cannot have lost a message.
 SAFE_PART: Final = 0.5
@@ -267,7 +268,7 @@ SAFE_PART: Final = 0.5
 
 @dataclass
 class Quiet:
-    """What is known of topics (``namespace:name``) with these times to live."""
+    """Records when topics (``namespace:name``) were read to their end."""
 
     root: Path
     ttls_s: Mapping[str, int]
@@ -276,7 +277,7 @@ class Quiet:
     def note(self, manifest: TablesManifest, topic: str, asked_ms: int) -> None:
         """Record that at ``asked_ms`` the tables of ``manifest`` had all messages of the topic.
 
-        It does so only as long as no later message can have come and expired.
+        Ignored if a later message could have been published and expired by then.
         """
         since_ms = self._since_ms(manifest, topic)
         if since_ms is not None and asked_ms - since_ms < self.ttls_s[topic] * 1000:
@@ -284,7 +285,7 @@ class Quiet:
             LocalFiles(self.root).write(NOTES, json.dumps({**self._notes(), topic: noted}).encode())
 
     def is_safe(self, manifest: TablesManifest) -> bool:
-        """Whether no message behind the tables can have expired; else the connector has to look for losses."""
+        """True if no message after the tables' end can have expired; otherwise the connector must detect losses."""
         untils_ms = []
         for topic, ttl_s in self.ttls_s.items():
             since_ms = self._since_ms(manifest, topic)
@@ -297,7 +298,7 @@ class Quiet:
         return True
 
     def _since_ms(self, manifest: TablesManifest, topic: str) -> int | None:
-        """The time up to which the tables are known to be complete; None: they have no message of the topic."""
+        """Return the time up to which the tables are known to be complete; None if they have no message of the topic."""
         last = manifest.through.get(topic)
         if last is None:
             return None
@@ -308,7 +309,7 @@ class Quiet:
         return published_ms
 
     def is_old(self, manifest: TablesManifest) -> bool:
-        """Whether the tables end at a position where the connector would assume a loss."""
+        """True if the tables end at a position where the connector would report a loss."""
         return any(
             unpack_id(bytes.fromhex(manifest.through[topic])).publish_ts_ms < now_ms() - ttl_s * 1000
             for topic, ttl_s in self.ttls_s.items()
@@ -316,10 +317,10 @@ class Quiet:
         )
 
     def check(self) -> None:
-        """Check after a run that could not notice losses.
+        """Check the duration of a run that could not detect losses.
 
         Raises:
-          CommandFailed: it took so long that messages may be lost.
+          CommandFailed: the run took so long that messages may have expired unread.
         """
         if self._safe_until_ms and now_ms() > self._safe_until_ms:
             says = "the run took longer than messages live; some may have expired before they were read"
