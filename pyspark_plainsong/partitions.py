@@ -1,7 +1,7 @@
 """Measures ranges of topics, and cuts them into the partitions that tasks read.
 
-The daemon looks at every message, about a million a second. So a long range is measured in steps, and the steps are
-added up: no request takes longer than a request may.
+To measure, the daemon examines every message, about a million a second. So a long range is measured in several
+requests, each of which stays within the request time-out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark_plainsong.calls import Calls, Extent, Isolation
 
-#: Messages measured by one request.
+#: Messages per measuring request.
 STEP_MESSAGES = 5_000_000
 
 
@@ -33,7 +33,7 @@ def whole_extent(
     splits: int | None = None,
     as_of_ms: int | None = None,
 ) -> Extent:
-    """``Calls.offsets`` for a range of any length, in as many requests as it takes.
+    """Return ``Calls.offsets`` for a range of any length, in as many requests as needed.
 
     Args:
       splits: parts of each step; the end of a step is a bound, too.
@@ -61,7 +61,7 @@ def whole_extent(
         if step.generation != whole.generation or not step.messages:
             break
         if max_bytes is not None and whole.size_bytes + step.size_bytes > max_bytes:
-            break  # the first message is larger than what is left
+            break  # the first message exceeds the remaining bytes
         whole = whole._replace(
             end=step.end,
             messages=whole.messages + step.messages,
@@ -75,13 +75,13 @@ def whole_extent(
 
 #: Parts that one request can cut a range into.
 _MAX_SPLITS = 1_000
-#: Tasks of one job: with more, maxRecordsPerPartition is a mistake.
+#: More tasks than this in one job mean that maxRecordsPerPartition is a mistake.
 MAX_PARTITIONS = 100_000
 
 
 @dataclass(frozen=True)
 class TopicRange(InputPartition):
-    """Messages of one topic, ``start <= id < end``: every read of it has the same rows."""
+    """Messages of one topic, ``start <= id < end``. Every read of it returns the same rows."""
 
     topic: str
     generation: int
@@ -89,9 +89,9 @@ class TopicRange(InputPartition):
     end: bytes
     isolation: Isolation
     complete_from: bytes | None = None
-    """A message missing from here on is lost: none had expired when the range was made. None: messages may expire."""
+    """No message from here on had expired when the range was made, so a missing one is a loss. None: messages may expire."""
     as_of_ms: int | None = None
-    """The moment as of which it is read; None: now."""
+    """Read what had been committed by this moment; None: by now."""
 
     def from_to(self, start: bytes, end: bytes) -> TopicRange:
         """A part of the range."""
@@ -140,7 +140,7 @@ def _in_parts(calls: Calls, ranges: Sequence[TopicRange], wanted: int) -> list[T
         for each in ranges
     ]
     total = sum(extent.size_bytes for extent in extents) or 1
-    # Every range gets one part; the others are shared by bytes, rounded up so that there are enough.
+    # Every range gets one part; the others are distributed by bytes, rounded up to reach the number wanted.
     left = wanted - len(ranges)
     found: list[TopicRange] = []
     for each, extent in zip(ranges, extents, strict=True):
@@ -174,7 +174,7 @@ def _steps(calls: Calls, whole: TopicRange, max_records: int) -> Iterator[TopicR
             isolation=whole.isolation,
             as_of_ms=whole.as_of_ms,
         )
-        # A part that ends before it is full is the last one: there are no more messages.
+        # A part that is not full is the last one: there are no more messages.
         stop = extent.end if extent.messages >= max_records else whole.end
         stop = min(stop, whole.end)
         yield whole.from_to(at, stop)

@@ -1,8 +1,8 @@
-"""Publishes what tasks have stored, once: opens a session, asks what the topic remembers, publishes.
+"""Publishes the rows that tasks have stored, exactly once: opens a session, checks the producer's state, publishes.
 
-A topic remembers the highest sequence id of each producer, so a publish whose answer got lost can be sent again.
-Opening a session raises the producer's epoch: from then on no publish of an earlier session can land, however late it
-arrives, and what the topic remembers is final.
+A topic remembers the highest sequence id of each producer, so a publish can be repeated if its answer was lost.
+Opening a session raises the producer's epoch and fences earlier sessions: none of their publishes can land later, so
+the state that the topic returns is final.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class TaskStored(WriterCommitMessage):
-    """A task attempt that succeeded. No reader sees its rows until a publish lists its segment."""
+    """A successful task attempt. Its rows are invisible until a publish lists its segment."""
 
     partition: int
     segment: str
@@ -44,7 +44,7 @@ class TaskStored(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Winners:
-    """The segments of one topic that a save or micro-batch publishes: of the attempts that Spark counts."""
+    """The segments that a save or micro-batch publishes in one topic: those of the attempts that Spark counts."""
 
     topic: str
     segments: tuple[str, ...]
@@ -53,7 +53,7 @@ class Winners:
 
 
 class MixedGenerations(RuntimeError):
-    """The topic was created anew while tasks were storing; nothing was published."""
+    """The topic was created again while tasks were storing; nothing was published."""
 
 
 class OutOfOrder(RuntimeError):
@@ -61,10 +61,10 @@ class OutOfOrder(RuntimeError):
 
 
 def winners(tasks: Iterable[TaskStored]) -> list[Winners]:
-    """What to publish: for each topic that has rows, the segments in the order of the partitions; topics by name.
+    """Return the segments to publish, in the order of the partitions, for each topic with rows; topics by name.
 
     Raises:
-      MixedGenerations: some rows were stored before a topic was created anew, and some after it.
+      MixedGenerations: some rows were stored before a topic was created again, and some after it.
     """
     by_topic: dict[str, list[tuple[TaskStored, Stored]]] = {}
     for task in sorted(tasks, key=lambda task: task.partition):
@@ -84,7 +84,11 @@ def winners(tasks: Iterable[TaskStored]) -> list[Winners]:
 
 
 def check_order(won: Iterable[Winners], *, ordered: bool) -> None:
-    """Raises OutOfOrder: ``ordered``, and several tasks stored rows of one topic, whose order is then not defined."""
+    """Check that ``ordered`` can be fulfilled.
+
+    Raises:
+      OutOfOrder: several tasks stored rows of one topic, so their order is undefined.
+    """
     for each in won:
         if ordered and len(each.segments) > 1:
             raise OutOfOrder(
@@ -95,13 +99,13 @@ def check_order(won: Iterable[Winners], *, ordered: bool) -> None:
 
 # --- publishing ------------------------------------------------------------------------------------
 
-#: Refusals that do not exclude that an earlier attempt of the same publish has landed.
+#: A publish refused with one of these may still have landed in an earlier attempt.
 _SHUT_OUT = frozenset({"producer_fenced", "producer_expired"})
 _OFF = "deduplication_disabled"
 
 
 class NotPublished(RuntimeError):
-    """The rows are not in the topic named, and no request that is under way will publish them."""
+    """The rows are not in the topic named, and no request in flight will publish them."""
 
 
 class CheckpointRewound(RuntimeError):
@@ -109,7 +113,7 @@ class CheckpointRewound(RuntimeError):
 
 
 class OutcomeUnknown(RuntimeError):
-    """The daemon did not answer whether the topic named has the rows."""
+    """The topic named may have the rows; the daemon did not answer."""
 
 
 @dataclass(frozen=True)
@@ -119,19 +123,19 @@ class Identity:
     producer: str
     sequence_id: int
     memory_s: int | None = None
-    """How long topics remember the producer after its last sign of life; None: the daemon's default."""
+    """Retention of the producer's state after its last publish or session; None: the daemon's default."""
     must_be_remembered: bool = True
-    """Refuse topics without deduplication, where a second run would publish everything again."""
+    """Refuse topics without deduplication: there a second run would publish everything again."""
     is_micro_batch: bool = True
-    """Spark repeats the last micro-batch only; False: the user counts, and may repeat any of the last saves."""
+    """True: Spark numbers, and repeats only the last one. False: the user numbers, and may repeat any recent save."""
 
     def publish(self, calls: Calls, won: Winners) -> bool:
-        """Publish the segments in one topic; False: it has the rows of this identity already.
+        """Publish the segments in one topic; False if the topic already has this save or micro-batch.
 
         Raises:
-          NotPublished: the topic does not have them.
-          CheckpointRewound: the topic has a later micro-batch, so what it has under this number may be other rows.
-          OutcomeUnknown: the topic may have them.
+          NotPublished: the topic does not have the rows.
+          CheckpointRewound: the topic has a later micro-batch, so its rows under this number may be others.
+          OutcomeUnknown: the topic may have the rows.
         """
         try:
             session = calls.open_producer(
@@ -163,27 +167,27 @@ class Identity:
             if error.outcome == "not-applied" and error.code not in _SHUT_OUT:
                 raise self._not_published(won, error) from error
             return self._settle(calls, won, error)
-        return True  # also if it was a duplicate: in this session that is our own publish, sent again
+        return True  # a duplicate, too: in this session it can only be our own retry
 
     def is_complete(self, calls: Calls, won: Winners) -> bool:
-        """Whether the topic has the rows; if not, no publish that is under way can add them.
+        """True if the topic has the rows; if False, no publish in flight can add them.
 
         Raises:
           BrokerError: the daemon does not answer.
         """
         known = calls.producer(won.topic, self.producer)
         if known is None:
-            return False  # the session was not opened, which comes before the publish
+            return False  # no session was opened, so nothing was published
         return self._is_there(known) or self._is_there(calls.open_producer(won.topic, self.producer))
 
     def forget(self, calls: Calls, won: Iterable[Winners]) -> None:
-        """Make the topics forget this identity, which is not used again; if that fails, they forget it later."""
+        """Delete the topics' state of this identity, which is not used again. Errors are ignored: the state expires."""
         with suppress(BrokerError):
             for each in won:
                 calls.forget_producer(each.topic, self.producer)
 
     def _is_there(self, known: ProducerState) -> bool:
-        """Whether the topic remembers that this was published."""
+        """True if the producer's state shows that this was published."""
         if known.last_sequence_id > self.sequence_id and not self.is_micro_batch:
             return known.has(self.sequence_id)
         return known.last_sequence_id >= self.sequence_id
@@ -200,7 +204,7 @@ class Identity:
         )
 
     def _publish_unremembered(self, calls: Calls, won: Winners) -> bool:
-        """Publish in a topic without deduplication: a single attempt, since a second one would not be recognized."""
+        """Publish in a topic without deduplication: one attempt, since the topic would not recognize a retry."""
         try:
             self._send(calls, won, None)
         except BrokerError as error:
@@ -213,7 +217,7 @@ class Identity:
         return True
 
     def _settle(self, calls: Calls, won: Winners, error: BrokerError) -> bool:
-        """Find out whether a publish of unknown outcome has landed; True: it has."""
+        """Return True if a publish of unknown outcome has landed; otherwise raise NotPublished or OutcomeUnknown."""
         try:
             complete = self.is_complete(calls, won)
         except BrokerError as silence:

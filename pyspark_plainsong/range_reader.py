@@ -1,12 +1,12 @@
-"""What a read task does: fetches one range of one topic, page by page, and makes each page an Arrow batch.
+"""A read task: fetches one range of one topic, page by page, and converts each page to an Arrow batch.
 
 A body of frames is heads, payloads and tails that follow each other without a gap:
 
     head   id:20  [pointer:i64]  size:u32        tail   [size:u32  attributes]
 
-Once their bounds are known the body is an Arrow array of binary values as it is: every column but the attributes is cut
-out of it without a loop over messages. The bounds of messages of one length are counted, others are walked from length
-to length.
+With their bounds, the body itself is an Arrow array of binary values: every column but the attributes is sliced out of
+it without a loop over messages. If all messages have one length, the bounds are computed; otherwise a loop follows the
+length fields.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark_plainsong.subscription import Losses
 
 log = logging.getLogger("pyspark_plainsong")
-#: How long one poll waits for a transaction that was decided when the range was made, and seems undecided now.
+#: How long one poll waits if a transaction that was decided when the range was made seems undecided now.
 HELD_WAIT_MS = 5_000
 _PAUSE_S = 1.0
 
@@ -51,8 +51,8 @@ class RangeReader:
     """Reads ranges with the columns of ``schema``.
 
     Args:
-      fetch_size: messages of a page, which becomes one batch.
-      patience_s: how long to wait for a transaction service that is not available, or is behind.
+      fetch_size: messages per page; a page becomes one batch.
+      patience_s: how long to wait for a transaction service that is not available, or lags.
     """
 
     def __init__(self, calls: Calls, schema: StructType, losses: Losses, *, fetch_size: int, patience_s: float) -> None:
@@ -63,11 +63,11 @@ class RangeReader:
         self._patience_s = patience_s
 
     def read(self, part: TopicRange) -> Iterator[pa.RecordBatch]:
-        """All messages of the range, in order.
+        """Yield all messages of the range, in order.
 
         Raises:
           BrokerError: the daemon did not answer, or refused.
-          DataLoss: the topic is gone or was created anew, or messages of the range expired before they were read.
+          DataLoss: the topic is gone or was created again, or messages of the range expired before they were read.
           Undecided: the daemon has lost the decision about a transaction in the range.
         """
         batches = FrameBatches(self._schema, self._calls.namespace, part.topic)
@@ -130,7 +130,11 @@ class RangeReader:
                 time.sleep(_PAUSE_S)
 
     def _check(self, part: TopicRange) -> None:
-        """Raises DataLoss: the topic was created anew, or messages of the range expired before they were read."""
+        """Check that the range was complete.
+
+        Raises:
+          DataLoss: the topic was created again, or messages of the range expired before they were read.
+        """
         now = self._calls.standing(part.topic, part.end if part.complete_from is None else part.complete_from)
         if now.generation != part.generation:
             self._losses.recreated(part.topic, part.generation, now.generation)
@@ -157,13 +161,13 @@ class _Cut(NamedTuple):
 
 
 class FrameBatches:
-    """Makes record batches with the columns of ``schema`` from one topic's frames."""
+    """Converts one topic's frames to record batches with the columns of ``schema``."""
 
     def __init__(self, schema: StructType, namespace: str, topic: str) -> None:
         self.schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
         self._constants = {"namespace": namespace, "topic": topic}
         names = set(self.schema.names)
-        #: Whether frames must have pointers, and attributes.
+        #: True if the schema needs frames with pointers; with attributes.
         self.pointers = TRANSACTION_COLUMN in names
         self.attributes = bool(names & {"routing_key", "headers"})
         self._makers: dict[str, Callable[[_Cut], pa.Array]] = {
@@ -179,7 +183,7 @@ class FrameBatches:
         }
 
     def batch(self, body: bytes) -> pa.RecordBatch:
-        """All messages of a complete body, in topic order.
+        """Convert all messages of a complete body, in topic order.
 
         Raises:
           BrokenFrames: the end is missing, its count is wrong, or bytes follow it.
@@ -211,7 +215,7 @@ class FrameBatches:
         return pa.repeat(pa.scalar(self._constants[name]), cut.messages)
 
     def _attributes(self, cut: _Cut) -> dict[str, pa.Array]:
-        """The columns ``routing_key`` and ``headers``: equal attributes are decoded once."""
+        """Return the columns ``routing_key`` and ``headers``. Equal attributes are decoded once per page."""
         kind = (
             self.schema.field("headers").type if "headers" in self.schema.names else pa.map_(pa.string(), pa.string())
         )
@@ -230,7 +234,7 @@ class FrameBatches:
 
 
 def _bounds_alike(body: bytes, count: int, head_bytes: int, tail: bytes) -> array[int] | None:
-    """Where the parts of messages begin if all have one length and no attributes; None: they have not."""
+    """Return the offsets of all parts if the messages have one length and no attributes; otherwise None."""
     stop = len(body) - _END_BYTES
     if not count or stop % count:
         return None
@@ -249,7 +253,7 @@ def _bounds_alike(body: bytes, count: int, head_bytes: int, tail: bytes) -> arra
 
 
 def _bounds_walked(body: bytes, count: int, head_bytes: int, *, attributes: bool) -> tuple[array[int], bool]:
-    """Where the parts of all messages begin, and whether a message has attributes. Raises BrokenFrames."""
+    """Return the offsets of all parts, and whether any message has attributes. Raises BrokenFrames."""
     stop = len(body) - _END_BYTES
     bounds: list[int] = []
     add = bounds.append
@@ -281,12 +285,12 @@ def _every_third(parts: pa.Array, first: int) -> pa.Array:
 
 @lru_cache(8)
 def _thirds(first: int, stop: int) -> pa.Array:
-    """Indexes of every third part; cached, since most pages have one size."""
+    """Return the indexes of every third part; cached, since most pages have the same size."""
     return pa.array(range(first, stop, 3), pa.int32())
 
 
 def _numbers(heads: pa.Array, at: int, kind: str) -> pa.Array:
-    """The big-endian numbers at byte ``at`` of every head; ``kind`` as array's: ``q`` or ``H``."""
+    """Decode the big-endian number at byte ``at`` of every head; ``kind`` is a type code of ``array``, q or H."""
     found = array(kind)
     data = pc.binary_slice(heads, at, at + found.itemsize)
     buffer = data.buffers()[2]
@@ -305,14 +309,14 @@ def _null_where_0(numbers: pa.Array) -> pa.Array:
 
 
 def _payload_sequence_ids(cut: _Cut) -> pa.Array:
-    """Null for messages that were published without being stored first, and whose sequence id is 0."""
+    """Return payload sequence ids; null for 0 in a message that was not stored before its publish."""
     counted = _numbers(cut.heads, 18, "H").cast(pa.int32())
     plain = pc.and_(pc.equal(counted, 0), pc.equal(_numbers(cut.heads, 10, "q"), 0))
     return pc.if_else(plain, pa.scalar(None, pa.int32()), counted)
 
 
 def _key_and_headers(packed: bytes) -> tuple[str | None, list[tuple[str, str]] | None]:
-    """The routing key, and the other attributes; None: there are none."""
+    """Decode the routing key and the other attributes; None for each that is missing."""
     attributes: dict[str, Any] = decode_attributes(packed)
     key = attributes.pop(ROUTING_KEY, None)
     return key, list(attributes.items()) or None

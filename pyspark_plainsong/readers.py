@@ -1,4 +1,4 @@
-"""Spark's readers: of a table, whose ends are fixed when Spark plans, and of a stream, between Spark's offsets."""
+"""Spark's readers: of a table, with bounds fixed when Spark plans, and of a stream, between Spark's offsets."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ class BatchReader(DataSourceReader):
         )
 
     def partitions(self) -> Sequence[InputPartition]:
-        """What the tasks read: a fixed range of each topic, in parts.
-
+        """Return the tasks' input: a fixed range of each topic, in parts.
         Raises:
           BrokerError: a topic does not exist, the daemon does not answer, or its transaction service is not available.
           DataLoss: messages that the options name are lost.
@@ -71,7 +70,7 @@ class BatchReader(DataSourceReader):
             self._calls.close()
 
     def _range(self, subscription: Subscription, topic: str, generation: int, start: bytes, end: bytes) -> TopicRange:
-        # A start at a message promises all messages after it. A time, or "earliest", means those that are still there.
+        # A start at a message promises all messages after it. A time, or "earliest", promises only those that still exist.
         named = isinstance(self._options.starting.of(topic).bound, bytes) and start != FIRST
         complete_from = start if named else None
         return TopicRange(topic, generation, start, end, subscription.isolation, complete_from, self._options.as_of_ms)
@@ -93,7 +92,7 @@ _NO_BOUNDS = Trigger(None, None)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The source of one query. Spark keeps it in a process of its own as long as the query runs."""
+    """The source of one query. Spark keeps it in a process of its own while the query runs."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -105,7 +104,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reader = RangeReader(
             self._calls, schema, self._losses, fetch_size=options.fetch_size, patience_s=STREAM_PATIENCE_S
         )
-        #: Where an AvailableNow run ends, by topic; None: the stream does not end.
+        #: End positions of an AvailableNow run, by topic; None: the stream does not end.
         self._targets: dict[str, bytes] | None = None
         self._warn_again_s = 0.0
 
@@ -163,12 +162,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     return start  # back to Spark, so that the query can be stopped
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The newest positions known, for the query's progress: compared with the end of a batch they show the lag."""
+        """Return the newest known positions, from which the query's progress computes the lag."""
         newest = self._following.newest
         return to_offset(self._namespace, newest) if newest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """What the tasks of one micro-batch read."""
+        """Return the input of a micro-batch's tasks."""
         before, behind = from_offset(self._namespace, start), from_offset(self._namespace, end)
         ranges = []
         for topic, last in behind.items():
@@ -179,7 +178,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(cut(self._calls, ranges, self._options.min_partitions, self._options.max_records_per_partition))
 
     def _range(self, topic: str, generation: int, start: bytes, end: bytes) -> TopicRange:
-        # A read from the oldest message on means those that are still there when it runs.
+        # A read from the oldest message promises only those that still exist when it runs.
         complete_from = None if start == FIRST else self._following.complete_from(topic, start)
         return TopicRange(topic, generation, start, end, self._subscription.isolation, complete_from)
 
@@ -189,19 +188,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from self._reader.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Does nothing: a topic keeps its messages whether they were read or not."""
+        """Do nothing: a topic keeps its messages, read or not."""
 
     def stop(self) -> None:
         """Close the connection."""
         self._calls.close()
 
     def _warn(self, error: BrokerError) -> None:
-        """Log why no message comes, every half minute at most."""
+        """Log why the stream waits, at most every half minute."""
         if time.monotonic() >= self._warn_again_s:
             log.warning("the stream waits for the transaction service: %s", error)
             self._warn_again_s = time.monotonic() + _WARN_EVERY_S
 
     def _trigger(self, limit: ReadLimit) -> Trigger:
         if isinstance(limit, ReadAllAvailable):
-            return _NO_BOUNDS  # a Trigger.Once run asks for all as well
+            return _NO_BOUNDS  # a Trigger.Once run also reads everything
         return Trigger(self._options.max_offsets, self._options.max_bytes)

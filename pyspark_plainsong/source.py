@@ -22,46 +22,47 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """``spark.read.format("plainsong")`` and its three sisters.
+    """The entry point of ``format("plainsong")`` for reads and writes of tables and streams.
 
-    Spark makes one for every use, in a process of its own, and names the arguments of ``writer`` and ``streamWriter``.
+    Spark creates one per use, in a process of its own. It passes the arguments of ``writer`` and ``streamWriter`` by
+    name.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        """Raises Lacking, before Spark's own import of pyarrow fails without a hint."""
+        """Raises Lacking: earlier than Spark's own import of pyarrow, which would fail without a hint."""
         check_pyarrow()
         super().__init__(options)
 
     @classmethod
     def name(cls) -> str:
-        """The name in ``format(…)``, and behind ``USING`` in SQL."""
+        """Return the name in ``format(…)``, and after ``USING`` in SQL."""
         return "plainsong"
 
     def schema(self) -> StructType:
-        """All columns, for a user who gives no schema. Needs no daemon, so a view can be created without one."""
+        """Return all columns, for a user who gives no schema. Needs no daemon, so views can be created without one."""
         given = self.options.get("includetransaction", "").strip().lower()
         return read_schema(include_transaction=TRUTH.get(given, False))  # the reader refuses other texts
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Reads a table. Raises BadOption, BadSchema."""
+        """Return a reader of a table. Raises BadOption, BadSchema."""
         from pyspark_plainsong.readers import BatchReader
 
         return BatchReader(ReadOptions.parse(self.options, streaming=False), check_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Reads a stream. Raises BadOption, BadSchema."""
+        """Return a reader of a stream. Raises BadOption, BadSchema."""
         from pyspark_plainsong.readers import StreamReader
 
         return StreamReader(ReadOptions.parse(self.options, streaming=True), check_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Writes a table. Raises ValueError."""
+        """Return a writer of a table. Raises ValueError."""
         from pyspark_plainsong.writers import BatchWriter
 
         return BatchWriter(WriteOptions.parse(self.options, streaming=False), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Writes a stream. Raises ValueError."""
+        """Return a writer of a stream. Raises ValueError."""
         from pyspark_plainsong.writers import StreamWriter
 
         return StreamWriter(WriteOptions.parse(self.options, streaming=True), schema, overwrite)
@@ -72,7 +73,7 @@ class Lacking(ImportError):
 
 
 def check_pyarrow() -> None:
-    """Raises Lacking: there is no pyarrow, or Spark runs another interpreter than the one that has it."""
+    """Check that Spark's interpreter has pyarrow. Raises Lacking."""
     if find_spec("pyarrow") is None:
         raise Lacking(
             f"Spark's Python workers run {sys.executable}, which has no pyarrow: install plainsong-spark for it, or set "

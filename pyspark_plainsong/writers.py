@@ -1,4 +1,4 @@
-"""Spark's writers, of a table and of a micro-batch: in each topic all rows appear at one moment, or none."""
+"""Spark's writers, of a table and of a micro-batch: in each topic the rows appear atomically, all or none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LOG = logging.getLogger("pyspark_plainsong")
 
 
 class SaveIsComplete(RuntimeError):
-    """The save failed in Spark's eyes, and all its rows are in the topics named."""
+    """The save failed according to Spark, but all its rows are in the topics named."""
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -50,7 +50,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         self._connection = options.connection
-        #: A save without a producerName gets a name of its own: it happens once, and a second save again.
+        #: A save without a producerName gets a unique one: it happens once, and running it again publishes again.
         self._identity = Identity(
             options.producer_name or f"spark-{uuid.uuid4().hex}",
             options.sequence_id or 0,
@@ -64,7 +64,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._staging = Staging.of(options, schema, overwrite, self._identity.producer)
         if options.topic is not None:
             with closing(options.calls()) as calls:
-                calls.describe(options.topic)  # fails before a task starts if the topic does not exist
+                calls.describe(options.topic)  # if the topic does not exist, fail before a task starts
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Store the rows of one partition; in a task."""
@@ -72,10 +72,10 @@ class BatchWriter(DataSourceArrowWriter):
             return self._staging.run(calls, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Publish what the winning tasks have stored, topic by topic.
+        """Publish the segments of the winning tasks, topic by topic.
 
         Raises:
-          MixedGenerations, NotPublished, OutcomeUnknown, OutOfOrder: with what became of each topic.
+          MixedGenerations, NotPublished, OutcomeUnknown, OutOfOrder: the error names the topics that have all rows.
         """
         won = winners(task for task in messages if isinstance(task, TaskStored))
         check_order(won, ordered=self._ordered)
@@ -86,7 +86,7 @@ class BatchWriter(DataSourceArrowWriter):
                     self._publish(calls, each)
                     done.append(each.topic)
                 if not self._is_named and self._pointer is None:
-                    # The name of this save does not come again, and topics remember a limited number of producers.
+                    # This name is never used again, and a topic remembers a limited number of producers.
                     self._identity.forget(calls, won)
         except (NotPublished, OutcomeUnknown) as error:
             if not done:
@@ -94,16 +94,16 @@ class BatchWriter(DataSourceArrowWriter):
             raise type(error)(f"{error}; {self._report(done, all_of_them=False)}") from error
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make sure that no row of the save can appear from now on, or raise that the save is complete.
+        """Ensure that no further row of the save can appear.
 
         Rows that were published without a transaction stay: readers may have seen them.
 
         Raises:
-          SaveIsComplete: all rows are in some topics, or in all of them.
+          SaveIsComplete: at least one topic has all its rows of the save.
           BrokerError: the daemon does not answer.
         """
         if any(message is None for message in messages):
-            return  # a task did not finish, so the commit was not called
+            return  # a task did not finish, so Spark did not call commit
         try:
             won = winners(task for task in messages if isinstance(task, TaskStored))
         except MixedGenerations:
@@ -138,7 +138,7 @@ class BatchWriter(DataSourceArrowWriter):
                     raise
 
     def _report(self, topics: Sequence[str], *, all_of_them: bool) -> str:
-        """The part of an error about topics that have all their rows, though the save failed."""
+        """Describe the topics that have all their rows although the save failed."""
         if self._is_named:
             advice = "run it again with the same producerName and sequenceId: what is there is not stored again"
         elif all_of_them:
@@ -152,10 +152,10 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """One micro-batch of a query. Spark creates one writer for its tasks and another one for its commit.
+    """One micro-batch of a query. Spark creates one writer for its tasks and another for its commit.
 
-    Topics remember a query by its id, which stays the same as long as its checkpoint is kept, and a micro-batch by its
-    number; for ``memory_s`` after the last one, so that a query that was stopped over a holiday publishes none twice.
+    The producer is the query's id, which is stored in its checkpoint; the sequence id is the micro-batch's number.
+    Topics remember them for ``memory_s`` after the last one, so a query may be stopped that long without duplicates.
 
     Raises:
       ValueError: columns or options are wrong.
@@ -177,8 +177,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Publish the micro-batch in the topics that do not have it from an earlier run.
 
         Raises:
-          MixedGenerations, NotPublished, OutcomeUnknown, OutOfOrder: the query stops; started again, it repeats
-            the micro-batch.
+          MixedGenerations, NotPublished, OutcomeUnknown, OutOfOrder: the query stops; a restart repeats the
+            micro-batch.
           CheckpointRewound: the query stops, and cannot continue from this checkpoint.
         """
         tasks = [task for task in messages if isinstance(task, TaskStored)]
@@ -207,8 +207,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
                     )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's own name
-        """Do nothing: Spark also calls this when a publish landed and its answer did not.
+        """Do nothing: Spark also calls this if a publish landed but its answer was lost.
 
-        To roll it back then would lose the micro-batch, since its next run would find it published. Rows that were
-        stored and not published are invisible, and the daemon cleans them.
+        Rolling back would then lose the micro-batch, since its next run would find it published. Rows that were stored
+        and not published are invisible, and the daemon removes them.
         """

@@ -1,4 +1,4 @@
-"""What the commands of `archive` do, for each topic in turn or for all at once."""
+"""The commands of `archive`: append, compact and verify, for each topic in turn or for all at once."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 
 def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **options: Any) -> list[str]:
-    """Archive the messages of now, or follow the topics.
+    """Archive the present backlog, or follow the topics.
 
     Args:
       every: the interval of following; None: do not follow.
       options: the fields of ``AppendOptions``.
     Returns:
-      the topics whose archive was or is too far behind.
+      the topics where the archive's lag was too large, at the beginning or at the end.
     Raises:
       CommandFailed: a topic does not exist, or another process archives one, and nothing was done; or an archive has a
         hole that cannot be filled.
-      Exception: what Spark and the daemon raise; batches with a manifest are archived.
+      Exception: any error of Spark or the daemon; batches with a manifest are archived.
     """
     choices = AppendOptions(root, **options)
     with run.client(*topics) as client, ExitStack() as holds:
@@ -55,7 +55,8 @@ def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **o
         behind = {subject.topic for subject in subjects if subject.warn_if_behind(subject.resumes_at)}
         appended = [Appending(run, subject) for subject in subjects]
         for each in appended:
-            # A query that follows must notice losses, which it can only from a position where there is a message.
+            # A following query has to detect losses, which needs a start at a message that still exists. So if the
+            # position is old, catch up first.
             if every is None or each.subject.is_quiet:
                 _go(run, [each], None)
                 each.subject.check_nothing_was_lost()
@@ -69,7 +70,7 @@ def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **o
 
 def _go(run: Run, group: Sequence[Appending], every: str | None) -> None:
     """Start the queries of these topics, and wait for them."""
-    run.session()  # the start of Spark must not count in the rates
+    run.session()  # start Spark before the rates begin to count
     run.progress.begin()
     started = [each.subject.start(each.done, every=every) for each in group]
 
@@ -83,12 +84,12 @@ def _go(run: Run, group: Sequence[Appending], every: str | None) -> None:
         watch_all([query for query, _ in started], idle=tell)
 
 
-#: Seconds between checks whether the archive of a followed topic is behind.
+#: Seconds between lag checks of a followed topic.
 JUDGE_EVERY = 30
 
 
 class Appending:
-    """The progress of one topic: batches end in the query's thread, and are reported in the command's."""
+    """Reports one topic's batches in the command's thread; they end in the query's thread."""
 
     def __init__(self, run: Run, subject: Subject) -> None:
         self._run = run
@@ -99,7 +100,7 @@ class Appending:
         self._expected = expected(run, subject) if run.progress.is_visible else None
 
     def done(self, manifest: Manifest) -> None:
-        """Note a batch that was written; called in the query's thread."""
+        """Record a written batch; runs in the query's thread."""
         self._written.append(manifest)
 
     def tell(self, *, following: bool = False) -> None:
@@ -128,7 +129,7 @@ class Appending:
             self._run.metrics.write()
 
     def end(self) -> bool:
-        """Report the end; True: the archive is still behind."""
+        """Report the end of the run; True if the archive still lags too far behind the topic."""
         self.tell()
         rows = sum(each.stats.count for each in self._written)
         size = sum(each.stats.payload_bytes for each in self._written)
@@ -142,7 +143,7 @@ class Appending:
 
 
 def expected(run: Run, subject: Subject) -> int:
-    """How many messages wait to be archived, those of open transactions included."""
+    """Return the number of messages to archive, those of open transactions included."""
     return _ahead(run, subject.topic, subject.resumes_at).messages
 
 
@@ -165,7 +166,7 @@ def report_waiting(run: Run, subject: Subject) -> None:
 
 
 def _ahead(run: Run, topic: str, start: bytes) -> Extent:
-    """The extent from ``start`` on; the connector's client can ask for it without reading messages."""
+    """Return the extent from ``start`` on. Uses the connector's client, which measures without fetching messages."""
     with closing(ReadOptions.parse(run.source(subscribe=topic), streaming=False).connection.calls()) as calls:
         return calls.offsets(topic, start=start)
 
@@ -206,7 +207,7 @@ def _foresee_days(run: Run, log: Log, days: Sequence[Day]) -> None:
 
 
 def _compact(run: Run, log: Log, compaction: Compaction, *, today: bool, keep_ms: int) -> None:
-    """Compact one generation. Its entries are listed here, under the lock."""
+    """Compact one generation; the caller holds the lock, under which its entries are listed."""
     days = plan(compaction.entries(), unfinished=today)
     rows = 0
     for number, day in enumerate(days):
@@ -224,7 +225,12 @@ def _compact(run: Run, log: Log, compaction: Compaction, *, today: bool, keep_ms
 def verify(
     run: Run, topic: str, root: str, start: bytes, end: bytes, isolation: str | None, *, checkpoint: str | None = None
 ) -> Findings:
-    """Compare a range of ids with the topic. Raises CommandFailed: the topic does not exist; and what Spark raises."""
+    """Compare a range of ids with the topic.
+
+    Raises:
+      CommandFailed: the topic does not exist.
+      Exception: any error of Spark.
+    """
     with run.client(topic) as client:
         properties = client.admin.properties(topic)
     log = Log(run.where.namespace, topic, int(properties["generation"]))
@@ -236,7 +242,12 @@ def verify(
 def verify_files(
     run: Run, topic: str, generation: int, root: str, start: bytes, end: bytes, *, checkpoint: str | None = None
 ) -> Findings:
-    """Check an archive without its topic. Raises CommandFailed: there is no archive; and what Spark raises."""
+    """Check an archive without its topic.
+
+    Raises:
+      CommandFailed: there is no archive.
+      Exception: any error of Spark.
+    """
     log = Log(run.where.namespace, topic, generation)
     if not load_manifests(open_files(root, run.session), log.folder):
         raise CommandFailed(f"there is no archive of {log.name} generation {generation} in {root}", code=Exit.NOT_FOUND)

@@ -1,6 +1,6 @@
-"""Reads an archive, every message once, and checks that its files hold what their manifests say.
+"""Reads an archive, every message once, and checks its files against their manifests.
 
-Batches, days and compactions that were interrupted may stand side by side in it.
+An archive may contain batches, days and interrupted compactions of the same messages at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark_plainsong.pipeline.files import Files
 
-#: How often a changing archive is listed, until two listings agree.
+#: Attempts to get two equal listings of a changing archive.
 LOOKS = 100
 
 
@@ -37,13 +37,13 @@ def read(
     start: bytes | None = None,
     end: bytes | None = None,
 ) -> DataFrame:
-    """The archived messages, each once, in no order (``orderBy("generation", "message_id")`` gives the topic's).
+    """Return the archived messages, each once, unordered (``orderBy("generation", "message_id")`` gives topic order).
 
-    It reads the files that manifests name at the time of this call. Later messages do not appear in it, and files that
-    a compaction has removed meanwhile make the query fail instead of changing its result.
+    The files are fixed by the manifests at the time of this call: later messages do not appear, and if a compaction has
+    removed a file before the query runs, the query fails instead of changing its result.
 
     Args:
-      root: the job's ``--root``: a path, or a URL that Hadoop knows.
+      root: the job's ``--root``: a path, or a URL that Hadoop can open.
       namespace, topic: read only these.
       start, end: read only ids ``start <= id < end``, 20 bytes each; no file outside is opened.
     Returns:
@@ -58,12 +58,12 @@ def read(
 
 
 def load_manifests(files: Files, under: str = "") -> list[Manifest]:
-    """All entries below a folder. Raises CommandFailed: a manifest cannot be read, or days change all the time."""
+    """Load all entries below a folder. Raises CommandFailed: a manifest is unreadable, or the archive keeps changing."""
     for _ in range(LOOKS):
         paths = files.find(under, MANIFEST_NAME)
         texts = {path: files.read(path) for path in paths}
-        # A listing takes time: meanwhile a day may be finished, and its batches removed. An entry that vanished before
-        # the end of the first listing was replaced before the second one began. New batches replace nothing.
+        # During a listing a day may be finished and its batches removed. An entry that vanished before the end of the
+        # first listing was replaced before the second one began. New batches replace nothing.
         now = {path for path in files.find(under, MANIFEST_NAME) if path in texts or "/batches/" not in path}
         if now == texts.keys() and None not in texts.values():
             return [parse_manifest(text or b"", path.rpartition("/")[0]) for path, text in texts.items()]
@@ -73,7 +73,7 @@ def load_manifests(files: Files, under: str = "") -> list[Manifest]:
 
 
 def pieces_of(entries: Iterable[Manifest]) -> list[Piece]:
-    """The pieces to read, over all topics and generations."""
+    """Return the pieces to read, over all topics and generations."""
 
     def log(entry: Manifest) -> tuple[str, str, int]:
         return entry.namespace, entry.topic, entry.generation
@@ -82,7 +82,7 @@ def pieces_of(entries: Iterable[Manifest]) -> list[Piece]:
 
 
 def within(found: Iterable[Piece], start: bytes | None, end: bytes | None) -> list[Piece]:
-    """The pieces, cut to ids ``start <= id < end``."""
+    """Cut the pieces to ids ``start <= id < end``."""
     cut = [
         Piece(piece.entry, max(piece.start, start or piece.start), min(piece.end, end or piece.end)) for piece in found
     ]
@@ -90,7 +90,7 @@ def within(found: Iterable[Piece], start: bytes | None, end: bytes | None) -> li
 
 
 def rows_of(spark: SparkSession, files: Files, found: Sequence[Piece]) -> DataFrame:
-    """The rows of pieces: whole entries in one scan, each part of an entry in a scan of its own.
+    """Return the rows of pieces: whole entries in one scan, each part of an entry in a scan of its own.
 
     Raises:
       CommandFailed: files are missing, or have other sizes than their manifest says.
@@ -109,7 +109,7 @@ def rows_of(spark: SparkSession, files: Files, found: Sequence[Piece]) -> DataFr
 
 
 def is_all(piece: Piece) -> bool:
-    """Whether all rows of the entry are in the piece: its first and last id are narrower than its range."""
+    """True if all rows of the entry are in the piece, even if the entry's range exceeds it."""
     first, last = piece.entry.stats.first, piece.entry.stats.last
     return piece.is_whole or (first is not None and last is not None and piece.start <= first and last < piece.end)
 
@@ -123,12 +123,12 @@ def _may_hold(piece: Piece) -> bool:
 
 
 def read_back(spark: SparkSession, files: Files, folder: str) -> tuple[Stats, tuple[tuple[str, int], ...]]:
-    """Make a folder that was just written durable.
+    """Read a folder that was just written, and make it durable.
 
     Returns:
       the figures of its rows, and the names and sizes of the files that the rows were read from.
     Raises:
-      CommandFailed: the folder was changed or removed meanwhile.
+      CommandFailed: another process changed or removed the folder.
     """
     there = files.sizes(folder)
     if there:  # Spark writes a file even without rows
@@ -140,7 +140,7 @@ def read_back(spark: SparkSession, files: Files, folder: str) -> tuple[Stats, tu
 
 
 def altered(files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
-    """Entries with files that are missing or have another size, by folder; no file is opened."""
+    """Return a description of missing files and wrong sizes, by entry folder; opens no file."""
     found: dict[str, str] = {}
     for entry in entries:
         there = files.sizes(entry.folder)
@@ -157,25 +157,25 @@ def altered(files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
 
 
 def check_unaltered(files: Files, entries: Sequence[Manifest]) -> None:
-    """Raises CommandFailed: files of an entry are missing, or have other sizes."""
+    """Check that all files exist with the right sizes. Raises CommandFailed: an entry is damaged."""
     for folder, why in altered(files, entries).items():
         raise damage(f"{folder} is damaged: {why}")
 
 
 def damage(message: str, *, hint: str = "archive verify tells all that is damaged") -> CommandFailed:
-    """The error about damaged entries."""
+    """Make the error about damaged entries."""
     return CommandFailed(message, hint=hint, code=Exit.STORE)
 
 
 def damaged(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
-    """What is wrong with entries, by folder: files missing or of another size, or other rows."""
+    """Return a description of the damage, by entry folder: files missing, of another size, or with other rows."""
     each_once = list({entry.folder: entry for entry in entries}.values())
     found = altered(files, each_once)
     return found | _changed(spark, files, [entry for entry in each_once if entry.folder not in found])
 
 
 def _changed(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
-    """Entries whose rows differ from the manifest: in one pass, which is halved if a file cannot be read."""
+    """Return the entries that have other rows than their manifest. One scan; bisected if a file cannot be read."""
     try:
         now = stats_by_entry(spark, files, entries)
     except Exception as error:  # noqa: BLE001 - whatever a broken file makes of Spark
@@ -207,19 +207,19 @@ _BITS = (1 << 64) - 1
 
 
 def archived(messages: DataFrame, generation: int) -> DataFrame:
-    """Rows of the connector with the columns of an archive."""
+    """Convert the connector's rows to the columns of an archive."""
     return messages.withColumn("generation", sf.lit(generation)).select(*COLUMNS)
 
 
 def row_hash() -> Column:
-    """A hash of 64 bits of a message: id, payload, routing key and headers."""
-    # A map has no order and cannot be hashed; its sorted entries can.
+    """Return a 64-bit hash of a message's id, payload, routing key and headers."""
+    # Spark cannot hash a map, which has no order; its sorted entries can be hashed.
     headers = sf.array_sort(sf.map_entries("headers"))
     return sf.xxhash64("message_id", "payload", sf.coalesce("routing_key", sf.lit("\0")), headers)
 
 
 def stats_columns() -> list[Column]:
-    """The aggregates that ``stats_of`` reads."""
+    """Return the aggregates that make up ``Stats``."""
     return [
         sf.count(sf.lit(1)).alias("count"),
         sf.coalesce(sf.sum(sf.octet_length("payload")), sf.lit(0)).alias("payload_bytes"),
@@ -230,7 +230,7 @@ def stats_columns() -> list[Column]:
 
 
 def stats_of(rows: DataFrame) -> Stats:
-    """The figures of rows; one pass over them."""
+    """Compute the figures of rows in one scan."""
     row = rows.select(*stats_columns()).first()
     return NOTHING if row is None else _stats(row.asDict())
 
@@ -247,7 +247,7 @@ def _stats(row: dict[str, object]) -> Stats:
 
 
 def rows_in(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> DataFrame:
-    """The rows of the files that manifests name."""
+    """Return the rows of the entries' files."""
     urls = [files.url(f"{entry.folder}/{name}") for entry in entries for name, _ in entry.files]
     if not urls:
         return spark.createDataFrame([], SCHEMA)
@@ -255,11 +255,11 @@ def rows_in(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> D
 
 
 def stats_by_entry(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, Stats | None]:
-    """The present figures of each entry's files, by folder; None: its rows contradict themselves or the manifest.
+    """Compute the figures of each entry's files in one scan, by folder.
 
-    One pass over all of them.
+    None if rows contradict their own ids or belong to another topic or generation.
     """
-    # The last match: a folder above the archive may have the same name.
+    # The greedy ".*" takes the last match: a folder above the archive may have the same name.
     folder = sf.regexp_extract(sf.input_file_name(), r".*/(gen=\d+/.*)/[^/]+$", 1).alias("folder")
     logs = [(f"{each}({name})", name) for name in ("namespace", "topic", "generation") for each in ("min", "max")]
     bounds = [getattr(sf, call.partition("(")[0])(name).alias(call) for call, name in logs]
@@ -268,7 +268,7 @@ def stats_by_entry(spark: SparkSession, files: Files, entries: Sequence[Manifest
     by_end = {row["folder"]: row.asDict() for row in counted}
     found: dict[str, Stats | None] = {}
     for entry in entries:
-        # The path below the topic's folder tells entries apart, and has no characters that URLs quote.
+        # The path below the topic's folder identifies the entry, and has no characters that URLs quote.
         row = by_end.get("/".join(entry.folder.split("/")[2:]))
         if row is None:
             found[entry.folder] = NOTHING
@@ -280,7 +280,7 @@ def stats_by_entry(spark: SparkSession, files: Files, entries: Sequence[Manifest
 
 
 def contradicts_id() -> Column:
-    """True if a column that repeats a part of the id differs from it: the digest leaves these columns out."""
+    """True if a column that repeats a part of the id differs from it; the digest does not cover these columns."""
 
     def number(first: int, size: int) -> Column:
         digits = sf.hex(sf.substring("message_id", first, size))

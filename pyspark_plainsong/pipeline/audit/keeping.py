@@ -1,12 +1,12 @@
 """Keeps the tables up to date: each batch of messages is in all of them or in none, once, after any crash.
 
-A batch is written as one part for each table, then the manifest is replaced: that is the commit. The manifest also
-names the last message of each topic, and rows up to it are left out of later batches. So a batch that is given again,
-after a crash or by a new query that starts from the beginning, changes nothing. The number of the batch and the
-checkpoint do not matter, only that the messages of a topic come in order.
+A batch is written as one part per table; replacing the manifest commits it. The manifest also names the last message
+of each topic, and later batches skip rows up to it. So a batch that is repeated, after a crash or by a new query that
+starts from the beginning, changes nothing. Batch numbers and checkpoints do not matter, only that the messages of a
+topic arrive in order.
 
-Eight parts of a level are merged into one of the next. So a table has a few dozen parts beside the full ones, and each
-row is rewritten once for each level.
+Eight parts of a level are merged into one of the next. So a table has a few dozen parts besides the full ones, and each
+row is rewritten once per level.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Absorbed:
 
 
 def absorb(keeping: Keeping, messages: DataFrame) -> Absorbed:
-    """Add messages, rows of the connector, to the tables, but for those that the tables have.
+    """Add the connector's rows to the tables, without those that the tables already have.
 
-    The rows are all messages of each topic up to the last of them. When this returns, they are in the tables, on disk;
-    when it raises, they may be, and the caller has to pass them again.
+    ``messages`` must have no gap before the last message of each topic. On return, the rows are in the tables, on disk.
+    After an error they may be, and the caller has to pass them again.
     """
     weighed = keeping.unseen(parsed(messages))
-    # The payload of a good message is parsed and not needed; that of a bad one is all there is.
+    # Good messages are parsed, so drop their payloads; a dead letter is nothing but its payload.
     lean = weighed.withColumn("size", F.length("payload")).withColumn(
         "payload", F.when(F.col("reason").isNotNull(), F.col("payload"))
     )
@@ -107,9 +107,9 @@ def absorb(keeping: Keeping, messages: DataFrame) -> Absorbed:
 
 # --- tables ----------------------------------------------------------------------------------------
 
-#: So many parts of one level are merged into one of the next.
+#: Number of parts of one level that are merged into one of the next.
 FAN_IN: Final = 8
-#: A part of a table without keys that has so many rows is not merged any more.
+#: A part with this many rows is full: in tables without keys it is not merged again.
 FULL_ROWS: Final = 5_000_000
 
 
@@ -118,7 +118,7 @@ class TablesBusy(CommandFailed):
 
 
 class Keeping:
-    """The tables in a folder, whose only writer is this process; made by ``keep``."""
+    """The tables in a folder that this process has locked for writing; made by ``keep``."""
 
     def __init__(self, root: Path, tables: Sequence[Table], keep_s: float) -> None:
         self._root = root
@@ -132,19 +132,23 @@ class Keeping:
         return self._manifest
 
     def begin(self, lives: dict[str, int]) -> None:
-        """Record the generation of each topic; of one that was created anew, ids count from the beginning."""
+        """Record the generation of each topic; a topic that was created again is read from its beginning."""
         self._manifest = self._manifest.living(lives)
 
     def unseen(self, rows: DataFrame) -> DataFrame:
-        """The rows, with topic (``namespace:name``) and message_id, that the tables do not have yet."""
+        """Return the rows that the tables do not have yet.
+
+        Args:
+          rows: with the columns topic (``namespace:name``) and message_id.
+        """
         for topic, last in self._manifest.through.items():
             rows = rows.where(~((F.col("topic") == topic) & (F.col("message_id") <= F.unhex(F.lit(last)))))
         return rows
 
     def add(self, rows: dict[str, DataFrame], through: dict[str, str]) -> list[Part]:
-        """Add the rows, by table, of all messages up to ``through``; returns the parts that were written.
+        """Add the rows, by table, of all messages up to ``through``; return the new parts.
 
-        When this returns, they are in the tables, on disk. When it raises, they may be: the caller may pass them again.
+        On return, the rows are in the tables, on disk. After an error they may be; the caller may pass them again.
         """
         folder = new_folder(self._manifest.sequence + 1)
         written = [write_part(each, self._tables[name], self._root, folder) for name, each in rows.items()]
@@ -153,7 +157,7 @@ class Keeping:
         return parts
 
     def merge(self, spark: SparkSession) -> int:
-        """Merge every eight parts of a level; returns how many parts were merged."""
+        """Merge parts wherever a level has ``FAN_IN`` of them; return the number of parts that were merged."""
         gone = 0
         for table in self._tables.values():
             while (ripe := self._ripe(table)) is not None:
@@ -173,7 +177,7 @@ class Keeping:
         return next((parts[:FAN_IN] for _level, parts in sorted(by_level.items()) if len(parts) >= FAN_IN), None)
 
     def _commit(self, manifest: TablesManifest) -> None:
-        """Replace the manifest, then remove parts that were retired long ago, and are in no manifest any more."""
+        """Replace the manifest, then remove parts that were retired longer than ``keep_s`` ago."""
         last = _now_ms() - self._keep_ms
         old = [each.path for each in manifest.retired if each.at_ms <= last]
         manifest = replace(manifest, retired=tuple(each for each in manifest.retired if each.at_ms > last))
@@ -183,9 +187,9 @@ class Keeping:
             shutil.rmtree(self._root / path, ignore_errors=True)
 
     def sweep(self) -> int:
-        """Remove the parts that the manifest does not name, which a killed process left. Returns their number.
+        """Remove the parts that a killed process left, which the manifest does not name; return their number.
 
-        It removes only folders with the names of parts: others do not belong to the tables.
+        Only folders named like parts are removed: others do not belong to the tables.
         """
         named = {part.path for part in self._manifest.parts} | {old.path for old in self._manifest.retired}
         swept = 0
@@ -202,17 +206,19 @@ class Keeping:
 
 
 def _folders(within: Path) -> list[Path]:
-    """The folders directly in a folder, sorted; no links."""
+    """List the folders directly in a folder, sorted, without links."""
     found = within.iterdir() if within.is_dir() else ()
     return sorted(each for each in found if each.is_dir() and not each.is_symlink())
 
 
 @contextmanager
 def keep(root: Path, tables: Sequence[Table], *, keep_s: float = 3600.0) -> Iterator[Keeping]:
-    """Become the only writer of the tables in a folder, which is created; remove what a killed process left.
+    """Lock the tables in a folder for writing; create the folder, and remove parts that a killed process left.
 
-    ``keep_s``: how long files stay after they were merged, for readers that have opened them.
-    Raises TablesBusy, FolderTaken, and TablesUnreadable.
+    Args:
+      keep_s: how long files stay after a merge, for readers that have opened them.
+    Raises:
+      TablesBusy, FolderTaken, TablesUnreadable: nothing was changed.
     """
     first_look(root)
     root.mkdir(parents=True, exist_ok=True)
@@ -243,14 +249,14 @@ FILE_BYTES: Final = 128 << 20
 
 
 def new_folder(sequence: int) -> str:
-    """A new path for parts: a killed process may have left an incomplete folder under any old one."""
+    """Return a new path for parts, never used before: a killed process may have left an incomplete folder."""
     return f"{DATA}/{sequence:012d}-{secrets.token_hex(4)}"
 
 
 def write_part(rows: DataFrame, table: Table, root: Path, folder: str, *, level: int = 0) -> Part | None:
-    """Write rows as a part of a table below ``folder``; None: there are none. No reader sees them before a manifest."""
+    """Write rows as a part of a table below ``folder``; None without rows. Invisible until a manifest names it."""
     path = root / folder / table.name
-    # Times as 64-bit integers have bounds in the files' footers, by which readers skip row groups.
+    # Parquet's footers have bounds for 64-bit timestamps, by which readers skip row groups.
     rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     ordered = rows.select(*table.columns.names).sortWithinPartitions(*table.order)
     ordered.write.option("compression", "zstd").parquet(str(path.absolute()))
@@ -265,7 +271,7 @@ def write_part(rows: DataFrame, table: Table, root: Path, folder: str, *, level:
 
 
 def merge_parts(parts: list[Part], table: Table, root: Path, folder: str, frame: DataFrame) -> Part | None:
-    """Write the rows of parts, which ``frame`` reads, as one part of the next level."""
+    """Write ``frame``, the rows of ``parts``, as one part of the next level."""
     files = max(1, math.ceil(sum(part.bytes for part in parts) / FILE_BYTES))
     merged = table.merged(frame)
     spread = merged.coalesce(1) if files == 1 else merged.repartitionByRange(files, *table.order)

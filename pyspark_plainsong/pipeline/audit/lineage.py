@@ -1,7 +1,7 @@
-"""Lineage: which datasets program runs access, the flows between datasets that follow, and walks along them.
+"""Lineage: the datasets that program runs access, the resulting flows between datasets, and walks along them.
 
-A run that reads `a` and writes `b` makes a flow from `a` to `b`. An access of unknown kind makes an edge, which is kept
-and shown; with ``unknown=True`` it makes flows too, as a read and as a write.
+A run that reads `a` and writes `b` makes a flow from `a` to `b`. An access of unknown kind makes only an edge; with
+``unknown=True`` it counts both as a read and as a write, and so makes flows too.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ RUN: Final = ("namespace", "program", "run")
 
 
 def kinds(access: str, *, unknown: bool) -> list[str]:
-    """The kinds of access that count as ``access``."""
+    """Return the kinds of access that count as ``access``."""
     return [access, UNKNOWN] if unknown else [access]
 
 
 def edge_rows(parsed: DataFrame) -> DataFrame:
-    """The edges of parsed messages."""
+    """Return the edges of parsed messages."""
     each = access_rows(parsed).select(
         *EDGES.keys,
         F.col("time").alias("first_seen"),
@@ -57,7 +57,7 @@ def edge_rows(parsed: DataFrame) -> DataFrame:
 
 
 def flows(edges: DataFrame, *, unknown: bool = False) -> DataFrame:
-    """Flows: namespace, source, program, target, runs, first_seen, last_seen; one row for each program."""
+    """Return flows: namespace, source, program, target, runs, first_seen, last_seen; one row per program."""
     reads = edges.where(F.col("access").isin(kinds(READ, unknown=unknown)))
     writes = edges.where(F.col("access").isin(kinds(WRITE, unknown=unknown))).select(
         *RUN,
@@ -78,11 +78,14 @@ def flows(edges: DataFrame, *, unknown: bool = False) -> DataFrame:
 
 
 def closure(flow: DataFrame, *, depth: int | None = None) -> DataFrame:
-    """Every pair of datasets of which one came from the other: namespace, source, target, distance (in runs).
+    """Return every pair of datasets that a path of flows connects: namespace, source, target, distance (in runs).
 
-    ``flow`` comes from ``flows``. The distance is the shortest one, and ``depth`` (None: any) its bound; a cycle ends
-    at a pair that was found before. Each step joins the new pairs alone and is cached, so that step n does not repeat
-    the others.
+    A step joins only the pairs that the previous one found, and is checkpointed, so that no step is computed twice.
+    Cycles end at a pair that was found before.
+
+    Args:
+      flow: from ``flows``.
+      depth: the greatest distance; None: any. The distance of a pair is its shortest.
     """
     steps = flow.select("namespace", "source", "target").distinct().localCheckpoint()
     found = new = steps.withColumn("distance", F.lit(1)).localCheckpoint()
@@ -100,19 +103,19 @@ def closure(flow: DataFrame, *, depth: int | None = None) -> DataFrame:
 
 # --- for the console -------------------------------------------------------------------------------
 
-#: Where the console looks for flows.
+#: The console reads flows from this topic (namespace, name).
 LINEAGE_TOPIC: Final = ("system", "lineage")
-#: Flows of one publish.
+#: Flows per publish request.
 PUBLISHED_AT_ONCE: Final = 1000
 
 
 def publish_flows(run: Run, root: Path, manifest: TablesManifest) -> int:
-    """Publish every flow of the tables, those seen last at the end; returns their number.
+    """Publish every flow of the tables, in the order of their last use; return their number.
 
-    A flow is published again by each run that is told to. Readers take the newest of each source and target.
+    Each call publishes all flows again; readers take the newest of each source and target.
 
     Raises:
-      TopicNotFound: the topic is made by an operator, since namespace ``system`` is not everybody's.
+      TopicNotFound: an operator has to create the topic, since not every user may write to namespace ``system``.
     """
     namespace, topic = LINEAGE_TOPIC
     of_all = flows(frame(run.session(), root, EDGES, manifest)).orderBy("last_seen", "source", "target", "program")
@@ -174,10 +177,10 @@ def walk(
     """The flows that a walk from a dataset meets, with their distance: 1 for those at the dataset.
 
     Args:
-      flows_at: returns the flows whose near end is one of the datasets given.
+      flows_at: returns the flows that have one of the given datasets as their near end.
       depth: the greatest distance; None: any.
-    The walk goes on from each dataset once: so each flow comes once, a flow that closes a cycle comes
-    too, and the walk ends.
+    The walk continues from each dataset once. So each flow is yielded once, flows that close a cycle included, and the
+    walk ends.
     """
     seen = {dataset}
     frontier = {dataset}
@@ -196,12 +199,12 @@ def walk(
 
 # --- flows of some datasets ------------------------------------------------------------------------
 #
-# One step of a walk, without Spark: first the edges of the datasets, then the other edges of their runs. What is in
-# memory is what the step finds.
+# One step of a walk, without Spark: first the edges of the datasets, then the other edges of their runs. Only the edges
+# that a step finds are in memory.
 
 
 class FlowsAt:
-    """A function of datasets that finds their flows in the tables of a folder, all as of now.
+    """Finds the flows of datasets in the tables of a folder, as they are when it is created.
 
     Args:
       namespace: the datasets' and the runs'.
@@ -231,7 +234,7 @@ class FlowsAt:
         self._end = end
 
     def __call__(self, datasets: Collection[str]) -> list[Flow]:
-        """The flows whose near end is one of ``datasets``.
+        """Return the flows that have one of ``datasets`` as their near end.
 
         Raises:
           FileNotFoundError: the files are gone; see ``reading``.
@@ -259,7 +262,7 @@ class FlowsAt:
         ]
 
     def _edges(self, end: str, which: ds.Expression) -> pa.Table:
-        """The merged edges that can be this end of a flow, with the dataset named as the end."""
+        """Return the merged edges that can be this end of a flow; the column dataset is named after the end."""
         kind = ds.field("access").isin(self._kinds[end])
         where = (ds.field("namespace") == self._namespace) & kind & which
         edges = arrow(self._root, EDGES, where, self._manifest)

@@ -69,7 +69,7 @@ def replay(run: Run, into: str, chunk_rows: int, ttl: int | None, no_originals: 
         plan = _planned(run, source, wanted, **options)
         plans = Plans(source.files, source.folder)
         if plan.chunks and not plan.done:
-            plans.save(plan)  # before the first chunk: from now on the chunks must not change
+            plans.save(plan)  # before the first publish: its chunks must not change afterwards
         rows = replaying.follow(run, source, plans, plan, with_originals=not no_originals, ttl_s=ttl, check=hold.check)
     left = "" if rows else ": all of this has been replayed before"
     text = f"{into}: {show_count(rows)} of {show_count(plan.rows)} messages published{left}"
@@ -77,7 +77,7 @@ def replay(run: Run, into: str, chunk_rows: int, ttl: int | None, no_originals: 
 
 
 def _planned(run: Run, source: Source, wanted: Plan, *, any_range: bool, anew: bool, chunk_rows: int) -> Plan:
-    """The plan to carry out: one that was begun, or a new one with its chunks.
+    """Return the plan to carry out: one that was begun, or a new one with its chunks.
 
     Raises:
       CommandFailed: nothing was done.
@@ -111,7 +111,7 @@ def _source(
     archive_namespace: str | None,
     generation: int | None,
 ) -> tuple[Source, str, str]:
-    """The source, and the range of its keys. Raises CommandFailed."""
+    """Return the source, and the range of its keys. Raises CommandFailed."""
     from pyspark_plainsong.pipeline.replay.replaying import archive_source, parquet_source
 
     if parquet is not None:
@@ -138,7 +138,7 @@ def _source(
 
 
 def _key(place: str | bytes | int | None) -> str:
-    """A place as a key; empty: there is none."""
+    """Convert a place to a key; empty if there is none."""
     from plainsong.positions import as_bound
 
     return "" if place is None or isinstance(place, str) else as_bound(place).hex()

@@ -1,8 +1,8 @@
-"""The plan of a replay, written down before the first publish: chunks that are the same in every run.
+"""The plan of a replay, saved before the first publish: its chunks are the same in every run.
 
-A chunk is published in one moment by the plan's producer, with the chunk's number as its sequence id. So a chunk that
-is published again is a duplicate, and the topic itself knows how far a replay has come. The content of a chunk must
-then never change: its bounds are found once, and kept in a file beside the archive.
+A chunk is published atomically by the plan's producer, with the chunk's number as sequence id. So the topic recognizes
+a repeated chunk as a duplicate, and stores the progress of the replay. This requires that a chunk's content never
+changes: its bounds are determined once, and kept in a file in the archive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.files import Files
 
 VERSION = 1
-#: Bytes of a topic's name in the name of a producer, which has 255 at most.
+#: Characters of a topic's name in a producer's name, which has at most 255 bytes.
 TOPIC_CHARS = 60
 
 
@@ -46,16 +46,16 @@ class Plan:
     generation: int
     """The generation of the topic that is published to."""
     attempt: int = 0
-    """The number of this replay of the range; above 0 with ``--anew``."""
+    """Counts replays of the same range; above 0 with ``--anew``."""
     chunks: tuple[ReplayChunk, ...] = ()
     done: int = 0
-    """Chunks that are known to be published; there may be one more."""
+    """Chunks known to be published; one more may be."""
     as_read: dict[str, str] = field(default_factory=dict)
-    """A fingerprint of files that are no archive: they may have changed since."""
+    """A fingerprint of files outside an archive, which may have changed since."""
 
     @property
     def family(self) -> str:
-        """The start of the names of all producers that publish rows of this source."""
+        """The prefix of all producers that publish rows of this source."""
         return f"replay:{hashlib.sha256(self.source.encode()).hexdigest()[:12]}:"
 
     @property
@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def lock(self) -> str:
-        """The name of the lock for all who publish the same source into the same topic."""
+        """The name of the lock that all replays of the same source into the same topic share."""
         aim = "\n".join(str(each) for each in _aim(self))
         return f"_{hashlib.sha256(aim.encode()).hexdigest()[:16]}.lock"
 
@@ -85,16 +85,16 @@ class Plan:
 
     @property
     def is_done(self) -> bool:
-        """Whether all chunks are published."""
+        """True if all chunks are published."""
         return self.done >= len(self.chunks)
 
     def bounds(self, number: int) -> tuple[str, str]:
-        """The keys of a chunk, ``start <= key < end``; an empty end: no bound."""
+        """Return the keys of a chunk, ``start <= key < end``; an empty end is no bound."""
         last = number + 1 == len(self.chunks)
         return self.chunks[number].start, self.end if last else self.chunks[number + 1].start
 
     def overlaps(self, other: Plan) -> bool:
-        """Whether rows could be in both plans. Ids compare as text; other keys have no ranges, only the whole."""
+        """True if rows could be in both plans. Only ids have ranges, which compare as text; other keys have no bounds."""
         return (not self.end or other.start < self.end) and (not other.end or self.start < other.end)
 
 
@@ -112,16 +112,16 @@ class Plans:
         self._files.write(f"{self._folder}/{plan.file}", json.dumps(fields, indent=1).encode())
 
     def all(self) -> list[Plan]:
-        """All plans. Raises CommandFailed: one cannot be read."""
+        """Load all plans. Raises CommandFailed: one cannot be read."""
         names = [name for name in self._files.names(self._folder) if name.endswith(".json") and name[0] not in "._"]
         return [plan for plan in map(self._load, names) if plan is not None]
 
     def chosen(self, wanted: Plan, *, any_range: bool, anew: bool) -> Plan:
-        """The plan to carry out: one that was begun, or else ``wanted``, which has no chunks yet.
+        """Return the plan to carry out: one that was begun, or else ``wanted``, which has no chunks yet.
 
         Args:
-          any_range: the user named no range: go on with an unfinished plan from the same start.
-          anew: publish rows once more that an earlier plan has published.
+          any_range: the user named no range: continue an unfinished plan from the same start.
+          anew: publish rows again that an earlier plan has published.
         Raises:
           CommandFailed: rows would be published twice, or have changed; nothing was done.
         """
@@ -165,7 +165,7 @@ class Plans:
 
 
 def _as_it_was(plan: Plan, wanted: Plan) -> Plan:
-    """The plan. Raises CommandFailed: its rows have changed since it was made."""
+    """Return the plan unchanged. Raises CommandFailed: its rows have changed since it was made."""
     if plan.as_read != wanted.as_read:
         says = f"{plan.source}: the files are not those whose replay into {plan.topic} was begun"
         raise CommandFailed(says, hint="bring them back, or publish what is there now: --anew", code=Exit.USAGE)

@@ -1,6 +1,6 @@
 """Carries out a replay's plan: finds its chunks in an archive or in other Parquet, and publishes them in order.
 
-It goes on behind the last chunk that the topic has.
+It resumes after the last chunk that the topic has.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.replay.plans import Plan, Plans
 
 FIRST_ID, LAST_ID = "00" * 20, "ff" * 20
-#: The columns of a message, those that a source has.
+#: The columns of a message; a source may lack all but the payload.
 PARTS = ("payload", "routing_key", "headers")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows with keys, which are text in bounds: ``start <= key < end``."""
+    """Rows ordered by a key. Bounds are keys as text, ``start <= key < end``."""
 
     name: str
     """A name of the source, the same wherever its files are mounted."""
@@ -50,11 +50,11 @@ class Source:
     """The column that orders the rows."""
 
     def rows(self, spark: SparkSession, start: str, end: str) -> DataFrame:
-        """The rows of a range; an empty bound: none."""
+        """Return the rows of a range; an empty text is no bound."""
         raise NotImplementedError
 
     def as_read(self, spark: SparkSession) -> dict[str, str]:
-        """A text that changes with the rows; empty if the name always means the same rows."""
+        """Return a fingerprint that changes with the rows; empty if the name always denotes the same rows."""
         return {}
 
 
@@ -73,7 +73,7 @@ class ArchiveSource(Source):
 
     @property
     def end(self) -> str:
-        """The first id behind all archived ones. Raises CommandFailed: none is archived."""
+        """The id after all archived ones. Raises CommandFailed: there is no archive."""
         held = covered(reading.load_manifests(self.files, self.log.folder))
         if not held:
             raise CommandFailed(f"there is no archive of {self.log.name} in {self.root}", code=Exit.NOT_FOUND)
@@ -99,7 +99,7 @@ class ParquetSource(Source):
         return rows.where(sf.col(self.key) < _value(end, kind)) if end else rows
 
     def as_read(self, spark: SparkSession) -> dict[str, str]:
-        """As ``Source``: the files with their sizes and times."""
+        """As ``Source``: a hash of the files' names, sizes and times."""
         columns = [f"_metadata.{each}" for each in ("file_name", "file_size", "file_modification_time")]
         files = sorted(map(str, spark.read.parquet(self.path).select(*columns).distinct().collect()))
         return {"files": hashlib.sha256("\n".join(files).encode()).hexdigest()[:16]}
@@ -112,7 +112,7 @@ def archive_source(root: str, log: Log, files: Files) -> ArchiveSource:
 
 
 def parquet_source(spark: SparkSession, path: str, key: str) -> ParquetSource:
-    """Parquet files below a path, or one file. Plans are kept in the folder, or beside the file."""
+    """Return a source of the Parquet files at a path. Plans are kept there, or next to a local path that ends in .parquet."""
     at = PurePosixPath(path) if "://" not in path else None
     root = path if not path.rstrip("/").endswith(".parquet") or at is None else str(at.parent)
     name = f"{path.rstrip('/').rpartition('/')[2]} by {key}"
@@ -120,7 +120,7 @@ def parquet_source(spark: SparkSession, path: str, key: str) -> ParquetSource:
 
 
 def key_text(key: str, kind: types.DataType) -> Column:
-    """A key as text that ``rows`` takes as a bound."""
+    """Convert a key to the text that ``rows`` accepts as a bound."""
     return sf.lower(sf.hex(key)) if isinstance(kind, types.BinaryType) else sf.col(key).cast("string")
 
 
@@ -132,14 +132,14 @@ def _value(text: str, kind: types.DataType) -> Column:
 
 ORIGINAL_ID = "originalId"
 ORIGINAL_TIME = "originalPublishTimeMs"
-#: The longest that daemons remember a producer by default: so long a replay may pause.
+#: Retention of the producer, the most that daemons allow by default; a replay may pause for that long.
 MEMORY_DAYS = 90
 #: Bits of ``monotonically_increasing_id`` for the rows of a partition.
 _ROW_BITS = 33
 
 
 def with_chunks(spark: SparkSession, source: Source, plan: Plan, chunk_rows: int) -> Plan:
-    """The plan with its chunks, of at most ``chunk_rows`` rows each.
+    """Cut a plan into chunks of at most ``chunk_rows`` rows each.
 
     Raises:
       CommandFailed: a row has no key, no payload, or the key of another row, so the rows have no order.
@@ -147,7 +147,7 @@ def with_chunks(spark: SparkSession, source: Source, plan: Plan, chunk_rows: int
     rows = source.rows(spark, plan.start, plan.end)
     kind = rows.schema[source.key].dataType
     _check(rows, source.key)
-    # Sorted ranges of keys: each is cut into chunks by counting, so its last chunk is smaller.
+    # Each partition is a sorted range of keys, which is cut into chunks by counting; its last chunk may be smaller.
     numbered = rows.select(source.key).orderBy(source.key).withColumn("number", sf.monotonically_increasing_id())
     part = sf.shiftright("number", _ROW_BITS).alias("part")
     in_part = sf.floor(sf.col("number").bitwiseAND((1 << _ROW_BITS) - 1) / chunk_rows).alias("chunk")
@@ -169,7 +169,7 @@ def _check(rows: DataFrame, key: str) -> None:
 
 
 def outgoing(rows: DataFrame, key: str, *, with_originals: bool) -> DataFrame:
-    """Rows as they are published, sorted: payload, routing key, and headers with their original ids."""
+    """Convert rows to what is published, sorted: payload, routing key, and headers with the original ids and times."""
     has_id = "message_id" in rows.columns and with_originals
     found = rows.select(key, *(part for part in PARTS if part != key and part in rows.columns), *_id(rows, key, has_id))
     if has_id:
@@ -179,7 +179,7 @@ def outgoing(rows: DataFrame, key: str, *, with_originals: bool) -> DataFrame:
         time_ms = sf.conv(sf.substring(digits, 1, 16), 16, 10)
         originals = sf.create_map(sf.lit(ORIGINAL_ID), digits, sf.lit(ORIGINAL_TIME), time_ms)
         found = found.withColumn("headers", sf.map_concat(kept, originals))
-    # One partition: rows that several tasks store at once would be interleaved.
+    # One partition, since several tasks would interleave their rows.
     in_order = found.repartition(1).sortWithinPartitions(key)
     return in_order.select(*(part for part in PARTS if part in found.columns))
 
@@ -198,13 +198,13 @@ def follow(
     ttl_s: int | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> int:
-    """Publish the remaining chunks of a plan; returns the number of rows.
+    """Publish the remaining chunks of a plan; return the number of rows.
 
     Args:
-      check: called before each chunk; raises if this process does not hold the lock any more.
+      check: called before each chunk; raises if this process no longer holds the lock.
     Raises:
-      CommandFailed: the topic has forgotten how far the replay came.
-      Exception: what Spark raises: the present chunk may be published, which the next run finds out.
+      CommandFailed: the topic has forgotten the progress of the replay.
+      Exception: any error of Spark; the present chunk may be published, which the next run finds out.
     """
     first = resume_at(run, plan)
     if first > plan.done:
@@ -228,7 +228,7 @@ def follow(
 
 
 def resume_at(run: Run, plan: Plan) -> int:
-    """The number of the first chunk that the topic does not have. Raises CommandFailed: the topic has forgotten it."""
+    """Return the number of the first chunk that the topic lacks. Raises CommandFailed: the topic has forgotten it."""
     with closing(WriteOptions.parse(run.source(topic=plan.topic), streaming=False).calls()) as calls:
         known = calls.producer(plan.topic, plan.producer)
     last = -1 if known is None else known.last_sequence_id
@@ -243,10 +243,11 @@ def resume_at(run: Run, plan: Plan) -> int:
 
 
 def fresh(run: Run, plan: Plan, plans: Plans, *, anew: bool) -> Plan:
-    """Check a plan whose producer the topic does not know: it must be a new one.
+    """Check a new plan against the topic's producers; with ``anew``, return it with an unused producer.
 
     Raises:
-      CommandFailed: the topic has rows of the same source by a replay whose plan is gone: rows might come twice.
+      CommandFailed: the topic has rows of the same source from a replay that has no plan any more, so this one might
+        publish rows twice.
     """
     with closing(WriteOptions.parse(run.source(topic=plan.topic), streaming=False).calls()) as calls:
         known = set(calls.producers(plan.topic, plan.family))

@@ -31,9 +31,8 @@ DEFAULT_RANGE_MS = 24 * 3600 * 1000
 
 # --- steps -----------------------------------------------------------------------------------------
 #
-# What is known of the topics, then their messages, then every figure.
-
-#: Transactions that the daemon is asked about, some thousand a second.
+# Collect facts about the topics, read their messages, compute every figure.
+#: Default bound on outcome requests to the daemon, which answers a few thousand a second.
 MAX_POINTERS = 20_000
 
 
@@ -101,7 +100,7 @@ def report(
 
 
 def _moment(place: str | bytes | int | None, facts: list[TopicFacts]) -> int | None:
-    """A place as a time, in milliseconds."""
+    """Convert a place to a time, in milliseconds."""
     if isinstance(place, bytes):
         return unpack_id(place).publish_ts_ms
     if isinstance(place, str):  # "oldest"; "newest" is now
@@ -158,7 +157,7 @@ class ReportOptions:
 
 
 def topics_of(run: Run, wanted: ReportOptions) -> list[TopicFacts]:
-    """What is known of the topics chosen. It starts Spark only to read an archive.
+    """Collect facts about the chosen topics. Starts Spark only to read an archive.
 
     Raises:
       CommandFailed: a topic does not exist, or there is none at all.
@@ -230,7 +229,7 @@ def _messages(run: Run, wanted: ReportOptions, topics: Sequence[TopicFacts], gri
 
 
 def _asked(run: Run, wanted: ReportOptions, messages: DataFrame) -> tuple[Asked, list[str]]:
-    """The outcomes of the transactions, and notes about those that are not known."""
+    """Return the outcomes of the transactions, and notes about the unknown ones."""
     from pyspark_plainsong.pipeline.report.figures import pointers_of
     from pyspark_plainsong.pipeline.report.sources import ask_about, not_asked
 

@@ -1,4 +1,4 @@
-"""A report as plain values: its time range cut into steps, what is known of each topic, and every figure."""
+"""A report as plain values: its time range cut into steps, the facts about each topic, and every figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from plainsong import Client
 
 Rows: TypeAlias = "Sequence[Mapping[str, Any]]"
-#: What each figure is made from, by section; in the page and in the tables.
+#: Explanations of the figures, by section, for the page and the tables.
 MADE_FROM = {
     "sizes": "Counted from publish times and the topic's present ttl: a message is in the queue from its publish until "
     "it expires. Rolled back and invalid messages are left out. A message with a shorter time to live of its own is "
@@ -36,13 +36,13 @@ MADE_FROM = {
 
 @dataclass(frozen=True)
 class Report:
-    """The figures of a time range. Rows are those of the tables in ``figures``, as dictionaries."""
+    """The figures of a time range. Rows are those of ``figures``' tables, as dictionaries."""
 
     grid: Grid
     made_ms: int
     topics: Sequence[TopicFacts]
     messages: int
-    """Messages read: those of the range, and those that were still alive when it began."""
+    """Messages read: those of the range, and older ones that were still alive when it began."""
     sizes: Rows
     rates: Rows
     latency: Rows
@@ -53,7 +53,7 @@ class Report:
     hold_quantiles: Rows
     """``topic, transactions, open, unknown, p50_ms, p95_ms, p99_ms, max_ms`` of ``held_ms``."""
     notes: Sequence[str] = field(default_factory=tuple)
-    """What is not known, and why."""
+    """Unknown facts, and why they are unknown."""
 
     def of_topic(self, rows: Rows, topic: str) -> Rows:
         """The rows of one topic, in the order of their times."""
@@ -126,7 +126,7 @@ def _nice_step_s(range_s: float) -> int:
 
 # --- topics ----------------------------------------------------------------------------------------
 #
-# Known before any message is read: how long messages live, and since when all of them are there.
+# Facts that need no message: how long messages live, and since when all of them can be read.
 
 #: Columns of ``rows_of``.
 TOPICS = "topic STRING, ttl_ms BIGINT, known_from_ms BIGINT, whole BOOLEAN"
@@ -134,14 +134,14 @@ TOPICS = "topic STRING, ttl_ms BIGINT, known_from_ms BIGINT, whole BOOLEAN"
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """What the daemon or an archive knows of a topic."""
+    """Facts about a topic, from the daemon or an archive."""
 
     topic: str
     """``namespace:topic``."""
     generation: int
     ttl_ms: int
     known_from_ms: int
-    """All messages published since then can be read, but those with a shorter time to live of their own."""
+    """All messages published since then can be read, except those with a shorter time to live of their own."""
     whole: bool
     """No message was published before ``known_from_ms``."""
     stats: dict[str, Any]
@@ -172,7 +172,7 @@ def facts_of(client: Client, topic: str) -> TopicFacts:
 
 
 def with_archive(facts: TopicFacts, ranges: Sequence[tuple[int, int]], archived_from_start: bool) -> TopicFacts:
-    """The facts with an archive, which has messages that expired in the topic.
+    """Return the facts with those of an archive, which has messages that expired in the topic.
 
     Args:
       ranges: publish times that the archive holds without a gap, ``(first_ms, end_ms)``, in order.

@@ -1,6 +1,6 @@
-"""What a report reads: messages of topics and of an archive, each once, and the outcomes of their transactions.
+"""The input of a report: messages of topics and of an archive, each once, and the outcomes of their transactions.
 
-A message is one slim row, wherever it came from:
+Messages of both have the same few columns:
 
     topic        STRING  namespace:topic
     message_id   BINARY  20 bytes, sorts as the topic does
@@ -50,10 +50,10 @@ MESSAGES = StructType(
 
 
 def messages_of(rows: DataFrame) -> DataFrame:
-    """``MESSAGES`` from rows of the data source or of an archive.
+    """Convert rows of the data source or of an archive to ``MESSAGES``.
 
-    Rows without the column ``transaction_write_pointer`` were read with committed isolation: each was visible, and its
-    transaction is not known; their pointer is 0.
+    Rows without the column ``transaction_write_pointer`` were read with committed isolation, so their transactions are
+    unknown; their pointer is 0.
     """
     has_pointer = "transaction_write_pointer" in rows.columns
     pointer = sf.coalesce("transaction_write_pointer", sf.lit(0)) if has_pointer else sf.lit(0)
@@ -71,9 +71,9 @@ def messages_of(rows: DataFrame) -> DataFrame:
 
 
 def from_topics(spark: SparkSession, source: Mapping[str, str], topics: Sequence[TopicFacts], grid: Grid) -> DataFrame:
-    """``MESSAGES`` of topics, those of open and rolled back transactions included.
+    """Read ``MESSAGES`` of topics, those of open and rolled back transactions included.
 
-    From the oldest one that could be alive when the grid begins to the end of the grid.
+    The range is from the oldest message that could be alive when the grid begins, to the end of the grid.
     """
     options = {
         "subscribe": ",".join(facts.name for facts in topics),
@@ -87,7 +87,7 @@ def from_topics(spark: SparkSession, source: Mapping[str, str], topics: Sequence
 
 
 def from_archive(spark: SparkSession, root: str, topics: Sequence[TopicFacts], grid: Grid) -> DataFrame:
-    """``MESSAGES`` of an archive, of the generations that the topics have."""
+    """Read ``MESSAGES`` of an archive, of the topics' present generations."""
     namespace = topics[0].topic.partition(":")[0]
     rows = read(
         spark,
@@ -105,7 +105,7 @@ def from_archive(spark: SparkSession, root: str, topics: Sequence[TopicFacts], g
 
 
 def each_once(topics: DataFrame, archive: DataFrame) -> DataFrame:
-    """``MESSAGES`` of both; the topic's own come from the topic, which knows their write pointers."""
+    """Merge ``MESSAGES`` of both. Those in both come from the topic, since an archive has no write pointers."""
     return topics.unionByName(archive.join(topics, ["topic", "message_id"], "left_anti"))
 
 
@@ -117,7 +117,7 @@ def _since(topics: Sequence[TopicFacts], grid: Grid) -> int:
 
 
 def archived_facts(spark: SparkSession, root: str, namespace: str, topic: str, ttl_ms: int | None) -> TopicFacts:
-    """The facts that an archive alone has of a topic: of its last generation, since the last gap.
+    """Return the facts that an archive alone has of a topic: of its last generation, since the last gap.
 
     Raises:
       CommandFailed: the archive does not have the topic, or its time to live is not known.
@@ -135,7 +135,7 @@ def archived_facts(spark: SparkSession, root: str, namespace: str, topic: str, t
 
 
 def archive_ranges(spark: SparkSession, root: str, facts: TopicFacts) -> tuple[list[tuple[int, int]], bool]:
-    """The publish times that an archive holds of a topic's generation, and whether from the first message on."""
+    """Return the publish times that an archive holds of a topic's generation; True if they start at its beginning."""
     namespace, _, topic = facts.topic.partition(":")
     entries = [each for each in _entries(spark, root, namespace, topic) if each.generation == facts.generation]
     ranges = covered(entries)
@@ -148,12 +148,12 @@ def _entries(spark: SparkSession, root: str, namespace: str, topic: str) -> list
 
 # --- outcomes --------------------------------------------------------------------------------------
 #
-# The outcomes of transactions: the daemon is asked about each write pointer once.
+# The outcomes of transactions: one request to the daemon per write pointer.
 #
 #     DECISIONS  pointer, transaction, client, state, begun_ms, decided_ms
 #
-# A daemon remembers outcomes for a time (``transactions.outcome_retention_s``). If it does not know a pointer, the
-# state is ``unknown``, and all that is left is the pointer itself, which says when it was issued.
+# A daemon remembers outcomes for a time (``transactions.outcome_retention_s``). For a pointer that it has forgotten, the
+# state is ``unknown``, and only the time of issue remains, which is part of the pointer.
 
 DECISIONS = StructType(
     [
@@ -165,12 +165,12 @@ DECISIONS = StructType(
         StructField("decided_ms", LongType()),
     ]
 )
-#: A forgotten pointer was issued at the time in it, if that is at most so long before its first message.
+#: The time in a forgotten pointer is trusted if it is at most this long before the pointer's first message.
 MAX_AGE_MS = 25 * 3600 * 1000
 
 
 class Found(NamedTuple):
-    """A write pointer of messages, positive, and when the first of them was published."""
+    """A positive write pointer, and when its first message was published."""
 
     pointer: int
     first_publish_ms: int
@@ -189,7 +189,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The answers of the transaction service, and what is missing."""
+    """The answers of the transaction service."""
 
     decisions: Sequence[Decision]
     unavailable: str | None = None
@@ -197,7 +197,7 @@ class Asked:
 
 
 def ask_about(found: Iterable[Found], transactions: Transactions, *, step: Callable[[], None] = lambda: None) -> Asked:
-    """Ask for the outcome of each pointer.
+    """Request the outcome of each pointer.
 
     Args:
       step: called after each request.
@@ -219,7 +219,7 @@ def ask_about(found: Iterable[Found], transactions: Transactions, *, step: Calla
 
 
 def not_asked(found: Iterable[Found], why: str) -> Asked:
-    """The answers without a daemon."""
+    """Return the answers without a daemon: every outcome is unknown."""
     return Asked([_unknown(each) for each in found], why)
 
 
