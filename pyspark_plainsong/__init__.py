@@ -11,7 +11,7 @@ __all__ = ["DefaultSource"]
 
 
 def __getattr__(name: str) -> Any:
-    # The command line lists the pipeline's jobs from this package: it must not wait for pyspark, nor need it.
+    # Lazy: the command line lists the pipeline's jobs from this package, and must not need or load pyspark.
     if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pyspark_plainsong.source import DefaultSource

@@ -37,7 +37,7 @@ COLUMNS: dict[str, DataType] = {
     "routing_key": StringType(),
     "headers": _STRINGS,
 }
-#: Read only with includeTransaction, or if the schema names it.
+#: Present only with includeTransaction, or if the schema names it.
 TRANSACTION_COLUMN = "transaction_write_pointer"
 #: Columns that may be null.
 _MAY_BE_NULL = frozenset({"write_timestamp", "payload_seq_id", "routing_key", "headers", TRANSACTION_COLUMN})
@@ -49,16 +49,16 @@ class BadSchema(ValueError):
 
 
 def read_schema(*, include_transaction: bool) -> StructType:
-    """All columns, in order. All are nullable for Spark; docs/spark.md says which ones can be null."""
+    """Return all columns, in order. All are declared nullable; docs/spark.md says which ones can be null."""
     columns = _ALL if include_transaction else COLUMNS
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
 def check_schema(asked: StructType) -> StructType:
-    """Returns ``asked``, which may have any of the columns, in any order.
+    """Check a user's schema, which may have any of the columns in any order, and return it.
 
     Raises:
-      BadSchema: a column is unknown, comes twice, has another type, or is declared not null and may be null.
+      BadSchema: a column is unknown, duplicate, of another type, or declared not null although it may be null.
     """
     seen: set[str] = set()
     for field in asked.fields:
@@ -81,18 +81,18 @@ def check_schema(asked: StructType) -> StructType:
 
 
 def _same(asked: DataType, kind: DataType) -> bool:
-    """Whether two types are the same, but for whether the values of a map may be null."""
+    """True if two types are equal, ignoring whether the values of a map may be null."""
     return asked.simpleString() == kind.simpleString()
 
 
 # --- writing ---------------------------------------------------------------------------------------
 
-#: Bytes of a chunk's payloads, unless one alone is larger: far below the largest body that a daemon takes.
+#: Bytes of a chunk's payloads, unless a single one is larger: far below the largest body that daemons accept.
 MAX_CHUNK_BYTES = 4 << 20
 ROUTING_KEY = "routingKey"
 _TEXT_OR_BYTES = (types.BinaryType, types.StringType)
 _WHOLE = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
-#: The types that a column may have, and how errors name them.
+#: The types that a column may have, and their names in errors.
 _KNOWN: dict[str, tuple[tuple[type[types.DataType], ...], str]] = {
     "payload": (_TEXT_OR_BYTES, "BINARY or STRING"),
     "topic": ((types.StringType,), "STRING"),
@@ -127,7 +127,7 @@ class WriteColumns:
         """Find the columns by name, in any order and case.
 
         Raises:
-          ValueError: payload is missing, or a column comes twice, has another type, or cannot be written.
+          ValueError: payload is missing, or a column is duplicate, of another type, or cannot be written.
         """
         found: dict[str, int] = {}
         for index, field in enumerate(schema.fields):
@@ -148,12 +148,12 @@ class WriteColumns:
         return cls(payload_is_text=is_text, **found)
 
     def chunks(self, batch: pa.RecordBatch, topic: str | None, max_rows: int) -> Iterator[Chunk]:
-        """The messages of a batch, those of each topic in the batch's order.
+        """Yield the messages of a batch; those of one topic keep the batch's order.
 
         Args:
-          topic: of all rows; None: the column ``topic`` names it.
+          topic: the topic of all rows; None: the column ``topic`` names it.
         Raises:
-          ValueError: a message cannot have such a value; it names the column.
+          ValueError: a value cannot be written; the error names the column.
         """
         payloads = self._payloads(batch)
         ttls_s = None if self.ttl_seconds is None else _values(batch, self.ttl_seconds)
@@ -171,12 +171,12 @@ class WriteColumns:
         column = batch.column(self.payload)
         if column.null_count:
             raise ValueError("payload is null: a message has bytes, if only none of them; filter or coalesce() first")
-        # A STRING of Spark need not be UTF-8, and a payload is bytes: they go as they are.
+        # Spark's STRING need not be valid UTF-8, and a payload is bytes: do not decode.
         found: list[bytes] = (column.cast("binary") if self.payload_is_text else column).to_pylist()
         return found
 
     def _attributes(self, batch: pa.RecordBatch) -> list[dict[str, str]] | None:
-        """None: no message of the batch has attributes."""
+        """Return the attributes of each message; None if no message of the batch has any."""
         headers = self.headers is not None and _values(batch, self.headers)
         keys = self.routing_key is not None and _values(batch, self.routing_key)
         if not (headers and any(headers)) and not (keys and any(key is not None for key in keys)):
@@ -190,7 +190,7 @@ class WriteColumns:
 
 
 def _map_of_strings(kind: types.DataType) -> bool:
-    """Whether a map may have null values; False for other types."""
+    """True unless the type is a map with keys or values other than strings."""
     if not isinstance(kind, types.MapType):
         return True
     return isinstance(kind.keyType, types.StringType) and isinstance(kind.valueType, types.StringType)
@@ -236,7 +236,7 @@ def _picked(values: Any, rows: list[int] | None) -> Any:
 
 
 def _cut(name: str, payloads: list[bytes], ttls_s: Any, attributes: Any, max_rows: int) -> Iterator[Chunk]:
-    """Chunks of at most ``max_rows`` rows and of about ``MAX_CHUNK_BYTES``."""
+    """Yield chunks of at most ``max_rows`` rows and about ``MAX_CHUNK_BYTES``."""
     start = 0
     while start < len(payloads):
         stop = _end_of_chunk(payloads, attributes, start, min(len(payloads), start + max_rows))

@@ -1,6 +1,6 @@
-"""Options of reading and writing, each parsed once or refused by name; docs/spark.md lists them.
+"""Options of reading and writing; docs/spark.md lists them. An unknown or malformed option is refused by its name.
 
-Spark hands them over as text, with lower-cased names.
+Spark passes them as text, with lower-cased names.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from pyspark_plainsong.calls import Isolation
 
-#: Options of Spark, which it passes on.
+#: Options of Spark itself, which it also passes to the data source.
 SPARKS_OWN = frozenset({"checkpointlocation", "path"})
-#: Options of other connectors, and ours for the same.
+#: Options of other connectors → our option for the same.
 ELSEWHERE = {
     "kafka.bootstrap.servers": "url",
     "service.url": "url",
@@ -41,16 +41,17 @@ ELSEWHERE = {
     "fetchoffset.numretries": "numRetries",
     "fetchoffset.retryintervalms": "retryIntervalMs",
 }
-#: Options of other connectors that have no counterpart here, and why.
+#: Options of other connectors without a counterpart here → the explanation in the error.
 WITHOUT = {
     "minoffsetspertrigger": "a micro-batch takes what there is; a longer trigger(processingTime=…) makes fewer, larger ones",
     "maxtriggerdelay": "it belongs to minOffsetsPerTrigger, which is not supported; use trigger(processingTime=…)",
 }
-#: Words for yes and no.
+#: Accepted spellings of booleans.
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
-#: Numbers between the two are seconds (1769817600) or a date (20260131): as milliseconds they are in 1970 to 1973.
+#: Numbers between the two are taken for seconds (1769817600) or a date (20260131) and refused: as milliseconds they
+#: would be in 1970 to 1973.
 _LOOKS_LIKE_SECONDS = 10_000_000
 _IS_MILLISECONDS = 100_000_000_000
 
@@ -60,7 +61,7 @@ class BadOption(ValueError):
 
 
 class OptionText:
-    """The options given for one use, such as reading a stream.
+    """The user's options for one use, such as reading a stream.
 
     Args:
       known: the names of this use's options, as documented.
@@ -103,10 +104,12 @@ class OptionText:
                 raise BadOption(f"options {one} and {other} exclude each other")
 
     def text(self, name: str, *, why: str = "") -> str | None:
-        """The text; None: it is missing.
+        """Return the text; None if it is missing.
 
+        Args:
+          why: makes the option mandatory; the error explains it with these words.
         Raises:
-          BadOption: it is empty, or missing though ``why`` says what it is for.
+          BadOption: the option is empty, or missing although it is mandatory.
         """
         value = self._given.get(name.lower())
         value = None if value is None else value.strip()
@@ -117,7 +120,7 @@ class OptionText:
         return value
 
     def number(self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**63 - 1) -> int | None:
-        """A whole number."""
+        """Return a whole number from ``least`` to ``most``. Raises BadOption."""
         value = self.text(name)
         if value is None:
             return default
@@ -131,12 +134,12 @@ class OptionText:
         return number
 
     def count(self, name: str, default: int, *, least: int = 1, most: int = 2**63 - 1) -> int:
-        """A whole number that has a default."""
+        """Return a whole number, with a default. Raises BadOption."""
         number = self.number(name, least=least, most=most)
         return default if number is None else number
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """True or false."""
+        """Return a boolean. Raises BadOption."""
         value = self.text(name)
         if value is None:
             return default
@@ -145,7 +148,7 @@ class OptionText:
         return TRUTH[value.lower()]
 
     def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
-        """One of some words; the first one is the default."""
+        """Return one of the ``allowed`` words; the first is the default. Raises BadOption."""
         value = self.text(name)
         if value is None:
             return allowed[0]
@@ -154,9 +157,9 @@ class OptionText:
         return value.lower()
 
     def time_ms(self, name: str, rounded: Callable[[float], int] = math.ceil) -> int | None:
-        """Milliseconds since 1970, from a number or from ISO 8601, which is in UTC by default.
+        """Return milliseconds since 1970, from a number or from ISO 8601, which is in UTC by default.
 
-        Rounded up by default: a bound means the first message that is not before this time, and ids have milliseconds.
+        Rounded up by default: a bound is the first message that is not before this time, and ids have milliseconds.
         """
         value = self.text(name)
         if value is None:
@@ -192,7 +195,7 @@ class TopicBound(NamedTuple):
 
     bound: Bound
     generation: int | None = None
-    """The generation that the id belongs to, if it is known."""
+    """The generation of the id, if known."""
 
 
 @dataclass(frozen=True)
@@ -203,11 +206,11 @@ class Bounds:
     by_topic: Mapping[str, TopicBound] = field(default_factory=dict)
 
     def of(self, topic: str) -> TopicBound:
-        """The bound of one topic."""
+        """Return the bound of one topic."""
         return self.by_topic.get(topic, TopicBound(self.default))
 
     def check_topics(self, name: str, topics: tuple[str, ...] | None, pattern: str) -> None:
-        """Refuse topics that are not subscribed to. Raises BadOption."""
+        """Check that all topics are subscribed to. Raises BadOption."""
         for topic in self.by_topic:
             if topics is not None and topic not in topics:
                 raise BadOption(f"option {name} names the topic {topic}, which subscribe does not")
@@ -216,7 +219,7 @@ class Bounds:
 
 
 def parse_bounds(name: str, text: str, default: Bound, namespace: str) -> Bounds:
-    """The bounds in an option's text: a word, an id, a JSON object of these by topic, or a checkpoint's offset.
+    """Parse an option's bounds: a word, an id, a JSON object of these by topic, or a checkpoint's offset.
 
     Raises:
       BadOption: the text is none of these.
@@ -261,7 +264,7 @@ def _bound(name: str, given: Any) -> Bound:
 
 # --- options ---------------------------------------------------------------------------------------
 
-#: As of the client and the command line.
+#: The same as in the client and the command line.
 DEFAULT_NAMESPACE = "default"
 _CONNECTION = ("url", "namespace", "numRetries", "retryIntervalMs", "tokenFile", "auth.tokenFile", "caFile", "insecure")
 _READ = (
@@ -280,7 +283,7 @@ _USES = {
     "writing": _WRITE,
 }
 _OTHERS = {name: use for use, names in _USES.items() for name in names}
-#: How long topics remember a streaming query's producer by default: longer than any holiday.
+#: Default retention of a streaming query's producer: a query may pause over any holiday.
 STREAM_MEMORY_DAYS = 90
 MAX_POLL_TIMEOUT_MS = 60_000
 MAX_PARTITIONS = 1_000
@@ -290,7 +293,7 @@ _TOPIC = re.compile(r"[a-zA-Z0-9_-]{1,255}\Z")
 
 @dataclass(frozen=True)
 class Connection:
-    """The daemon's addresses, and how long requests are retried."""
+    """The daemon's addresses, its credentials, and the retry policy."""
 
     urls: tuple[str, ...]
     namespace: str
@@ -339,7 +342,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How to read."""
+    """The parsed options of a read."""
 
     connection: Connection
     topics: tuple[str, ...] | None
@@ -347,22 +350,22 @@ class ReadOptions:
     pattern: str
     starting: Bounds
     ending: Bounds
-    """Exclusive; of a batch alone."""
+    """Exclusive; batches only."""
     max_offsets: int | None
-    """Messages of a micro-batch."""
+    """Messages per micro-batch, at most."""
     max_bytes: int | None
-    """Bytes of a micro-batch."""
+    """Bytes per micro-batch, at most."""
     min_partitions: int | None
     max_records_per_partition: int | None
     fail_on_data_loss: bool
     fetch_size: int
-    """Messages of one request and one Arrow batch."""
+    """Messages per request, and so per Arrow batch."""
     poll_timeout_ms: int
-    """How long an idle stream's request waits for a message."""
+    """The time that an idle stream's request waits for a message."""
     isolation: Isolation
     include_transaction: bool
     as_of_ms: int | None = None
-    """Read what had been committed by this moment; of a batch alone. None: by now."""
+    """Read what had been committed by this moment; None: by now. Batches only."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -404,21 +407,21 @@ def _as_of_ms(options: OptionText) -> int | None:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """How to write."""
+    """The parsed options of a write."""
 
     connection: Connection
     topic: str | None
     """None: the column ``topic`` names it."""
     producer_name: str | None
     sequence_id: int | None
-    """Of a batch: with ``producer_name`` it makes the whole save happen once."""
+    """Batches only: with ``producer_name`` it makes the save idempotent."""
     transaction_write_pointer: int | None
-    """Of an outer transaction, which decides about the rows."""
+    """The outer transaction's, which commits or aborts the rows."""
     store_batch_size: int
-    """Messages of one request."""
+    """Messages per store request."""
     ordered: bool
     memory_s: int | None
-    """How long topics remember the producer after its last sign of life; None: the daemon's default."""
+    """Retention of the producer's state after its last publish or session; None: the daemon's default."""
     ttl_s: int | None
 
     @classmethod
@@ -454,7 +457,7 @@ class WriteOptions:
 
 
 def _is_private(url: str) -> bool:
-    """Whether what is sent there is encrypted, or stays on this machine."""
+    """True if requests to the URL are encrypted, or stay on this machine."""
     parts = urlsplit(url)
     host = (parts.hostname or "").rstrip(".")
     try:

@@ -1,6 +1,6 @@
-"""A small HTTP client for driver and executors, with failover, retries, and one error that says what happened.
+"""A small HTTP client for driver and executors, with failover, retries, and one error type with a definite outcome.
 
-It needs the standard library alone, so that a zip is all that an executor needs of us.
+It uses only the standard library, so that executors need nothing but our zip.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-#: Whether the request happened.
+#: Says whether the request took effect.
 Outcome = Literal["not-applied", "applied", "unknown"]
 _OUTCOMES: dict[str, Outcome] = {"not-applied": "not-applied", "applied": "applied", "unknown": "unknown"}
 
 
 class BrokerError(Exception):
-    """The daemon refused a request, or could not be reached. Spark pickles it to carry it between processes."""
+    """The daemon refused a request, or could not be reached. Picklable: Spark sends it between processes."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class BrokerError(Exception):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(status, code, detail, hint, outcome, retry_after_s)
-        #: The HTTP status; 0: there was no answer.
+        #: The HTTP status; 0 without a response.
         self.status = status
-        #: A code of docs/http.md; ``unreachable``: there was no answer.
+        #: A code of docs/http.md, or ``unreachable`` without a response.
         self.code = code
         self.detail = detail
         self.hint = hint
@@ -49,19 +49,19 @@ class BrokerError(Exception):
         return f"{self.code}: {self.detail}" + (f" ({self.hint})" if self.hint else "")
 
     def with_hint(self, further: str) -> BrokerError:
-        """The same error with a further hint."""
+        """Return the error with a further hint."""
         hint = f"{self.hint}; {further}" if self.hint else further
         return BrokerError(self.status, self.code, self.detail, hint, self.outcome, self.retry_after_s)
 
     def after_all(self, may_have_happened: bool) -> BrokerError:
-        """This error as that of the last attempt; unknown if an earlier attempt may have happened."""
+        """Return the error with an outcome for all attempts: unknown if an earlier one may have taken effect."""
         if not may_have_happened:
             return self
         return BrokerError(self.status, self.code, self.detail, self.hint, "unknown", self.retry_after_s)
 
 
 def refused(url: str, status: int, headers: Mapping[str, str], body: bytes) -> BrokerError:
-    """The error of an answer without success, of a daemon or of something else that answers at the URL."""
+    """Make the error of an unsuccessful response, from a daemon or from another server at the URL."""
     try:
         problem = json.loads(body)
     except ValueError:
@@ -81,7 +81,7 @@ def refused(url: str, status: int, headers: Mapping[str, str], body: bytes) -> B
 
 
 def unreachable(url: str, why: str, *, attempts: int, seconds: float, outcome: Outcome) -> BrokerError:
-    """The error of an answer that did not come, or not all of it."""
+    """Make the error of a missing or truncated response."""
     detail = f"no answer from {url}: {why}; attempts: {attempts}, in {seconds:.1f} s"
     return BrokerError(0, "unreachable", detail, "check that the daemon runs, and the option url", outcome)
 
@@ -94,22 +94,22 @@ def _seconds(text: str | None) -> float | None:
 
 __all__ = ["Answer", "BrokerError", "Wire"]
 JSON = "application/json"
-#: A connection that was idle for longer is not used again. The daemon keeps connections longer than that.
+#: A connection that was idle for longer is not reused; the daemon keeps idle connections for longer than this.
 MAX_IDLE_S = 30.0
 MAX_PAUSE_S = 10.0
-#: Refusals that do not end within a retry: the caller decides whether to wait.
+#: Refusals that last longer than retries do: the caller decides whether to wait.
 FINAL_CODES = frozenset({"transactions_unavailable", "topic_full", "low_space", "too_many_producers"})
 
 
 class Answer(NamedTuple):
-    """An answer with a status that is no error."""
+    """A successful response."""
 
     headers: Mapping[str, str]
     """By names in lower case."""
     body: bytes
 
     def json(self) -> Any:
-        """The body, decoded."""
+        """Decode the body."""
         return json.loads(self.body)
 
 
@@ -117,21 +117,21 @@ class Answer(NamedTuple):
 class Wire:
     """A client of the daemon at ``urls``, for one thread at a time.
 
-    It can be pickled; its connection is not pickled along, nor used after a fork.
+    It can be pickled. The connection is neither pickled nor used after a fork.
     """
 
     urls: tuple[str, ...]
-    """The next one is tried if one cannot be reached or refuses for now."""
+    """On a connection error or a temporary refusal, the next one is tried."""
     deadline_s: float = 60.0
-    """Of one attempt, to send and to receive each part of the answer; the time that a request waits is added."""
+    """Time-out of each send and receive within an attempt; the request's own wait is added."""
     retries: int = 5
     """Further rounds through all URLs."""
     retry_interval_s: float = 0.2
     """The pause before the second round; it doubles before each further one, up to 10 s."""
     token_file: str | None = None
-    """A file with a bearer token; each new connection reads it, and so does a request that was refused with 401, once."""
+    """A file with a bearer token. Each new connection reads it; a 401 reads it again, once per request."""
     ca_file: str | None = None
-    """The authorities that are trusted for https, PEM; None: the system's."""
+    """The trusted authorities for https, PEM; None: the system's."""
     _connection: HTTPConnection | None = field(default=None, init=False, repr=False, compare=False)
     _owner: int = field(default=0, init=False, repr=False, compare=False)
     _used_s: float = field(default=0.0, init=False, repr=False, compare=False)
@@ -154,14 +154,13 @@ class Wire:
         whole: Callable[[bytes], bool] | None = None,
         statuses: tuple[int, ...] = (200,),
     ) -> Answer:
-        """Send a request, and retry it until there is a definite answer or no retry is left.
+        """Send a request, and retry it until there is a definite response or no retry is left.
 
         Args:
-          wait_s: how long the request asks the daemon to wait before it answers.
-          repeatable: a second request does no harm; if False, a request is sent again only if it certainly did not
-            happen.
-          whole: whether a body is complete; an incomplete one counts as no answer.
-          statuses: statuses that are no errors.
+          wait_s: how long the request asks the daemon to wait before it responds.
+          repeatable: the request is idempotent; if False, it is sent again only if it certainly did not happen.
+          whole: returns True if a body is complete; an incomplete one counts as no response.
+          statuses: statuses that count as success.
         Raises:
           BrokerError: the daemon refused or did not answer; ``outcome`` says whether the request happened.
         """
@@ -223,7 +222,7 @@ class Wire:
         return self.urls[self._at % len(self.urls)]
 
     def _connected(self) -> HTTPConnection:
-        """The connection, if this process opened it and it was used lately, or else a new one."""
+        """Return the connection if this process opened it and used it recently; otherwise a new one."""
         if self._connection is not None:
             if self._owner == os.getpid() and time.monotonic() - self._used_s < MAX_IDLE_S:
                 return self._connection
@@ -242,7 +241,7 @@ class Wire:
         return self._connection
 
     def _token_changed(self) -> bool:
-        """Whether the token file has another token than the one that was sent."""
+        """True if the token file has another token than the one that was sent."""
         return self.token_file is not None and self._headers.get("Authorization") != f"Bearer {_token(self.token_file)}"
 
     def _exchange(

@@ -1,1 +1,1 @@
-"""The jobs that a deployment runs beside its daemons, on Spark: archive, replay, audit, report."""
+"""The jobs that a deployment runs on Spark in addition to its daemons: archive, replay, audit, report."""

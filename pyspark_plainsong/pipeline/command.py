@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ListedJob(NamedTuple):
-    """A job as ``plainsong pipeline list`` shows it: listing the jobs loads none of them."""
+    """A job as ``plainsong pipeline list`` shows it; listing loads no job."""
 
     package: str
     """``python -m PACKAGE`` runs the job."""
@@ -43,14 +43,14 @@ JOBS: dict[str, ListedJob] = {
     "report": ListedJob(
         "pyspark_plainsong.pipeline.report", "Queues, throughput, latencies and hold times, with plots."
     ),
-    # The daemon's own command `plainsong maintain`, which this name has always reached.
+    # The daemon's own command `plainsong maintain`, kept here for compatibility.
     "maintain": ListedJob(
         "broker.command.maintain", "What waits to be cleaned, the plan; in HBase, the cleaning.", on_spark=False
     ),
 }
 ZIP = "plainsong-pipeline.zip"
-#: Packages in the zip. Executors need of ``plainsong`` only ``protocol.frames``. But spark-submit puts the zip before
-#: the driver's own packages, and the driver would find no more of ``plainsong`` than the zip has.
+#: Packages in the zip. Executors need only ``protocol.frames`` of ``plainsong``, but spark-submit puts the zip before
+#: the driver's own packages, so the driver would miss the rest.
 PACKAGES = ("pyspark_plainsong", "plainsong")
 #: The earliest time that a zip can hold, so that equal sources make equal zips.
 _WHEN = (1980, 1, 1, 0, 0, 0)
@@ -119,14 +119,14 @@ def run(master: str | None, print_it: bool, zip_name: str, as_json: bool, job: s
 
 
 def job_named(name: str) -> ListedJob:
-    """The job of that name. Raises CommandFailed, which names the nearest job."""
+    """Return the job of that name. Raises CommandFailed, which suggests the nearest job."""
     if name not in JOBS:
         raise CommandFailed(f"there is no job {name[:60]!r}", hint=nearest(name, JOBS), code=Exit.USAGE)
     return JOBS[name]
 
 
 def submit_line(package: str, arguments: Sequence[str], *, master: str | None, zip_name: str = ZIP) -> str:
-    """The spark-submit line for a cluster whose executors have none of our packages, and get the zip.
+    """Return the spark-submit line for a cluster that gets our packages from the zip.
 
     Raises:
       CommandFailed: ``package`` is not installed here.
@@ -134,7 +134,7 @@ def submit_line(package: str, arguments: Sequence[str], *, master: str | None, z
     script = _folder(package) / "__main__.py"
     beside = Path(sys.executable).with_name("spark-submit")
     submit = str(beside) if shutil.which(beside.name) is None and beside.exists() else beside.name
-    # Without it PYSPARK_PYTHON, the executors' interpreter, or the first python3 on the PATH would run the driver.
+    # Otherwise the driver would run with PYSPARK_PYTHON, the executors' interpreter, or the first python3 on the PATH.
     driver = f"PYSPARK_DRIVER_PYTHON={shlex.quote(sys.executable)}"
     words = [submit, *(("--master", master) if master else ()), "--py-files", zip_name]
     return f"{driver} {shlex.join([*words, str(script), *arguments])}"
@@ -156,7 +156,7 @@ def zip_command(out: Path, as_json: bool) -> None:
 
 
 def write_zip(out: Path) -> int:
-    """Write the zip, whole or not at all; the number of its files. Raises CommandFailed, OSError."""
+    """Write the zip atomically; return the number of its files. Raises CommandFailed, OSError."""
     files = zip_files()
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
@@ -170,7 +170,7 @@ def write_zip(out: Path) -> int:
 
 
 def zip_files() -> dict[str, Path]:
-    """The files by their names in the zip, sorted. Raises CommandFailed: a package is not installed."""
+    """Return the files by their names in the zip, sorted. Raises CommandFailed: a package is not installed."""
     found: dict[str, Path] = {}
     for package in PACKAGES:
         folder = _folder(package)

@@ -1,4 +1,4 @@
-"""Files that a job writes beside Spark's own, on local disks and on whatever Hadoop's FileSystem reaches.
+"""Files that a job writes in addition to Spark's, on local disks and on any file system that Hadoop supports.
 
 All paths are from the root. ``write`` is atomic and durable: on local disks it syncs the bytes before the rename and
 the folder after it; elsewhere it relies on the file system's own close and rename.
@@ -32,31 +32,32 @@ class Files(Protocol):
     """The file operations that an archive needs."""
 
     def url(self, path: str) -> str:
-        """A path as Spark takes it."""
+        """Return a path in the form that Spark accepts."""
 
     def find(self, under: str, name: str) -> list[str]:
-        """All files of a name below a folder, sorted, without folders that hold no entries of an archive."""
+        """Find all files of a name below a folder, sorted; skips folders that never hold entries of an archive."""
 
     def read(self, path: str) -> bytes | None:
-        """The content of a file; None: there is no such file."""
+        """Return the content of a file; None if it does not exist."""
 
     def write(self, path: str, data: bytes) -> None:
         """Create or replace a file atomically, and create its folders."""
 
     def lock(self, path: str, what: str, say: Callable[[str], None]) -> AbstractContextManager[Hold]:
-        """Be the only writer of ``what`` (named so in errors) as long as the ``with`` block lasts.
+        """Hold a lock for the ``with`` block.
 
         Args:
+          what: what the lock protects, for errors.
           say: called with a sentence if the lock of a dead process was taken over.
         Raises:
           Busy: another process holds the lock; nothing was changed.
         """
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Names and sizes of the Parquet files directly in a folder, sorted; empty if there is no such folder."""
+        """Return names and sizes of the Parquet files directly in a folder, sorted; empty if it does not exist."""
 
     def names(self, folder: str) -> list[str]:
-        """The names directly in a folder, sorted; empty if there is no such folder."""
+        """Return the names directly in a folder, sorted; empty if it does not exist."""
 
     def settle(self, folder: str) -> None:
         """Make the Parquet files of a folder durable."""
@@ -65,16 +66,16 @@ class Files(Protocol):
         """Remove a folder with its content, if it exists."""
 
     def modified_ms(self, folder: str) -> int | None:
-        """When a folder, or a name directly in it, was last changed, in milliseconds since 1970; None: it is gone."""
+        """Return the latest change of a folder and its direct entries, in milliseconds since 1970; None if it is gone."""
 
 
 def open_files(root: str, session: Callable[[], SparkSession] | None = None) -> Files:
-    """The file system of a root: a path, ``file:…``, or a URL that Hadoop knows.
+    """Open the file system of a root: a path, ``file:…``, or a URL that Hadoop can open.
 
     Args:
-      session: returns the Spark session, whose JVM reaches other file systems.
+      session: returns the Spark session; its JVM opens URLs.
     Raises:
-      CommandFailed: it is a URL, and there is no session.
+      CommandFailed: the root is a URL, and there is no session.
     """
     parts = urlsplit(root)
     if "://" not in root and not root.startswith("file:"):
@@ -101,7 +102,7 @@ class LocalFiles:
     def find(self, under: str, name: str) -> list[str]:
         """As ``Files``."""
         found = []
-        for folder, below, names in os.walk(self._at(under)):  # does not fail if a folder disappears meanwhile
+        for folder, below, names in os.walk(self._at(under)):  # ignores folders that disappear during the walk
             at = Path(folder).relative_to(self._root)
             below[:] = [each for each in below if not holds_no_entries((at / each).as_posix())]
             if name in names:
@@ -148,7 +149,7 @@ class LocalFiles:
         for each in self._parquet(folder):
             _sync(each)
         at = self._at(folder)
-        # Folders that were created on the way must survive a power cut, too.
+        # New parent folders must survive a power cut, too.
         while at.is_relative_to(self._root):
             _sync(at)
             at = at.parent
@@ -177,7 +178,7 @@ class LocalFiles:
 
 
 def _unless_gone(call: object, path: str, raised: tuple[type[BaseException], BaseException, object]) -> None:
-    """Ignore a file that another process removes at the same time."""
+    """Ignore a file that another process has removed."""
     if not isinstance(raised[1], FileNotFoundError):
         raise raised[1]
 
@@ -192,7 +193,7 @@ def _sync(path: Path) -> None:
 
 # --- replacing -------------------------------------------------------------------------------------
 #
-# Folders of Parquet that a job replaces: only those that hold nothing else.
+# A job replaces a folder of Parquet only if it holds nothing else.
 
 #: The names that Spark writes into the folder of a table; those with a dot and `.crc` are checksums.
 _WRITTEN: Final = re.compile(r"\.?part-[^/]*\.parquet(\.crc)?|\.?_SUCCESS(\.crc)?|_temporary")

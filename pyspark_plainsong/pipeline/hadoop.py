@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class HadoopFiles:
-    """Files below a URL that Hadoop knows; see ``pyspark_plainsong.pipeline.files.Files``.
+    """Files below a URL that Hadoop can open; see ``pyspark_plainsong.pipeline.files.Files``.
 
-    It calls the classes in the driver's JVM, which Spark Connect has not.
+    It calls classes in the driver's JVM, so it does not work with Spark Connect.
     """
 
     def __init__(self, root: str, spark: SparkSession) -> None:

@@ -157,10 +157,10 @@ def reason_of(error: BaseException) -> str:
 
 
 def failure_of_spark(error: BaseException) -> CommandFailed:
-    """How the program reports an error of Spark."""
+    """Convert an error of Spark to the one that the program reports."""
     return CommandFailed(reason_of(error), hint="the whole of it: --trace", code=Exit.FAILED)
 
 
 def is_of_spark(error: BaseException) -> bool:
-    """Whether an error comes from pyspark or from the JVM behind it."""
+    """True if an error comes from pyspark or from its JVM."""
     return type(error).__module__.split(".")[0] in ("pyspark", "py4j")

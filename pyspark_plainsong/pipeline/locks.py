@@ -1,4 +1,4 @@
-"""One writer at a time: a kernel's lock on local disks, which ends with its holder; elsewhere a lease."""
+"""Exclusive locks: a kernel lock on local disks, which ends with its holder; elsewhere a lease."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-#: Bytes read of a lock's file, which names its holder.
+#: Characters read from a lock's file, which names its holder.
 MAX_OWNER_CHARS = 200
 
 
@@ -32,7 +32,7 @@ class Hold(Protocol):
     """A lock or a lease that this process holds."""
 
     def check(self) -> None:
-        """Raises Busy: this process does not hold it any more, and must not finish anything."""
+        """Check that this process still holds it. Raises Busy: it does not, and must not finish anything."""
 
 
 class KernelHold:
@@ -44,7 +44,7 @@ class KernelHold:
 
 @contextmanager
 def locked(path: Path, what: str) -> Iterator[Hold]:
-    """Hold a lock on a local file, which is created with its folders and stays.
+    """Hold a lock on a local file, which is created with its folders and never removed.
 
     Args:
       what: what the holder writes, for the error: ``the archive of default:orders``.
@@ -65,29 +65,29 @@ def locked(path: Path, what: str) -> Iterator[Hold]:
 
 
 def owner() -> str:
-    """The name of this process in errors."""
+    """Return the name of this process for errors."""
     since = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     return f"process {os.getpid()} on {socket.gethostname()}, since {since}"
 
 
 def busy(what: str, by: str) -> Busy:
-    """The error about a lock that another process holds."""
+    """Make the error about a lock that another process holds."""
     who = escaped(by.strip()[:MAX_OWNER_CHARS]) or "another process"
     return Busy(f"{what} is being written already, by {who}", hint="wait until it ends", code=Exit.STORE)
 
 
 # --- leases ----------------------------------------------------------------------------------------
 #
-# Leases are numbered files, of which the highest number holds.
+# Leases are numbered files; the highest number is valid.
 #
-# A process takes a lease by creating the file of the next number, which only one of several can do, and writes it again
-# every minute. It writes that it gives the lease back; a file that was not written for ten minutes is stale, and its
-# holder is taken for dead. Both files stay until the next one is there, so no number is used twice: a process that has
-# created a file looks once more, and gives way to a higher number. A holder that only slept finds the higher number
-# before it finishes anything.
+# A process takes a lease by creating the file with the next number, which succeeds for one process only, and renews it
+# by rewriting it every minute. To release the lease, it writes an empty owner. A file that was not written for ten
+# minutes is stale, and its holder is presumed dead. A file is only removed after the next one was created, so no number
+# is used twice: after creating a file, a process lists the folder again, and yields to a higher number. A holder that
+# was merely suspended finds the higher number before it finishes anything.
 #
-# This needs a file system that creates a file for one of several processes at once (HDFS does). Object stores may not;
-# there, too, nothing that was finished is lost, since each try writes into a folder of its own.
+# This needs exclusive creation of files, which HDFS has. Object stores may lack it; even there no finished work is lost,
+# since each try writes into a folder of its own.
 
 RENEW_S = 60.0
 STALE_S = 600.0
@@ -98,22 +98,22 @@ class LeaseFiles(Protocol):
     """The file operations that leases need."""
 
     def create(self, path: str, data: bytes) -> bool:
-        """Create a file; False: it exists."""
+        """Create a file; False if it exists."""
 
     def read(self, path: str) -> bytes | None:
-        """The content of a file; None: there is no such file."""
+        """Return the content of a file; None if it does not exist."""
 
     def write(self, path: str, data: bytes) -> None:
         """Replace a file atomically."""
 
     def names(self, folder: str) -> list[str]:
-        """The names directly in a folder, sorted."""
+        """Return the names directly in a folder, sorted."""
 
     def discard(self, path: str) -> None:
         """Remove a file, if it exists."""
 
     def modified_ms(self, folder: str) -> int | None:
-        """When a folder, or a name directly in it, was last changed, in milliseconds since 1970; None: it is gone."""
+        """Return the latest change of a folder and its direct entries, in milliseconds since 1970; None if it is gone."""
 
 
 class Lease:
@@ -148,11 +148,11 @@ class Lease:
         self._renewed_s = asked_s
 
     def give_back(self) -> None:
-        """Give the lease back."""
+        """Release the lease."""
         self._files.write(self._path, encode_lease(""))
 
     def settle(self) -> None:
-        """Check a lease that was just created. Raises Busy: a higher one was created meanwhile."""
+        """Confirm a lease that was just created, and remove older ones. Raises Busy: a higher one exists."""
         if max(numbers(self._files, self._folder)) > self._number:
             self._files.discard(self._path)
             self._give_way()
@@ -224,22 +224,22 @@ def leased(
 
 
 def numbers(files: LeaseFiles, folder: str) -> list[int]:
-    """The numbers of the leases in a folder."""
+    """Return the numbers of the leases in a folder, sorted."""
     found = (name.removesuffix(_SUFFIX) for name in files.names(folder) if name.endswith(_SUFFIX))
     return sorted(int(number) for number in found if number.isdigit())
 
 
 def encode_lease(holder: str) -> bytes:
-    """The content of a lease's file; an empty holder gives it back."""
+    """Encode a lease's file; an empty holder means released."""
     return json.dumps({"owner": holder, "renewedMs": now_ms()}).encode()
 
 
 def _holder(files: LeaseFiles, folder: str, number: int) -> tuple[str, int]:
-    """The holder of a lease, and when it was written."""
+    """Return the holder of a lease, and the time of its last renewal."""
     try:
         written = json.loads(files.read(_path(folder, number)) or b"")
         return str(written["owner"]), int(written["renewedMs"])
-    except (ValueError, KeyError, TypeError):  # created, and not yet written, or never
+    except (ValueError, KeyError, TypeError):  # created, but not written yet, or never
         made_ms = files.modified_ms(folder)
         return "another process", now_ms() if made_ms is None else made_ms
 

@@ -1,6 +1,6 @@
 """The Spark session of a job: local by default, in UTC, quiet; and the checks before the JVM starts.
 
-Java, pyspark, pyarrow and the workers' interpreter are checked, so that what is missing is named in one line.
+The checks cover Java, pyspark, pyarrow and the workers' interpreter, and report a missing one in one line.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEFAULT_MASTER = "local[*]"
-#: Settings whatever those of the cluster are.
+#: Settings that override the cluster's.
 ALWAYS = {"spark.sql.session.timeZone": "UTC"}
-#: Settings without spark-submit, whose users set these in its own ways.
+#: Settings without spark-submit; with it, users set these themselves.
 WITHOUT_SUBMIT = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -45,11 +45,11 @@ JAVA = 17
 WORKERS_NEED = ("pyspark", "pyarrow")
 #: Modules of ours that they import, which spark-submit may bring along in a zip.
 OURS = ("pyspark_plainsong.source", "plainsong.protocol.frames")
-#: The variable that spark-submit sets for the driver that it starts.
+#: The environment variable by which spark-submit starts a driver.
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 #: Packages of ours that jobs and workers import.
 PACKAGES = ("pyspark_plainsong", "plainsong")
-#: What ``plainsong-spark`` brings, by the names that are imported.
+#: Modules that ``plainsong-spark`` installs.
 EXTRA = ("pyspark", "py4j", "pyarrow", "matplotlib")
 #: Those of its extra ``report``.
 PLOTS = ("matplotlib",)
@@ -97,11 +97,11 @@ def build_session(name: str, *, master: str | None = None, conf: Mapping[str, st
 
 
 def _register(session: SparkSession) -> None:
-    """Register the data source: then PYSPARK_PYTHON runs it, and imports it from the files of ``--py-files``.
+    """Register the data source, so that PYSPARK_PYTHON runs it, with the files of ``--py-files`` on its path.
 
-    PYSPARK_DRIVER_PYTHON runs a data source that Spark finds by itself, on executors too, and without those files. The
-    tasks of a registered one get the files; the process on the driver's machine that asks for a stream's offsets does
-    not, and needs the path.
+    Without registration, Spark finds the data source itself, but runs it with PYSPARK_DRIVER_PYTHON, even on executors,
+    and without those files. The process on the driver's machine that computes a stream's offsets never gets the files,
+    so PYTHONPATH is set for it.
     """
     from pyspark_plainsong import DefaultSource
 
@@ -114,12 +114,12 @@ def _register(session: SparkSession) -> None:
 
 
 def _quiet() -> None:
-    # The job reports errors. pyspark would also write each to standard error, with its whole trace.
+    # The job reports errors itself; pyspark would write each to standard error as well, with a stack trace.
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
-    # A signal that arrives during a call to the JVM makes py4j log the whole trace, by its own logger and by the root.
+    # A signal during a call to the JVM makes py4j log a stack trace, to its own logger and to the root logger.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(_is_no_interrupt)
 
@@ -132,10 +132,10 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 
 
 def worker_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that Spark's processes need: the interpreter, and where our packages are.
+    """Return the environment variables for Spark's processes: the interpreter, and the path of our packages.
 
-    Values that are set stay. PYTHONPATH grows if our packages are not in site-packages: Spark looks for data sources in
-    the folders of ``sys.path``, and an editable install need not be in one.
+    Existing values are kept. PYTHONPATH is extended if our packages are not in site-packages: Spark searches the
+    folders of ``sys.path`` for data sources, and an editable install need not be in one.
     """
     found = {
         "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON") or sys.executable,
@@ -149,7 +149,7 @@ def worker_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def package_roots() -> list[str]:
-    """Where our packages are if they are not in site-packages: folders, or the zip of ``--py-files``."""
+    """Return the folders, or the zip of ``--py-files``, with our packages; empty if they are in site-packages."""
     installed = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
     found: dict[str, None] = {}
     for name in PACKAGES:
@@ -162,7 +162,7 @@ def package_roots() -> list[str]:
 
 
 def check_surroundings(environ: Mapping[str, str] = os.environ) -> None:
-    """Raises CommandFailed: something that a session needs is missing; nothing was done."""
+    """Check everything that a session needs. Raises CommandFailed: something is missing; nothing was done."""
     for package in ("pyspark", "pyarrow"):
         if find_spec(package) is None:
             raise _not_installed(package)
@@ -179,7 +179,7 @@ def check_plots() -> None:
 
 @contextmanager
 def extra_installed() -> Iterator[None]:
-    """Around the imports of a running job. Raises CommandFailed: a package of the extra is not installed."""
+    """Wrap the imports of a running job. Raises CommandFailed: a package of the extra is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-#: How often a query is asked for its progress; its end is noticed at once.
+#: Seconds between reads of a query's progress; its end is noticed at once.
 LOOK_S = 1
 
 
 class Batches:
-    """A function for ``foreachBatch`` that keeps its own error: Spark passes on the text alone, without the exit code."""
+    """A function for ``foreachBatch`` that keeps its error: Spark passes on only the text, not the exit code."""
 
     def __init__(self, write: Callable[[DataFrame, int], None]) -> None:
         self._write = write
@@ -36,7 +36,7 @@ class Batches:
 
     @contextmanager
     def own_error(self) -> Iterator[None]:
-        """Around the wait for the query: raise the error that a batch raised, instead of Spark's about it."""
+        """Wrap the wait for the query: raise a batch's own error instead of Spark's."""
         try:
             yield
         except Exception as error:
@@ -48,7 +48,7 @@ class Batches:
 def watch(
     query: StreamingQuery, on_batch: Callable[[dict[str, Any]], None], *, idle: Callable[[], None] | None = None
 ) -> None:
-    """Wait until the query ends, which one that follows a topic never does.
+    """Wait until the query ends; a query that follows a topic never does.
 
     Args:
       query: a query that was started.

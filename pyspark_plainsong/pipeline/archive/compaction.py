@@ -1,12 +1,12 @@
-"""Compacts batches into one entry for each day of a topic. Each step may be interrupted, and be done again.
+"""Compacts batches into one entry for each day of a topic. Each step can be interrupted and repeated.
 
-    check   the files of the sources hold what their manifests say: damage is found before it is copied
-    write   the day's rows, sorted, into a folder that no other try has
+    check   compare the sources' files with their manifests, so that no damage is copied
+    write   write the day's rows, sorted, into a folder of this try's own
     finish  read back, compare, make durable, write the manifest: from now on the day answers for its range
-    sweep   later, remove entries whose ranges others answer for, if the files of those are still there
+    sweep   later, remove entries that others answer for, if the files of those still exist
 
-A day is compacted when the archive reaches beyond its end, so it is written once. A batch that reaches over midnight
-is compacted with the second of its days.
+A day is compacted once the archive reaches beyond its end, so it is written once. A batch across midnight is compacted
+with the second of its days.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.archive.writing import Log
     from pyspark_plainsong.pipeline.files import Files
 
-#: A folder without a manifest that did not change for so long was left by a killed run.
+#: A folder without a manifest that has not changed for this long was left by a killed run.
 ORPHAN_MS = 86_400_000
-#: About so many payload bytes make one file of a day.
+#: Approximate payload bytes per file of a day.
 FILE_BYTES = 256 << 20
 
 
@@ -61,21 +61,21 @@ class Day:
 
     @property
     def revision(self) -> int:
-        """Above the revisions that it replaces."""
+        """Higher than all revisions that it replaces."""
         return 1 + max((piece.entry.revision for piece in self.pieces if piece.entry.kind == "day"), default=0)
 
     @property
     def entry(self) -> str:
-        """The name of the day's entry: the same for the same sources."""
+        """The name of the day's entry; the same sources give the same name."""
         parts = [self.day, self.start.hex(), self.end.hex(), *sorted(piece.entry.folder for piece in self.pieces)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def plan(entries: Sequence[Manifest], *, unfinished: bool = False) -> list[Day]:
-    """The days of one generation that are not yet in one entry.
+    """Return the days of one generation that are not yet in one entry.
 
     Args:
-      unfinished: the last day, too, even if the archive ends before the day does.
+      unfinished: include the last day even if the archive ends before the day does.
     """
     found = pieces(entries)
     days: list[Day] = []
@@ -108,8 +108,8 @@ class Compaction:
     """The compaction of one generation of one topic.
 
     Args:
-      held: called before a manifest is written and before a folder is removed; raises if this process does not hold
-        the lock any more.
+      held: called before a manifest is written and before a folder is removed; raises if this process no longer holds
+        the lock.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Compaction:
         self._held = held
 
     def entries(self) -> list[Manifest]:
-        """The entries there are now."""
+        """Load the present entries."""
         return load_manifests(self._files, self._log.folder)
 
     def run(self, day: Day) -> Manifest:
@@ -137,7 +137,7 @@ class Compaction:
         return self.finish(day, self.write(day))
 
     def check(self, day: Day) -> None:
-        """Raises CommandFailed: a source is not as its manifest says; nothing was done."""
+        """Check the sources' files. Raises CommandFailed: one differs from its manifest; nothing was done."""
         broken = damaged(self._spark, self._files, [piece.entry for piece in day.pieces])
         if broken:
             folder, why = next(iter(broken.items()))
@@ -156,10 +156,10 @@ class Compaction:
         return folder
 
     def finish(self, day: Day, folder: str) -> Manifest:
-        """Make the day part of the archive.
+        """Add the day to the archive.
 
         Raises:
-          CommandFailed: its rows differ from those of its sources; it is no part.
+          CommandFailed: its rows differ from those of its sources; it was not added.
         """
         stats, names = read_back(self._spark, self._files, folder)
         if stats != self._expected(day):
@@ -184,16 +184,18 @@ class Compaction:
         return manifest
 
     def sweep(self, keep_ms: int, removed: Callable[[str], None] = lambda folder: None) -> int:
-        """Remove entries that others have answered for since ``keep_ms``, and folders of killed runs; returns how many.
+        """Remove entries that others have answered for since ``keep_ms``, and folders of killed runs.
 
         Args:
-          removed: called with each folder that was removed.
+          removed: called with each removed folder.
+        Returns:
+          the number of removed folders.
         """
         entries = self.entries()
         before_ms = now_ms() - keep_ms
         gone = replaced(entries, before_ms)
         broken = altered(self._files, entries) if gone else {}
-        if broken:  # a damaged entry answers for its range, but the entries that it replaced must stay
+        if broken:  # a damaged entry still answers for its range, but the entries that it replaced must stay
             gone = replaced(entries, before_ms, broken)
         with_manifest = {entry.folder for entry in entries}
         left = [folder for folder in self._folders() if folder not in with_manifest and self._is_left(folder)]
@@ -221,7 +223,7 @@ class Compaction:
         return found
 
     def _is_left(self, folder: str) -> bool:
-        """Whether a folder without a manifest was left by a killed run."""
+        """True if a folder without a manifest was left by a killed run."""
         if folder.startswith(f"{self._log.folder}/days/"):
             return True  # only this process writes them, under the lock
         modified_ms = self._files.modified_ms(folder)
@@ -229,7 +231,7 @@ class Compaction:
 
 
 def replaced(entries: Sequence[Manifest], before_ms: int, broken: Container[str] = ()) -> list[Manifest]:
-    """Entries whose whole range other entries answer for, all of which were written before a time.
+    """Return the entries that others, written before a time, fully answer for.
 
     Args:
       broken: folders of damaged entries, which answer for no other.

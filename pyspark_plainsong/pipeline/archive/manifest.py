@@ -1,4 +1,4 @@
-"""Manifests: which messages each entry's files hold, and which of several entries answers for a message."""
+"""Manifests: the messages in each entry's files, and the rules by which one of several entries answers for a message."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ class Manifest:
 
     @property
     def rank(self) -> tuple[int, int, int, str, int, str]:
-        """Of two entries that hold the same ids, the one of the lower rank answers."""
+        """The precedence where entries overlap: the lowest rank answers."""
         return (self.kind == "batch", -self.revision, self.written_ms, self.source, self.batch or 0, self.folder)
 
     @property
     def name(self) -> str:
-        """As people read it."""
+        """The name for people."""
         what = f"batch {self.batch} of {self.source[:8]}" if self.kind == "batch" else f"day {self.day}"
         return f"{self.namespace}:{self.topic} {what}"
 
     def as_json(self) -> bytes:
-        """The content of the file."""
+        """Encode the manifest's file."""
         ids = (self.stats.first, self.stats.last)
         first, last = (None if each is None else each.hex() for each in ids)
         times = (None if each is None else int.from_bytes(each[:8], "big") for each in ids)
@@ -146,10 +146,10 @@ def _bad(folder: str, why: str) -> CommandFailed:
 # --- coverage --------------------------------------------------------------------------------------
 #
 # Every entry of an archive (a batch, or a day made of batches) holds all messages of one range of ids,
-# ``start <= id < end``. Where entries overlap, one of them answers and the others are not read there: a day before
-# batches, of two days the one of the higher revision, of two batches the one written first (a later copy of the same
-# range may lack what expired in between). So a row never shows twice, neither where an entry was replaced in part nor
-# where two compactions ran at once; and an entry gives up a range only where another one holds it.
+# ``start <= id < end``. Where entries overlap, one of them answers and the others are not read there: a day wins over
+# batches, a higher revision over a lower one, and the batch written first over later ones (a later copy of the same
+# range may lack messages that expired in between). So no row is read twice, even if an entry was replaced in part or
+# two compactions ran at once; and an entry gives up a range only where another one holds it.
 
 
 class Range(NamedTuple):
@@ -168,12 +168,12 @@ class Piece(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the piece is the whole entry."""
+        """True if the piece is the whole entry."""
         return (self.start, self.end) == (self.entry.start, self.entry.end)
 
 
 def pieces(entries: Iterable[Manifest]) -> list[Piece]:
-    """The piece of each entry that is read, in the order of the ids; no id is in two pieces.
+    """Return the pieces of entries to read, in the order of the ids; no id is in two pieces.
 
     Args:
       entries: of one generation of one topic.

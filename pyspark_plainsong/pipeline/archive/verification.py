@@ -46,13 +46,13 @@ class Findings:
     examples: dict[str, list[str]]
     """The first ids of each wrong verdict, as 40 hex digits."""
     damaged: dict[str, str] = field(default_factory=dict)
-    """Damaged entries by folder, and what is wrong; their rows count as missing."""
+    """Damaged entries: folder → description. Their rows count as missing."""
     holes: list[Range] = field(default_factory=list)
-    """Ranges that no entry holds, though entries behind them exist, or the checkpoint is past them."""
+    """Ranges that no entry holds, although later entries exist or the checkpoint is past them."""
 
     @property
     def is_good(self) -> bool:
-        """Whether the archive holds what it promises."""
+        """True if the archive is complete and undamaged."""
         return not self.damaged and not self.holes and not any(self.counts.get(name) for name in _BAD)
 
     def as_json(self) -> dict[str, Any]:

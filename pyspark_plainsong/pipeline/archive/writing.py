@@ -74,7 +74,7 @@ class Offsets:
 
     @property
     def is_new(self) -> bool:
-        """Whether no query has used the checkpoint yet."""
+        """True if no query has used the checkpoint yet."""
         return not self.files.names("offsets")
 
     def first(self) -> bytes | None:
@@ -194,7 +194,7 @@ class ArchiveWriter:
         return manifest
 
     def _is_there(self, archive: str, batch: int, start: bytes, end: bytes) -> bool:
-        """Whether a try at the batch was finished; removes the tries of killed runs."""
+        """True if an earlier try has finished the batch. Removes the tries of killed runs."""
         found = False
         batches = self._batches(archive)
         for name in self._files.names(batches):

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.audit.manifest import TablesManifest
     from pyspark_plainsong.pipeline.job import Run
 
-#: What can be exported besides the tables, made from a closure's depth and whether unknown accesses count.
+#: Exports that are computed from the edges; they depend on ``unknown``, the closure also on ``depth``.
 FOLLOWING = ("flows", "closure")
 
 
 def export_tables(run: Run, root: Path, out: Path, names: Sequence[str], depth: int | None, unknown: bool) -> None:
-    """Write each of ``names`` to the folder ``out/name``, which it replaces; a dry run only says so.
+    """Write each of ``names`` to the folder ``out/name``, which is replaced; a dry run only reports it.
 
     Args:
       depth: the closure's; None: any.

@@ -1,4 +1,4 @@
-"""Generates audit messages as a platform would publish them, any number, the same ones for the same seed.
+"""Generates any number of audit messages like those of a platform; equal seeds give equal messages.
 
 A few programs run most of the time, and a few datasets are in most of what they do. Runs overlap; each reads its
 inputs, writes its outputs, and accesses some datasets in unknown ways. People edit the metadata of what they own.
@@ -29,7 +29,7 @@ PEOPLE: Final = (
     "margaret", "niklaus", "radia", "tony",
 )  # fmt: skip
 PROGRAMS: Final = 120
-#: One program in so many writes to an earlier layer, so that lineage has cycles.
+#: One program in this many writes to an earlier layer, so that lineage has cycles.
 BACKWARDS_ONE_IN: Final = 15
 
 
@@ -69,7 +69,7 @@ class World:
 
 
 def make_world(rng: random.Random) -> World:
-    """A platform, the same one for the same seed of ``rng``."""
+    """Make a platform; equal seeds of ``rng`` give equal platforms."""
     datasets = [f"{layer}.{subject}" for layer in LAYERS for subject in SUBJECTS]
     programs = tuple(_program(rng, number) for number in range(PROGRAMS))
     rng.shuffle(datasets)
@@ -96,7 +96,7 @@ def _subject(rng: random.Random) -> str:
 
 
 def _weights(count: int) -> tuple[float, ...]:
-    """Cumulated weights 1, 1/2, 1/3, …: Zipf's law."""
+    """Return cumulative weights 1, 1/2, 1/3, …: Zipf's law."""
     return tuple(accumulate(1 / rank for rank in range(1, count + 1)))
 
 
@@ -172,7 +172,7 @@ def spoiled(rng: random.Random, fields: Fields) -> bytes:
 
 # --- generator -------------------------------------------------------------------------------------
 
-#: 2025-01-01; fixed, so that a seed makes the same messages on every day.
+#: 2025-01-01; fixed, so that a seed gives the same messages on any day.
 START_MS: Final = 1_735_689_600_000
 SPAN_MS: Final = 30 * 86_400_000
 #: Shares of the messages.
@@ -264,7 +264,7 @@ def _begin(rng: random.Random, world: World) -> _Run:
 
 
 def _edit(rng: random.Random, world: World, metadata: dict[str, _Metadata]) -> dict[str, Any]:
-    """A user gives an entity a property or a tag, or removes one."""
+    """Make an event in which a user adds or removes a property or a tag of an entity."""
     entity = f"dataset:{world.some_dataset(rng)}" if rng.random() < 0.8 else f"program:{world.some_program(rng).name}"
     has = metadata.setdefault(entity, _Metadata())
     previous = has.as_json()

@@ -1,8 +1,8 @@
-"""The manifest: the one file that names the parts of all tables, and the last message that they tell of.
+"""The manifest: the one file that names the parts of all tables, and the last message of each topic in them.
 
-A new manifest is renamed over the old one, after everything that it names is on disk. So a reader has all tables as
-they were after one batch of messages, whenever it reads; and a process that is killed has either replaced the manifest
-or not. Files in the folder that the manifest does not name are not part of the tables.
+A new manifest is renamed over the old one after everything that it names is on disk. So a reader always gets all tables
+as of the same batch, and replacing the manifest is atomic even if the process is killed. Files that the manifest does
+not name are not part of the tables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MANIFEST: Final = "manifest.json"
 VERSION: Final = 1
 #: The lock of the writer.
 LOCK: Final = "lock"
-#: What a first run leaves that is killed before its first manifest.
+#: Files that a run leaves if it is killed before it writes the first manifest.
 _BEGUN: Final = re.compile(rf"{LOCK}|\.{re.escape(MANIFEST)}\.\d+\.tmp")
 
 
@@ -43,7 +43,7 @@ class Part:
     files: tuple[str, ...]
     rows: int
     bytes: int
-    #: How often its rows were merged: parts of one level are merged into one of the next.
+    #: Number of merges of its rows: parts of one level are merged into one of the next.
     level: int = 0
 
 
@@ -63,25 +63,25 @@ class TablesManifest:
     through: dict[str, str] = field(default_factory=dict)
     parts: tuple[Part, ...] = ()
     retired: tuple[Retired, ...] = ()
-    #: The generation of each topic that the last message is of.
+    #: The generation of each topic's last message.
     lives: dict[str, int] = field(default_factory=dict)
 
     def living(self, lives: dict[str, int]) -> TablesManifest:
-        """The manifest for topics of these generations: of a topic that was created anew it knows no message."""
+        """Return the manifest for topics of these generations, without the messages of topics that were created again."""
         again = {topic for topic, life in lives.items() if self.lives.get(topic, life) != life}
         through = {topic: last for topic, last in self.through.items() if topic not in again}
         return replace(self, through=through, lives={**self.lives, **lives})
 
     def of(self, table: str) -> list[Part]:
-        """The parts of a table, oldest first."""
+        """Return the parts of a table, oldest first."""
         return [part for part in self.parts if part.table == table]
 
     def rows(self, table: str) -> int:
-        """Rows in a table's parts; of a table of totals more than the table has, since parts are subtotals."""
+        """Return the rows in a table's parts: an upper bound if the table has keys, since its parts are subtotals."""
         return sum(part.rows for part in self.of(table))
 
     def adding(self, parts: list[Part], through: dict[str, str]) -> TablesManifest:
-        """The manifest after a batch of messages, whose rows are in ``parts``."""
+        """Return the manifest after a batch of messages with its rows in ``parts``."""
         return replace(
             self,
             sequence=self.sequence + 1,
@@ -90,7 +90,7 @@ class TablesManifest:
         )
 
     def merging(self, old: list[Part], new: Part, now_ms: int) -> TablesManifest:
-        """The manifest after the parts ``old`` were merged into ``new``."""
+        """Return the manifest after the parts ``old`` were merged into ``new``."""
         gone = {part.path for part in old}
         return replace(
             self,
@@ -101,7 +101,7 @@ class TablesManifest:
 
 
 def load_manifest(root: Path) -> TablesManifest | None:
-    """The manifest in a folder; None: there are no tables yet. Raises TablesUnreadable."""
+    """Load the manifest in a folder; None if there are no tables yet. Raises TablesUnreadable."""
     path = root / MANIFEST
     try:
         text = path.read_text(encoding="utf-8")
@@ -114,9 +114,10 @@ def load_manifest(root: Path) -> TablesManifest | None:
 
 
 def first_look(root: Path) -> TablesManifest:
-    """The manifest of a folder for tables; an empty one if there are none yet.
+    """Load the manifest of a folder for tables; an empty one if there are no tables yet.
 
-    Raises FolderTaken, and TablesUnreadable.
+    Raises:
+      FolderTaken, TablesUnreadable: nothing was changed.
     """
     present = sorted(each.name for each in root.iterdir()) if root.is_dir() else []
     manifest = load_manifest(root)
@@ -132,7 +133,7 @@ def first_look(root: Path) -> TablesManifest:
 
 
 def store_manifest(root: Path, manifest: TablesManifest) -> None:
-    """Replace the manifest durably. When this raises, either manifest may be there."""
+    """Replace the manifest durably. After an error, either the old or the new one is in place."""
     text = json.dumps({"version": VERSION, **asdict(manifest)}, indent=1)
     LocalFiles(root).write(MANIFEST, text.encode())
 

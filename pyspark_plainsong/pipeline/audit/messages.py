@@ -1,4 +1,4 @@
-"""Audit messages of version 1: fields and bounds, and SQL functions that parse each or give the reason why it is bad.
+"""Audit messages of version 1: fields and bounds, and SQL functions that parse a message or find what is wrong with it.
 
 A message is one JSON object in UTF-8. Fields that version 1 does not name are ignored, so that publishers can add some
 without a new version. docs/pipeline.md describes messages for publishers.
@@ -27,7 +27,7 @@ ACCESSES: Final = (READ, WRITE, UNKNOWN)
 #: An entity is named ``kind:name``; programs access entities of this kind.
 DATASET: Final = "dataset"
 PROGRAM: Final = "program"
-#: The strings of every message, and further ones of an access.
+#: The names in every message, and the additional ones of an access.
 COMMON_NAMES: Final = ("namespace", "user")
 ACCESS_NAMES: Final = ("program", "run", "dataset")
 #: The parts of a metadata change.
@@ -35,7 +35,7 @@ CHANGES: Final = ("previous", "added", "removed")
 #: Names have 1 to 1024 characters, none of them a control character. The pattern means the same in Java and Python.
 NAME_PATTERN: Final = r"[^\x00-\x1f\x7f]{1,1024}"
 ENTITY_PATTERN: Final = r"[a-z][a-z0-9_]{0,31}:[^\x00-\x1f\x7f]{1,1024}"
-#: A time before 2000 is absurd, and so is one more than a day after the publication.
+#: Times before 2000, or more than a day after the publication, are refused.
 EARLIEST_MS: Final = 946_684_800_000
 MAX_AHEAD_MS: Final = 86_400_000
 #: Why a message is a dead letter; ``detail`` names the field or quotes its value.
@@ -61,9 +61,9 @@ CHANGE: Final = StructType(
 
 # --- parsing ---------------------------------------------------------------------------------------
 #
-# Types count as they stand in the JSON: the number 5 is no user. So the payload is parsed into a variant and not by a
-# schema, which would convert numbers to strings silently. No function here raises, whatever the payload is; and none
-# depends on when it runs, so a batch that is parsed again gives the same rows.
+# JSON types are not converted: the number 5 is not a user. So the payload is parsed into a variant instead of with a
+# schema, which would silently convert numbers to strings. No function here raises, for any payload, and none depends
+# on the time of the run, so a batch that is parsed again gives the same rows.
 
 #: A condition under which a message is bad, with its reason and detail.
 Objection: TypeAlias = "tuple[Column, Column]"
@@ -74,7 +74,7 @@ FIELDS: Final = (*NUMBERS, *TEXTS, *CHANGES)
 _EMPTY_PROPERTIES: Final = "map_from_arrays(cast(array() as array<string>), cast(array() as array<string>))"
 _EMPTY_TAGS: Final = "cast(array() as array<string>)"
 _MAX_DETAIL: Final = 200
-#: The last millisecond of the year 9999: a later time would raise before it is found absurd.
+#: The last millisecond of the year 9999; Spark would raise for later times before the check refuses them.
 _LAST_MS: Final = 253_402_300_799_999
 
 
@@ -107,10 +107,10 @@ def parsed(messages: DataFrame) -> DataFrame:
 
 
 def _values(messages: DataFrame) -> DataFrame:
-    """The payload as one variant, ``value``; null: it is no JSON.
+    """Parse the payload into one variant, ``value``; null if it is not JSON.
 
-    The parser stops at the end of the first value, and ignores what follows. What follows cannot close a list
-    and an object both: so the text is parsed inside one of each, and must be the only item of the list.
+    Spark's parser stops after the first value and ignores the rest of the text. To refuse such a rest, the text is
+    wrapped in a list inside an object, and must be the list's only item: no rest can close both and stay unnoticed.
     """
     texts = messages.select(
         F.concat_ws(":", "namespace", "topic").alias("topic"),
@@ -128,7 +128,7 @@ def _values(messages: DataFrame) -> DataFrame:
 
 
 def _fields(values: DataFrame) -> DataFrame:
-    """Columns with variant, type and text or number of every field: computed once, since each costs time."""
+    """Add columns with the variant, type and text or number of every field, so that each is computed once."""
     found = values.select(
         "*",
         F.schema_of_variant("value").alias("kind"),
@@ -143,7 +143,7 @@ def _fields(values: DataFrame) -> DataFrame:
 
 
 def _objections() -> Iterator[Objection]:
-    """The conditions, in the order in which they are checked."""
+    """Yield the conditions, in the order in which they are checked."""
     yield F.col("text").isNull(), _for("not_utf8")
     yield F.col("value").isNull(), _for("not_json")
     yield ~F.col("kind").startswith("OBJECT<"), _for("not_an_object", F.col("kind"))
@@ -168,7 +168,7 @@ def _objections() -> Iterator[Objection]:
 
 
 def _unfit(name: str, kind: str, pattern: str | None = None, *, of: str | None = None) -> Iterator[Objection]:
-    """Conditions on a field that every message, or every one of the type ``of``, must have."""
+    """Yield the conditions on a field that every message, or every one of the type ``of``, must have."""
     asked = F.lit(True) if of is None else _is(of)
     yield asked & _absent(name), _for("missing_field", F.lit(name))
     yield asked & (F.col(f"{name}_kind") != kind), _for("wrong_type", F.lit(name))
@@ -177,7 +177,7 @@ def _unfit(name: str, kind: str, pattern: str | None = None, *, of: str | None =
 
 
 def _unfit_change(part: str) -> Iterator[Objection]:
-    """The condition that a part of a change is no object of properties (strings by name) and tags (strings)."""
+    """Yield the condition that a part of a change is not an object of properties (strings by name) and tags (strings)."""
     there = _is(METADATA) & ~_absent(part)
     its = f"its_{part}"
     strings = "schema_of_variant(each) = 'STRING'"

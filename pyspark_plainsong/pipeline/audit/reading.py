@@ -1,7 +1,7 @@
-"""Reads the tables as they were after one batch of messages, with Spark or without, and searches them in little memory.
+"""Reads the tables as of one batch of messages, with or without Spark, and searches them in little memory.
 
-All that is read by one manifest fits together. The files that it names stay for a while after they were merged
-(``keep_s`` of `Keeping`); a query that takes longer fails with a missing file, and never returns wrong rows.
+Everything read by one manifest is consistent. Its files stay for a while after a merge (``keep_s`` of `Keeping`); a
+query that takes longer fails with a missing file, and never returns wrong rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TRIES = 3
 
 
 def manifest_of(root: Path) -> TablesManifest:
-    """The manifest in a folder. Raises TablesUnreadable: there is none."""
+    """Load the manifest in a folder. Raises TablesUnreadable: there is none."""
     manifest = load_manifest(root)
     if manifest is None:
         hint = "plainsong pipeline run audit run TOPIC --root DIR makes them"
@@ -42,19 +42,19 @@ def manifest_of(root: Path) -> TablesManifest:
 
 
 def paths(root: Path, parts: list[Part]) -> list[str]:
-    """The files of parts, as paths."""
+    """Return the paths of the parts' files."""
     return [str(root.absolute() / part.path / name) for part in parts for name in part.files]
 
 
 def unmerged(spark: SparkSession, root: Path, table: Table, parts: list[Part]) -> DataFrame:
-    """The rows of parts, unmerged."""
+    """Read the rows of parts, unmerged."""
     if not parts:
         return spark.createDataFrame([], table.columns)
     return spark.read.schema(table.columns).parquet(*paths(root, parts))
 
 
 def frame(spark: SparkSession, root: Path, table: Table, manifest: TablesManifest | None = None) -> DataFrame:
-    """A table for Spark, as of ``manifest`` (by default the newest). Raises TablesUnreadable."""
+    """Read a table with Spark, as of ``manifest`` (by default the newest). Raises TablesUnreadable."""
     as_of = manifest or manifest_of(root)
     return table.merged(unmerged(spark, root, table, as_of.of(table.name)))
 
@@ -62,23 +62,27 @@ def frame(spark: SparkSession, root: Path, table: Table, manifest: TablesManifes
 def arrow(
     root: Path, table: Table, where: ds.Expression | None = None, manifest: TablesManifest | None = None
 ) -> pa.Table:
-    """A table in memory, without Spark: the rows that match ``where``, which for a table of totals may name keys only.
+    """Read a table into memory, without Spark.
 
-    Raises TablesUnreadable, and FileNotFoundError if the files of an old ``manifest`` are gone.
+    Args:
+      where: selects rows; for a table with keys it may use only the keys.
+    Raises:
+      TablesUnreadable: there are no tables.
+      FileNotFoundError: the files of an old ``manifest`` are gone.
     """
     for left in reversed(range(_TRIES)):
         as_of = manifest or manifest_of(root)
         try:
             return table.merged_arrow(scan(root, table, as_of, where))
         except FileNotFoundError:
-            # The files were merged and removed since the manifest was read: read by the newest one.
+            # The files were merged and removed since the manifest was read: retry with the newest one.
             if manifest is not None or not left:
                 raise
     raise AssertionError
 
 
 def scan(root: Path, table: Table, manifest: TablesManifest, where: ds.Expression | None = None) -> pa.Table:
-    """The rows of a table's parts that match ``where``, unmerged."""
+    """Read the rows of a table's parts that match ``where``, unmerged."""
     schema = to_arrow_schema(table.columns, timezone="UTC")
     parts = manifest.of(table.name)
     if not parts:
@@ -88,27 +92,27 @@ def scan(root: Path, table: Table, manifest: TablesManifest, where: ds.Expressio
 
 # --- searching -------------------------------------------------------------------------------------
 #
-# The first rows by some columns, out of any number, without holding more than these.
+# Top-N search in bounded memory.
 
 Order = Literal["ascending", "descending"]
 
 
 def all_of(values: Mapping[str, str | None]) -> ds.Expression | None:
-    """The condition that columns have these values; None matches any."""
+    """Return the condition that columns have these values; None matches any."""
     return together([ds.field(name) == value for name, value in values.items() if value is not None])
 
 
 def together(conditions: Sequence[ds.Expression]) -> ds.Expression | None:
-    """The conjunction of conditions; None: there are none."""
+    """Return the conjunction of conditions; None without any."""
     return reduce(and_, conditions) if conditions else None
 
 
 def first_rows(
     root: Path, table: Table, where: ds.Expression | None, by: Sequence[str], order: Order, limit: int
 ) -> pa.Table:
-    """The first ``limit`` rows, by some columns, of those that match ``where`` in a table without keys.
+    """Return the first ``limit`` rows, ordered by some columns, that match ``where`` in a table without keys.
 
-    It holds ``limit`` rows and a batch or two of a file in memory. Raises TablesUnreadable, FileNotFoundError.
+    Memory holds ``limit`` rows and one or two batches of a file. Raises TablesUnreadable, FileNotFoundError.
     """
     schema = to_arrow_schema(table.columns, timezone="UTC")
     parts = manifest_of(root).of(table.name)
@@ -134,9 +138,9 @@ def trail_filter(
     start: datetime | None = None,
     end: datetime | None = None,
 ) -> ds.Expression | None:
-    """The condition of a search: all that is given. Times are those of events, ``start`` inclusive, ``end`` exclusive.
+    """Return the conjunction of the given criteria. Times are those of events, ``start`` inclusive, ``end`` exclusive.
 
-    ``program:NAME`` also finds what that program accessed.
+    The entity ``program:NAME`` also matches the program's accesses.
     """
     conditions = []
     if namespace is not None:

@@ -1,8 +1,8 @@
-"""The tables of the audit: their columns, how two parts are merged, and the rows of each table.
+"""The tables of the audit: their columns, how parts are merged, and the rows of each table.
 
-A table is kept as parts, which are written once and never change. Parts of a table without keys are concatenated; parts
-of a table with keys hold subtotals, which add up by key: a minimum, a maximum or a sum, in any order and any grouping.
-So it does not matter whether and when parts are merged.
+A table consists of parts, which are written once and never change. Parts of a table without keys are concatenated;
+parts of a table with keys hold subtotals, which are combined by key with a minimum, a maximum or a sum. These are
+associative and commutative, so it does not matter whether and when parts are merged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Total = Literal["min", "max", "sum"]
 
 @dataclass(frozen=True)
 class Table:
-    """A table's name, columns and order within files; of a table of totals its keys, and how each total adds up."""
+    """A table's name, columns and order within files; for a table of totals also its keys and aggregates."""
 
     name: str
     columns: StructType
@@ -34,7 +34,7 @@ class Table:
     totals: tuple[tuple[str, Total], ...] = ()
 
     def merged(self, parts: DataFrame) -> DataFrame:
-        """The table's rows from the rows of its parts: one for each key, if there are keys."""
+        """Merge the rows of parts into the table's rows: one per key, if there are keys."""
         if not self.keys:
             return parts.select(*self.columns.names)
         how = {"min": F.min, "max": F.max, "sum": F.sum}
@@ -42,7 +42,7 @@ class Table:
         return parts.groupBy(*self.keys).agg(*totals).select(*self.columns.names)
 
     def merged_arrow(self, parts: pa.Table) -> pa.Table:
-        """The same for rows in memory."""
+        """Merge rows in memory, as ``merged`` does."""
         if not self.keys:
             return parts
         summed = parts.group_by(list(self.keys)).aggregate(list(self.totals))
@@ -51,7 +51,7 @@ class Table:
 
 
 def totals(name: str, keys: tuple[str, ...], **columns: tuple[DataType, Total]) -> Table:
-    """A table with one row for each combination of ``keys``, which are strings, and these totals."""
+    """Declare a table with one row per combination of ``keys``, which are strings, and these totals."""
     fields = [StructField(key, StringType()) for key in keys]
     fields += [StructField(column, kind) for column, (kind, _total) in columns.items()]
     how = tuple((column, total) for column, (_kind, total) in columns.items())
@@ -86,7 +86,7 @@ TRAIL: Final = Table(
 
 
 def trail_rows(parsed: DataFrame) -> DataFrame:
-    """The good ones among parsed messages."""
+    """Select the good ones among parsed messages."""
     return parsed.where(F.col("reason").isNull()).select(*TRAIL.columns.names)
 
 
@@ -94,7 +94,7 @@ def trail_rows(parsed: DataFrame) -> DataFrame:
 
 
 def access_rows(parsed: DataFrame) -> DataFrame:
-    """A row for each good access: namespace, program, run, dataset (the name alone), access, time."""
+    """Return a row per good access: namespace, program, run, dataset (the name alone), access, time."""
     good = parsed.where(F.col("reason").isNull() & (F.col("type") == ACCESS))
     name = F.substring(F.col("entity"), len(DATASET) + 2, 2_000)
     return good.select("namespace", "program", "run", name.alias("dataset"), "access", "time")
@@ -114,7 +114,7 @@ USAGE: Final = totals(
 
 
 def usage_rows(parsed: DataFrame) -> DataFrame:
-    """The rows that parsed messages add to the registry. Times are those of events, in whatever order they came."""
+    """Return the rows that parsed messages add to the registry. Times are those of events, which may be out of order."""
     return USAGE.merged(
         access_rows(parsed).select(
             *USAGE.keys,
@@ -147,5 +147,5 @@ DEAD_LETTERS: Final = Table(
 
 
 def dead_letter_rows(parsed: DataFrame) -> DataFrame:
-    """The bad ones among parsed messages."""
+    """Select the bad ones among parsed messages."""
     return parsed.where(F.col("reason").isNotNull()).select(*DEAD_LETTERS.columns.names)

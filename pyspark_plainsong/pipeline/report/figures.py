@@ -36,16 +36,16 @@ class Frames:
 
     @classmethod
     def names(cls) -> list[str]:
-        """Of all of them."""
+        """Return the names of all tables."""
         return list(cls.__dataclass_fields__)
 
     def by_name(self) -> dict[str, DataFrame]:
-        """All of them."""
+        """Return all tables by name."""
         return {name: getattr(self, name) for name in self.names()}
 
 
 def pointers_of(messages: DataFrame, max_pointers: int) -> tuple[list[Found], int]:
-    """The newest write pointers that messages carry, and how many there are in all."""
+    """Return the newest write pointers of messages, and the number of all."""
     under = messages.where("pointer != 0").select(sf.abs("pointer").alias("pointer"), "publish_ms")
     each = under.groupBy("pointer").agg(sf.min("publish_ms").alias("first_ms")).cache()
     try:
@@ -63,7 +63,7 @@ def frames_of(
     grid: Grid,
     now_ms: int,
 ) -> Frames:
-    """All tables, not yet computed."""
+    """Return all tables, not yet computed."""
     decisions = spark.createDataFrame(list(asked.decisions), DECISIONS)
     names = spark.createDataFrame(of_topics.rows_of(topics), of_topics.TOPICS)
     decided = with_decisions(messages, decisions)
@@ -123,17 +123,16 @@ def report_of(
 #
 # Queue sizes: at each moment of a grid, the messages that were published and had not expired.
 #
-# A message is in its queue from its publish time until the topic's ttl has passed; a size is counted from these two
-# times alone. Messages that are known to be rolled back or invalid are left out, since no reader gets them.
+# A message is in its queue from its publish time until the topic's ttl has passed; sizes are computed from these two
+# times alone. Messages known to be rolled back or invalid are left out, since no reader gets them.
 #
 #     SIZES  topic, time_ms, messages, bytes, complete
 #
-# ``complete`` is false where messages may be missing: they were alive then and have expired since, so the topic cannot
-# show them any more. The figure is then a lower bound.
+# ``complete`` is false if messages may be missing because they have expired since; the figure is then a lower bound.
 
 
 def queue_sizes(messages: DataFrame, topics: DataFrame, grid: Grid) -> DataFrame:
-    """How many messages and bytes each topic held at each moment of ``grid.samples()``.
+    """Count the messages and bytes that each topic held at each moment of ``grid.samples()``.
 
     Args:
       messages: the rows of ``MESSAGES`` that count.
@@ -203,7 +202,7 @@ _QUANTILES = (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99))
 
 
 def in_range(frame: DataFrame, grid: Grid) -> DataFrame:
-    """The rows whose ``publish_ms`` is within the grid."""
+    """Select the rows with ``publish_ms`` within the grid."""
     return frame.where((sf.col("publish_ms") >= grid.start_ms) & (sf.col("publish_ms") < grid.end_ms))
 
 
@@ -255,7 +254,7 @@ def quantiles(column: str) -> list[Column]:
 
 # --- visibility ------------------------------------------------------------------------------------
 #
-# Publish to visible: how long a committed reader could not get a message that was already published.
+# Publish to visible: the time during which committed readers could not get a message that was already published.
 #
 # A committed reader stops at the first undecided message of a topic. So a message becomes visible when the transactions
 # of all messages up to it, its own included, are decided: at the latest of these times, or at its own publish if none
@@ -264,10 +263,10 @@ def quantiles(column: str) -> list[Column]:
 #
 #     VISIBLE   topic, message_id, publish_ms, waited_ms, known
 #     known     exact     waited_ms is right
-#               at_least  may be longer: a message up to this one is of a transaction whose end is not remembered
+#               at_least  may be longer: the end of a transaction up to this message is forgotten
 #               waiting   not visible yet; waited_ms is null
 #               never     rolled back or invalid; null
-#               unknown   the outcome of its transaction is not remembered; null
+#               unknown   the outcome of its transaction is forgotten; null
 
 
 def with_decisions(messages: DataFrame, decisions: DataFrame) -> DataFrame:
