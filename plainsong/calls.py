@@ -59,7 +59,7 @@ class StopsRequests(Protocol):
     """Ends requests of the client for threads, from another thread."""
 
     def watch(self, connection: Any) -> None:
-        """The connection to close when it stops; None: there is none."""
+        """Set the connection to close when it stops; None: none."""
         ...
 
 
@@ -71,9 +71,9 @@ class Send(NamedTuple):
     connect_timeout_s: float
     timeout_s: float
     stop: StopsRequests | None = None
-    """Ends the request early; None: nothing does."""
+    """Can end the request early; None: nothing can."""
     longest_s: float | None = None
-    """With this each piece of the answer begins ``timeout_s`` anew, up to so many seconds in all."""
+    """If set, each piece of the response restarts ``timeout_s``, up to this many seconds in total."""
 
 
 #: The effect of a second attempt: none (``reading``), the same state (``harmless``), or a second change (``twice``).
@@ -87,20 +87,21 @@ class Call(NamedTuple, Generic[C]):
     read: Callable[[Answer], C]
     repeat: Repeat = "reading"
     wait_s: float = 0.0
-    """How long the request lets the daemon wait before it answers; extends every time limit."""
+    """Seconds that the daemon may wait before it responds; extends every time limit."""
     waits_for_service: bool = False
-    """Whether to retry while the transaction service is unavailable: true inside a transaction, which proves that it ran."""
+    """Retry while the transaction service is unavailable: True inside a transaction, which proves that it was running."""
     again: Callable[[PlainsongError], Call[Any] | None] | None = None
-    """Called after each failed attempt: the call whose request is sent instead of this one's; None: the same again."""
+    """Called after each failed attempt; returns the call to send instead, or None to send the same again."""
     in_pieces: bool = False
-    """Whether the time limit of a request is that of the silence between two pieces of its answer, and not of the whole."""
+    """The time limit applies to the gap between two pieces of the response, not to the whole."""
 
 
 def pages(ask: Callable[[str | None], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """All pages of a list.
+    """Yield all pages of a list.
 
     Args:
-      ask: returns the page after a name, whose ``next`` is that of the page after it; None: the first page, or none.
+      ask: returns the page after a name (None: the first page). The page's ``next`` is the name to continue after; None
+        on the last page.
     """
     after: str | None = None
     while True:
@@ -117,7 +118,7 @@ def transaction_service() -> Request:
 
 
 def service_of(answer: Answer | Failure) -> str:
-    """Who decides transactions: ``embedded``, ``tephra`` or ``off``; empty: the answer does not say."""
+    """Return the transaction service: ``embedded``, ``tephra`` or ``off``; empty if the response does not name it."""
     if isinstance(answer, Failure):
         return ""
     try:
@@ -127,7 +128,7 @@ def service_of(answer: Answer | Failure) -> str:
 
 
 def waiting_for_service(call: Call[T]) -> Call[T]:
-    """The same call, retried while the transaction service is unavailable."""
+    """Return the same call, retried while the transaction service is unavailable."""
     return call._replace(waits_for_service=True)
 
 
@@ -170,7 +171,7 @@ _PROPERTIES = {name: "ttl" if name == "ttl_s" else name for name in TopicOptions
 
 
 def checked_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Properties in the daemon's form, from keyword arguments: ``ttl_s`` becomes ``ttl``. Raises TypeError: an unknown one."""
+    """Convert keyword arguments to the daemon's form: ``ttl_s`` becomes ``ttl``. Raises TypeError: an unknown one."""
     for name in properties:
         if name not in _PROPERTIES:
             says = "did you mean 'ttl_s'?" if name == "ttl" else nearest(name, _PROPERTIES)
@@ -179,7 +180,7 @@ def checked_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_properties(current: Mapping[str, str], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """All properties after a change of some, in the daemon's form; None restores a default."""
+    """Return all properties after a change of some, in the daemon's form; None restores a default."""
     kept = {name: value for name, value in current.items() if name in _PROPERTIES.values()}
     return {name: value for name, value in {**kept, **changes}.items() if value is not None}
 
@@ -193,14 +194,14 @@ def create_topic(namespace: str, topic: str, properties: Mapping[str, Any], *, i
 def set_properties(
     namespace: str, topic: str, properties: Mapping[str, Any], if_match: str | None = None
 ) -> Call[dict[str, Any]]:
-    """``PUT /{t}/properties``: what that came to."""
+    """``PUT /{t}/properties``, answered with its effects."""
     headers = _JSON if if_match is None else (*_JSON, ("If-Match", if_match))
     path = topic_path(namespace, topic, "/properties")
     return Call(Request("PUT", path, headers, as_json(properties)), came_to, "harmless")
 
 
 def is_changed(current: Mapping[str, str], given: Mapping[str, Any]) -> bool:
-    """Whether setting ``given`` would change anything."""
+    """True if setting ``given`` would change anything."""
     kept = {name: value for name, value in current.items() if name in _PROPERTIES.values()}
     return kept != {name: str(value) for name, value in given.items()}
 
@@ -272,7 +273,7 @@ def events_path(namespace: str, topics: Iterable[str], kinds: Iterable[str]) -> 
 
 
 def dry_run(call: Call[Any]) -> Call[dict[str, Any]]:
-    """What the call would do; nothing is changed."""
+    """Return the call as a dry run, answered with its effects; it changes nothing."""
     request = call.request
     path = request.path + ("&" if "?" in request.path else "?") + "dryRun=true"
     return Call(request._replace(path=path), _dict)
@@ -287,18 +288,18 @@ def _dicts(answer: Answer) -> list[dict[str, Any]]:
 
 
 def came_to(answer: Answer) -> dict[str, Any]:
-    """What a change came to; empty: the daemon is of a version that does not say."""
+    """Return the effects of a change; empty for a daemon that does not report them yet."""
     return _dict(answer) if answer.body else {}
 
 
 def delete_topic(namespace: str, topic: str, if_match: str | None = None) -> Call[dict[str, Any]]:
-    """``DELETE /{t}``: what that came to."""
+    """``DELETE /{t}``, answered with its effects."""
     headers = () if if_match is None else (("If-Match", if_match),)
     return Call(Request("DELETE", topic_path(namespace, topic), headers), came_to, "twice")
 
 
 def undelete_topic(namespace: str, topic: str) -> Call[dict[str, Any]]:
-    """``POST /{t}/undelete``: the topic, and what that came to."""
+    """``POST /{t}/undelete``, answered with the topic and the effects."""
     return Call(Request("POST", topic_path(namespace, topic, "/undelete")), came_to, "twice")
 
 
@@ -320,7 +321,7 @@ def chain_head(namespace: str, topic: str) -> Call[ChainHead]:
 
 
 def chain_entries(namespace: str, topic: str, after: str | None, *, messages: bool) -> Call[dict[str, Any]]:
-    """``GET /{t}/chain/entries``: a page of what it takes to verify a chain."""
+    """``GET /{t}/chain/entries``: a page of the entries and messages that a verification needs."""
     query = urlencode({"messages": str(messages).lower()} | ({} if after is None else {"after": after}))
     return Call(Request("GET", topic_path(namespace, topic, "/chain/entries?" + query)), json_of)
 
@@ -397,7 +398,7 @@ def checked_position(position: bytes | str) -> MessageId:
 
 
 def is_missing_reader(error: NotFound) -> bool:
-    """Whether a 404 is about the reader, not its topic."""
+    """True if a 404 is about the reader, not its topic."""
     return error.code == NotFound.code
 
 
@@ -420,13 +421,13 @@ def publish(namespace: str, topic: str, request: PublishRequest, *, retry_unknow
 
 
 def avro_of(request: PublishRequest) -> AvroCodec | Avro2Codec:
-    """The codec that writes a publish or a store: version 1 where it suffices, since the daemon decodes it faster."""
+    """Return the codec for a publish or a store: version 1 if it suffices, since the daemon decodes it faster."""
     load("fastavro")
     return AVRO if is_plain(request) else AVRO_2
 
 
 def is_plain(request: PublishRequest) -> bool:
-    """Whether codec version 1 has a field for everything in the request."""
+    """True if codec version 1 has a field for everything in the request."""
     return (
         request.ttl_s is None
         and request.message_ttls_s is None

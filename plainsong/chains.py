@@ -1,4 +1,4 @@
-"""Chained topics for those who verify them: the head to keep, what a verification comes to, and how it is made."""
+"""Chained topics, for clients that verify them: the head to keep, the verification and its report."""
 
 from __future__ import annotations
 
@@ -143,14 +143,14 @@ class ChainReport:
 
 
 class Verifying:
-    """Verifies a topic page by page: ``page`` says what to ask for next, and ``take`` takes the answer.
+    """Verifies a topic page by page: ``page`` returns the next request, and ``take`` processes the response.
 
-    Entries are read twice: first alone, for what was rolled back and set aside, then with the messages they cover, up
-    to the entry that was the last one at the start; then those that have come since, alone.
+    Three passes: the entries alone, to collect rollbacks and rows set aside; the entries with the messages they cover,
+    up to the head at the start; then the entries added since, alone.
     """
 
     def __init__(self, head: ChainHead, known: ChainHead | None) -> None:
-        # Only whoever verifies a topic loads this.
+        # Imported here, since most clients never verify a topic.
         from plainsong.protocol.topic.verify import KnownHead, Verifier
 
         self._head = head
@@ -169,11 +169,11 @@ class Verifying:
         self._later: list[tuple[bytes, bytes]] = []
 
     def page(self) -> tuple[str | None, bool] | None:
-        """The next page: behind which id, and whether with messages; None: there is none any more."""
+        """Return the next request: the id to read after, and whether to include messages; None at the end."""
         return None if self._stage == "done" else (self._after, self._stage == "verify")
 
     def take(self, page: Mapping[str, Any]) -> None:
-        """Take a page. Raises GenerationChanged, MalformedBody."""
+        """Process a page. Raises GenerationChanged, MalformedBody."""
         try:
             self._take(page)
         except (KeyError, TypeError, ValueError, binascii.Error) as error:
@@ -194,7 +194,8 @@ class Verifying:
         if self._stage == "later" and not self._until:
             self._until = page["head"]["id"]
         self._after = page["next"]
-        # What is published meanwhile is not waited for. Behind a stored message the entry that covers it is still to come.
+        # A stage ends at the head it started with, whatever is published since. If the page ends with a stored message
+        # at the head's position, the entry that covers it is still to come.
         until = _position(self._until or self._head.id)
         if (
             self._after is None
@@ -215,7 +216,7 @@ class Verifying:
             self._take_message(row, oldest_ms)
 
     def _take_message(self, shown: Mapping[str, Any], oldest_ms: int) -> None:
-        """Take a message, a row that publishes stored messages, or one of those."""
+        """Process a message, a row that publishes stored messages, or a stored message."""
         from plainsong.protocol.topic.chain import ChainedRow, StoredRow, item_of, row_of
 
         message_id = bytes.fromhex(shown["id"])
@@ -235,13 +236,13 @@ class Verifying:
         if self._stage == "survey":
             self._stage, self._after = "verify", None
         elif self._stage == "verify":
-            # What was rolled back behind the survey is explained by entries behind it.
+            # Rollbacks since the survey are explained by later entries.
             self._stage, self._after = "later", self._head.id
         else:
             self._stage = "done"
 
     def report(self) -> ChainReport:
-        """What it came to, once there is no page any more."""
+        """Return the report; call it after the last page."""
         found: Verification = self._verifier.end(undecided=self._undecided, later=self._later)
         last = found.last
         head = self._head

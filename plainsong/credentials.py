@@ -1,4 +1,4 @@
-"""What a client shows a daemon, and whom it trusts: a token, a certificate, authorities; and where a token may go."""
+"""A client's credentials and trust: token, certificate, authorities; and the URLs that a token may be sent to."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 #: A file's path.
 File: TypeAlias = "str | os.PathLike[str]"
-#: What the URL of a daemon on a Unix socket begins with.
+#: The prefix of the URL of a daemon on a Unix socket.
 UNIX = "unix:"
-#: How often is looked whether files of certificates have been replaced.
+#: Seconds between checks for replaced certificate files.
 _LOOK_S = 1.0
 
 
@@ -32,11 +32,11 @@ class Credentials:
 
     Args:
       token: a bearer token.
-      token_file: a file whose one line is the token; it is read again after a 401, since such files are replaced.
-      ca_file: the authorities whose certificates are trusted, PEM; None: the system's.
-      certificate: the files of the client's own certificate and its key, PEM. These and ``ca_file`` are read again once
-        they have been replaced; connections that are made from then on use what they have.
-      insecure: whether the token may be sent unencrypted to another machine.
+      token_file: a file with the token on its only line. It is read again after a 401, since tokens are rotated.
+      ca_file: the trusted authorities, PEM; None: the system's.
+      certificate: the files of the client's own certificate and its key, PEM. These and ``ca_file`` are read again when
+        they have been replaced; new connections then use the new ones.
+      insecure: allow sending the token unencrypted to another machine.
     Raises:
       InvalidParameter: two tokens, a file that cannot be read, or files that are no certificate.
     """
@@ -61,15 +61,15 @@ class Credentials:
         self._stamps: list[tuple[int, int, int]] = []
         self._looked_s = -inf
         if ca_file is not None or certificate is not None:
-            self.tls_context()  # so that wrong files are told here
+            self.tls_context()  # report wrong files now, not at the first request
 
     @property
     def token(self) -> str | None:
-        """The token as it was last read."""
+        """The token last read."""
         return self._token
 
     def check(self, urls: Iterable[str]) -> None:
-        """Raises InvalidParameter: the token would be sent unencrypted to another machine."""
+        """Check where the token goes. Raises InvalidParameter: unencrypted to another machine."""
         for url in urls:
             if not self.may_go_to(url):
                 raise InvalidParameter(
@@ -78,17 +78,17 @@ class Credentials:
                 )
 
     def may_go_to(self, url: str) -> bool:
-        """Whether requests to this URL are encrypted, stay on this machine, or have no token."""
+        """True if requests to this URL are encrypted, stay on this machine, or have no token."""
         return self._token is None or self._insecure or _is_private(url)
 
     def headers(self, url: str) -> list[tuple[bytes, bytes]]:
-        """What a request to ``url`` has besides."""
+        """Return the authentication headers of a request to ``url``."""
         if self._token is None or not self.may_go_to(url):
             return []
         return [(b"Authorization", b"Bearer " + self._token.encode("ascii"))]
 
     def read_again(self, refused: str | None) -> bool:
-        """After a 401: whether there is another token now than the one that was refused."""
+        """Read the token again after a 401; True if it differs from the refused one."""
         if self._token_file is None:
             return False
         if self._token == refused:
@@ -99,12 +99,12 @@ class Credentials:
         return self._token != refused
 
     def tls_context(self) -> ssl.SSLContext:
-        """For https: another object once the files of certificates have been replaced.
+        """Return the TLS context; a new one after the certificate files were replaced.
 
-        Files that cannot be used then are being replaced just now, or wrong: what was read before stays in use.
+        If the new files are invalid, possibly because they are just being written, the previous context stays in use.
 
         Raises:
-          InvalidParameter: they cannot be used, and never could.
+          InvalidParameter: the files are invalid, and there is no previous context.
         """
         now_s = time.monotonic()
         if self._context is None:
@@ -114,7 +114,7 @@ class Credentials:
             stamps = self._stamps_now()
             if stamps != self._stamps:
                 with suppress(InvalidParameter):
-                    # Not the old one with other certificates: threads may be connecting with it.
+                    # Do not load into the old context: threads may be connecting with it.
                     self._stamps, self._context = stamps, self._new_context()
         return self._context
 
@@ -136,7 +136,7 @@ class Credentials:
         return context
 
     def _stamps_now(self) -> list[tuple[int, int, int]]:
-        """What tells each file from one that has replaced it; fewer where one is missing."""
+        """Return a stamp per file, which changes when the file is replaced; missing files are left out."""
         found = []
         for file in self._files:
             with suppress(OSError):

@@ -1,8 +1,8 @@
 """A producer's sequence ids, session and queue, without threads or a clock.
 
-A producer is a publisher of one topic that numbers its messages. One request is under way at a time, since the topic takes
-a late sequence id for a duplicate. Messages sent one by one are gathered into batches; messages published together make a
-request of their own.
+A producer is a publisher of one topic that numbers its messages. Only one request is in flight at a time, since the topic
+takes an out-of-order sequence id for a duplicate. Messages sent one by one are batched; messages published together are
+one request.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
-#: Errors that end the session. The caller must open another one, and decide whether that is right.
+#: Errors that end the session. Only the caller can decide whether to open another one.
 FINAL = (ProducerFenced, ProducerExpired, GenerationChanged)
 
 
@@ -136,10 +136,10 @@ class Numbering:
     def __init__(self, next_id: int) -> None:
         self.next_id = next_id
         self.explicit: bool | None = None
-        """Whether the caller gives the ids; None before the first message."""
+        """True if the caller gives the ids; None before the first message."""
 
     def take(self, given: int | None) -> int:
-        """The id of one message. Raises SequenceIdsMixed, InvalidSequenceIds: nothing happened."""
+        """Assign the id of one message. Raises SequenceIdsMixed, InvalidSequenceIds: nothing happened."""
         explicit = given is not None
         if not explicit:
             self._check_left(1)
@@ -152,7 +152,7 @@ class Numbering:
         return taken
 
     def take_many(self, given: Sequence[int] | None, count: int) -> Sequence[int]:
-        """The increasing ids of one request. Raises as ``take``, and then uses up none."""
+        """Assign the increasing ids of one request. Raises as ``take``, and then uses up none."""
         if given is None:
             self._check_left(count)
             self._decide(False)
@@ -198,23 +198,23 @@ def checked_sequence_id(given: object) -> int:
 
 @dataclass(slots=True)
 class Session:
-    """A producer's session with its topic. Changed only by the one request under way."""
+    """A producer's session with its topic. Changed only by the request in flight."""
 
     topic: str
     name: str
     epoch: int | None
-    """None: there is no session, since deduplication is switched off."""
+    """None without a session, since deduplication is off."""
     generation: int
     last_sequence_id: int
     """The highest id known to be durable; -1: none."""
     optional: bool
     doubted: int = -1
-    """The highest id of a request whose outcome is unknown; -1: there is none."""
+    """The highest id of a request with unknown outcome; -1: none."""
     over: PlainsongError | None = None
     """The error that ended the session; None while it may send."""
 
     def passed(self, sequence_id: int) -> None:
-        """Everything up to this id is durable."""
+        """Record that everything up to this id is durable."""
         self.last_sequence_id = max(self.last_sequence_id, sequence_id)
 
 
@@ -240,32 +240,32 @@ class Delivered:
     last_id: MessageId | None
     """The last id stored; if all were duplicates, the originals' last id."""
     duplicates: int
-    """How many messages, from the first on, were stored before."""
+    """The number of leading messages that had been stored before."""
     deduplicated: bool
     generation: int
     last_sequence_id: int | None
 
     def of(self, index: int) -> MessageReceipt:
-        """The receipt of one message."""
+        """Return the receipt of one message."""
         duplicate = index < self.duplicates
         message_id = self._id_of_duplicate(index) if duplicate else self._id_of_stored(index - self.duplicates)
         return MessageReceipt(self.sequence_ids[index], message_id, duplicate, self.deduplicated, self.generation)
 
     def _id_of_stored(self, index: int) -> MessageId | None:
-        """Messages stored by one request have consecutive ids."""
+        """Compute the id; messages stored by one request have consecutive ids."""
         if self.first_id is None or self.last_id is None:
             return None
         return nth_id(self.first_id, self.last_id, index, len(self.sequence_ids) - self.duplicates)
 
     def _id_of_duplicate(self, index: int) -> MessageId | None:
-        """Known for the first and last only: the originals may not be consecutive."""
+        """Return the id if it is known: only for the first and last, since the originals may not be consecutive."""
         last = len(self.sequence_ids) - 1
         if self.duplicates <= last:
             return None
         return self.first_id if index == 0 else self.last_id if index == last else None
 
     def whole(self) -> Receipt:
-        """The receipt of all of them."""
+        """Return the receipt of the request."""
         count = len(self.sequence_ids)
         trimmed = 0 < self.duplicates < count
         return Receipt(
@@ -282,7 +282,7 @@ class Delivered:
 
 
 def as_answered(receipt: Receipt, sequence_ids: Sequence[int]) -> Delivered:
-    """A request whose receipt the daemon answered."""
+    """Make the result of a request from the daemon's receipt."""
     dropped = len(receipt.dropped or ())
     return Delivered(
         sequence_ids,
@@ -296,7 +296,11 @@ def as_answered(receipt: Receipt, sequence_ids: Sequence[int]) -> Delivered:
 
 
 def as_found(known: Known, sequence_ids: Sequence[int], before: int) -> Delivered:
-    """A request whose answer was lost, from the producer's state. ``before``: the last durable id before it was sent."""
+    """Make the result of a request that lost its response, from the producer's state.
+
+    Args:
+      before: the last durable id before the request was sent.
+    """
     duplicates = bisect_right(sequence_ids, before)
     first = sequence_ids[duplicates if duplicates < len(sequence_ids) else 0]
     last = sequence_ids[-1]
@@ -313,7 +317,7 @@ def as_found(known: Known, sequence_ids: Sequence[int], before: int) -> Delivere
 
 
 def refusal(over: PlainsongError) -> PlainsongError:
-    """The error for a request after the end of the session: nothing happened."""
+    """Make the error for a request after the end of the session: nothing happened."""
     error = type(over)(f"the producer's session is over: {over.detail}", hint=over.hint)
     error.outcome = "not-applied"
     error.__cause__ = over
@@ -324,7 +328,7 @@ def refusal(over: PlainsongError) -> PlainsongError:
 
 
 def error_after_stop(stopped: PlainsongError) -> PlainsongError:
-    """The error for messages behind the one that stopped the producer: nothing happened to them."""
+    """Make the error for the messages after the one that stopped the producer: they were not sent."""
     if isinstance(stopped, (*FINAL, DeduplicationDisabled)):
         return refusal(stopped)
     error = ProducerStopped(
@@ -336,11 +340,11 @@ def error_after_stop(stopped: PlainsongError) -> PlainsongError:
 
 
 class ProducerQueue(PublisherQueue[A]):
-    """A publisher's queue of one topic, whose messages are numbered and stored once each.
+    """A publisher's queue for one topic that numbers its messages, so that each is stored once.
 
-    A delivery repeats its own attempts, and pauses between them. If the caller gives the ids, nothing is stored after a
-    message that was given up, because a program that restarts after the last id would never send it again; so its failure
-    stops the producer. A failed ``publish`` does not, since its caller gets the error and decides.
+    The delivery makes its own retries and pauses. If the caller gives the ids, a message that is given up stops the
+    producer: were a later one stored, a program that restarts after the last stored id would never send the missing
+    one. A failed ``publish`` does not stop it, since its caller gets the error and decides.
     """
 
     closed_detail = "the producer was closed before this was sent"
@@ -367,7 +371,7 @@ class ProducerQueue(PublisherQueue[A]):
         self._numbering = Numbering(
             session.last_sequence_id + 1 if initial_sequence_id is None else initial_sequence_id
         )
-        #: A lower bound for the time at which a waiting message becomes overdue.
+        #: No waiting message becomes overdue before this time.
         self._late_s = inf
 
     # --- in ------------------------------------------------------------------------------------
@@ -380,7 +384,7 @@ class ProducerQueue(PublisherQueue[A]):
             raise error_after_stop(self.stopped)
 
     def has_room(self, size: int, messages: int = 1) -> bool:
-        """Whether the buffer has room. An empty buffer takes a request of any size."""
+        """True if the buffer has room. An empty buffer accepts a request of any size."""
         return not self.pending or self.pending_bytes + size + ITEM_BYTES * messages <= self.bounds.max_pending_bytes
 
     def put_numbered(self, message: Prepared, future: A, now_s: float) -> Lane[A]:
@@ -413,32 +417,32 @@ class ProducerQueue(PublisherQueue[A]):
         self._add(self.session.topic, whole, count, sum(map(len, request.messages)) + ITEM_BYTES * count)
 
     def wants_sender(self, lane: Lane[A]) -> bool:
-        """Whether a worker must be woken: to send, or to watch deadlines while a request is under way."""
+        """True if a worker must be woken: to send, or to watch deadlines while a request is in flight."""
         return len(lane.waiting) == 1 or super().wants_sender(lane)
 
     # --- out -----------------------------------------------------------------------------------
 
     def next_s(self) -> float | None:
-        """When ``work`` next has something to do: a delivery, an overdue message, or a transaction to time out."""
+        """Return the next time ``work`` has something to do: a delivery, an overdue message, a transaction's time-out."""
         times = [super().next_s(), self._open.until_s if self._open is not None else None]
         return min((each for each in times if each is not None), default=None)
 
     def work(self, now_s: float) -> tuple[Batch[A] | None, list[Lost[A]]]:
-        """The request to deliver now, and the messages given up."""
+        """Return the request to deliver now, and the messages given up."""
         self.expire(now_s)
         return super().work(now_s)
 
     def wants_another(self, now_s: float) -> bool:
-        """Whether a second worker must watch deadlines while a request is under way."""
+        """True if a second worker must watch deadlines while a request is in flight."""
         return self.next_s() is not None
 
     def settled(self, batch: Batch[A]) -> list[Lost[A]]:
-        """The batch is durable. Returns messages given up nevertheless: all others, if deduplication was switched off."""
+        """Complete a durable batch. Returns messages given up: all others, if deduplication was switched off."""
         super().settled(batch)
         return self.stop(self.session.over) if self.session.over is not None else []
 
     def failed(self, batch: Batch[A], error: PlainsongError, now_s: float) -> list[Lost[A]]:
-        """The batch failed. Returns the messages that end with it: its own, and those after it if the producer stops."""
+        """Handle a failed batch. Returns the messages given up: its own, and those after it if the producer stops."""
         lost = super().failed(batch, error, now_s)
         whole = isinstance(batch.items[0], Whole)
         if lost and (isinstance(error, FINAL) or (self.keeps_gaps_out and not whole)):
@@ -464,7 +468,7 @@ class ProducerQueue(PublisherQueue[A]):
 
     @property
     def keeps_gaps_out(self) -> bool:
-        """Whether the caller gives the ids."""
+        """True if the caller gives the ids."""
         return bool(self._numbering.explicit)
 
     def _ended_after(self, error: PlainsongError) -> list[Lost[A]]:
@@ -475,7 +479,7 @@ class ProducerQueue(PublisherQueue[A]):
         return isinstance(error, TooSlow)
 
     def _pause(self, lane: Lane[A], error: PlainsongError, now_s: float) -> None:
-        """The delivery has paused."""
+        """Do nothing: the delivery pauses itself."""
 
     def _overdue_s(self, lane: Lane[A]) -> float:
         again_s = self.until_s(lane.again[0].items[0]) if lane.again else inf
@@ -516,7 +520,7 @@ class ProducerQueue(PublisherQueue[A]):
         return self._open
 
     def expire(self, now_s: float) -> None:
-        """Forgets a transaction that has ended or timed out."""
+        """Times out the open transaction if it is due, and drops it once it has ended."""
         if self._open is not None:
             self._open.expire(now_s)
             if self._open.state not in ("open", "committing"):

@@ -1,10 +1,10 @@
-"""A publisher's buffer: messages by topic, in the order of the calls, until each is settled.
+"""A publisher's buffer: messages by topic, in the order of the calls, until each is delivered or given up.
 
-Each topic with messages has a *lane*, and each lane has at most one *batch* under way, so neither a retry nor a second
+Each topic with messages has a *lane*, and each lane has at most one *batch* in flight, so neither a retry nor a second
 connection can change the order. Lanes do not wait for each other. A message counts against the memory bound from
-``put`` until it is settled, so the memory stays bounded whatever the daemon does.
+``put`` until it is delivered or given up, so memory stays bounded whatever the daemon does.
 
-Nothing here waits or reads a clock. Publishers call it under their lock and settle the futures it returns.
+Nothing here waits or reads a clock. Publishers call it under their lock and complete the futures it returns.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ Mode = Literal["reliable", "best_effort"]
 Overflow = Literal["wait", "raise", "drop"]
 
 
-#: ``send`` yields to the event loop after so many messages: a caller's loop that never waits would starve the sender.
+#: ``send`` yields to the event loop every this many messages: a caller's loop that never waits would starve the sender.
 MESSAGES_PER_YIELD = 256
 
-#: After a time-out requests are half as large; after so many that were answered they are twice as large again. A line
-#: that stays slow costs one time-out in so many requests.
+#: A time-out halves the size of requests; this many successful ones double it again. So a line that stays slow costs
+#: one time-out per this many requests.
 ANSWERS_UNTIL_LARGER = 8
 
-#: What a message costs besides its payload: an item, a future, their places in a queue. Measured, rounded up.
+#: Memory per message in addition to its payload: an item, a future, their slots in a queue. Measured, rounded up.
 ITEM_BYTES = 400
 
 
@@ -87,31 +87,31 @@ class Bounds:
 
 @dataclass(slots=True)
 class Portion:
-    """How much one request carries: less after a time-out, since the line may be too slow for it, and more again later."""
+    """The request size, adapted to the line: a time-out halves it, and successes double it again up to the maximum."""
 
     max_messages: int
     max_bytes: int
     messages: int
     bytes: int
     answered: int = 0
-    """Requests answered since it is as large as it is."""
+    """Successful requests of the present size."""
 
     @classmethod
     def whole(cls, max_messages: int, max_bytes: int) -> Self:
-        """The most that one request may carry."""
+        """Make a portion of the maximum size."""
         return cls(max_messages, max_bytes, max_messages, max_bytes)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is as large as it may be."""
+        """True if it has the maximum size."""
         return (self.messages, self.bytes) == (self.max_messages, self.max_bytes)
 
     def timed_out(self, messages: int, size: int) -> None:
-        """A request got no answer in time: the next one carries half as much, and one message at least."""
+        """Halve the size after a request of this size timed out; at least one message remains."""
         self.messages, self.bytes, self.answered = max(1, messages // 2), max(1, size // 2), 0
 
     def passed(self) -> None:
-        """A request was answered."""
+        """Count a successful request, and double the size after ``ANSWERS_UNTIL_LARGER`` of them."""
         self.answered += 1
         if self.answered >= ANSWERS_UNTIL_LARGER:
             self.messages = min(2 * self.messages, self.max_messages)
@@ -170,15 +170,15 @@ class Item(NamedTuple, Generic[S]):
     ttl_s: int | None
     future: S
     at_s: float
-    """When ``put`` took it."""
+    """Time of ``put``."""
     attributes: Strings = None
     sequence_id: int = -1
-    """-1: messages of a publisher have none."""
+    """-1 without a producer."""
 
 
 @dataclass(slots=True, eq=False)
 class Whole(Generic[S]):
-    """Messages that the caller published as one request: it is never split, and has one future."""
+    """Messages that the caller published as one request, which is never split and has one future."""
 
     request: PublishRequest
     future: S
@@ -198,7 +198,7 @@ class Batch(Generic[S]):
     items: list[Entry[S]]
     """Items, or one whole request."""
     in_doubt: bool = False
-    """Whether an attempt may have been executed."""
+    """True if the daemon may have executed an attempt."""
 
     @property
     def futures(self) -> list[S]:
@@ -207,12 +207,12 @@ class Batch(Generic[S]):
 
     @property
     def messages(self) -> int:
-        """How many messages it has."""
+        """The number of messages."""
         first = self.items[0]
         return len(first.request.messages) if isinstance(first, Whole) else len(self.items)
 
     def request(self) -> PublishRequest:
-        """The publish request of all its messages."""
+        """Make the publish request of all its messages."""
         first = self.items[0]
         if isinstance(first, Whole):
             return first.request
@@ -237,9 +237,9 @@ class Lane(Generic[S]):
     waiting_bytes: int = 0
     under_way: Batch[S] | None = None
     not_before_s: float = 0.0
-    """The next attempt starts no earlier; set after a failed one."""
+    """The earliest time of the next attempt; set after a failed one."""
     error: PlainsongError | None = None
-    """Of the last attempt, if that failed: the reason why its messages wait."""
+    """The error of the last attempt, if it failed: the reason why the messages wait."""
 
 
 class Lost(NamedTuple, Generic[S]):
@@ -258,22 +258,22 @@ class Lost(NamedTuple, Generic[S]):
 class PublisherQueue(Generic[S]):
     """All lanes of one publisher. ``S`` is the type of the futures."""
 
-    #: What the error says of messages that are given up at the end.
+    #: The detail of the error for messages given up on close.
     closed_detail = "the publisher was closed"
 
     def __init__(self, bounds: Bounds, random: Callable[[], float]) -> None:
         self.bounds = bounds
         self.pending = 0
-        """Messages not settled yet, including those under way."""
+        """Messages neither delivered nor given up, including those in flight."""
         self.pending_bytes = 0
         self.flushing = False
-        """Whether lanes are sent without lingering."""
+        """True while lanes are sent without lingering."""
         self._random = random
         self._lanes: dict[str, Lane[S]] = {}
-        #: Of topics where a request got no answer in time.
+        #: Reduced request sizes, by topic, after time-outs.
         self._portions: dict[str, Portion] = {}
         self._wholes = 0
-        """Whole requests not settled yet; a publisher has none."""
+        """Whole requests neither delivered nor given up; a publisher has none."""
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -297,44 +297,44 @@ class PublisherQueue(Generic[S]):
         return lane
 
     def wants_sender(self, lane: Lane[S]) -> bool:
-        """Whether ``put`` must wake a worker: the lane is new, or a batch has become full."""
+        """True if ``put`` must wake a worker: the lane is new, or a batch has become full."""
         if lane.under_way is not None:
             return False
         waiting = len(lane.waiting)
         return waiting == 1 or waiting == self.bounds.max_batch_messages or self._is_full(lane)
 
     def fits(self, payload: bytes) -> bool:
-        """Whether an empty buffer has room for the message."""
+        """True if an empty buffer has room for the message."""
         return len(payload) + ITEM_BYTES <= self.bounds.max_pending_bytes
 
     def full(self, size: int) -> BufferFull:
-        """The error for a message of this size without room."""
+        """Make the error for a message of this size that has no room."""
         detail = f"{self.pending_bytes} of {self.bounds.max_pending_bytes} bytes wait, this message has {size}"
         return BufferFull(detail, hint="wait for messages to be delivered, or give a larger max_pending_bytes")
 
     # --- out -----------------------------------------------------------------------------------
 
     def take(self, now_s: float) -> Batch[S] | None:
-        """The next batch to send. Its lane pauses until ``settled``, ``failed`` or ``abandoned``."""
+        """Return the next batch to send. Its lane pauses until ``settled``, ``failed`` or ``abandoned``."""
         for topic, lane in self._lanes.items():
             if lane.under_way is None and self._ready_s(lane) <= now_s:
-                # Moves the lane to the end, so that the others come first next time.
+                # Round robin: move the lane to the end.
                 self._lanes[topic] = self._lanes.pop(topic)
                 lane.under_way = self._again(lane) if lane.again else self._gathered(lane)
                 return lane.under_way
         return None
 
     def work(self, now_s: float) -> tuple[Batch[S] | None, list[Lost[S]]]:
-        """The next batch to send, and the messages given up."""
+        """Return the next batch to send, and the messages given up."""
         lost = self.overdue(now_s)
         return self.take(now_s), lost
 
     def wants_another(self, now_s: float) -> bool:
-        """Whether ``take`` would return another batch."""
+        """True if ``take`` would return another batch."""
         return any(lane.under_way is None and self._ready_s(lane) <= now_s for lane in self._lanes.values())
 
     def next_s(self) -> float | None:
-        """When ``take`` or ``overdue`` next returns something without another call; None: never."""
+        """Return the next time ``take`` or ``overdue`` has a result without another call; None: never."""
         next_s = inf
         for lane in self._lanes.values():
             if lane.under_way is None:
@@ -343,7 +343,7 @@ class PublisherQueue(Generic[S]):
         return None if next_s == inf else next_s
 
     def overdue(self, now_s: float) -> list[Lost[S]]:
-        """Gives up messages that are too old, except those under way: their request has a limit."""
+        """Gives up overdue messages, except those in flight: their request has its own time limit."""
         found: list[Lost[S]] = []
         for lane in list(self._lanes.values()):
             if self._overdue_s(lane) <= now_s:
@@ -354,17 +354,17 @@ class PublisherQueue(Generic[S]):
         return found
 
     def until_s(self, entry: Entry[S]) -> float:
-        """Its deadline."""
+        """Return the entry's deadline."""
         return entry.at_s + self._limit_s(entry)
 
     def left_s(self, batch: Batch[S], now_s: float) -> float:
-        """Seconds that an attempt with this batch may take."""
+        """Return the seconds that an attempt with this batch may take."""
         return max(0.001, self.until_s(batch.items[0]) - now_s)
 
     # --- the end of a batch --------------------------------------------------------------------
 
     def settled(self, batch: Batch[S]) -> list[Lost[S]]:
-        """The batch is durable. Returns the messages given up nevertheless: of a publisher none."""
+        """Complete a durable batch. Returns the messages given up: none, except in a producer."""
         lane = batch.lane
         lane.under_way = lane.error = None
         lane.backoff.reset()
@@ -374,7 +374,7 @@ class PublisherQueue(Generic[S]):
         return []
 
     def failed(self, batch: Batch[S], error: PlainsongError, now_s: float) -> list[Lost[S]]:
-        """An attempt failed. Returns the messages given up; none when the batch, or its halves, will be retried."""
+        """Handle a failed attempt. Returns the messages given up; none if the batch, or its halves, will be retried."""
         lane = batch.lane
         lane.under_way = None
         lane.error = error
@@ -392,7 +392,7 @@ class PublisherQueue(Generic[S]):
             lane.again.appendleft(Batch(lane, batch.items[:middle], batch.in_doubt))
             return []
         if error.outcome == "unknown":
-            # The cause may persist: pause before the next batch, whose outcome would become unknown too.
+            # The cause may persist: pause before the next batch, or its outcome may become unknown too.
             self._pause(lane, error, now_s)
         self._release(batch.items)
         self._forget_if_empty(lane)
@@ -408,14 +408,14 @@ class PublisherQueue(Generic[S]):
         lane.not_before_s = now_s + pause_after(error, lane.backoff)
 
     def abandoned(self, batch: Batch[S], error: PlainsongError) -> list[Lost[S]]:
-        """The attempt was cancelled and will not be repeated."""
+        """Give up a batch after its attempt was cancelled."""
         batch.lane.under_way = None
         self._release(batch.items)
         self._forget_if_empty(batch.lane)
         return [Lost(batch.lane.topic, batch.items, error)]
 
     def clear(self) -> list[Lost[S]]:
-        """Gives up all messages that are not under way."""
+        """Gives up all messages that are not in flight."""
         return self._clear(lambda lane, in_doubt: because(lane.error, _dropped(self.closed_detail, in_doubt)))
 
     def _clear(self, error_of: Callable[[Lane[S], bool], PlainsongError]) -> list[Lost[S]]:
@@ -433,7 +433,7 @@ class PublisherQueue(Generic[S]):
         return found
 
     def futures(self) -> Iterator[S]:
-        """The futures of all messages not settled yet."""
+        """Yield the futures of all messages neither delivered nor given up."""
         for lane in self._lanes.values():
             for batch in ([lane.under_way] if lane.under_way else []) + list(lane.again):
                 yield from batch.futures
@@ -446,7 +446,7 @@ class PublisherQueue(Generic[S]):
         return len(lane.waiting) >= self.bounds.max_batch_messages or lane.waiting_bytes >= full_bytes
 
     def _ready_s(self, lane: Lane[S]) -> float:
-        """When the lane may send: at once, after its pause, or after lingering; inf: it has nothing to send."""
+        """Return the time from which the lane may send, after its pause and lingering; inf without messages."""
         if lane.again:
             return lane.not_before_s
         if not lane.waiting:
@@ -456,7 +456,7 @@ class PublisherQueue(Generic[S]):
         return max(lane.not_before_s, lane.waiting[0].at_s + self.bounds.linger_s)
 
     def _overdue_s(self, lane: Lane[S]) -> float:
-        """When ``overdue`` next gives something up; never later than that."""
+        """Return a lower bound for the time at which ``overdue`` next gives something up."""
         if lane.again:
             return self.until_s(lane.again[0].items[0])
         return self.until_s(lane.waiting[0]) if lane.waiting else inf
@@ -467,11 +467,11 @@ class PublisherQueue(Generic[S]):
 
     @property
     def keeps_gaps_out(self) -> bool:
-        """Whether no message may be stored after one of its lane that was given up."""
+        """True if no message may be stored after an earlier one of its lane was given up."""
         return False
 
     def _taken_out(self, lane: Lane[S], now_s: float) -> list[tuple[Entry[S], bool]]:
-        """Takes what is overdue out of a lane, and what may not follow it; with whether it is in doubt."""
+        """Removes the overdue entries from a lane, and those that may not follow them; True for entries in doubt."""
         found: list[tuple[Entry[S], bool]] = []
 
         def ends(entry: Entry[S]) -> bool:
@@ -509,7 +509,7 @@ class PublisherQueue(Generic[S]):
         return lost
 
     def _again(self, lane: Lane[S]) -> Batch[S]:
-        """The first batch to send again, or as much of it as goes at once by now."""
+        """Remove the first batch to retry, or a part of it that fits the present request size."""
         batch, portion = lane.again.popleft(), self._portions.get(lane.topic)
         if portion is not None and len(batch.items) > portion.messages:
             lane.again.appendleft(Batch(lane, batch.items[portion.messages :], batch.in_doubt))
@@ -517,7 +517,7 @@ class PublisherQueue(Generic[S]):
         return batch
 
     def _gathered(self, lane: Lane[S]) -> Batch[S]:
-        """The first messages of a lane, as many as one request carries."""
+        """Batch the first messages of a lane, as many as fit one request."""
         waiting = lane.waiting
         items: list[Entry[S]] = []
         portion = self._portions.get(lane.topic)
@@ -539,7 +539,7 @@ class PublisherQueue(Generic[S]):
         return Batch(lane, items)
 
     def _portion(self, topic: str) -> Portion:
-        """Changed by time-outs."""
+        """Return the topic's request size, created on the first time-out."""
         portion = self._portions.get(topic)
         if portion is None:
             whole = Portion.whole(self.bounds.max_batch_messages, self.bounds.max_batch_bytes)
@@ -554,7 +554,7 @@ class PublisherQueue(Generic[S]):
                 del self._portions[topic]
 
     def _measured(self, entries: Sequence[Entry[S]]) -> tuple[int, int]:
-        """How many messages, and the bytes of their payloads."""
+        """Return the number of messages, and the bytes of their payloads."""
         if not self._wholes:
             return len(entries), sum([len(item.payload) for item in cast("Sequence[Item[S]]", entries)])
         messages = size = 0
@@ -592,7 +592,7 @@ class PublisherQueue(Generic[S]):
         return because(lane.error, late)
 
     def waiting_for(self) -> list[PlainsongError]:
-        """Why messages wait that have been tried already."""
+        """Return the errors of lanes that wait after a failed attempt."""
         return [lane.error for lane in self._lanes.values() if lane.error is not None]
 
 
@@ -605,7 +605,7 @@ class TooSlow(DeadlineExceeded):
 
 
 def is_refused_itself(error: PlainsongError) -> bool:
-    """Whether the daemon refused one message of a request, so that the others may succeed without it."""
+    """True if one message of the request may be at fault, so that the others may succeed without it."""
     return error.outcome == "not-applied" and isinstance(error, (BadRequest, TooLarge))
 
 
@@ -613,7 +613,7 @@ def is_refused_itself(error: PlainsongError) -> bool:
 
 
 def because(cause: PlainsongError | None, error: PlainsongError) -> PlainsongError:
-    """Adds the cause, if there is one, to the text of an error and as its ``__cause__``."""
+    """Adds the cause, if any, to an error's text and as its ``__cause__``."""
     if cause is not None:
         error.detail = f"{error.detail}: {cause.detail}"
         error.hint = cause.hint or error.hint
@@ -623,7 +623,7 @@ def because(cause: PlainsongError | None, error: PlainsongError) -> PlainsongErr
 
 
 def client_bug(bug: Exception) -> PlainsongError:
-    """The error for an exception that can only be a bug of the client."""
+    """Make the error for an exception that can only be a bug of the client."""
     error = Internal(f"{type(bug).__name__}: {bug}", hint="this is a bug of the client: please report it")
     error.__cause__ = bug
     return error
@@ -661,7 +661,7 @@ def report_drops(on_drop: Callable[[DroppedMessage], object] | None, dropped: It
 
 
 class Retrieved(Protocol):
-    """A future that knows whether the caller has retrieved its outcome."""
+    """A future that records whether the caller has retrieved its outcome."""
 
     retrieved: bool
 
@@ -681,7 +681,7 @@ class Tally(Generic[A]):
         self._beyond = [0, 0]
 
     def counts(self, pending: int, pending_bytes: int) -> Counts:
-        """All counts, with the buffer's own figures."""
+        """Return all counts, including the buffer's."""
         return Counts(pending, pending_bytes, self._delivered, self._failed, self._dropped)
 
     def delivered(self, messages: int) -> None:

@@ -29,18 +29,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: The pauses of every retry of the client: they double.
+#: The pauses before retries, in seconds.
 PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
-#: What OpenSSL says, in its older and newer releases, of an answer without TLS.
+#: OpenSSL's errors, in older and newer releases, for a response without TLS.
 _NOT_TLS = ("wrong version number", "record layer failure")
-#: No pause is shorter, so that time goes on between attempts.
+#: The shortest pause, so that the clock advances between attempts.
 MIN_PAUSE_S = 0.001
 
 
 def pause_after(error: PlainsongError, backoff: Backoff) -> float:
-    """The pause after a failed attempt, in seconds: at least the error's ``retry_after_s``.
+    """Return the pause after a failed attempt, in seconds: at least the error's ``retry_after_s``.
 
-    Before a first connection it is no longer than the patience with that, so that the error is raised when it is over.
+    Before the first successful connection it is capped by the rest of ``wait_for_daemon_s``, so that the error is raised
+    on time.
     """
     pause_s = max(backoff.failed(), error.retry_after_s or 0)
     if isinstance(error, ConnectFailed) and error.patience_left_s is not None:
@@ -49,7 +50,7 @@ def pause_after(error: PlainsongError, backoff: Backoff) -> float:
 
 
 def read_answer(call: Call[T], answer: Answer | Failure, url: str) -> tuple[Any, PlainsongError | None]:
-    """The decoded answer, or the error. A body that does not decode is UnexpectedAnswer, with the outcome ``applied``."""
+    """Return the decoded response, or the error; UnexpectedAnswer, outcome ``applied``, for a success that cannot be decoded."""
     error = error_of(answer, url)
     if error is not None or isinstance(answer, Failure):
         return None, error
@@ -60,17 +61,17 @@ def read_answer(call: Call[T], answer: Answer | Failure, url: str) -> tuple[Any,
             f"{url}: the answer cannot be read: {broken!r}", hint="is the daemon of another version?"
         )
         lost.__cause__ = broken
-        # The status was a success, so the request did happen.
+        # The status was a success, so the request took effect.
         lost.outcome = "applied"
         return None, lost
 
 
 def may_repeat(repeat: Repeat, error: PlainsongError, *, waits_for_service: bool = False) -> bool:
-    """Whether another attempt may follow one that failed with ``error``."""
+    """True if another attempt may follow one that failed with ``error``."""
     if isinstance(error, ConnectFailed) and error.is_first:
         return False
     if isinstance(error, TransactionsUnavailable) and not waits_for_service:
-        return False  # other work goes on without the service; the caller should know that this does not
+        return False  # an outage of the service should reach the caller, who may have other work to do
     if isinstance(error, (ConnectionLost, DeadlineExceeded, UnexpectedAnswer)):
         passing = not isinstance(error, UnexpectedAnswer) or (repeat == "reading" and error.outcome != "applied")
         return passing and (repeat != "twice" or error.outcome == "not-applied")
@@ -83,7 +84,7 @@ class ReaderStopped(Exception):
     """A reader was stopped."""
 
 
-#: What a default read says once where the daemon does not decide transactions itself, by ``transactions.service``.
+#: Logged once by a default read if the daemon does not decide transactions itself, by ``transactions.service``.
 UNCOMMITTED = {
     "off": "the daemon has no transaction service: reading everything, also messages that are undecided or rolled back",
     "tephra": "the daemon's Tephra does not answer: reading everything, also messages that are undecided or rolled back",
@@ -91,12 +92,12 @@ UNCOMMITTED = {
 
 
 def has_untried_url(tries: int, places: Places, error: PlainsongError) -> bool:
-    """Whether a URL is left that has not been tried and may succeed."""
+    """True if an untried URL remains that may succeed."""
     return tries < len(places.urls) and is_elsewhere(error)
 
 
 def cover_attempts(error: PlainsongError, in_doubt: bool) -> PlainsongError:
-    """The last attempt's error, with an outcome that covers all attempts."""
+    """Return the last attempt's error, with an outcome that covers all attempts."""
     if in_doubt and error.outcome == "not-applied":
         error.outcome = "unknown"
         error.hint = (
@@ -106,7 +107,7 @@ def cover_attempts(error: PlainsongError, in_doubt: bool) -> PlainsongError:
 
 
 def deadline_passed(error: PlainsongError, tries: int, limit_s: float, in_doubt: bool) -> PlainsongError:
-    """The error when the deadline passes before another attempt."""
+    """Make the error for a deadline that passes before another attempt."""
     times = "1 attempt" if tries == 1 else f"{tries} attempts"
     passed = DeadlineExceeded(
         f"{times} within {limit_s:g} s; the last: {error.detail}",
@@ -118,7 +119,7 @@ def deadline_passed(error: PlainsongError, tries: int, limit_s: float, in_doubt:
 
 
 def exchanged(send: Send, answer: Answer | Failure) -> str:
-    """A request and its answer in one line, for the log."""
+    """Format a request and its response in one line, for the log."""
     request = send.request
     said = (
         f"{answer.kind}: {answer.detail}"
@@ -137,7 +138,7 @@ MAX_CAUSES = 16
 
 
 def error_of(answer: Answer | Failure, url: str) -> PlainsongError | None:
-    """The error of an answer, or None. Its ``outcome`` covers this attempt only."""
+    """Return the error of a response, or None. Its ``outcome`` covers this attempt only."""
     if isinstance(answer, Failure):
         return _failed(answer, url)
     if 200 <= answer.status < 300:
@@ -175,7 +176,7 @@ def _failed(failure: Failure, url: str) -> PlainsongError:
 
 
 def _distrust(cause: BaseException | None) -> str | None:
-    """Why the certificate of a server was refused here; None if it was not."""
+    """Return why this client refused the server's certificate; None if it did not."""
     ssl = sys.modules.get("ssl")  # loaded by the first connection with TLS
     seen = 0
     while ssl is not None and cause is not None and seen < MAX_CAUSES:
@@ -186,7 +187,7 @@ def _distrust(cause: BaseException | None) -> str | None:
 
 
 def _problem_of(answer: Answer) -> PlainsongError | None:
-    """The error in a problem+json body; None if the body is something else."""
+    """Return the error in a problem+json body; None if the body is something else."""
     if not answer.headers.get("content-type", "").startswith("application/problem+json"):
         return None
     try:
@@ -202,7 +203,7 @@ def _problem_of(answer: Answer) -> PlainsongError | None:
 OWNER_HEADER = "plainsong-owner"
 
 
-#: Owners remembered at most. One more clears the table: answers name them again.
+#: The most owners to cache. One more clears the cache: responses name them again.
 MAX_OWNERS = 4096
 
 
@@ -210,14 +211,14 @@ MAX_OWNERS = 4096
 OWNER_CONNECT_S = 1.0
 
 
-#: How long to avoid an owner that did not answer: the first pause and the longest; it doubles.
+#: How long to avoid an owner that did not respond: the first pause and the longest; it doubles.
 FIRST_AVOID_S = 30.0
 
 
 MAX_AVOID_S = 960.0
 
 
-#: How long it is believed that a daemon has no transaction service; then a read asks again.
+#: How long to cache that a daemon has no transaction service.
 SERVICE_OFF_S = 60.0
 
 
@@ -228,8 +229,8 @@ class Places:
     """The URLs and known owners of one client, shared by its threads.
 
     Args:
-      follow: whether to send requests to the owners that answers name.
-      may_go_to: whether requests may be sent to a URL; an owner to which they may not is not followed.
+      follow: send requests to the owners that responses name.
+      may_go_to: returns True if requests may be sent to a URL; other owners are not followed.
       clock: monotonic seconds.
     """
 
@@ -265,11 +266,11 @@ class Places:
         self._refused = 0
         self._first_refused_s = 0.0
         self._off_until_s = -math.inf
-        #: Whether the client has said that it reads everything instead.
+        #: True once the client has logged that it reads everything instead.
         self.said_uncommitted = False
         #: ``owned_part`` of a path → URL of its owner.
         self._owners: dict[str, str] = {}
-        #: Owners that did not answer → the end of the pause, and its length.
+        #: Owners that did not respond → the end of the pause, and its length.
         self._avoided: dict[str, tuple[float, float]] = {}
 
     @property
@@ -279,11 +280,11 @@ class Places:
 
     @property
     def is_service_off(self) -> bool:
-        """Whether the daemon is known to have no transaction service, so that committed reads are no use."""
+        """True if the daemon is known to have no transaction service, so that committed reads cannot work."""
         return self._clock() < self._off_until_s
 
     def note_service_off(self) -> None:
-        """The daemon has no transaction service. It may be started again with one, or replaced, and nothing would tell."""
+        """Record that the daemon has no transaction service; for a time only, since a restart may add one unnoticed."""
         self._off_until_s = self._clock() + SERVICE_OFF_S
 
     def leave(self, url: str) -> None:
@@ -293,32 +294,33 @@ class Places:
             self._at = (self._at + 1) % len(self.urls)
 
     def where(self, part: str) -> str:
-        """The URL for requests with this ``owned_part``."""
+        """Return the URL for requests with this ``owned_part``."""
         owner = self._owners.get(part)
         if owner is None or self._avoided.get(owner, (0.0, 0.0))[0] > self._clock():
             return self.current
         return owner
 
     def upload_s(self, url: str, size: int) -> float:
-        """How much longer than ``request_timeout_s`` a request with a body of so many bytes may take at ``url``.
+        """Return the time beyond ``request_timeout_s`` that a request with a body of ``size`` bytes may take at ``url``.
 
-        The daemon gives a slow body this time; a client that gave it less would send the same body in vain for ever. Where
-        another daemon can be asked, one that is silent is given up as soon as for a small body.
+        It equals the daemon's own allowance for a slow body: with less, a client on a slow line would resend the same
+        body forever. With several URLs it is 0, so that a silent daemon is given up quickly.
         """
         return 0.0 if self.urls != (url,) else upload_s(size)
 
     def connect_s(self, url: str, timeout_s: float) -> float:
-        """The connect timeout for ``url``: ``timeout_s``, but less for an owner."""
+        """Return the connect timeout for ``url``: ``timeout_s``, capped for an owner."""
         return timeout_s if url in self.urls else min(timeout_s, OWNER_CONNECT_S)
 
     def note_answer(self, part: str, url: str, answer: Answer | Failure, error: PlainsongError | None) -> bool:
-        """Learns from the result of a request where to send the next ones.
+        """Updates the current URL and the cached owners from the result of a request.
 
         Returns:
-          Whether to resend at once: nothing happened, because a remembered owner did not answer or no longer owns the topic.
+          True if the request should be resent at once: it did not happen, because a cached owner did not respond or no
+          longer owns the topic.
         """
         if isinstance(answer, Failure):
-            self._off_until_s = -math.inf  # what answers next may have been started anew
+            self._off_until_s = -math.inf  # the daemon that responds next may have been restarted with a service
         if error is not None and is_elsewhere(error, followed=self._owners.get(part) == url):
             was_owner = self._owners.pop(part, None) == url
             if was_owner and not isinstance(answer, Failure) and error.code == "no_owner":
@@ -333,9 +335,9 @@ class Places:
         return False
 
     def note_first(self, error: PlainsongError, now_s: float, patience_s: float) -> None:
-        """Marks an error that is not worth a retry: no URL has ever worked, for ``patience_s``.
+        """Marks an error as not worth a retry: no URL has ever worked, for ``patience_s``.
 
-        Retries are for what once worked. A refused first connection is a wrong URL, or a daemon that was never started.
+        A refused first connection usually means a wrong URL, or a daemon that was never started.
         """
         if self._was_reached:
             return
@@ -350,7 +352,7 @@ class Places:
         error.patience_left_s = left_s
 
     def remember_owner(self, part: str, url: str, headers: Mapping[str, str]) -> None:
-        """Remembers the owner that an answer's headers name, if any."""
+        """Caches the owner that a response's headers name, if any."""
         address = headers.get(OWNER_HEADER)
         if address is None or not (self._follow and part and _ADDRESS.match(address)):
             return
@@ -372,7 +374,7 @@ class Places:
 
 @lru_cache(maxsize=4096)
 def owned_part(path: str) -> str:
-    """The part of a path that has an owner: a topic, or ``transactions``; empty if there is none."""
+    """Return the part of a path that has an owner: a topic, or ``transactions``; otherwise empty."""
     parts = path.partition("?")[0].split("/")
     if len(parts) > 5 and parts[4] == "topics":
         return "/".join(parts[3:6])
@@ -380,7 +382,7 @@ def owned_part(path: str) -> str:
 
 
 def is_elsewhere(error: PlainsongError, *, followed: bool = False) -> bool:
-    """Whether another daemon may succeed. For a ``followed`` owner, also if the answer is not a daemon's."""
+    """True if another daemon may succeed. For a ``followed`` owner, also if the response is not a daemon's."""
     if isinstance(error, (ConnectFailed, ConnectionLost, DeadlineExceeded)):
         return True
     return error.code in ("shutting_down", "no_owner") or (followed and isinstance(error, UnexpectedAnswer))

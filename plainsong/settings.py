@@ -23,12 +23,12 @@ DEFAULT_URL = "http://127.0.0.1:7420"
 MAX_S = 366 * 86_400
 #: Long enough for a daemon that is being started by the same script, and too short to leave anyone wondering.
 WAIT_FOR_DAEMON_S = 0.5
-#: The least rate at which a daemon goes on receiving a body, by default (``http.body_min_bytes_per_s``).
+#: The minimum rate at which a daemon accepts a body, by default (``http.body_min_bytes_per_s``).
 BODY_MIN_BYTES_PER_S = 16 << 10
 
 
 def upload_s(size: int) -> float:
-    """How much longer a daemon receives a body of so many bytes than a small one."""
+    """Return the time beyond that of a small body that a daemon allows for receiving one of ``size`` bytes."""
     return float(size // BODY_MIN_BYTES_PER_S)
 
 

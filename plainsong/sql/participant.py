@@ -272,9 +272,9 @@ class SqlParticipant:
             raise SqlMisused(f"{xid} is not decided yet", hint="recover asks the daemon and finishes it")
 
     def _rollback_twophase(self, connection: Connection, xid: Any, is_prepared: bool) -> None:
-        """Closing the session before the decision is known releases the connection and keeps the rows.
+        """Keep the rows if the session is closed before the decision is known: only the connection is released.
 
-        The same after a failed PREPARE, since rolling back what is not there would hide the error.
+        The same after a failed PREPARE: rolling back a transaction that does not exist would hide the error.
         """
         if self._phase in ("preparing", "prepared"):
             connection.invalidate()

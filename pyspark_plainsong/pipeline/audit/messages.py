@@ -110,7 +110,7 @@ def _values(messages: DataFrame) -> DataFrame:
     """Parse the payload into one variant, ``value``; null if it is not JSON.
 
     Spark's parser stops after the first value and ignores the rest of the text. To refuse such a rest, the text is
-    wrapped in a list inside an object, and must be the list's only item: no rest can close both and stay unnoticed.
+    parsed twice, as the item of a list and as the member of an object: no rest can close both. It must be the only item.
     """
     texts = messages.select(
         F.concat_ws(":", "namespace", "topic").alias("topic"),
