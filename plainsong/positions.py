@@ -69,7 +69,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HINT = "use for example oldest, newest, -10m, 2026-01-31T12:00:00Z, or an id of 40 hex digits"
 
 
-#: What other systems call them.
+#: Words of other systems, for the hint in the error.
 _OTHER_WORDS = {
     "now": NEWEST,
     "latest": NEWEST,
@@ -84,7 +84,7 @@ def parse_start(given: Start, now_ms: int) -> bytes | int | None:
     """``given`` as an id (20 bytes), a timestamp in milliseconds, or None for the oldest.
 
     Args:
-      given: anything but "newest", which only the daemon knows.
+      given: anything but "newest", which only the daemon can resolve.
       now_ms: this computer's time.
     Raises:
       InvalidParameter, InvalidMessageId: it is none of the forms above; nothing happened.
@@ -268,44 +268,44 @@ def read_plan(
 
 
 class PageBytes:
-    """How large a reader's pages may be: half as large after an answer that did not come in time, twice after a quick one.
+    """The bound of a reader's pages, adapted to the line: halved after a time-out, doubled after quick responses.
 
-    A page that takes longer than a request may would be asked for again for ever.
+    Without it, a page that takes longer than the request time-out would be requested again forever.
     """
 
-    #: The first one after a time-out.
+    #: The bound after the first time-out.
     FIRST = 1 << 20
-    #: No page is made smaller: it takes its time, as long as anything of it comes. One message may be larger, too.
+    #: The smallest bound. Such a page may take any time while bytes arrive; so may a single larger message.
     LEAST = 1 << 16
     #: The daemon's own bound, unless its settings say otherwise.
     MOST = 1 << 24
-    #: The part of its time in which an answer is quick: twice as much would come in half of the time.
+    #: A response within this part of the time-out is quick: twice as much would take half of the time-out.
     QUICK = 0.25
-    #: Quick answers that are waited for at most before pages grow.
+    #: The most quick responses required before pages grow.
     MOST_ANSWERS = 64
 
     def __init__(self) -> None:
         #: None: the daemon's own bound.
         self.most: int | None = None
         self._answers = 0
-        # Where it is no matter of time what gets through, each attempt with more would cost the time of a request.
+        # Doubled whenever a growth fails: if the limit is not the line's speed, each attempt costs a full time-out.
         self._answers_to_grow = 1
         self._has_grown = False
 
     @property
     def is_least(self) -> bool:
-        """Whether pages are as small as they get."""
+        """True if the bound is the smallest."""
         return self.most == self.LEAST
 
     def timed_out(self) -> None:
-        """Answers that large do not come in time."""
+        """Shrink the bound after a time-out."""
         if self._has_grown:
             self._answers_to_grow = min(2 * self._answers_to_grow, self.MOST_ANSWERS)
         self._has_grown, self._answers = False, 0
         self.most = self.FIRST if self.most is None else max(self.LEAST, self.most // 2)
 
     def came(self, took_s: float, limit_s: float) -> None:
-        """An answer took so long, of what it was given."""
+        """Count a response that took ``took_s`` of the time-out ``limit_s``; grow the bound after enough quick ones."""
         if self.most is None or took_s > self.QUICK * limit_s:
             return
         self._answers += 1
@@ -462,7 +462,7 @@ class ServerPosition:
 
         for topic, position in positions.items():
             if self._known.get(topic) == position:
-                continue  # a save that was cut off comes to those behind it when it is made again
+                continue  # saved already, by an earlier attempt that was cut off
             in_doubt = self._in_doubt.setdefault(topic, set())
             for is_last in (False, True):
                 expected = self._known.get(topic)
@@ -476,7 +476,7 @@ class ServerPosition:
                     there = self._shown(daemon, topic)
                     if there == position:
                         break
-                    # So it is if that was an attempt of an earlier save, which the loop has gone on after.
+                    # The same holds for an attempt of an earlier save, after which the loop has continued.
                     if is_last or there is None or there not in in_doubt:
                         raise
                     self._known[topic] = there

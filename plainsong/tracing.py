@@ -65,7 +65,7 @@ def processing(message: Message[Any], *, namespace: str = "default") -> Iterator
 
 
 class _Untraced:
-    """What a publish has around it where there is no OpenTelemetry."""
+    """A no-op span of a publish, without OpenTelemetry."""
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +102,7 @@ class _Sending:
         self._current.__exit__(*error)
 
     def carried(self, call: Call[T]) -> Call[T]:
-        """The same call, whose messages carry this span."""
+        """Return the same call with this span in its headers, for its messages."""
         headers = tuple(_context().items())
         return (
             call._replace(request=call.request._replace(headers=(*call.request.headers, *headers))) if headers else call

@@ -29,7 +29,7 @@ class Pool:
         self._max_connections = settings.max_connections
         #: By scheme; of Unix sockets by path.
         self._pools: dict[str, httpcore2.AsyncConnectionPool] = {}
-        #: What the connections of https trust and show, and the pools of those that did so before the files changed.
+        #: The TLS context of new connections, and the pools with older ones, from before the files changed.
         self._context: ssl.SSLContext | None = None
         self._replaced: list[httpcore2.AsyncConnectionPool] = []
         self._closed = False
@@ -48,10 +48,10 @@ class Pool:
         if self._closed:
             raise Closed("the client is closed")
         if self._loop is not (loop := running_loop()):
-            # The loop of the connections has ended, and they with it: nothing can be closed there any more.
+            # The connections' event loop has ended, so they cannot be closed any more.
             self._loop, self._pools, self._replaced = loop, {}, []
         scheme, path, *_ = place_of(url)
-        # TLS's context takes a moment to make, and plain connections do without.
+        # Made only for https, since it takes a moment.
         kind = path.decode() if scheme == b"unix" else scheme.decode()
         if scheme == b"https" and self._context is not (context := self._credentials.tls_context()):
             self._context = context
@@ -71,9 +71,9 @@ class Pool:
     async def _carry(self, send: Send) -> Answer | Failure:
         if self._replaced and self._loop is running_loop():
             await self._close_replaced()
-        # Used at once: one that was replaced meanwhile would be closed.
+        # No await before its use: a pool that is replaced in between would be closed.
         pool = self._pool_for(send.url)
-        # httpcore's own limit is for each piece of an answer.
+        # httpcore's time-out applies to each piece of a response, so limit the whole here.
         longest_s = send.timeout_s if send.longest_s is None else send.longest_s
         return await exchange(pool, send, longest_s + _GRACE_S, self._credentials.headers(send.url))
 

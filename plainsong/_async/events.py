@@ -1,4 +1,4 @@
-"""What changes at the service: one stream of events, connected again whenever it breaks off."""
+"""Service events: one stream, reconnected whenever it breaks."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ log = logging.getLogger("plainsong.client")
 
 #: A daemon pings every 15 s; a stream that is silent for longer than this is dead.
 SILENCE_S = 40.0
-#: Failures that repeat for so long are told, once until something comes again: they are no restart of a daemon, and
-#: silence would look as if nothing changed.
+#: A failure that lasts this long is logged, once per outage: it is not just a restart of the daemon, and silence would
+#: look as if nothing changed.
 TELL_AFTER_S = 10.0
-#: The event with which a daemon that leaves ends its streams.
+#: The event by which a daemon that shuts down ends its streams.
 END = "end"
 
 
@@ -48,7 +48,7 @@ class AsyncEvents:
         self._channel = channel.for_reader(self._stop, endless=True)
         self._path = path
         self._backoff = Backoff(PAUSES_S, channel.random)
-        #: The time of the first failure since something came last, and whether it was told.
+        #: The time of the first failure since the last event or ping; and whether it was logged.
         self._failing_since_s: float | None = None
         self._told = False
         self._found: deque[ServiceEvent] = deque()
@@ -71,7 +71,7 @@ class AsyncEvents:
                 if not self._stop.is_set:
                     await self._pause(error)
             except Exception:
-                # A connection that is closed while a thread reads from it ends in any error.
+                # Closing a connection while a thread reads from it can raise any error.
                 if not self._stop.is_set:
                     raise
         return self._found.popleft()
@@ -98,7 +98,7 @@ class AsyncEvents:
         return f"<AsyncEvents {self._path}>"
 
     async def _receive(self) -> None:
-        """Connects, or takes what has come. Raises PlainsongError: the connection is of no more use."""
+        """Connects, or receives data. Raises PlainsongError: the connection is unusable."""
         if self._connection is None or self._source is None:
             await self._connect()
             return
@@ -178,7 +178,7 @@ class AsyncEvents:
             await connection.aclose()
 
     async def _pause(self, error: PlainsongError) -> None:
-        """Before the next attempt. Raises ``error``: there should be none."""
+        """Sleeps before the next attempt. Raises ``error`` if there should be none."""
         channel = self._channel
         if not (channel.settings.retry and may_repeat("reading", error)):
             raise error

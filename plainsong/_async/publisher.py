@@ -62,29 +62,29 @@ NO_THREAD_HINT = "try again later: the process is out of threads, or it is endin
 
 
 class Queue(Protocol[P, G]):
-    """What a sender empties; called with its lock. ``P`` is a piece of work, ``G`` given-up messages."""
+    """The queue that a sender drains; called with its lock. ``P`` is a piece of work, ``G`` given-up messages."""
 
     flushing: bool
 
     @property
     def pending(self) -> int:
-        """The number of messages not settled yet, including those under way."""
+        """The number of messages neither delivered nor given up, including those in flight."""
         ...
 
     def work(self, now_s: float) -> tuple[P | None, list[G]]:
-        """The next piece of work, and overdue messages."""
+        """Returns the next piece of work, and overdue messages."""
         ...
 
     def next_s(self) -> float | None:
-        """When ``work`` next returns something without another message; None: never."""
+        """Returns the next time ``work`` has a result without another message; None: never."""
         ...
 
     def wants_another(self, now_s: float) -> bool:
-        """Whether to wake a second worker while the first delivers."""
+        """True to wake a second worker while the first delivers."""
         ...
 
     def clear(self) -> list[G]:
-        """Gives up all messages that are not under way."""
+        """Gives up all messages that are not in flight."""
         ...
 
 

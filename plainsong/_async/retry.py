@@ -226,13 +226,13 @@ class AsyncChannel:
                 if not places.said_uncommitted:
                     places.said_uncommitted = True
                     log.warning(UNCOMMITTED[service])
-                # A Tephra may come back; a service that is switched off does not, while the daemon runs.
+                # A Tephra may return; a service that is off stays off while the daemon runs.
                 if service == "off":
                     places.note_service_off()
         return await self.call(make("uncommitted"), deadline_s)
 
     async def _transaction_service(self) -> str:
-        """Who decides transactions; empty: it cannot be found out now."""
+        """Queries which service decides transactions; empty if the daemon does not answer."""
         url, settings = self.places.current, self.settings
         timeout_s = min(settings.request_timeout_s, SERVICE_S)
         connect_s = min(settings.connect_timeout_s, timeout_s)

@@ -3,7 +3,7 @@
 
 A request with an unknown outcome is never just sent again. The delivery first queries the producer's state: if another
 client has opened the name since, it gives up rather than fence that client off. If the state proves that the request was
-stored, it is done. Otherwise it opens the session anew, so that the old request can no longer take effect, and checks
+stored, it is done. Otherwise it opens a new session, so that the old request can no longer take effect, and checks
 the state again; if that proves nothing, it sends the same request under the new epoch, and the daemon deduplicates it.
 """
 
@@ -95,7 +95,7 @@ def opened(
 ) -> tuple[Known, int]:
     """Opens a session, and returns the producer's state and how many sessions this may have opened.
 
-    It repeats an opening whose answer was lost, which may leave one more unused session behind.
+    It repeats an opening if the response was lost, so it may open a session that is never used.
     """
     count = 1
 
@@ -245,7 +245,7 @@ class Delivery:
         return as_found(known, self._ids, self._before) if self._was_stored(known) else None
 
     def _was_stored(self, known: Known) -> bool:
-        """Whether it certainly was stored. Sets ``_in_doubt`` if an earlier request may have used its ids."""
+        """True if it certainly was stored. Sets ``_in_doubt`` if an earlier request may have used its ids."""
         ids, pointer = self._ids, self._request.write_pointer
         self._in_doubt = False
         if known.last_sequence_id < ids[-1]:

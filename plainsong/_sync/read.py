@@ -193,17 +193,17 @@ class Reading:
         self._page.clear()
 
     def begin_get(self, timeout_s: float | None) -> None:
-        """The next message is waited for so long. None: as long as it takes."""
+        """Limits the wait for the next message. None: no limit."""
         self._get_until_s = inf if timeout_s is None else self._channel.now() + timeout_s
         self._has_asked = False
 
     def end_get(self) -> None:
-        """What comes next is not that of ``get``."""
+        """Ends the limit of ``get``."""
         self._get_until_s = inf
         self._has_asked = True
 
     def _idle(self, *, begins: bool) -> None:
-        """Counts the time without messages from when all topics are at their end: reading what is there is not idling."""
+        """Starts or ends the idle time. It begins once all topics are at their end: reading a backlog is not idling."""
         idle_s = self._plan.idle_timeout_s
         if not begins or idle_s is None:
             self._idle_until_s = inf
@@ -213,11 +213,11 @@ class Reading:
         self._channel.until_s = min(get_s, self._idle_until_s + GRACE_S)
 
     def _is_over(self) -> bool:
-        """Whether nothing more is waited for."""
+        """True if the time of ``get`` or of idling is over."""
         return self._channel.now() >= min(self._get_until_s, self._idle_until_s)
 
     def _is_cut_off(self, error: PlainsongError) -> bool:
-        """Whether a call failed because its time was over, that of ``get`` or of idling; ``get`` gives the next one longer."""
+        """True if a call failed because the time of ``get`` or of idling was over; ``get`` gives the next one longer."""
         channel = self._channel
         # An endless call has no other deadline; a position of the caller's own may have some.
         if not self._is_over() and not (channel.endless and error is channel.passed):
@@ -230,7 +230,7 @@ class Reading:
         return True
 
     def _pause(self, seconds: float) -> None:
-        """Sleeps for so long, or until nothing more is waited for."""
+        """Sleeps, at most until the time of ``get`` or of idling is over."""
         left_s = min(self._get_until_s, self._idle_until_s) - self._channel.now()
         if (pause_s := min(seconds, left_s)) > 0:
             self._channel.sleep(pause_s)
@@ -239,7 +239,7 @@ class Reading:
         return NOTHING if self._channel.now() < self._idle_until_s else None
 
     def _wait_ms(self, most_ms: int) -> int:
-        """How long a poll may wait."""
+        """Returns how long a poll may wait, at most ``most_ms``."""
         left_s = min(self._get_until_s, self._idle_until_s) - self._channel.now()
         return min(most_ms, max(0, ceil(left_s * 1000))) if left_s < inf else most_ms
 
@@ -453,7 +453,7 @@ class Reading:
         self._add(new, None)
 
     def is_time_up(self) -> bool:
-        """Whether 90 % of the surrounding transaction's time are over."""
+        """True if 90 % of the surrounding transaction's time are over."""
         return self._transaction is not None and self._transaction().reading_s <= 0
 
     @property
@@ -538,7 +538,7 @@ def reading_in(context: ReadingBlock | None, channel: Channel, plan: Plan, posit
     """A reading, part of a transaction if there is one.
 
     Raises:
-      NoTransaction: it has ended. InvalidParameter: the plan has an isolation or a moment beside its snapshot.
+      NoTransaction: it has ended. InvalidParameter: the plan has an isolation or a moment, but reads its snapshot.
     """
     if context is None:
         return Reading(channel, plan, position)

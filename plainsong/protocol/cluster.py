@@ -45,9 +45,9 @@ class Member:
     weight: int = 100
     """Its share of the topics, relative to the other weights."""
     leaving: bool = False
-    """Whether it is shutting down: its remaining topics are moving to the others."""
+    """True while it is shutting down: its remaining topics are moving to the others."""
     slices: int = SLICES
-    """In how many slices it takes part."""
+    """The number of slices in which it takes part."""
     proof: str | None = None
     """A fingerprint of its ``cluster.secret_file``; empty if it has none, None if it is of a version without this field."""
     since: int = field(default=0, compare=False)
@@ -70,7 +70,7 @@ class Assignment:
     """The owner of every topic, for fixed members and a fixed placement."""
 
     def __init__(self, members: Iterable[Member], placement: Placement, *, before: Assignment | None = None) -> None:
-        """``before``: an earlier assignment, whose results are reused where they still hold."""
+        """``before``: an earlier assignment; its results are reused if they are still valid."""
         self.members = tuple(sorted(members, key=lambda member: member.name))
         self.placement = placement
         self._by_name = {member.name: member for member in self.members}
@@ -79,7 +79,7 @@ class Assignment:
         if before is not None and before.placement.pins == placement.pins:
             self._remembered = before._remembered
             known = {candidates: candidates for candidates in before._candidates}
-        #: By slice. Equal candidates are one object, so that identity tells whether a remembered owner still holds.
+        #: By slice. Equal candidates are one object, so an identity check shows if a cached owner is still valid.
         self._candidates: list[_Candidates] = [
             known.setdefault(candidates, candidates) for candidates in map(self._candidates_of, range(SLICES))
         ]
@@ -130,7 +130,7 @@ def rendezvous_score(member: str, weight: int, name: TopicName) -> float:
 
 # --- placement -------------------------------------------------------------------------------------
 #
-# What operators decide by hand: topics pinned to an instance, instances drained of all topics.
+# The operators' decisions: topics pinned to an instance, instances drained of all topics.
 #
 #     {"pins": {"<namespace>:<topic>": "<instance>"}, "drained": ["<instance>"]}
 
@@ -204,7 +204,7 @@ class NameTaken(Conflict):
 #     slices … 63       these topics belong to the other instances
 #
 # An instance that joins raises its figure step by step; one that leaves or is drained lowers it. A topic outside the
-# slices of a step stays where it is and is served meanwhile.
+# slices of a step stays where it is, and is served during the step.
 
 
 @lru_cache(100_000)

@@ -47,7 +47,7 @@ class Put:
     size: int | None = field(default=None, compare=False)
     """The bytes of all values together, where who made it has counted them."""
     may_expire: bool = field(default=True, compare=False)
-    """Whether messages may have times to live of their own; False: who made it knows that none has."""
+    """True if messages may have times to live of their own; False if certainly none has."""
 
     @property
     def value_bytes(self) -> int:

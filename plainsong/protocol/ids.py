@@ -145,5 +145,5 @@ def consecutive_ids(first_id: bytes, count: int) -> list[bytes]:
 
 
 def behind_position(position: bytes | None) -> str | None:
-    """The first id behind a position of 10 bytes, in hex: where to start reading what came after it."""
+    """Return the first id after a position of 10 bytes, in hex, from which a read gets the later messages."""
     return None if position is None else after(position + b"\xff" * (ID_BYTES - len(position))).hex()

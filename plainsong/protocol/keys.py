@@ -48,7 +48,7 @@ SERVICE = b"x"
 
 
 class DamagedRow(StorageFailed):
-    """A row that Plainsong did not write, or that changed since: left as it is, and reported."""
+    """A row that Plainsong did not write, or that changed since. It is reported, and left unchanged."""
 
     title = "A row of the store cannot be read"
 
@@ -162,7 +162,7 @@ def topic_prefix(key: bytes) -> bytes:
 
 
 def topic_of(key: bytes) -> tuple[TopicName, bytes]:
-    """The topic that a key starts with, and the bytes behind it.
+    """Split a key into the topic that it starts with, and the bytes after it.
 
     Raises:
       DamagedRow: the key does not start with ``ns:topic:``.

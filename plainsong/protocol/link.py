@@ -237,7 +237,7 @@ def _classes_by_name() -> dict[str, type[PlainsongError]]:
 #     [PIECE, n, bytes, more]             a part of a body, or of a conversation's message; more: it continues
 #     [END, n]                            this side sends no more PIECEs
 #     [FAILED, n, error]                  instead of an answer, or of the rest of one
-#     [CREDIT, n, bytes]                  so many more bytes may be sent, since earlier ones have been consumed
+#     [CREDIT, n, bytes]                  flow control: allows that many more bytes, since earlier ones were consumed
 #     [CANCEL, n]                         the caller no longer waits
 #     [PING, x], [PONG, x]                whether the other side is alive
 #     [LEAVING, 0]                        make no further calls; calls under way are answered
@@ -358,12 +358,12 @@ def _checked(frame: Any) -> list[Any]:
 
 # --- vocabulary ------------------------------------------------------------------------------------
 #
-# The classes that travel: asks and answers of topics and of the transaction service, with all they consist of. Their
+# The serializable classes: requests and answers of topics and of the transaction service, with all their parts. Their
 # names and those of their fields are part of the format. A module that adds kinds of calls registers its classes with
 # ``VOCABULARY.register``.
 
 
-#: Modules of which every dataclass and named tuple travels.
+#: Modules with only serializable dataclasses and named tuples.
 _WHOLE_MODULES = (topic_asks, transaction_asks, requests, page)
 _SINGLE = (
     TopicName,
@@ -402,7 +402,7 @@ def _range_from(given: dict[str, Any]) -> range:
 
 
 def _held_fields(held: page.Held) -> dict[str, Any]:
-    """As version 0.1 has them, so that instances of both can forward each other's pages: one more message than is counted means more."""
+    """Encode as version 0.1 does, so that both versions can forward each other's pages: a count above the bound means more."""
     hidden = page.HIDDEN_COUNTED + 1 if held.hidden_more else held.hidden_messages
     return {"pointer": held.write_pointer, "since_ms": held.since_ms, "hidden": hidden}
 
@@ -414,7 +414,7 @@ def _held_from(given: dict[str, Any]) -> page.Held:
 
 
 def new_vocabulary() -> Vocabulary:
-    """A vocabulary of all classes of this package that travel."""
+    """Return a vocabulary of all serializable classes of this package."""
     words = Vocabulary()
     for module in _WHOLE_MODULES:
         words.register(*(cls for cls in _plain_classes(module) if cls is not page.Held))

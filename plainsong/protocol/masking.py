@@ -1,4 +1,4 @@
-"""What looks like a credential is written without what makes it one, wherever something is logged or answered."""
+"""Masks credentials in everything that is logged or sent in a response."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import re
 
 _TOKEN = re.compile(r"psg_[0-9A-Za-z]+")
 _JWT = re.compile(r"eyJ[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]*)?")
-#: One that is whole enough to be used, or to be completed.
+#: A credential complete enough to be used, or to be completed.
 _WHOLE = re.compile(r"psg_[0-9A-Za-z]{40}|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.")
-#: The user, and maybe a password, in a URL.
+#: The user, perhaps with a password, in a URL.
 _USER = re.compile(r"(?<=://)[^/?#@\s\"'<>]+(?=@)")
 
 
 def masked(text: str) -> str:
-    """``text`` with ``psg_***`` and ``eyJ***`` for what looks like a token of ours or a JSON Web Token.
-
-    Users in URLs, which may have passwords, become ``***``.
-    """
+    """Return the text with ``psg_***`` for tokens, ``eyJ***`` for JSON Web Tokens, and ``***`` for users in URLs."""
     if "psg_" in text:
         text = _TOKEN.sub("psg_***", text)
     if "eyJ" in text:
@@ -27,5 +24,5 @@ def masked(text: str) -> str:
 
 
 def holds_credential(text: str) -> bool:
-    """Whether a part of ``text`` is a token, as far as its form says: it would be shown wherever the text is."""
+    """True if a part of ``text`` looks like a token, so that the text must not be shown."""
     return ("psg_" in text or "eyJ" in text) and _WHOLE.search(text) is not None

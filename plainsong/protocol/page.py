@@ -55,7 +55,7 @@ def cut_rows(data: bytes | memoryview, row: str) -> list[bytes]:
     """The fields of rows that all have one length, in their order.
 
     Args:
-      row: a format of ``struct`` with fields (``100s``) and what is left out (``2x``).
+      row: a format of ``struct`` with the fields (``100s``) and the gaps to skip (``2x``).
     """
     view = memoryview(data)
     found: list[bytes] = []
@@ -69,7 +69,7 @@ def cut_rows(data: bytes | memoryview, row: str) -> list[bytes]:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The non-negative number that ``varint`` wrote at ``at``, and where the next byte stands.
+    """Decode the non-negative number of a ``varint`` at ``at``; return it and the position after it.
 
     Raises:
       IndexError: the data ends inside the number.

@@ -36,7 +36,7 @@ _LINK_BYTES = 32
 
 
 class ChainEnd(NamedTuple):
-    """The last entry of a chain that was switched off: the next one goes on behind it."""
+    """The last entry of a chain that was switched off; a later chain continues from it."""
 
     position: bytes
     """10 bytes."""
@@ -46,16 +46,16 @@ class ChainEnd(NamedTuple):
 
 
 class SetAside(NamedTuple):
-    """A stretch of a topic whose rows were taken out of its order, damaged ones among them."""
+    """A range of a topic that an operator has set aside, because it has damaged rows."""
 
     first: bytes
-    """The positions (10 bytes) of the first and the last."""
+    """The position (10 bytes) of the first row; ``last`` is that of the last."""
     last: bytes
     rows: int | None
-    """Those of them that could be read, and are kept in a file; None: some could not be."""
+    """The number of rows, all saved to a file; None: some could not be read."""
 
 
-#: Stretches that a topic can have; those that have expired are forgotten.
+#: The most ranges set aside in a topic; expired ones are forgotten.
 MAX_SET_ASIDE = 1_000
 
 
@@ -73,17 +73,17 @@ class Metadata:
     floor_ms: int = 0
     """Messages published before this had expired under earlier properties, and stay expired."""
     creator: str = ""
-    """The name that created it, or brought it back; empty: nobody was asked for a name."""
+    """The name that created or undeleted it; empty without authentication."""
     set_aside: tuple[SetAside, ...] = ()
     """Ascending, and none overlaps the next."""
     chain_end: ChainEnd | None = None
-    """Where the topic's chain ended that was switched off; None: it never was."""
+    """The end of the topic's earlier chain, which was switched off; None: there was none."""
     restored: bytes | None = None
     """The position (10 bytes) up to which a restore brought a chained topic back, until its chain says so."""
 
     @property
     def etag(self) -> str:
-        """Names this state of the topic: another generation, and every change of properties, has another one."""
+        """The entity tag: changes with the generation, and with every change of properties."""
         told = f"{self.updated_ms} {sorted(self.properties.stored().items())}"
         return f'"{self.generation}-{blake2b(told.encode(), digest_size=8).hexdigest()}"'
 
@@ -112,7 +112,7 @@ class Metadata:
 
     @staticmethod
     def is_of_deleted(value: bytes) -> bool:
-        """Whether a row is that of a deleted topic; a seventh of the work of ``decode``. Raises DamagedRow."""
+        """True if a row is that of a deleted topic; a seventh of the work of ``decode``. Raises DamagedRow."""
         return "d" in unpack_record(value, "metadata")
 
     @classmethod
@@ -171,7 +171,7 @@ class HighWater:
 
     @property
     def before_buckets(self) -> bytes:
-        """The position behind every message of a dropped bucket."""
+        """The position after every message of the dropped buckets."""
         if self.buckets:
             return pack_position(self.buckets[0][0], 0)
         return pack_position(self.last_ts_ms, max(0, self.last_sequence_id))
@@ -213,7 +213,7 @@ class Reader:
     """A position that the daemon keeps for a named reader."""
 
     position: bytes
-    """The id last read, 20 bytes: reading continues behind it."""
+    """The id last read, 20 bytes; reading continues after it."""
     changed_ms: int
 
     def encode(self) -> bytes:
@@ -234,7 +234,7 @@ class NamespaceProperties:
 
     deduplication: Deduplication = "inherit"
     switched: int = 0
-    """How often its topics went from remembering producers to forgetting them."""
+    """Counts how often deduplication was switched off for its topics."""
 
     def encode(self) -> bytes:
         return pack_record({"d": self.deduplication, "s": self.switched})
@@ -250,7 +250,7 @@ class NamespaceProperties:
 
 
 def checked_number(value: object, low: int = 0, high: int = MAX_TIMESTAMP_MS) -> int:
-    """``value`` if it is a whole number from ``low`` to ``high``. Raises ValueError."""
+    """Return ``value`` if it is a whole number from ``low`` to ``high``. Raises ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{str(value)[:40]!r} is no number from {low} to {high}")
     return value
@@ -282,7 +282,7 @@ class Packed(bytes):
 
 
 def pack_record(record: dict[str, object]) -> bytes:
-    """The version byte and the map: the value of a row of the metadata table."""
+    """Encode a row of the metadata table: the version byte and the map."""
     version = bytes([_VERSION])
     if not any(type(value) is Packed for value in record.values()):
         packed: bytes = msgpack.packb(record)
@@ -295,7 +295,7 @@ def pack_record(record: dict[str, object]) -> bytes:
 
 
 def unpack_record(value: bytes, what: str) -> dict[str, Any]:
-    """The map that ``pack_record`` packed; ``what`` names the kind of row in the error. Raises DamagedRow."""
+    """Decode a map of ``pack_record``; ``what`` names the kind of row in the error. Raises DamagedRow."""
     if value[:1] != bytes([_VERSION]):
         raise DamagedRow(f"a {what} row has version {value[:1].hex() or 'none'}, this version reads {_VERSION}")
     try:

@@ -55,22 +55,21 @@ _pack: Callable[[object], bytes] = msgpack.Packer().pack
 PLAIN_GAP = NO_PAYLOAD_PART[:9]
 #: Where the value begins in a row that is joined: position, gap, value.
 JOINED_VALUE = POSITION_BYTES + len(PLAIN_GAP)
-#: What the wire form of a plain row has besides its value: the length of the id, the position, the gap.
+#: Bytes in the wire form of a plain row before its value: the length of the id, the position, the gap.
 PLAIN_BESIDE_BYTES = len(ITEM_START) + POSITION_BYTES + len(PLAIN_GAP)
 
 
 def plain_wire(positions: Sequence[bytes], values: Sequence[bytes]) -> bytes:
-    """The wire form of plain rows, one behind the other, without an object for each."""
+    """Join plain rows into their wire form, without an object per row."""
     parts = [ITEM_START, b"", PLAIN_GAP, b""] * len(values)
     parts[1::4], parts[3::4] = positions, values
     return b"".join(parts)
 
 
 class PlainRows(Sequence[tuple[bytes, bytes]]):
-    """Rows of a topic that have a payload and nothing else, in the order of their keys, where a store keeps them together.
+    """Rows of a topic with a payload and nothing else, in key order, from a store that keeps them together.
 
-    They are keys and values as in any list of rows. Whoever wants their wire form has it without an object for each. Slices
-    are rows of this kind, too.
+    A sequence of keys and values, and so are its slices. ``wire`` makes the wire form without an object per row.
     """
 
     __slots__ = ()
@@ -86,17 +85,17 @@ class PlainRows(Sequence[tuple[bytes, bytes]]):
 
     @abstractmethod
     def within(self, most: int, most_bytes: int) -> int:
-        """How many of the first rows are ``most`` at most, and in wire form ``most_bytes``."""
+        """Return the number of leading rows within ``most`` rows and ``most_bytes`` of wire form."""
 
     @abstractmethod
     def wire(self) -> bytes:
-        """Their wire form, as of ``plain_wire``."""
+        """Return the wire form, as ``plain_wire`` does."""
 
 
 class PlainItems(PlainRows):
     """Plain rows with a key and a value each, joined: position, ``PLAIN_GAP``, value.
 
-    A store that iterates over rows joins each at once, which costs less than to keep a pair for it.
+    A store that iterates over rows joins each at once, which costs less than a tuple.
     """
 
     __slots__ = ("_items", "_prefix", "_size")
@@ -256,10 +255,10 @@ def encode_row(row: MessageRow) -> bytes:
 
 
 def decode_row(value: bytes) -> MessageRow:
-    """The row that a value encodes.
+    """Decode the value of a row.
 
     Raises:
-      DamagedRow: it has another format, or a later version of this one; the row stays as it is.
+      DamagedRow: the value has another format, or a later version of this one.
     """
     try:
         return _decoded(value)
@@ -296,7 +295,7 @@ def _decoded(value: bytes) -> MessageRow:
 
 
 def is_intact(value: bytes) -> bool:
-    """Whether ``decode_row`` would succeed; cheap for plain rows."""
+    """True if ``decode_row`` would succeed; cheap for plain rows."""
     try:
         if value[0] == PLAIN:
             size, at = read_varint(value, 1)

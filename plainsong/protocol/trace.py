@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
-#: Version, trace id, span id, flags; later versions may have more behind them. Version ff does not exist, and an id of zeros
-#: names nothing. Source: Trace Context, level 1, section 3.2.
+#: Version, trace id, span id, flags; later versions may append fields. Version ff and ids of zeros are invalid. Source:
+#: Trace Context, level 1, section 3.2.
 _PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(?:-.*)?")
-#: Of a tracestate, as many characters as that document has everybody pass on.
+#: Longest tracestate that is passed on; the same document requires this many characters.
 _MOST_STATE = 512
-#: In the flags: whoever came before records this trace.
+#: The flag by which the caller says that it records this trace.
 _SAMPLED = 1
 
 
 def is_sampled(parent: str) -> bool:
-    """Whether a ``traceparent`` is valid and says that its trace is recorded."""
+    """True if a ``traceparent`` is valid and says that its trace is recorded."""
     found = _PARENT.fullmatch(parent)
     return found is not None and bool(int(found[1], 16) & _SAMPLED)
 

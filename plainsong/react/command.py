@@ -161,7 +161,7 @@ def _with_last_line(why: str, last_error: bytes) -> str:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Makes the child be killed with this process, so that no command runs on beside its own repetition.
+    """Makes the child die with this process, so that a command never runs concurrently with its own repetition.
 
     On Linux only; elsewhere a command continues when this program is killed.
     """
@@ -191,9 +191,9 @@ LOOK_S = 0.02
 
 
 def reap_orphans() -> None:
-    """As the first process of a container: takes the exit codes of processes that commands have left behind.
+    """Reap orphans of commands, if this is the first process of a container.
 
-    Called while no process of one's own runs, whose exit code it would take.
+    Call it only while no command of our own runs, or it would take that exit code.
     """
     if os.getpid() != 1:
         return
@@ -278,7 +278,7 @@ class Pump:
         kill_s = monotonic() + KILL_AFTER_S
         while not self._turn(kill_s) and monotonic() < kill_s:
             pass
-        self._signal_group(signal.SIGKILL)  # also processes that the leader left behind
+        self._signal_group(signal.SIGKILL)  # also children that outlived the leader
         while not self._turn(math.inf):
             pass
 

@@ -157,7 +157,7 @@ def sqlstate(error: BaseException) -> str:
 
 
 log = logging.getLogger("plainsong.sql")
-#: ``gone``: another process finished it meanwhile. ``left``: see the advice, if there is any.
+#: ``gone``: another process has finished it. ``left``: see the advice, if there is any.
 Action = Literal["committed", "rolled_back", "gone", "left"]
 
 

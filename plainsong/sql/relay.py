@@ -335,8 +335,7 @@ class Relay:
 
 # --- producers -------------------------------------------------------------------------------------
 #
-# A publish is one request, and is never repeated: whatever happens to it, opening the producer again tells its
-# outcome.
+# A publish is one request, and is never repeated: after any error, opening the producer again reveals its outcome.
 
 
 #: Producers open at once; one more closes the one opened first.
@@ -370,7 +369,7 @@ class RelayProducer:
             ]
         channel = self._client._channel
         call = calls.publish_in_session(channel.namespace, self._topic, request)
-        # Nobody waits for it, and one large message must pass a slow line, however long it takes.
+        # No caller waits for the relay, and a large message must get through a slow line, however long it takes.
         channel.call(call, channel.settings.deadline_s + upload_s(len(call.request.body)))
 
 
@@ -418,12 +417,12 @@ class RelayProducers:
 
 # --- lock ------------------------------------------------------------------------------------------
 #
-# One relay at a time: an advisory lock of PostgreSQL's session, or a locked file beside SQLite's. Both end with the
-# process that holds them. They only avoid useless work: should a relay lose its lock without noticing, the numbers in
-# the tables and the session that each relay opens in a topic keep two relays correct.
+# One relay at a time: an advisory lock of a PostgreSQL session, or a locked file next to SQLite's database. Both end
+# with the process that holds them. The lock only avoids useless work: if a relay loses it without noticing, the numbers
+# in the tables and the producer sessions still keep two relays correct.
 
 
-#: Suffix of the file beside SQLite's database, after the names of the database and the table.
+#: Suffix of the lock file next to SQLite's database, after the names of the database and the table.
 SUFFIX = "relay"
 
 

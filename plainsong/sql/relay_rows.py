@@ -65,7 +65,7 @@ class RelayRows:
         return found
 
     def standing(self, connection: Connection, topic: str, namespace: str) -> Standing:
-        """Returns how far the topic has come; a new topic gets a producer with a unique name.
+        """Return the topic's progress; a new topic gets a producer with a unique name.
 
         Raises:
           OutboxUnusable: its messages have gone to another namespace.
@@ -197,7 +197,7 @@ class RelayRows:
         return Standing(*connection.execute(query).one())
 
     def _in_flight(self, connection: Connection, topic: str) -> int:
-        """How many messages have a number and are not known to be sent."""
+        """Count the messages that have a number and are not known to be sent."""
         columns = self._messages.c
         query = select(func.count()).where(columns.topic == topic, self._waits, columns.number.is_not(None))
         return int(connection.execute(query).scalar_one())
@@ -214,8 +214,8 @@ class RelayRows:
 # --- doubt -----------------------------------------------------------------------------------------
 #
 # After a crash some messages may be in flight: they have numbers, and the daemon may or may not have them. The daemon's
-# last sequence id tells, as long as daemon, topic and database are still the same. If one of them was replaced, it
-# tells nothing, and continuing would lose messages or publish them twice.
+# last sequence id decides, if daemon, topic and database are still the same. If one of them was replaced, it proves
+# nothing, and continuing would lose messages or publish them twice.
 
 
 #: The hint of OutboxInDoubt.
@@ -223,7 +223,7 @@ DECIDE = "plainsong outbox decide: --resend publishes them, perhaps twice; --for
 
 
 class Standing(NamedTuple):
-    """How far a topic has come, according to the database."""
+    """A topic's progress, according to the database."""
 
     namespace: str
     producer: str
@@ -242,7 +242,7 @@ class Standing(NamedTuple):
             raise OutboxUnusable(detail, hint="use that namespace for the relay, or another outbox")
 
     def has_moved(self, opened: OpenedProducer) -> bool:
-        """Whether the topic was deleted and created again since."""
+        """True if the topic was deleted and created again since."""
         return self.generation not in (None, opened.generation)
 
 
@@ -268,7 +268,7 @@ def check_remembered(topic: str, standing: Standing, known: int | None, in_fligh
 
 
 def check_doubt(topic: str, standing: Standing, opened: OpenedProducer, before: int | None, in_flight: int) -> None:
-    """Raises OutboxInDoubt unless the daemon's answer tells for every message in flight whether it has it.
+    """Raises OutboxInDoubt unless the daemon's answer decides for every message in flight whether it was stored.
 
     Args:
       before: the last sequence id in the previous generation, if the topic was created again and the daemon knows it.

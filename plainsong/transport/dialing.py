@@ -1,7 +1,7 @@
 """Opens TCP connections within a time limit, name resolution included.
 
-``getaddrinfo`` has no time limit and cannot be ended: a resolver that does not answer holds it for ten seconds and more. So
-a thread calls it, and its callers wait for that thread as long as they have time.
+``getaddrinfo`` has no time-out and cannot be cancelled: a resolver that does not answer blocks it for ten seconds and
+more. So a thread calls it, and callers wait for the thread with a time-out.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Dialing:
     """A connection that is being opened. ``close`` ends that, from any thread or signal handler."""
 
     def __init__(self) -> None:
-        #: What is waited for: addresses, their error, or None after ``close``.
+        #: Receives the addresses, the resolver's error, or None after ``close``.
         self.mailbox: SimpleQueue[list[Address] | OSError | None] = SimpleQueue()
         self.socket: socket.socket | None = None
         self.is_closed = False
 
     def close(self) -> None:
-        """The opening fails at once."""
+        """Make the opening fail at once."""
         self.is_closed = True
         self.mailbox.put(None)
         raw = self.socket

@@ -31,7 +31,7 @@ class RawEvent(NamedTuple):
     kind: str
     data: str
     event_id: str
-    """Of this event or of the one before it; what a client sends to go on behind it."""
+    """The id of this event or of an earlier one; a client that reconnects sends it to resume after it."""
 
 
 class EventSource:
@@ -110,7 +110,7 @@ class EventSource:
         raise error or UnexpectedAnswer(f"{self._url} answered {self._response.status_code}")
 
     def _taken(self) -> Iterator[RawEvent]:
-        """Takes whole lines off what has come: WHATWG HTML, section 9.2.6, with the line ends that daemons send."""
+        """Parse the complete lines received: WHATWG HTML, section 9.2.6, with the line ends that daemons send."""
         *lines, self._rest = self._rest.split(b"\n")
         for each in lines:
             line = each.removesuffix(b"\r")

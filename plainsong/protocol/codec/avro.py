@@ -24,10 +24,10 @@ Schema = Any
 
 
 class AvroSchema:
-    """A schema that is parsed for the first record that is written with it.
+    """A schema that is parsed when the first record is written.
 
-    Reading is by hand, and loading fastavro takes a third of what a program pays for ``import plainsong``: only who writes
-    loads it. A daemon calls ``prepare`` when it starts, so that no request waits for that.
+    Decoding is by hand, so only encoders load fastavro, which would add half as much again to ``import plainsong``. A
+    daemon calls ``prepare`` at its start, so that no request waits for that.
     """
 
     def __init__(self, declared: Schema) -> None:
@@ -305,27 +305,27 @@ def response_fields(response: PublishResponse) -> dict[str, Any]:
 _ISOLATIONS: tuple[Isolation, ...] = ("uncommitted", "committed")
 
 
-#: Not atomic, and null in each of the fields behind that.
+#: The last fields of a plain request: not atomic, and five nulls.
 _NONE_OF_THE_REST = bytes(6)
-#: Behind the only message of a request that has nothing else: the end of the array, five nulls, and none of the rest.
+#: The bytes after the only message of a request with no other field: the end of the array, five nulls, the last fields.
 _NOTHING_BESIDE = bytes(6) + _NONE_OF_THE_REST
-#: Behind the only sequence id of a request.
+#: The bytes after the only sequence id of a request.
 _BEHIND_ID = AVRO_END + _NONE_OF_THE_REST
-#: What the fields between the message and its sequence id end with: there are sequence ids, and it is one.
+#: The bytes before the only sequence id: the branch of the union, and an array block of one item.
 _ONE_ID = b"\x02\x02"
-#: All bytes of a number but its last one.
+#: All values of a varint's bytes but its last.
 _GO_ON = bytes(range(0x80, 0x100))
-#: The longest number, in bytes: one of 64 bits.
+#: Bytes of the longest varint, of 64 bits.
 _LONGEST_NUMBER = 10
-#: Such fields that are kept, of as many producers; and the longest of them, which has the longest name.
+#: Cached entries, one per producer; and the bytes of the longest, which has the longest name.
 _MOST_SEEN = 1024
 _LONGEST_SEEN = 300
 
 
 class ProducersSeen:
-    """The fields between the only message of a producer's request and its only sequence id, as bytes and as read.
+    """A cache of the decoded fields between the only message of a producer's request and its only sequence id.
 
-    A producer's requests differ in the message and the id, and reading the rest anew takes most of the time.
+    A producer's requests differ only in these two, and decoding the other fields would take most of the time.
     """
 
     def __init__(self) -> None:
@@ -333,7 +333,7 @@ class ProducersSeen:
         self._fields: dict[bytes, tuple[int | None, str | None, int | None, int | None]] = {}
 
     def request(self, message: bytes, behind: bytes) -> PublishRequest | None:
-        """The request whose ``message`` has these bytes behind it; None: they were not seen before, or are malformed."""
+        """Return the request with this message and, after it, the bytes ``behind``; None if not cached, or malformed."""
         if not behind.endswith(_BEHIND_ID):
             return None
         end = len(behind) - len(_BEHIND_ID)
@@ -350,7 +350,7 @@ class ProducersSeen:
         return PublishRequest([message], None, *seen, [raw >> 1 ^ -(raw & 1)])
 
     def see(self, request: PublishRequest, behind: bytes) -> None:
-        """Keep what stands ``behind`` the only message of a request, if it may be met again."""
+        """Cache the bytes after the only message of a request, if another request may have the same."""
         if request.producer is None or request.sequence_ids is None or len(request.sequence_ids) != 1:
             return
         fields = behind[: -len(_BEHIND_ID) - 1].rstrip(_GO_ON)
@@ -361,7 +361,7 @@ class ProducersSeen:
 
 
 class Avro2Codec:
-    """Version 2, with producers and attributes. Polls are pages, whose headers tell why they end."""
+    """Version 2, with producers and attributes. Polls are pages; a header says why a page ends."""
 
     content_type = "avro/binary; version=2"
     bounded = True

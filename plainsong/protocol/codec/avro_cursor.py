@@ -1,7 +1,7 @@
 """A strict reader of raw Avro: a cursor over a body, with fast paths for arrays of payloads and runs of numbers.
 
 fastavro reads this format too, but trusts its input: it takes union branch -1 for the last one, silently overflows
-numbers of twelve bytes, and ignores bytes behind a record. Bodies come from untrusted clients, so these functions
+numbers of twelve bytes, and ignores bytes after a record. Bodies come from untrusted clients, so these functions
 accept exactly what the format allows, report the position of a violation, and allocate nothing before the bytes for
 it are known to exist.
 """
@@ -26,7 +26,7 @@ _MIN_EQUAL = 16
 _ONE_ITEM, _NO_MORE = b"\x02", b"\x00"
 #: The beginning of a publish that has no write pointer (the second branch of its union) and one message.
 _NO_POINTER_ONE_ITEM = b"\x02" + _ONE_ITEM
-#: Of a publish that has one message; so that its length need not be looked for.
+#: Bytes of the shortest publish of one message: with these, its length can be read without checks.
 _SHORTEST = 8
 
 
@@ -36,7 +36,7 @@ def malformed(what: str, at: int) -> MalformedBody:
 
 
 class Cursor:
-    """A position in a body; every method reads one value and moves behind it, or raises ``MalformedBody``."""
+    """A position in a body; every method reads one value and advances past it, or raises ``MalformedBody``."""
 
     __slots__ = ("at", "data", "room")
 
@@ -204,9 +204,9 @@ class Cursor:
 
 
 def read_only_message(body: bytes) -> tuple[bytes | None, int]:
-    """The message of a publish without a write pointer that has one, and where it ends; None: it is another publish.
+    """Return the message of a publish with one message and no write pointer, and where it ends; otherwise None.
 
-    Nothing is refused here: what is None may be malformed.
+    It validates nothing: a body for which it returns None may be malformed.
     """
     if not body.startswith(_NO_POINTER_ONE_ITEM) or len(body) < _SHORTEST:
         return None, 0
@@ -277,9 +277,9 @@ def _walk(data: bytes, at: int, count: int, found: list[bytes]) -> int:
 
 # --- runs of consecutive numbers, as most lists of sequence ids are --------------------------------
 #
-# They are recognised by their bytes, column by column. A number's first byte has its lowest six bits, each one behind
-# seven more, and all but the last have the sign bit. So 8192 numbers from a multiple of 8192 on have one length, the
-# first two columns in common with all others of their kind, and one value in each further column.
+# They are recognised by their bytes, column by column. A number's first byte has its lowest six bits, each further byte
+# seven more, and all but the last have the high bit set. So 8192 numbers from a multiple of 8192 on have equal lengths,
+# the same first two columns as any other such run, and a constant in each further column.
 
 
 _COLUMNS_REPEAT = 1 << 13
@@ -294,7 +294,7 @@ _MIN_RUN = 8
 
 
 def end_of_run(data: bytes, at: int, first: int, count: int) -> int | None:
-    """Where the varints of ``count`` numbers from ``first`` on, which is 0 or more, end; None: others stand at ``at``."""
+    """Return the end of the varints of ``count`` numbers from ``first`` (0 or more) on; None if ``at`` has others."""
     number, stop = first, first + count
     while number < stop:
         low = number % _COLUMNS_REPEAT

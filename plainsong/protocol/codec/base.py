@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from plainsong.protocol.page import Page
     from plainsong.protocol.requests import PollRequest, PublishRequest, Receipt
 
-#: A page is written in pieces: each ends with the message that brings it to so many bytes, or to so many messages. One
-#: takes about a millisecond, which others may wait. A long payload is several pieces.
+#: A page is written in pieces, so that other requests wait about a millisecond at most. A piece ends with the message
+#: that brings it to either bound. A long payload is several pieces.
 PIECE_BYTES = 128 << 10
 PIECE_MESSAGES = 1024
 
 
 def cut(payload: bytes) -> Iterator[bytes]:
-    """What is longer than a piece, in pieces; anything else as it is."""
+    """Yield the payload, cut if it is longer than a piece."""
     if len(payload) <= PIECE_BYTES:
         yield payload
         return
@@ -30,9 +30,9 @@ def cut(payload: bytes) -> Iterator[bytes]:
         yield payload[at : at + PIECE_BYTES]
 
 
-#: Most messages in one request; at a byte each they take fifty times their body in memory.
+#: The most messages in one request; with a byte each, they take fifty times the memory of the body.
 MAX_MESSAGES = 1 << 20
-#: Most values in all its lists and objects together: four for each message, as many as an item of JSON needs.
+#: The most values in all its lists and objects: four per message, the number that an item of JSON needs.
 MAX_VALUES = 4 * MAX_MESSAGES
 
 
@@ -55,12 +55,12 @@ def gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class PageOptions:
-    """How the client wants values written, where the encoding leaves a choice (JSON)."""
+    """The client's choices of representation, in encodings that have any (JSON)."""
 
     payload_base64: bool = False
     """Every payload as ``{"base64": …}``, even if it is text."""
     longs_as_strings: bool = False
-    """Write pointers as strings, for readers whose numbers end at 2^53."""
+    """Write pointers as strings, for readers with numbers of 53 bits."""
 
 
 #: The defaults.
@@ -89,7 +89,7 @@ class Codec(Protocol):
 
     @property
     def bounded(self) -> bool:
-        """Whether polls are pages; False: they are streamed to the end of the topic (Avro version 1)."""
+        """True if polls are pages; otherwise they are streamed to the end of the topic (Avro version 1)."""
         ...
 
     # The daemon's side.
@@ -119,7 +119,7 @@ class Codec(Protocol):
         ...
 
     def page_pieces(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> Iterator[bytes]:
-        """The same in pieces of about ``PIECE_BYTES``, some of which may be empty, each made when it is asked for."""
+        """Yield the answer in pieces of about ``PIECE_BYTES``, encoded lazily; pieces may be empty."""
         ...
 
     # The client's side. A rollback sends ``encode_publish_response``'s bytes back, unread.
@@ -151,5 +151,5 @@ def rollback_of_all(write_pointer: int | None) -> PublishResponse:
 
 
 def rolls_back_all(response: PublishResponse) -> bool:
-    """Whether this is a ``rollback_of_all``; no publish has such a range."""
+    """True if this is a ``rollback_of_all``; no publish has such a range."""
     return response.end_timestamp_ms == MAX_TIMESTAMP_MS and response.start_timestamp_ms == 0

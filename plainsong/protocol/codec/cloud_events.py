@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.page import Page
 
-#: A request of events, or a page of them, takes as long as so much more JSON. Measured at 10 and 12 microseconds each.
+#: The cost of events, in publishes and pages, relative to plain JSON; and their overhead in bytes of JSON each.
 TIMES_JSON = 8
 BYTES_EACH = 1000
-#: In a piece of a page; see ``PIECE_MESSAGES``.
+#: Events per piece of a page; see ``PIECE_MESSAGES``.
 _PIECE_EVENTS = 64
 EVENT_TYPE = "application/cloudevents+json"
 BATCH_TYPE = "application/cloudevents-batch+json"
-#: How events come: one as JSON, many as JSON, or one as a body and headers.
+#: The modes of events in a request: one as JSON, many as JSON, or one as a body and headers.
 Mode = Literal["structured", "batch", "binary"]
 Kind = Literal["json", "text", "binary", "encoded"]
-#: Characters of types that are remembered.
+#: The longest content type to cache.
 MAX_KNOWN = 100
 REQUIRED = ("specversion", "id", "source", "type")
-#: The headers that tell an event in binary mode from any other body: one of them is enough.
+#: Any one of these headers makes a request an event in binary mode.
 BINARY_MODE_HEADERS = frozenset(f"ce-{name}" for name in REQUIRED)
 #: The id of the message, on every event of a poll.
 ID_EXTENSION = "plainsongid"
@@ -64,7 +64,7 @@ _BINARY = re.compile(r"(image|audio|video|font)/|application/octet-stream")
 
 
 def event_mode(headers: Mapping[str, str]) -> Mode | None:
-    """How the event or events of a publish come, by its headers (names in lower case); None: it has none.
+    """Return the mode of a publish's events, from its headers (names in lower case); None if it has no events.
 
     Raises:
       UnsupportedMediaType: JSON in another charset than UTF-8.
@@ -146,7 +146,7 @@ def _attributes_in_event(event: Mapping[str, Any], where: str) -> dict[str, str]
 
 
 def _canonical(value: Any, name: str) -> str:
-    """The text of an attribute's value, of which there are strings, booleans and numbers of 32 bits."""
+    """Return the text of an attribute's value: a string, a boolean or a number of 32 bits."""
     if isinstance(value, str):
         values.utf8(value, name[:80])
         return value
@@ -205,7 +205,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 def _data_texts(text: str, events: list[Any]) -> list[str | None]:
     """The ``data`` of each event, as it stands in a body that is known to be JSON.
 
-    It is not written anew: ``1.10`` would become ``1.1``, and a signature over the data wrong.
+    It is cut out, not encoded again: ``1.10`` would become ``1.1``, and invalidate a signature over the data.
     """
     at = _skip(text, 0)
     if text[at] == "{":
@@ -217,7 +217,7 @@ def _data_texts(text: str, events: list[Any]) -> list[str | None]:
             raise MalformedBody(f"[{index}] is {values.kind_of(event)}, not an event", hint='it starts with "{"')
         data, at = _data_text(text, at)
         found.append(data)
-        at = _skip(text, _skip(text, at) + 1)  # behind the comma
+        at = _skip(text, _skip(text, at) + 1)  # after the comma
     return found
 
 
@@ -273,10 +273,10 @@ def _data(event: Mapping[str, Any], text: str | None, where: str) -> bytes:
 
 
 def _kind(content_type: str | None) -> Kind:
-    """What data of this type is in an event: JSON (also without a type), text in UTF-8 or another charset, or bytes."""
+    """Classify data by its type: JSON (also without a type), text in UTF-8 or another charset, or bytes."""
     if content_type is None:
         return "json"
-    # A long one is no type that comes again, and must not be kept.
+    # A long type is unlikely to recur, and must not fill the cache.
     return _kind_of_type(content_type) if len(content_type) <= MAX_KNOWN else _kind_of_type.__wrapped__(content_type)
 
 
@@ -294,7 +294,7 @@ def _kind_of_type(content_type: str) -> Kind:
 
 
 def accepts_events(accept: str | None) -> bool:
-    """Whether an ``Accept`` header lists batches of events, in any place of it."""
+    """True if an ``Accept`` header lists batches of events, anywhere."""
     if not accept or "cloudevents-batch" not in accept.lower():
         return False
     return any(each.name == BATCH_TYPE for each in parse_accept(accept))
@@ -361,12 +361,12 @@ def _event(
 
 
 def _is_event(attributes: Mapping[str, str]) -> bool:
-    """Whether a message was published as an event, or looks as if it was."""
+    """True if a message was published as an event, or has the attributes of one."""
     return attributes.get("ce_specversion") == VERSION and all(attributes.get(_PREFIX + name) for name in REQUIRED)
 
 
 def _may_stand(name: str, value: str) -> bool:
-    """Whether an attribute may stand in an event: a reader refuses the whole batch for one that may not."""
+    """True if an attribute is valid in an event; for an invalid one, readers would refuse the whole batch."""
     if not _NAME.fullmatch(name) or name in _NO_ATTRIBUTES:
         return False
     if name in ("subject", "dataschema"):
@@ -381,7 +381,7 @@ def _time_of(message_id: bytes) -> str:
 
 
 def _member(payload: bytes, content_type: str | None, *, payload_base64: bool) -> str:
-    """The payload as a member of an event: JSON as it is, text as a string, anything else as base64."""
+    """Return the payload as a member of an event: JSON unchanged, text as a string, anything else as base64."""
     if not payload:
         return ""
     if not payload_base64:

@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     Kind = Callable[[Any, str], Any]
 
 
-#: A large body is scanned, and parsed, in pieces of so many bytes.
+#: A large body is scanned and parsed in pieces of this size.
 _PIECE_BYTES = 1 << 16
-#: Longer bodies are parsed in pieces, which takes a little longer.
+#: Longer bodies are parsed in pieces, which is a little slower.
 _AT_ONCE_BYTES = 1 << 20
 
 
 def _go_on() -> None:
-    """Nothing waits."""
+    """Do nothing: no event loop to yield to."""
 
 
-#: Called between the pieces of a large body. What parses in a thread sets it, to let the event loop run: the standard
-#: library's parser is one call that keeps the interpreter's lock, for a body of 64 MiB a quarter of a second.
+#: Called between the pieces of a large body. A thread that parses sets it to let the event loop run: the standard
+#: library's parser is one call that holds the GIL, for a quarter of a second with a body of 64 MiB.
 between_pieces: ContextVar[Callable[[], object]] = ContextVar("between_pieces", default=_go_on)
 _SPACE = re.compile(r"[ \t\n\r]*").match
 _SPACES = (" ", "\t", "\n", "\r")
-#: A list or object that ends within so many characters is parsed at once.
+#: A list or object that ends within this many characters is parsed in one call.
 _WINDOW = 4096
-#: How an entry of a list begins → how it ends, where another follows.
+#: First character of a list's entry → its end and the comma after it.
 _ENDS = {'"': '",', "{": "},"}
 _DIGITS = re.compile(r"-?[0-9]{1,19}\Z")
 _NAMES = {
@@ -63,7 +63,7 @@ _NAMES = {
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The object that is the whole body.
+    """Parse a body that is one JSON object.
 
     Raises:
       MalformedBody: no UTF-8, no JSON, a key twice, NaN or Infinity, nested too deeply, no object.
@@ -73,14 +73,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """``value``, a whole body, if it is an object. Raises MalformedBody."""
+    """Return ``value``, a whole body, if it is an object. Raises MalformedBody."""
     if not isinstance(value, dict):
         raise MalformedBody(f"the body is {kind_of(value)}, not an object", hint='it starts with "{"')
     return value
 
 
 def parse_json(body: bytes) -> Any:
-    """The value that is the whole body; raises as ``parse_object`` does."""
+    """Parse a body that is one JSON value. Raises as ``parse_object`` does."""
     if len(body) > MAX_VALUES and _structure(body) > MAX_VALUES and _values(body) > MAX_VALUES:
         raise RequestTooLarge(f"more than {MAX_VALUES} values", hint="send less at a time")
     text = _decoded(body)
@@ -100,7 +100,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def _starts(size: int) -> Iterator[int]:
-    """Where the pieces of so many bytes begin."""
+    """Yield the start of each piece of ``size`` bytes, and call ``between_pieces`` in between."""
     between = between_pieces.get()
     for start in range(0, size, _PIECE_BYTES):
         if start:
@@ -111,12 +111,12 @@ def _starts(size: int) -> Iterator[int]:
 def _decoded(body: bytes) -> str:
     """Raises MalformedBody."""
     if len(body) <= _AT_ONCE_BYTES:
-        with suppress(UnicodeDecodeError):  # where that is, the pieces tell
+        with suppress(UnicodeDecodeError):  # the loop below finds the position
             return body.decode()
     decoder = getincrementaldecoder("utf-8")()
     pieces = []
     for start in _starts(len(body)):
-        before = len(decoder.getstate()[0])  # of a character that began in the piece before
+        before = len(decoder.getstate()[0])  # bytes of a character that began in the previous piece
         end = start + _PIECE_BYTES
         try:
             pieces.append(decoder.decode(body[start:end], end >= len(body)))
@@ -127,8 +127,8 @@ def _decoded(body: bytes) -> str:
 
 
 class _Parser:
-    """What ``json.loads`` is, in pieces: no call of the standard library's parser has more than a string, or a small
-    list or object, and ``between_pieces`` is called again and again.
+    """Parses as ``json.loads`` does, in pieces: each call of the standard library's parser covers no more than a string,
+    or a small list or object, and ``between_pieces`` is called regularly.
     """
 
     def __init__(self, text: str) -> None:
@@ -158,12 +158,12 @@ class _Parser:
         return at if end is None else end.end()
 
     def _value(self, at: int) -> tuple[Any, int]:
-        """A value that begins at ``at``, and where it ends."""
+        """Parse the value at ``at``; return it and its end."""
         self._pause(at)
         first = self._text[at : at + 1]
         if first in ("[", "{"):
-            # A small one is a matter for the standard library. One that does not end in the window is no error yet; what
-            # begins in the same window is not tried, or lists in lists would be read as often as they are deep.
+            # Try the standard library on the window. Failure may only mean that the value does not end in it; then try
+            # nothing else that begins in the same window, or nested lists would be parsed once per level.
             if at >= self._window_at:
                 with suppress(StopIteration, json.JSONDecodeError):
                     value, size = self._scan(self._text[at : at + _WINDOW], 0)
@@ -189,10 +189,10 @@ class _Parser:
                 return found, at
 
     def _behind_run(self, at: int, found: list[Any]) -> int:
-        """Adds the entries of a list that end in the window, by one call; where the next one begins.
+        """Parse the entries of a list that end in the window, in one call; return where the next entry begins.
 
-        What is between the brackets and parses as entries are the entries that stand there: each ends where it does,
-        whatever comes behind it.
+        A part of the text that parses as entries is those entries, since the end of a value does not depend on the text
+        after it.
         """
         end = _ENDS.get(self._text[at : at + 1])
         while end is not None and at >= self._window_at:
@@ -229,7 +229,7 @@ class _Parser:
                 return _without_doubles(found), at
 
     def _behind_comma(self, at: int, end: str) -> tuple[int, bool]:
-        """Where the next entry begins; or where the list or object ends, and true."""
+        """Return where the next entry begins and False, or where the list or object ends and True."""
         at = self._behind_space(at)
         mark = self._text[at : at + 1]
         if mark == end:
@@ -254,14 +254,14 @@ def _refuse_constant(name: str) -> NoReturn:
     raise MalformedBody(f"{name} is no JSON", hint="numbers here are whole")
 
 
-#: Of all bodies: ``json.loads`` makes a decoder for each, which takes longer than to decode a small one.
+#: Shared: ``json.loads`` makes a decoder per call, which takes longer than decoding a small body.
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_doubles, parse_constant=_refuse_constant)
-#: Text of JSON without spaces. ``json.dumps`` makes an encoder for each call, half of its time for a small answer.
+#: Encodes without spaces. Shared: ``json.dumps`` makes an encoder per call, half of its time for a small answer.
 compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _structure(raw: bytes) -> int:
-    """The bytes that separate or open values."""
+    """Count the bytes that separate or open values."""
     return sum(raw.count(each, at, at + _PIECE_BYTES) for at in _starts(len(raw)) for each in (b",", b"[", b"{"))
 
 
@@ -408,7 +408,7 @@ def nullable(kind: Kind, *tags: str) -> Kind:
 
 
 def list_of(kind: Kind) -> Kind:
-    """A list whose every entry is of ``kind``."""
+    """Return the kind of lists with entries of ``kind``."""
 
     def read(value: Any, name: str) -> list[Any]:
         if not isinstance(value, list):
@@ -419,7 +419,7 @@ def list_of(kind: Kind) -> Kind:
 
 
 def strings(value: Any, name: str) -> dict[str, str]:
-    """An object whose every value is a string."""
+    """An object with strings as values."""
     if not isinstance(value, dict):
         refuse(name, value, "an object of strings")
     return {text(key, f"{name}: a key"): text(entry, f"{name}.{key[:80]!r}") for key, entry in value.items()}

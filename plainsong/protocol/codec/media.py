@@ -68,7 +68,7 @@ def _unquoted(value: str) -> str:
 
 _SIZE = struct.Struct(">I")
 _POINTER_AND_SIZE = struct.Struct(">qI")
-#: A message takes as long as so many more bytes of payload.
+#: The cost of a message in addition to its payload, in bytes of payload.
 _BESIDE_BYTES = PIECE_BYTES // PIECE_MESSAGES
 
 

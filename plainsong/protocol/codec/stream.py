@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from plainsong.protocol.requests import PublishResponse, Receipt
 
 MAX_NUMBER = (1 << 63) - 1
-#: Most requests in one run, which a topic gets as one.
+#: The most requests in one run, which a topic receives together.
 MAX_RUN = 1 << 14
-#: Messages up to this size share one reader, whose buffer stays.
+#: Messages up to this size share one decoder and its buffer.
 _SMALL_BYTES = 1 << 17
 _END = msgpack.packb(None)
 _CUT = object()
@@ -52,7 +52,7 @@ class Whole(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A request whose fields are not valid: nothing of it happens, and reading continues with the next one."""
+    """A request with invalid fields: it does not happen, and reading continues with the next one."""
 
     number: int
     error: PlainsongError
@@ -99,7 +99,7 @@ class RequestReader:
         self._shared = _unpacker(_SMALL_BYTES, max_map_len=1)
 
     def read(self, message: bytes) -> tuple[list[Part], MalformedBody | None]:
-        """The requests of a message, and the error behind them, after which nothing more can be read."""
+        """Decode the requests of a message; the error, if any, came after them and ends the reading."""
         if self._plain:
             shared = len(message) <= _SMALL_BYTES
             found = self._read(message, self._shared if shared else _unpacker(len(message), max_map_len=1))
@@ -149,7 +149,7 @@ class RequestReader:
 
 
 def _is_whole(unpacker: Any) -> bool:
-    """Whether the message ended between two values: then a value fed now is decoded by itself."""
+    """True if the message ended between two values: only then is a value fed now decoded by itself."""
     unpacker.feed(_END)
     return next(unpacker, _CUT) is None
 

@@ -241,7 +241,7 @@ class ApplicationError(Exception):
 
 
 class RefusedCall(ApplicationError):
-    """A call that cannot be executed but can be answered; with what is known of it."""
+    """A call that is refused with an answer; ``call`` has the fields that could be decoded."""
 
     def __init__(self, call: Call, number: int, message: str) -> None:
         super().__init__(number, message)

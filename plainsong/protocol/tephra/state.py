@@ -67,7 +67,7 @@ def _encode_pointers(field: int, pointers: Sequence[int]) -> bytes:
 
 
 def decode_transaction(data: bytes) -> Transaction:
-    """The transaction in these bytes; bytes behind it are ignored, as in Tephra. Its lists are sorted.
+    """Decode a transaction; bytes after it are ignored, as in Tephra. Its lists are sorted.
 
     Raises:
       MalformedTransaction: the bytes are malformed; nothing was allocated beyond their own size.

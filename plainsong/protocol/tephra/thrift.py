@@ -28,7 +28,7 @@ class MalformedThrift(ValueError):
 
 
 class ThriftReader:
-    """A cursor; every method reads one value and moves behind it, or raises ``MalformedThrift``."""
+    """A cursor; every method reads one value and advances past it, or raises ``MalformedThrift``."""
 
     __slots__ = ("_room", "at", "data")
 
@@ -38,7 +38,7 @@ class ThriftReader:
         self._room = room
 
     def field(self) -> tuple[int, int] | None:
-        """``(type, id)`` of the next field of a struct; None behind the last."""
+        """Return ``(type, id)`` of the next field of a struct; None after the last."""
         kind = self._byte()
         self._use_room(1)
         return None if kind == STOP else (kind, self._number(_I16))
@@ -87,7 +87,7 @@ class ThriftReader:
         return tuple(self.octets() for _ in range(count))
 
     def skip(self, kind: int, depth: int = 1) -> None:
-        """Move behind a value of a type without reading it."""
+        """Skip a value of a type."""
         size = _SIZES.get(kind)
         if size is not None:
             self._take(1, size)
@@ -136,7 +136,7 @@ class ThriftReader:
         return number
 
     def _take(self, count: int, size: int) -> int:
-        """Move behind ``count`` values of ``size`` bytes. Returns where they start."""
+        """Skip ``count`` values of ``size`` bytes; return where they start."""
         start = self.at
         left = len(self.data) - start
         if not 0 <= count * size <= left:

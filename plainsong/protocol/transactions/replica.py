@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.transaction import Durable, Standing
     from plainsong.protocol.transactions.view import View
 
-#: Changed pointers remembered; a replica further behind gets a full update.
+#: Changed pointers to keep; a replica with a greater lag gets a full update.
 MAX_CHANGES = 65_536
 
 _DURABLE: tuple[Durable, ...] = ("in_progress", "invalid", "committed", "aborted", "pruned", "forgotten")
