@@ -1,4 +1,4 @@
-"""What `doctor --bundle` writes: facts about a daemon for somebody else to look at, without a secret among them."""
+"""The bundle of `doctor --bundle`: facts about a daemon for support, without secrets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _OF_TRANSACTIONS = (
     *("id", "writePointer", "type", "state", "startedMs", "expiresMs", "decidedMs", "topics", "hiddenMessages"),
 )
 _WORD = re.compile(r"[A-Za-z0-9_-]+")
-#: Names of topics in lines of a log, in paths and in other texts, beside those that are known.
+#: Patterns of topic names in logs, paths and other texts, for names not among the known ones.
 _NAMES_IN_TEXT = (
     re.compile(r"(/namespaces/)([A-Za-z0-9_]+)"),
     re.compile(r"(/topics/)([A-Za-z0-9_-]+)"),
@@ -72,7 +72,7 @@ _NAMES_IN_TEXT = (
 
 
 def masked(text: str) -> str:
-    """``text`` without what makes credentials of what looks like them."""
+    """Return the text with everything that looks like a credential masked."""
     for pattern, instead in _SECRETS:
         text = pattern.sub(instead, text)
     return text
@@ -135,7 +135,7 @@ class Bundle:
     names: Names | None = None
 
     def add(self, name: str, says: str, content: str | Any) -> None:
-        """A file: a text as it is, anything else as JSON. Credentials are masked, whatever it is."""
+        """Add a file: a text unchanged, anything else as JSON. Credentials are masked in either."""
         if isinstance(content, str):
             text = content if self.names is None else self.names.replaced(content)
         else:

@@ -77,7 +77,7 @@ def _end(ctx: click.Context, status: int, text: str) -> None:
 
 @dataclass(slots=True)
 class Report:
-    """What was found, and figures for graphs."""
+    """The findings, and figures for graphs."""
 
     findings: list[tuple[int, str]] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Report:
 
     @property
     def line(self) -> str:
-        """As a plugin says it."""
+        """The output line of a plugin."""
         figures = " ".join(
             f"{name}={value}" + ("" if limit is None else f";{limit:g}")
             for name, (value, limit) in self.figures.items()
@@ -200,7 +200,7 @@ def check(
 
 
 def _is_ready(ask: Ask, url: str, report: Report) -> bool:
-    """Whether a Plainsong answers there, which may be one that is not ready; what else there is is reported."""
+    """True if a Plainsong answers at the URL, ready or not; anything else is reported."""
     answer = ask(url, "/readyz")
     if isinstance(answer, Failure):
         report.found(CRITICAL if _is_refused(answer) else UNKNOWN, f"{url}: {answer.detail}")
@@ -254,14 +254,14 @@ class _Looks:
             self.report.found(WARNING, line.removeprefix("warning: "))
 
     def topics(self) -> None:
-        """How many topics there are."""
+        """Report the number of topics."""
         shown = self._asked("/v1/topics?limit=1")
         if isinstance(shown, dict):
             self.report.facts.append(_count(int(shown.get("total", 0)), "topic"))
             self.report.figure("topics", int(shown.get("total", 0)))
 
     def attention(self) -> None:
-        """What any instance says needs attention, but for what has limits of its own here."""
+        """Report what any instance lists as needing attention, except kinds with limits of their own here."""
         for each in self._asked("/v1/attention") or ():
             if each.get("kind") in _OWN_LIMITS:
                 continue
@@ -271,7 +271,7 @@ class _Looks:
             self.report.found(CRITICAL if is_critical else WARNING, f"{subject}{each.get('text', '')}")
 
     def scrub(self, urls: Sequence[str]) -> None:
-        """How many places of the stores are damaged; ``attention`` has named them."""
+        """Report the number of damaged places in the stores; ``attention`` has named them."""
         found = 0
         for url in urls:
             shown = self._asked("/v1/scrub", url)
@@ -301,7 +301,7 @@ class _Looks:
         self._backup(samples, backup_s)
 
     def _oldest_transaction_s(self) -> float:
-        """How long the oldest open transaction has been open, wherever the service is; 0 where there is none."""
+        """Return the age of the oldest open transaction, on any instance, in seconds; 0 if there is none."""
         path = "/v1/transactions?state=in_progress&limit=1"
         answer = self.ask(self.url, path)
         shown = None if isinstance(answer, Failure) else _json(answer)
@@ -339,7 +339,7 @@ class _Looks:
         return {name: float(value) for name, value in _SAMPLE.findall(answer.body.decode("utf-8", "replace"))}
 
     def lag(self, namespace: str, topic: str, reader: str, most: int) -> None:
-        """How many messages a reader has before it."""
+        """Report a reader's lag in messages."""
         try:
             path = topic_path(namespace, topic, "/lag?" + urlencode({"reader": reader}))
         except PlainsongError as error:
@@ -355,7 +355,7 @@ class _Looks:
 
 
 def _is_refused(failure: Failure) -> bool:
-    """Whether nobody listens there; a host that is not found, or one that is silent, says nothing of a daemon."""
+    """True if the connection was refused. An unknown or silent host proves nothing about a daemon."""
     error: BaseException | None = failure.cause
     while error is not None:
         if isinstance(error, ConnectionRefusedError | FileNotFoundError):

@@ -58,7 +58,7 @@ def status(topic: str | None, as_json: bool, where: Where) -> None:
 
 
 def security_differences(instances: list[dict[str, Any]]) -> list[str]:
-    """What is not the same at all instances of their security files, in sentences; empty: nothing, as far as is known."""
+    """Return a sentence per security file that differs between instances; empty if no difference is known."""
     found = []
     for what, hint in (
         ("grants", "names may do more at some than at others"),

@@ -1,4 +1,4 @@
-"""What a change would do (`--dry-run`), and what it has done, as the daemon says it, for people."""
+"""Formats the daemon's report of what a change would do (`--dry-run`) or has done."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would h
 _COUNTS = (("readers", "reader"), ("producers", "producer"), ("openTransactions", "open transaction"))
 
 
-#: What a change would do, and what it has done.
+#: Effects of a change → their past tense.
 _VERBS = {"hides": "hid", "returns": "returned", "removes": "removed", "releases": "released"}
 
 
@@ -45,7 +45,7 @@ def _changes(told: Mapping[str, Any]) -> list[str]:
 
 
 def effect_lines(told: Mapping[str, Any]) -> list[str]:
-    """What a change does to readers, line by line; nothing of a daemon that does not say."""
+    """Return lines about a change's effects on readers; empty if the daemon reports none."""
     effect = told.get("effect")
     if not effect:
         return []

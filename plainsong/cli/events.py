@@ -80,7 +80,7 @@ class Changes:
         }
 
     def lines(self, kind: str, data: Any) -> Iterator[str]:
-        """What there is, the first time; then what has come, is different, or is over."""
+        """Yield the present state for the first event of a kind, and then what was added, changed or removed."""
         facts = self._facts.get(kind)
         if facts is None:  # of a later version
             yield one_line(str(data))

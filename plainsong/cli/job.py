@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from plainsong import Client
 
 F = TypeVar("F", bound="Callable[..., Any]")
-#: A job waits so long for a daemon that does not answer. A person at a terminal would rather be told at once.
+#: How long a job waits for a daemon that does not answer; other commands, with a person waiting, fail much sooner.
 DEADLINE_S = 60.0
 #: Progress is shown this often at most.
 PROGRESS_EVERY_S = 0.25
@@ -257,13 +257,13 @@ def reported(run: JobRun, *, trace: bool) -> Iterator[None]:
         run.progress.clear()
         run.progress.event("end", exit=int(code))
         run.metrics.end(int(code))
-        # What an interrupt has cut in the middle may fail to close, which is no news then.
+        # After an interrupt, errors of closing are to be expected.
         with suppress(Exception) if code == Exit.INTERRUPTED else nullcontext():
             run.close()
 
 
 def _came_of_an_interrupt(error: BaseException | None) -> bool:
-    """Whether an error was raised on the way out of an interrupt: Spark may fail to stop what was cut in the middle."""
+    """True if an error was raised while an interrupt unwound: Spark may fail to stop interrupted work."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True
@@ -310,7 +310,7 @@ def job_options(
     """Adds the options of all jobs; the command gets its run as its first argument.
 
     Args:
-      make: makes the run, from its fields behind ``job`` and from the options of ``own``.
+      make: makes the run, from its fields after ``job`` and from the options of ``own``.
       own: further options of this kind of job, by the names of their parameters.
       dry_run: False for a command that changes nothing anyway.
     """

@@ -1,4 +1,4 @@
-"""Metrics of a job as a Prometheus text file, which a node exporter collects; whoever reads it finds it whole."""
+"""Metrics of a job as a Prometheus text file for a node exporter, replaced atomically."""
 
 from __future__ import annotations
 

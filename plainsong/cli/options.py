@@ -123,7 +123,7 @@ def show_ttl(seconds: int) -> str:
 
 #: The value that restores the daemon's default.
 DEFAULT = "default"
-#: What a value looks like, where people guess wrong.
+#: Examples of values that people often get wrong.
 _EXAMPLES = {
     "ttl": "write for example ttl=7d, ttl=12h or ttl=90s",
     "max_bytes": "write for example max_bytes=10GiB or 500MiB",

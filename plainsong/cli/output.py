@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def echo_json(value: Any) -> None:
     """Prints one JSON document on one line of standard output."""
     encoding = sys.stdout.encoding or ""
-    # What the encoding lacks is written in the way of JSON.
+    # Characters outside the terminal's encoding become JSON escapes.
     click.echo(json.dumps(value, ensure_ascii=encoding.lower() not in ("utf-8", "utf8"), separators=(",", ":")))
 
 

@@ -105,7 +105,7 @@ class Printer:
       shape: the format; None: JSON, when ``as_json``, else ``default``.
       null: end each message with NUL.
       grep: write only messages whose payload it matches somewhere.
-      limit: write no more than so many.
+      limit: the most messages to write.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What Ctrl-C does before and after the program's work."""
+"""The effect of Ctrl-C before and after the program's work."""
 
 from __future__ import annotations
 

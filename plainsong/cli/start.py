@@ -1,4 +1,4 @@
-"""Where the program begins: says what Ctrl-C does while its modules load, and loads them."""
+"""The program's entry point: handles Ctrl-C while its modules load, and loads them."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def stats(topics: tuple[str, ...], as_json: bool, where: Where) -> None:
 
 
 def numbers(client: Client, names: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Returns each topic's numbers; leaves out topics deleted meanwhile."""
+    """Returns each topic's numbers; leaves out topics that were deleted in the meantime."""
     rows: list[tuple[str, dict[str, Any]]] = []
     for name in names:
         try:
@@ -186,7 +186,7 @@ class Keys:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
 
     def is_quit(self, wait_s: float) -> bool:
-        """Waits; whether ``q`` was pressed meanwhile."""
+        """Waits; returns True if ``q`` was pressed."""
         if not self._wanted:
             time.sleep(wait_s)
             return False

@@ -190,7 +190,7 @@ def _all(client: Client) -> Iterator[TransactionStatus]:
 
 
 def _held(client: Client, topic: str) -> Held | None:
-    """What holds a committed reader of the whole topic."""
+    """Return the transaction that blocks a committed reader of the whole topic."""
     call = calls.topic_offsets(client.namespace, topic, {"isolation": "committed"})
     end = client._channel.call(call)["end"]
     return client.poll(topic, end, inclusive=True, limit=1, isolation="committed").held

@@ -88,7 +88,7 @@ def on_disk(archive: Archive) -> list[int]:
 
 
 def batch_folder(archive: Archive, batch: int) -> Path:
-    """Of the only entry of a batch."""
+    """Return the folder of a batch's only entry."""
     (entry,) = (each for each in load_manifests(archive.files) if (each.kind, each.batch) == ("batch", batch))
     return Path(archive.root) / entry.folder
 
@@ -131,7 +131,7 @@ def damage(folder: Path) -> None:
 
 
 def rewrite(file: Path, table: pa.Table) -> None:
-    """With the checksum gone that Hadoop keeps beside it, which would find this too."""
+    """Replace a file, and remove Hadoop's checksum next to it, which would detect this, too."""
     for name in ("publish_timestamp", "write_timestamp"):  # Spark's INT96 is read as nanoseconds, which Spark refuses
         column = table[name].cast(pa.timestamp("us", "UTC"))
         table = table.set_column(table.column_names.index(name), name, column)

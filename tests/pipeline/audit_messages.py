@@ -42,7 +42,7 @@ def ms(time: datetime) -> int:
 
 
 def tables_in(root: Path) -> Tables:
-    """The tables of a folder in the form of the reference; what is there twice fails."""
+    """Read the tables of a folder in the form of the reference; duplicates fail."""
     found = Tables()
     names = ("type", "namespace", "user", "entity", "program", "run", "access")
     for row in arrow(root, TABLE["trail"]).to_pylist():

@@ -194,7 +194,7 @@ def test_a_run_that_took_longer_than_messages_live_says_so(client, run, root, mo
 
 
 class Died(Exception):
-    """What a run of a test dies of."""
+    """Stands for the death of a run."""
 
 
 #: After each of these a run dies, and the next one takes up its batch.
@@ -237,7 +237,7 @@ def test_whatever_step_a_run_dies_after_the_next_one_archives_each_message_once(
 
 #: Far beyond what a job takes to start and to do this much, also where others are at work.
 PATIENCE_S = 600
-#: What a run leaves behind on its way; each is a good moment to be killed at.
+#: Files that a run creates in turn; the appearance of each is a moment to kill it.
 TRACES = ("_start.json", "offsets/[0-9]*", "_temporary", "_SUCCESS", "_manifest.json", "commits/[0-9]*")
 
 

@@ -71,7 +71,7 @@ def test_each_message_is_read_once_after_every_step(spark, archive, compaction):
     assert times_read(spark, archive) == TIMES
     compaction.finish(day, folder)
     assert times_read(spark, archive) == TIMES
-    # What a kill amid the sweep leaves: some of the replaced are gone.
+    # A kill during the sweep leaves some of the replaced entries.
     replaced = [piece.entry.folder for piece in day.pieces][:2]
     for folder in replaced:
         archive.files.remove(folder)

@@ -1,4 +1,4 @@
-"""Which entry of an archive answers for which id."""
+"""The precedence of overlapping entries of an archive."""
 
 from __future__ import annotations
 

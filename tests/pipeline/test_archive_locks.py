@@ -88,7 +88,7 @@ def test_a_lock_outlives_nobody(tmp_path):
 
 
 def write_as_of(disk, ago_s, holder="somebody"):
-    """Have the lease with the highest number written so long ago."""
+    """Write the lease with the highest number as of ``ago_s`` seconds ago."""
     path = f"l/{max(numbers(disk, 'l'), default=1):012d}.lease"
     disk.write(path, json.dumps({"owner": holder, "renewedMs": locks.now_ms() - int(ago_s * 1000)}).encode())
 

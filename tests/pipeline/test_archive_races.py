@@ -46,7 +46,7 @@ def compaction(spark, archive):
 
 
 def test_two_compactions_at_once_spoil_nothing(spark, archive, compaction):
-    """Which a lock prevents; without one each has a folder of its own, in whatever order they come to their steps."""
+    """A lock prevents this; without it, each writes into a folder of its own, however their steps interleave."""
     other = Compaction(spark, archive.files, LOG)
     (day,), (same,) = plan(compaction.entries()), plan(other.entries())
     written = compaction.write(day)
@@ -130,7 +130,7 @@ def test_who_is_no_longer_the_only_one_finishes_nothing(spark, archive):
 
 
 def test_a_batch_that_is_given_to_two_is_finished_by_either_and_read_once(spark, archive, monkeypatch):
-    """As it would be where two appends ran at once, which a lock prevents: neither touches what the other finished."""
+    """Two concurrent appends, which a lock prevents: neither touches what the other has finished."""
     times = [DAY_MS + hour * HOUR_MS for hour in (40, 41)]
     bounds = (after(id_at(TIMES[-1])), after(id_at(times[-1])))
     writer, rows = archive.writer, messages(spark, times)

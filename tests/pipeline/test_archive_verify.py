@@ -1,4 +1,4 @@
-"""What is missing or damaged in an archive is told, and filled as long as the topic has it."""
+"""Gaps and damage in an archive are reported, and filled while the topic still has the messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def original(spark, daemon, tmp_path_factory):
 
 @pytest.fixture
 def client(daemon, request):
-    """Of a namespace of the test's own where it changes the topic; else of one for all."""
+    """A client of a namespace of the test's own if it changes the topic; otherwise of a shared one."""
     own = "own_topic" in request.fixturenames
     name = "".join(char for char in request.node.name if char.isalnum())[:60] if own else "shared"
     with Client(url_of(daemon), namespace=name) as opened:
@@ -154,7 +154,7 @@ def test_a_hole_is_filled_from_the_topic_and_that_is_said(spark, client, run, ro
 
 
 def test_a_hole_that_may_have_expired_is_no_silent_loss(spark, client, run, root):
-    open_files(root).remove(entries(root)[0].folder)  # nobody knows how old the first message was
+    open_files(root).remove(entries(root)[0].folder)  # the age of the first message is now unknown
     with pytest.raises(
         CommandFailed, match=r"the archive has nothing before .*, though the checkpoint is past it"
     ) as told:

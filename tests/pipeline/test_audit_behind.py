@@ -1,4 +1,4 @@
-"""How far the tables are behind: the age of the oldest message that a run would still take, as the daemon tells it."""
+"""The lag of the tables: the age of the oldest message that a run would still take, according to the daemon."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_a_run_adds_nothing_twice_whatever_spark_remembers_and_a_dry_run_says_wh
 def test_tables_of_before_get_what_is_missing_and_another_topic_beside_a_known_one_is_read_from_its_beginning(
     spark, url, tmp_path
 ):
-    """Whoever brings back a copy of the manifest brings back all that it says; no checkpoint that is ahead skips any."""
+    """Restoring a copy of the manifest restores its state; no newer checkpoint makes the next run skip messages."""
     run = Run("audit", Where((url,), "copies"), spark=spark)
     messages = list(payloads(30, 1))
     with Client(url, namespace="copies") as client:

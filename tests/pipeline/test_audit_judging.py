@@ -1,4 +1,4 @@
-"""Which messages are good and which are dead letters, with what reason: as the reference says, for every kind of payload."""
+"""Good messages and dead letters, with their reasons, are those of the reference, for every kind of payload."""
 
 from __future__ import annotations
 

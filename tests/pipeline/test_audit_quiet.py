@@ -50,7 +50,7 @@ def test_runs_that_follow_each_other_keep_a_topic_without_messages_safe(tmp_path
 
 
 def test_after_an_outage_an_empty_topic_is_no_proof(tmp_path, clock):
-    """Its messages came, and expired, while nobody looked."""
+    """Its messages may have been published and have expired during the outage."""
     quiet = Quiet(tmp_path, {TOPIC: TTL_S})
     quiet.note(tables(), TOPIC, clock(1001))
     assert not quiet.is_safe(tables())
@@ -86,7 +86,7 @@ def test_a_run_that_took_longer_than_messages_live_fails(tmp_path, clock):
 
 @given(st.lists(st.integers(1, 2500), max_size=6), st.integers(1, 6000))
 def test_nothing_is_safe_that_may_have_been_lost(tmp_path_factory, gaps, lost_at):
-    """A message that nobody saw came at `lost_at`, and looks come after gaps: whoever finds it is not left in the dark."""
+    """A message that no run has read was published at `lost_at`; runs follow at intervals `gaps`, and one must report it."""
     folder, seconds = tmp_path_factory.mktemp("quiet"), 0
     for gap in gaps:
         seconds += gap

@@ -1,4 +1,4 @@
-"""What all jobs share: how they are listed and started, what they need, what they tell."""
+"""The common part of all jobs: listing, starting, requirements and reporting."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_job_of_a_package_that_is_not_installed_says_what_to_install(monkeypat
 
 @pytest.mark.parametrize("found", [None, "/opt/spark/bin/spark-submit"])
 def test_the_line_for_a_cluster_can_be_pasted(capsys, monkeypatch, found):
-    """Also where the spark-submit that stands beside the interpreter is not on the PATH."""
+    """It works even if the spark-submit next to the interpreter is not on the PATH."""
     monkeypatch.setattr(pipeline_command.shutil, "which", lambda name: found)
     _, out, _ = said(capsys, "run", "--print", "--master", "spark://host:7077", "archive", "compact", "--root", "a b")
     script = ROOT / "pyspark_plainsong" / "pipeline" / "archive" / "__main__.py"

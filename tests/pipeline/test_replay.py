@@ -234,7 +234,7 @@ def test_rows_without_an_order_or_a_payload_are_refused(spark, run, tmp_path):
 
 @pytest.fixture
 def beside_spark(request):
-    """Where Spark's JVM was started: relative paths are Spark's own, whatever this process's folder is."""
+    """A file in the folder where Spark's JVM was started, against which Spark resolves relative paths."""
     rows = request.config.invocation_params.dir / "rows.parquet"
     yield rows
     shutil.rmtree(rows)

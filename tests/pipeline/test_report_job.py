@@ -138,7 +138,7 @@ def test_a_topic_that_is_not_there_is_named_with_the_nearest(client, run):
 def test_a_dry_run_says_what_would_be_read_and_starts_no_spark(client, daemon):
     url = "http://{}:{}".format(*daemon.address)
     line = [str(PLAINSONG), "pipeline", "run", "report", "--url", url, "-n", "shop", "--dry-run", "--json"]
-    # Whoever started Spark would need Java.
+    # Without Java, starting Spark would fail.
     environ = {**clean_environ(), "PATH": "", "JAVA_HOME": ""}
     done = subprocess.run(line, capture_output=True, text=True, env=environ, timeout=SPARK_PATIENCE_S, check=True)
     (plan,) = [event for event in map(json.loads, done.stdout.splitlines()) if event["event"] == "plan"]

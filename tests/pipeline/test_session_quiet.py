@@ -1,4 +1,4 @@
-"""What a session's libraries say of an interruption is said by the job alone; what others log is heard."""
+"""The libraries' logs of an interruption are suppressed, since the job reports it; other logs are not."""
 
 from __future__ import annotations
 

@@ -27,15 +27,15 @@ _PATIENCE_S = 600.0
 
 @dataclass
 class Disturbance:
-    """What is to happen."""
+    """The faults to inject."""
 
     folder: str
-    """Where tasks and test leave word for each other."""
+    """The folder of the files by which tasks and test signal each other."""
     task: str = ""
-    """``raise``, ``exit``, ``kill`` (the executor) or ``wait`` (say ``reached``, go on at ``go``)."""
+    """``raise``, ``exit``, ``kill`` (the executor) or ``wait`` (signal ``reached``, continue at ``go``)."""
     partition: int = 1
     attempts: int = 1
-    """How many of them it happens to."""
+    """The number of attempts that fail."""
     before_commit: str = ""
     """``raise``, ``kill`` (the driver's JVM) or ``wait``."""
     after_commit: str = ""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.daemon.harness import clean_environ
 
-#: What Spark's Python workers import, and what the extra brings beside it.
+#: The packages that Spark's Python workers import, and all that the extra installs.
 SPARK = ("pyspark", "py4j", "pyarrow")
 EXTRA = (*SPARK, "matplotlib")
 #: How this project itself is installed here.
@@ -20,7 +20,7 @@ _OURS = ("plainsong", "__editable__")
 def make_interpreter(
     folder: Path, *, wheels: Collection[Path] = (), only: Collection[str] = (), without: Collection[str] = ()
 ) -> Path:
-    """An environment of its own in ``folder``; its interpreter, beside which the programs stand.
+    """Make a virtual environment in ``folder``; return its interpreter, which is next to its programs.
 
     Args:
       folder: to be made.
@@ -52,7 +52,7 @@ def install(python: Path, wheels: Collection[Path]) -> None:
 
 
 def environ_of(python: Path, **more: str) -> dict[str, str]:
-    """Where its programs are the first on the PATH, and nothing says which Python or Spark to take, or how to set it up."""
+    """Return variables with its programs first on the PATH, and without settings of Python or Spark."""
     unset = (
         "PYTHONPATH",
         "PYTHONHOME",

@@ -30,7 +30,7 @@ class Tables(Topics):
         self.ask("POST", f"{READ}/{topic}/publish", {"messages": list(payloads), **fields})
 
     def publish_many(self, topic: str, count: int, first: int = 0) -> list[bytes]:
-        """So many messages, each a number; what they are."""
+        """Publish ``count`` messages, each a number; return their payloads."""
         texts = [f"{number:06d}" for number in range(first, first + count)]
         for at in range(0, count, 1000):
             self.publish(topic, *texts[at : at + 1000])
@@ -87,7 +87,7 @@ def schema_of(columns: Sequence[str]) -> StructType:
 
 
 def sizes(reader: BatchReader | StreamReader, parts: Sequence[TopicRange]) -> list[int]:
-    """How many rows each partition has."""
+    """Return the number of rows in each partition."""
     return [sum(batch.num_rows for batch in reader.read(part)) for part in parts]
 
 

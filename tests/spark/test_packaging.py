@@ -1,4 +1,4 @@
-"""Who imports Spark, and what is said where a part of it is missing."""
+"""Which modules import Spark, and the errors if a part of it is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ APPEND = ("pipeline", "run", "archive", "append", "orders", "--root", "archive")
 
 
 def run(python: Path, *arguments: str, **environ: str) -> tuple[int, str]:
-    """Run the ``plainsong`` beside an interpreter; its exit code, and what it said on standard error."""
+    """Run the ``plainsong`` next to an interpreter; return its exit code and standard error."""
     done = subprocess.run(
         [str(python.with_name("plainsong")), *arguments],
         cwd=python.parents[1],
@@ -113,7 +113,7 @@ def bare(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def without_pyarrow(plain):
-    """What makes the same interpreter find pyspark and nothing else of the extra."""
+    """Make variables with which the same interpreter finds pyspark and nothing else of the extra."""
     folder = plain.parents[1] / "pyspark alone"
     folder.mkdir()
     for name in ("pyspark", "py4j"):

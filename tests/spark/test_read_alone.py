@@ -1,4 +1,4 @@
-"""What executors need: one zip, pyspark, pyarrow and the standard library."""
+"""Executors need only one zip, pyspark, pyarrow and the standard library."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_task_reads_attributes_with_one_zip_and_nothing_else_of_ours(tmp_path)
 
 
 def test_a_missing_pyarrow_is_said_with_the_interpreter_that_lacks_it(monkeypatch):
-    """Where Spark makes the source, which is before it imports pyarrow itself."""
+    """The error comes when Spark creates the source, before it imports pyarrow itself."""
     monkeypatch.setattr("pyspark_plainsong.source.find_spec", lambda name: None)
     with pytest.raises(Lacking, match=f"run {sys.executable}, which has no pyarrow.*PYSPARK_PYTHON"):
         DefaultSource({})

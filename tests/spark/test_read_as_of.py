@@ -25,7 +25,7 @@ def moment_of(tables, topic):
     """The publish time of the topic's newest message; nothing gets a time up to it any more."""
     messages = tables.ask("POST", f"{READ}/{topic}/poll", {})
     at_ms = int(messages[-1]["id"][:16], 16)
-    wait_until_later_than(at_ms)  # it may be a millisecond ahead of the clock, behind a moment that was closed
+    wait_until_later_than(at_ms)  # after a closed moment, ids may be a millisecond ahead of the clock
     tables.ask("POST", f"{READ}/{topic}/poll", {"asOfMs": at_ms})
     return at_ms
 

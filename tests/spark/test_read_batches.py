@@ -56,7 +56,7 @@ def row(message_id: bytes, payload: bytes, pointer: int, named: dict[str, str]) 
 
 
 def rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
-    """As they are, with times as numbers: Python's own end earlier than Spark's."""
+    """Return the rows unchanged, but with times as numbers: Python's have a smaller range than Spark's."""
     names = batch.schema.names
     columns = [column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names).to_pylist()

@@ -1,4 +1,4 @@
-"""What docs/spark.md shows of reading runs as it stands, and its tables name what there is."""
+"""The examples of reading in docs/spark.md run unchanged, and its tables name the actual options and columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark_plainsong.options import _BATCH_READ, _CONNECTION, _READ, _STREAM_R
 from tests.daemon.harness import Daemon
 from tests.documents import DOCUMENTS, ROOT
 
-#: Writing comes behind it, and has a test of its own.
+#: The section about writing, which follows, has a test of its own.
 GUIDE = DOCUMENTS["docs/spark.md"].partition("\n## Writing")[0]
 URL = "http://127.0.0.1:7420"
 

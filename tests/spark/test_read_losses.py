@@ -1,4 +1,4 @@
-"""Messages that are gone before a stream has read them: when that is said, when it is not, and what is said."""
+"""Messages that expire before a stream has read them: when a loss is reported, when not, and with which text."""
 
 from __future__ import annotations
 

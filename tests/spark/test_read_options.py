@@ -127,7 +127,7 @@ def test_a_bad_pattern_is_refused():
 def test_times_are_milliseconds_or_iso_8601_in_utc():
     for text in ("1700000000000", "2023-11-14T22:13:20Z", "2023-11-14 22:13:20", "2023-11-15T00:13:20+02:00"):
         assert parse(startingTimestamp=text).starting.default == 1_700_000_000_000
-    # What is not before a moment within a millisecond begins with the next one.
+    # A start within a millisecond is rounded up: ids have milliseconds.
     assert parse(startingTimestamp="2023-11-14T22:13:20.000001Z").starting.default == 1_700_000_000_001
 
 

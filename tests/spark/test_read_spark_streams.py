@@ -22,7 +22,7 @@ def tables(tmp_path_factory):
 
 
 class Query:
-    """A stream whose micro-batches are kept in a folder, and its checkpoint beside them."""
+    """A stream that writes its micro-batches into a folder, with its checkpoint next to them."""
 
     def __init__(self, spark, tables, folder: Path) -> None:
         self.spark, self.tables, self.folder = spark, tables, folder
@@ -43,7 +43,7 @@ class Query:
         return (writer.trigger(availableNow=True) if now else writer).start()
 
     def run(self, topic, **given):
-        """Take what is there; the query, ended."""
+        """Read the present messages; return the ended query."""
         query = self.start(topic, **given)
         assert query.awaitTermination(SPARK_PATIENCE_S)
         return query

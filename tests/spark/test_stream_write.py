@@ -21,7 +21,7 @@ from tests.daemon.harness import Daemon, eventually
 from tests.patience import SPARK_PATIENCE_S
 from tests.ports import free_address
 
-#: Of one file, which is one micro-batch.
+#: Rows per file; a file is one micro-batch.
 ROWS = 1_000
 FILES = 3
 
@@ -143,7 +143,7 @@ def test_under_a_name_of_the_users_a_new_checkpoint_is_refused_instead_of_left_o
     with pytest.raises(StreamingQueryException, match=r"micro-batch 0 of producer mine.* has micro-batch 2 already"):
         run(options, checkpoint="another")
     assert topics.counted(topic) == wanted(FILES * ROWS)
-    # What the commits log goes to the stderr of Spark's own processes; this one is done here.
+    # Spark's commits log to the stderr of its own processes; this commit runs here.
     schema = StructType([StructField("payload", BinaryType())])
     writer = StreamWriter(WriteOptions.parse(options, streaming=True), schema, overwrite=False)
     rows = [TaskStored(0, "segment", {topic: Stored(7, 1)})]

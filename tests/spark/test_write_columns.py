@@ -1,4 +1,4 @@
-"""What a DataFrame must have to be written, and how its batches become chunks of messages."""
+"""The columns that a DataFrame needs to be written, and the chunks of messages that its batches become."""
 
 from __future__ import annotations
 

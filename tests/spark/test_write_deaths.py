@@ -41,7 +41,7 @@ def topics(daemon):
     return Topics("http://{}:{}".format(*daemon.address))
 
 
-#: When the driver dies in the stream's second micro-batch, and in the save that it does beside it.
+#: When the driver dies: in the stream's second micro-batch, and in the batch save that it runs as well.
 BOTH_WAYS = [
     ("before_commit", "after_commit"),
     pytest.param("after_commit", "before_commit", marks=pytest.mark.torture),
@@ -90,7 +90,7 @@ def test_on_a_cluster_neither_copies_of_tasks_nor_killed_executors_leave_a_row(c
     assert Program([copies, killed], cluster.url, SPECULATION).run() == 0
     assert (tmp_path / "reached").exists()
     assert (tmp_path / "copied").exists()
-    assert not (tmp_path / "given-up").exists()  # nobody said go: the copy was done first
+    assert not (tmp_path / "given-up").exists()  # "go" was never signalled: the copy finished first
     assert (tmp_path / "killed").exists()
     assert topics.counted("copies") == wanted(ROWS)
     assert topics.counted("killed") == wanted(ROWS)

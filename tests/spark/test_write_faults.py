@@ -24,7 +24,7 @@ from tests.daemon.harness import Daemon, eventually
 from tests.patience import SPARK_PATIENCE_S
 from tests.ports import free_address
 
-#: What a failed save raises; where the abort fails as well, it is Java's own with all that was said.
+#: A failed save raises the first; if the abort fails as well, Java's error with both texts.
 FAILED = (PySparkException, Py4JError)
 ROWS = 4_000
 #: Rows of an Arrow batch, of which a partition has four.

@@ -1,4 +1,4 @@
-"""What docs/spark.md shows of writing runs as it stands, and its tables name what there is."""
+"""The examples of writing in docs/spark.md run unchanged, and its tables name the actual options and columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in the topics of a daemon, as any reader finds it; for tests that write with Spark."""
+"""The content of a daemon's topics, as any reader gets it; for tests that write with Spark."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Topics:
         return [frame.payload for frame in self.messages(topic, isolation)]
 
     def counted(self, topic: str) -> Counter[bytes]:
-        """How often each payload is there; no reader may see anything else."""
+        """Count each payload, and check that every isolation level reads the same."""
         found = self.payloads(topic)
         assert self.payloads(topic, "committed") == found
         return Counter(found)
@@ -81,7 +81,7 @@ def numbers(spark: SparkSession, count: int, partitions: int = 2, first: int = 0
 
 
 def wanted(count: int, first: int = 0) -> Counter[bytes]:
-    """What ``numbers`` must come to."""
+    """Return the payloads that ``numbers`` must give, each once."""
     return Counter(b"%d" % number for number in range(first, first + count))
 
 

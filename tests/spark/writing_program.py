@@ -34,12 +34,12 @@ class Save:
     options: dict[str, str]
     disturbance: Disturbance
     rows: int = 0
-    """Of a batch; 0: it is a stream, over the files of ``disturbance.folder``/in."""
+    """The rows of a batch; 0 for a stream, which reads the files of ``disturbance.folder``/in."""
 
 
 @dataclass
 class Program:
-    """What it is to do, and with which session."""
+    """The program's saves, and the settings of its session."""
 
     saves: list[Save]
     master: str = MASTER
@@ -101,7 +101,7 @@ def main(asked: dict[str, Any]) -> None:
 
 
 def started(spark: SparkSession, save: dict[str, Any]) -> StreamingQuery:
-    """Streams run beside the batches."""
+    """Start a stream, which runs concurrently with the batches."""
     folder = save["disturbance"]["folder"]
     lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(f"{folder}/in")
     stream = lines.selectExpr("value as payload").writeStream.format("disturbed").options(**options_of(save))
