@@ -226,7 +226,7 @@ class Track:
 
     origin: Origin
     start: bytes | int | None
-    """Where the next poll starts: exclusively at an id, inclusively at a time."""
+    """The start of the next poll: exclusive at an id, inclusive at a time."""
     until: bytes | None
     at_end: bool = False
     held: Held | None = None
@@ -322,7 +322,7 @@ class Daemon(Protocol):
 
     @property
     def namespace(self) -> str:
-        """Of the topics."""
+        """The topics' namespace."""
         ...
 
     def call(self, call: calls.Call[T]) -> T:

@@ -47,12 +47,12 @@ class Settings:
     deadline_s: float
     """For one call with retries and pauses, without a poll's ``wait_ms``."""
     retry: bool
-    """Whether a call may take more than one attempt (at each URL)."""
+    """True if a call may take more than one attempt (at each URL)."""
     max_connections: int
     follow_owners: bool = True
-    """Whether to send requests to the instance that owns the topic, once an answer has named it."""
+    """Send requests to the instance that owns the topic, once a response has named it."""
     wait_for_daemon_s: float = WAIT_FOR_DAEMON_S
-    """How long a client that has never reached a daemon retries a refused connection."""
+    """Seconds for which a client that has never reached a daemon retries a refused connection."""
 
     @classmethod
     def checked(
@@ -131,7 +131,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def follows_owners(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether ``PLAINSONG_FOLLOW_OWNERS`` lets clients connect to owners: unless it is ``false``, ``0`` or ``no``."""
+    """True if clients may connect to owners: unless ``PLAINSONG_FOLLOW_OWNERS`` is ``false``, ``0`` or ``no``."""
     return environ.get("PLAINSONG_FOLLOW_OWNERS", "").strip().lower() not in ("false", "0", "no")
 
 

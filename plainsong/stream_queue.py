@@ -62,9 +62,9 @@ class StreamQueue(Generic[T]):
         self.ended: PlainsongError | None = None
         """The error that ended the stream."""
         self.answered = 0
-        """How many requests were answered."""
+        """The number of answered requests."""
         self.halted = False
-        """Whether sending has stopped."""
+        """True once sending has stopped."""
         self.flushing = False
         """Required by the sender; has no effect, since nothing lingers here."""
         self._number = 0

@@ -33,7 +33,7 @@ _LOOKED_AT = 1024
 
 
 def is_on() -> bool:
-    """Whether the program may have set OpenTelemetry up."""
+    """True if the program may have set OpenTelemetry up."""
     return _API in sys.modules
 
 

@@ -553,7 +553,7 @@ class Retries:
         self._backoff = Backoff(PAUSES_S, random)
 
     def pause_s(self, conflict: TransactionConflict) -> float:
-        """How long to wait after a conflict: from 50 ms, doubling, shortened at random.
+        """Return the pause after a conflict: from 50 ms, doubling, shortened at random.
 
         Raises:
           TransactionConflict: this was the last attempt.

@@ -45,7 +45,7 @@ class Extent(NamedTuple):
 
 
 class News(NamedTuple):
-    """Which topics have new messages."""
+    """The topics with and without new messages."""
 
     topics: frozenset[str]
     """Topics with messages to read."""

@@ -111,7 +111,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- what Spark asks, batch by batch -------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a query without a checkpoint starts. Spark may ask more than once."""
+        """Return where a query without a checkpoint starts. Spark may call it more than once."""
         positions = {topic: self._subscription.start(topic) for topic in self._subscription.topics()}
         return to_offset(self._namespace, positions)
 
@@ -135,7 +135,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     raise
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next micro-batch goes; ``start`` itself if no message came while this waited.
+        """Return the end of the next micro-batch; ``start`` itself if no message arrived during the wait.
 
         Raises:
           BrokerError: the daemon does not answer, or refuses. It waits for a transaction service that is not available.

@@ -76,7 +76,7 @@ class Condition:
         self._waiters: deque[anyio.Event] = deque()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether it was notified in time. The caller holds the lock, which is released while waiting."""
+        """True if it was notified in time. The caller holds the lock, which is released while waiting."""
         event = anyio.Event()
         self._waiters.append(event)
         self._lock.release()
@@ -90,7 +90,7 @@ class Condition:
         return event.is_set()
 
     async def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Whether the predicate became true in time. The caller holds the lock, which is released while waiting."""
+        """True if the predicate became true in time. The caller holds the lock, which is released while waiting."""
         with anyio.move_on_after(timeout_s):
             while not predicate():
                 await self.wait()
@@ -136,14 +136,14 @@ class SendLock:
         self._lock = anyio.Lock()
 
     async def acquire(self, timeout_s: float | None = None) -> bool:
-        """Whether it was acquired within ``timeout_s``; None: no limit."""
+        """True if it was acquired within ``timeout_s``; None: no limit."""
         with anyio.move_on_after(timeout_s):
             await self._lock.acquire()
             return True
         return False
 
     def acquire_nowait(self) -> bool:
-        """Whether it was free."""
+        """True if it was free, and is now acquired."""
         try:
             self._lock.acquire_nowait()
         except anyio.WouldBlock:

@@ -43,7 +43,7 @@ def version(as_json: bool) -> None:
 
 
 def installed_versions() -> dict[str, str]:
-    """Of the distributions that are installed here, and of Python."""
+    """Return the versions of Plainsong's installed distributions, and of Python."""
     found = {"plainsong": __version__, **{name: each for name in DISTRIBUTIONS if (each := _version(name))}}
     return {**found, "python": platform.python_version()}
 

@@ -1,4 +1,4 @@
-"""What ``plainsong backup create`` asks a daemon: a cut, the objects in it, and their bytes."""
+"""The requests of ``plainsong backup create``: a cut, the objects in it, and their bytes."""
 
 from __future__ import annotations
 

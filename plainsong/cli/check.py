@@ -240,7 +240,7 @@ class _Looks:
         self.report.found(UNKNOWN, f"{path.partition('?')[0]}: {why or f'status {answer.status}'}")
 
     def instances(self) -> None:
-        """How many there are, whether all answer, and whether they were given the same grants and tokens."""
+        """Report the number of instances, silent ones, and differences of their grants and tokens."""
         shown = self._asked("/v1/cluster")
         if not isinstance(shown, dict):
             return

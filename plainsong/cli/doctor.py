@@ -125,7 +125,7 @@ def doctor(
 
 
 def _is_local(where: Where) -> bool:
-    """Whether the daemon may run on this machine, so that its disk is here."""
+    """True if the daemon may run on this machine, so that its disk is here."""
     return any(url.split("://", 1)[-1].startswith(_LOCAL) for url in where.urls)
 
 
@@ -274,7 +274,7 @@ def look_at_clock() -> list[Finding]:
 
 
 def _is_unsynchronized() -> bool:
-    """Whether the kernel reports the clock as unsynchronized; False where it does not tell."""
+    """True if the kernel reports the clock as unsynchronized; False if it reports nothing."""
     try:
         # A struct timex full of zeros asks and changes nothing; it is smaller than this everywhere.
         state: int = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024))
@@ -457,7 +457,7 @@ def _unescaped(text: str) -> str:
 
 
 def is_rotating(directory: Path) -> bool | None:
-    """Whether the disk rotates; None when the system does not tell."""
+    """True if the disk rotates; None if the system does not report it."""
     try:
         device = directory.stat().st_dev
         at = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve(strict=True)

@@ -77,7 +77,7 @@ class JobProgress:
 
     @property
     def is_visible(self) -> bool:
-        """Whether ``step`` reaches a person or a program: what it needs may be costly to find out."""
+        """True if ``step`` has an audience; otherwise skip computing its figures, which may be costly."""
         return self._as_json or self._shown
 
     def begin(self) -> None:
@@ -214,7 +214,7 @@ class JobRun:
         self.metrics.add("warnings_total", warning=warning)
 
     def failure_of(self, error: Exception) -> CommandFailed | None:
-        """How to report an error of a library that only this job uses; None: as any other error."""
+        """Convert an error of a library that only this job uses; None: report it as any other error."""
         del error
         return None
 

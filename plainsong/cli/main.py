@@ -290,7 +290,7 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
 
 
 def _is_of_output(error: OSError) -> bool:
-    """Whether standard output cannot be written: the functions that write it raised the error."""
+    """True if the error came from writing standard output."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""What ``plainsong maintain`` asks a daemon and a client has no method for: its store, and what of a topic may go."""
+"""The requests of ``plainsong maintain`` without a method in the client: the kind of store, and a topic's removable rows."""
 
 from __future__ import annotations
 

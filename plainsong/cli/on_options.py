@@ -105,7 +105,7 @@ class KeptPosition:
     """As ``--position`` takes it."""
     position: Position
     path: Path | None = None
-    """Of a position in a file."""
+    """The file, if the position is kept in one."""
 
     @contextmanager
     def alone(self) -> Iterator[None]:

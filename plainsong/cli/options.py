@@ -228,7 +228,7 @@ _WILD = frozenset("*?[")
 
 
 def is_pattern(text: str) -> bool:
-    """Whether ``text`` has wildcards, so that it may match several topics."""
+    """True if ``text`` has wildcards, so that it may match several topics."""
     return bool(_WILD & set(text))
 
 

@@ -132,7 +132,7 @@ class Printer:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has written as many as it may."""
+        """True if it has written ``limit`` messages."""
         return self._limit is not None and self.count >= self._limit
 
     def write(self, messages: Iterable[Printable]) -> None:

@@ -169,7 +169,7 @@ class Extras(NamedTuple):
 
     producer: str | None = None
     sequence_id: int | None = None
-    """Of the first message; None: continue after the producer's last."""
+    """The sequence id of the first message; None: continue after the producer's last."""
     attributes: Mapping[str, str] = {}
     routing_key: str | None = None
     atomic: bool = False
@@ -254,7 +254,7 @@ class PublishRun:
 
     @property
     def how(self) -> str:
-        """What the summary adds to the number of messages."""
+        """An addition to the summary, after the number of messages."""
         return ""
 
     def _ended(self, failed: CommandFailed, outcome: str) -> CommandFailed:

@@ -308,7 +308,7 @@ def set_properties(
 
 
 def _hidden_by_ttl(client: Client, topic: str, ttl: str | None) -> int:
-    """How many messages of now a new ttl would hide."""
+    """Return the number of present messages that a new ttl would hide."""
     if ttl is None or ttl == DEFAULT:
         return 0
     bound = bound_at(max(0, now_ms() - int(ttl) * 1000)).hex()
@@ -348,7 +348,7 @@ def delete(topics: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool, whe
             note("\n".join([f"{name}:", *(f"  {line}" for line in effect_lines(each))]))
         confirmed(f"Delete {named(topics)} with {shown}?", yes=yes)
         for name, each in zip(topics, told, strict=True):
-            # What was shown is what is deleted: not a topic that was changed or made anew meanwhile.
+            # The etag ensures that the topic is the one shown above: not changed or created again since.
             done = run_call(client, calls.delete_topic(client.namespace, name, each["etag"]))
             if as_json:
                 echo_json({**done, "deleted": name})
@@ -667,7 +667,7 @@ _EXAMPLE = 'write a table for each topic: [topics.orders] and below it ttl = "30
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What `apply` does to one topic."""
+    """One topic's change by `apply`."""
 
     topic: str
     action: str

@@ -1,4 +1,4 @@
-"""How long to pause between attempts at one thing."""
+"""Backoff: the pauses between attempts at one thing."""
 
 from __future__ import annotations
 

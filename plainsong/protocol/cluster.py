@@ -1,4 +1,4 @@
-"""Which instance owns a topic: weighted rendezvous hashing over slices, with pinned topics and drained instances.
+"""The owners of topics: weighted rendezvous hashing over slices, with pinned topics and drained instances.
 
 Each instance has a score for each topic, and the lowest owns it; a larger weight makes its scores smaller. An instance
 that joins takes only the topics for which it scores lowest, one that leaves gives up only its own: no other topic

@@ -74,7 +74,7 @@ class RollBack:
     start: bytes
     stop: bytes
     pointer: int
-    """As in the published rows: above 0."""
+    """The write pointer as in the published rows: above 0."""
 
 
 #: One operation of a commit. Any prefix of a commit's operations leaves a legal state.

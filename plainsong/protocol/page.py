@@ -173,7 +173,7 @@ def messages_of(page: Page) -> Iterator[tuple[bytes, bytes]]:
 
 
 def offsets_in(part: bytes) -> array[int] | range:
-    """Where each of the concatenated items begins, and where the last one ends."""
+    """Return where each of the concatenated items begins, and where the last one ends."""
     alike = _alike(part)
     if alike is not None:
         return range(0, len(part) + 1, sum(alike))

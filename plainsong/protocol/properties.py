@@ -30,13 +30,13 @@ class TopicProperties:
     ttl_s: int = DEFAULT_TTL_S
     """Seconds a message lives, counted from its publish time."""
     transactional: Transactional = "optional"
-    """Whether publishes may or must carry a write pointer."""
+    """Says if publishes may or must carry a write pointer."""
     deduplication: Deduplication = "inherit"
-    """Whether producers' sequence ids are remembered; ``inherit``: the namespace or the service decides."""
+    """Says if producers' sequence ids are remembered; ``inherit``: the namespace or the service decides."""
     max_bytes: int | None = None
     """Bytes the topic may hold; None: bounded by the disk only."""
     chain: Chaining = "none"
-    """Whether every request carries a hash of what came before."""
+    """Says if every request carries a hash of all earlier ones."""
 
     @property
     def ttl_ms(self) -> int:

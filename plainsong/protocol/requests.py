@@ -119,7 +119,7 @@ class ProducerVerdict:
     """The outcome of a publish that had a producer; shown in headers, written by no codec."""
 
     duplicate: Literal["true", "false", "partial"]
-    """Whether all of the request was stored before, none of it, or a part."""
+    """The result of deduplication: all of the request was stored before, none of it, or a part."""
     last_sequence_id: int | None
     """The highest sequence id stored of the producer; None where deduplication is switched off."""
 

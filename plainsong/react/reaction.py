@@ -98,7 +98,7 @@ class RetryPolicy:
         return min(self.max_pause_s, max(doubled * (1 - chance / 2), verdict.pause_s))
 
     def is_exhausted(self, attempt: int) -> bool:
-        """Whether no attempt follows attempt number ``attempt``."""
+        """True if no attempt follows attempt number ``attempt``."""
         return self.retries is not None and attempt > self.retries
 
 

@@ -344,7 +344,7 @@ class PendingRows:
 
 
 def _is_within(inner: SessionTransaction | None, outer: SessionTransaction) -> bool:
-    """Whether ``inner`` is ``outer`` or a savepoint inside it, at any depth."""
+    """True if ``inner`` is ``outer`` or a savepoint inside it, at any depth."""
     while inner is not None and inner is not outer:
         inner = inner.parent
     return inner is outer

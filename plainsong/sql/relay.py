@@ -470,7 +470,7 @@ class RelayLock:
                 connection.invalidate()
 
     def is_held(self, connection: Connection) -> bool:
-        """Whether any process, perhaps this one, has the lock."""
+        """True if any process, perhaps this one, has the lock."""
         if self._file is not None:
             return True
         if not self.take(connection):

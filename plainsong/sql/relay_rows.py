@@ -36,7 +36,7 @@ class Numbered(NamedTuple):
     payload: bytes
     ttl_s: int | None
     attributes: str | None = None
-    """As JSON."""
+    """JSON."""
 
     @property
     def size(self) -> int:

@@ -38,7 +38,7 @@ BROKEN = (httpcore2.NetworkError, httpcore2.ProtocolError, OSError)
 
 
 def runs_in_trio() -> bool:
-    """Whether the calling task is one of trio."""
+    """True if the calling task is one of trio."""
     if (trio := sys.modules.get("trio")) is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Where a daemon's URL leads, for both clients."""
+"""Parses a daemon's URL into an address, for both clients."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class AvroSchema:
 
     @cached_property
     def parsed(self) -> Schema:
-        """As fastavro has it."""
+        """The schema as parsed by fastavro."""
         from fastavro import parse_schema
 
         return parse_schema(self._declared)

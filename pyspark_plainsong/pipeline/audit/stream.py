@@ -56,7 +56,7 @@ class Choices:
     batch_rows: int = 100_000
     batch_bytes: int = 64 << 20
     keep_s: float = 3600.0
-    """How long merged files stay, for readers that have opened them."""
+    """Seconds for which merged files stay, for readers that have opened them."""
     every: str | None = None
     """Follow the topics at this interval ("10 seconds"); None: end when the present backlog is in the tables."""
     isolation: str | None = None
