@@ -73,10 +73,10 @@ def nth_id(first_id: bytes, last_id: bytes, index: int, count: int) -> MessageId
     return MessageId(ids.id_at(ids.position_at(first + index)))
 
 
-# --- what is sent --------------------------------------------------------------------------------
+# --- outgoing messages ---------------------------------------------------------------------------
 
 
-#: What can be published without a serializer: one message, or several.
+#: Values that can be published without a serializer: one message, or several.
 Body: TypeAlias = "bytes | bytearray | memoryview | Outgoing"
 Bodies: TypeAlias = "Body | Iterable[Body]"
 

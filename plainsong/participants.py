@@ -1,4 +1,4 @@
-"""Participants of a transaction beside the messages: database rows, a file, anything that can be undone.
+"""Participants of a transaction in addition to its messages: database rows, a file, anything that can be undone.
 
 A transaction calls its participants in the order in which they were added, the messages last:
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.cli.connection import Where
 
-#: Limits what is left if the deletion of the topic fails.
+#: The topic's ttl, so that its messages expire even if its deletion fails.
 TTL_S = 3600
 PAGE_MESSAGES = 10_000
 

@@ -110,7 +110,7 @@ class Verb(click.Command):
 # --- options before or after the verb --------------------------------------------------------------
 #
 # ``plainsong --url URL topic --json list`` is ``plainsong topic list --url URL --json``. A group takes the options as text
-# and keeps them; the verb's own options of the same names convert them. Behind the verb an option wins.
+# and keeps them; the verb's own options of the same names convert them. An option after the verb wins.
 
 
 _GIVEN = "plainsong.given"

@@ -174,7 +174,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 # A context's token and certificate are sent to the context's own daemons only, never to a URL from elsewhere.
 
 
-#: What chooses a daemon, and how it is reached.
+#: The parameters that select a daemon and the access to it.
 GIVEN = ("context", "url", *_KEYS[1:], "insecure")
 #: How long one call may take, unless the verb sets another deadline.
 DEADLINE_S = 15.0

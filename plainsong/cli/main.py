@@ -242,7 +242,7 @@ def program() -> None:
     store cannot be opened, 4 no such topic, reader or context, 5 no daemon
     available, 6 outcome unknown: it may have happened, 130 interrupted.
     """
-    # Runs when the command has been loaded. What was loaded stays: no collection needs to look at it again.
+    # Runs when the command has been loaded: exclude the loaded modules from garbage collections.
     if not gc.isenabled():
         gc.freeze()
         gc.enable()

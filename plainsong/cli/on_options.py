@@ -175,8 +175,8 @@ def derived_name(command: str | None, url: str | None) -> str:
 def check_unlike(derived: str, readers: Iterable[Mapping[str, Any]]) -> None:
     """Refuses a first start when the same command with other arguments has a position.
 
-    If the arguments of one reaction were changed, starting anew would repeat all its work; if it is another
-    reaction, it must start anew. Only the user knows which.
+    If the user changed a reaction's arguments, a new start would repeat all its work; a different reaction must start
+    from the beginning. Only the user can tell which it is.
 
     Raises:
       CommandFailed: there is such a position; nothing was done.

@@ -104,7 +104,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ReactionEvent:
-    """What happened to a message."""
+    """An event in the processing of a message."""
 
     kind: Literal["done", "again", "dead-letter", "unsaved", "unsent"]
     """``unsaved`` and ``unsent``: saving the position, or publishing the dead letter, failed and is retried."""

@@ -2,8 +2,8 @@
 
 SqlParticipant   enlists a session in ``client.transaction(participants=[…])``
 SqlPosition      keeps a reader's position in the transaction of its effects
-recover          finishes prepared transactions that a crash left behind
-Outbox, Relay    messages that wait beside the rows, for databases without prepared transactions, such as SQLite
+recover          finishes prepared transactions after a crash
+Outbox, Relay    messages stored with the rows until sent, for databases without prepared transactions, such as SQLite
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class DaemonFailed(Exception):
 
 
 def command() -> list[str]:
-    """The command that runs the daemon's program: ``PLAINSONG_COMMAND``, else beside the interpreter, else on the path.
+    """Return the command of the daemon: ``PLAINSONG_COMMAND``, the program next to the interpreter, or the one on the path.
 
     Raises:
       DaemonNotInstalled: there is none.

@@ -173,8 +173,8 @@ async def exchange(
     """Sends a request and returns its answer.
 
     Args:
-      limit_s: of the whole exchange. httpcore limits each of its steps by ``send``'s.
-      max_answer_bytes: what is read of the answer's body.
+      limit_s: the time-out of the whole exchange; ``send.timeout_s`` limits each of its steps.
+      max_answer_bytes: the most bytes to read of the response's body.
     """
     request = http_request(send, send.timeout_s, more_headers)
     progress = SendProgress(request)
