@@ -39,7 +39,10 @@ def test_histories_whose_commits_the_event_loop_writes_keep_every_promise():
 def test_each_kind_of_client_of_fault_and_of_setting_is_in_many_histories():
     plans = [plan_of(seed) for seed in range(500)]
     for had, every in (
-        ((set(plan.clients) for plan in plans), {"moments", "ledger", "jobs", "hasty", "idle", *(name for name, _ in CLIENTS)}),
+        (
+            (set(plan.clients) for plan in plans),
+            {"moments", "ledger", "jobs", "hasty", "idle", *(name for name, _ in CLIENTS)},
+        ),
         ((set(plan.faults) for plan in plans), {*EVERYWHERE, *AMONG_SEVERAL}),
         (({name for name, _ in plan.knobs} for plan in plans), {name for name, _, _ in KNOBS}),
     ):
