@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -18,21 +19,19 @@ def of_topic(method: Callable[Concatenate[Any, str, P], R]) -> Callable[Concaten
 
     It has the signature, less the topic, and the documentation of the client's method.
     """
-    name = method.__name__
-
-    def bound(self: Any, /, *arguments: Any, **options: Any) -> Any:
-        return getattr(self._client, name)(self.name, *arguments, **options)
-
-    described: Callable[Concatenate[Any, P], R] = _described(bound, method, skipped=1)
-    return described
+    return _of(attrgetter("_client"), method)
 
 
 def of_administration(method: Callable[Concatenate[Any, str, P], R]) -> Callable[Concatenate[Any, P], R]:
     """As ``of_topic``, of a method of ``client.admin``."""
+    return _of(attrgetter("_client.admin"), method)
+
+
+def _of(owner: Callable[[Any], Any], method: Callable[Concatenate[Any, str, P], R]) -> Callable[Concatenate[Any, P], R]:
     name = method.__name__
 
     def bound(self: Any, /, *arguments: Any, **options: Any) -> Any:
-        return getattr(self._client.admin, name)(self.name, *arguments, **options)
+        return getattr(owner(self), name)(self.name, *arguments, **options)
 
     described: Callable[Concatenate[Any, P], R] = _described(bound, method, skipped=1)
     return described
