@@ -119,7 +119,7 @@ class Request:
     is_cancelled: bool = False
 
     def cancel(self) -> None:
-        """End any wait for the answer, which is not wanted any more. What an actor has received still happens."""
+        """End any wait for the answer, which is no longer wanted. A request that an actor has received still happens."""
         self.is_cancelled = True
         if self.on_cancel is not None:
             self.on_cancel()

@@ -2,8 +2,8 @@
 
 Three kinds of callers send messages: the commit, the event loop and readers. None of them waits. Long work is a
 generator that pauses: between two of its steps the thread handles the messages that have arrived. A step may hand an
-operation to the commit, the only writer of the set of volumes. What keeps the threads from waiting for each other in a
-ring, and an operation from meeting another state than it was made from:
+operation to the commit, the only writer of the set of volumes. Three rules keep the threads from waiting for each other in
+a ring, and keep an operation from being applied to a state that it was not made from:
 
     the thread never blocks until the commit answers: while it awaits the answer it still handles urgent messages, those
     that the commit may wait for; all others stay in the backlog
@@ -57,7 +57,7 @@ class Running:
 
 
 class KeeperThread:
-    """The thread, its messages and its long work. What they do is in ``keeper`` and ``tidying``."""
+    """Runs the thread: takes messages and advances long work, both of which ``keeper`` and ``tidying`` define."""
 
     def __init__(self, hand_in: Callable[[PendingWrite], None]) -> None:
         """Start the thread; ``close`` ends it. ``hand_in``: see ``Keeper``."""

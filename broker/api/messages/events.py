@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from broker.api.answers import in_steps
-from broker.api.messages.poll import CommittedReader, Reading, behind
+from broker.api.messages.poll import CommittedReader, Reading, bound_after
 from broker.api.messages.set_aside import entry
 from broker.api.messages.show import query_bound
 from broker.http.messages import EVENT_STREAM, PING, PING_S, Answer, one_of, problem_of, whole_number
@@ -201,7 +201,7 @@ class MessageEvents:
         found = await self.polling.look(
             following.name, body, reading, deadline_s, unless_held_by=announced, returns_held=True
         )
-        following.since = behind(found)
+        following.since = bound_after(found)
         return found
 
 

@@ -386,7 +386,7 @@ class Polling:
         looks = 0
         while True:
             looks += 1
-            # A committed view is taken before the span, and would be stale after parking: look without a deadline.
+            # A committed reader parks in ``_comes`` instead: a view from before the wait would be stale after it.
             look = Look(since, body.end_before, deadline_s if reader is None else None)
             if looked is None:
                 mark = self.holds.mark
@@ -412,11 +412,11 @@ class Polling:
                 await self.holds.wait(name, page.held, page.held_until_ms, mark, deadline_s)
                 if self.stopping.is_set():
                     return found
-                since = behind(found)
+                since = bound_after(found)
                 continue
             if look.deadline_s is not None and span.since >= span.until:
                 return found  # the topic waited until the deadline, and had nothing
-            since = behind(found)  # everything up to here is expired or rolled back
+            since = bound_after(found)  # everything up to here is expired or rolled back
             if look.deadline_s is None and not await self._comes(name, Look(since, body.end_before, deadline_s)):
                 return found
 
@@ -546,7 +546,7 @@ def _once(name: str, in_query: int | None, in_body: int | None) -> int | None:
     return in_body if in_query is None else in_query
 
 
-def behind(found: Found) -> bytes:
+def bound_after(found: Found) -> bytes:
     """Return the bound to continue from after a page without messages."""
     last_id = found.page.last_id
     return found.span.since if last_id is None else max(found.span.since, after(last_id))
