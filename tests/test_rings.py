@@ -68,6 +68,71 @@ def test_all_is_well(tree, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed, 1 skipped"
 
 
+PASSES_ONCE_ITS_NOTE_IS_THERE = """
+from pathlib import Path
+
+note = Path("note")
+
+def test_it():
+    was_there = note.exists()
+    note.touch()
+    assert was_there
+
+def test_another():
+    note.with_name("others").open("a").write("ran ")
+"""
+
+
+def looked_at_twice(tmp_path, *rings_: Ring) -> int:
+    for ring in rings_:
+        (tmp_path / "tests" / ring.name).write_text(PASSES_ONCE_ITS_NOTE_IS_THERE.replace("note", ring.name[5:-3]))
+    runner = Runner(rings_, 1, ["-q"])
+    runner.run()
+    runner.look_again()
+    return judge(runner.ended, rings_)
+
+
+def test_a_test_that_fails_among_others_and_passes_alone_is_unstable_and_no_failure(tree, tmp_path, capsys):
+    assert looked_at_twice(tmp_path, Ring("test_note.py", 1, 1)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "2 passed, 0 failed, 0 skipped"
+    assert any(line.startswith("UNSTABLE in test_note.py, to be repaired") for line in lines)
+    assert "  tests.test_note::test_it" in lines
+    assert "assert was_there" in (tmp_path / "test_note.py.first.txt").read_text()
+    assert (tmp_path / "others").read_text() == "ran "  # the second time only what had failed
+
+
+def test_what_fails_twice_has_failed(tree, capsys):
+    some = [Ring("test_bad.py", 1, 1)]
+    runner = Runner(some, 1, ["-q"])
+    runner.run()
+    runner.look_again()
+    assert judge(runner.ended, some) == 1
+    assert "UNSTABLE" not in capsys.readouterr().out
+
+
+def test_a_ring_that_cannot_be_run_is_not_unstable(tree):
+    some = [Ring("test_empty.py", 1, 1)]
+    runner = Runner(some, 1, ["-q"])
+    runner.run()
+    runner.look_again()
+    assert judge(runner.ended, some) == 1
+
+
+def test_failures_of_many_rings_are_final(tree, tmp_path):
+    names = [f"test_{name}.py" for name in ("first", "second", "third")]
+    assert looked_at_twice(tmp_path, *(Ring(name, 1, 1) for name in names)) == 1
+
+
+def test_failures_of_a_ring_without_processes_are_final(tree, tmp_path, monkeypatch):
+    monkeypatch.setattr(rings, "WITHOUT_PROCESSES", {"test_note.py"})
+    assert looked_at_twice(tmp_path, Ring("test_note.py", 1, 1)) == 1
+
+
+def test_the_rings_without_processes_are_rings():
+    assert {ring.name for ring in all_rings()} >= rings.WITHOUT_PROCESSES
+
+
 MEETING = """
 import time
 from pathlib import Path
