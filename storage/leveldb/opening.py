@@ -3,7 +3,7 @@
 Checks, in addition to LevelDB's checksums:
 
     a listed volume has its files          without its newer files LevelDB would open an older state
-    a log is as long as its index says     if the volume was closed, or sealed and finished
+    a log begins as its index says         if the volume was closed, or sealed and finished
     the journal has no gap                 entries are numbered over all volumes
     the journal reaches the metadata       the metadata never has an entry that the volumes have lost
 """

@@ -257,7 +257,7 @@ class Volume:
 
     def may_be_packed(self, table: Table, key: bytes) -> bool:
         """True if a row is in a pack or would become part of one."""
-        return table is PACKED_TABLE and (self.is_unread or self.has_packs_between(key, key))
+        return table is PACKED_TABLE and self.shape.packed and (self.is_unread or self.has_packs_between(key, key))
 
     def has_packs_between(self, first: bytes, last: bytes) -> bool:
         """True if a known pack may have a row between two keys, both included."""
@@ -289,7 +289,9 @@ class Volume:
             for table, extents in self.extents.items()
         }
         known = {"number": self.number, "journal_last": self.journal_last, "memory_bytes": self.memory_bytes}
-        content = json.dumps({**known, "logs": log_sizes(self.path), "extents": groups}).encode()
+        logs = log_sizes(self.path)
+        checks = {name: log_checksum(self.path / name, size) for name, size in logs.items()}
+        content = json.dumps({**known, "logs": logs, "log_checks": checks, "extents": groups}).encode()
         temporary = self.path.with_name(self.path.name + _INDEX_SUFFIX + ".tmp")
         with temporary.open("wb") as file:
             file.write(b"%08x\n" % zlib.crc32(content) + content)
@@ -306,12 +308,13 @@ class Volume:
         """Read the index file, before the database is opened.
 
         Args:
-          check: compare the lengths of the volume's logs.
+          check: compare the volume's logs with what they were.
         Returns:
           The lengths of the logs when the file was written; empty if an earlier version wrote it; None if it is missing
           or damaged.
         Raises:
-          StoreDamaged: a log of the volume is shorter than it was: commits are missing.
+          StoreDamaged: a log of the volume is not as it was: commits are missing.
+          OSError: a log cannot be read.
         """
         try:
             checksum, _, content = index_path(self.path).read_bytes().partition(b"\n")
@@ -331,12 +334,14 @@ class Volume:
                     self.has_packs |= extent.packed
                     self.is_unread |= extent.packed and not group
             logs = {str(name): int(size) for name, size in found.get("logs", {}).items()}
+            # Earlier versions wrote no checksums.
+            checks = {str(name): int(check) for name, check in found.get("log_checks", {}).items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self.extents = {table: Extents() for table in TABLES}
             return None
         if check:
             for name, length in logs.items():
-                check_log_size(self.path / name, length)
+                check_log(self.path / name, length, checks.get(name))
         return logs
 
     # --- reading it through --------------------------------------------------------------------
@@ -449,13 +454,37 @@ def log_sizes(path: Path) -> dict[str, int]:
         return {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith(".log")}
 
 
-def check_log_size(log: Path, size: int) -> None:
-    """Check that a log that still exists has not become shorter. Raises StoreDamaged."""
+def log_checksum(log: Path, size: int) -> int:
+    """Return the CRC-32 of the first ``size`` bytes of a log. Raises OSError."""
+    found, left = 0, size
+    with log.open("rb") as file:
+        while left > 0 and (some := file.read(min(left, MIB))):
+            found = zlib.crc32(some, found)
+            left -= len(some)
+    return found
+
+
+def check_log(log: Path, size: int, checksum: int | None) -> None:
+    """Check that a log that still exists begins with what it was when its volume's index was written.
+
+    Everything in it then was acknowledged. LevelDB alone cannot find that out: it skips sectors that read as zeros, and
+    takes a damaged last record for one that a power cut has torn.
+
+    Args:
+      size: its length then. Sealed volumes may have grown since.
+      checksum: of these bytes; None if unknown.
+    Raises:
+      StoreDamaged: it does not.
+      OSError: it cannot be read.
+    """
     try:
         found = log.stat().st_size
+        if found >= size and (checksum is None or log_checksum(log, size) == checksum):
+            return
     except FileNotFoundError:
         return  # its rows are in a table by now; ``check_files`` finds out if LevelDB needs the log
     if found < size:
-        raise StoreDamaged(
-            f"{log} has {found} bytes and had {size} when it was closed: commits are missing", hint=DAMAGED_HINT
-        )
+        detail = f"{log} has {found} bytes and had {size} when it was closed: commits are missing"
+    else:
+        detail = f"{log} has changed since it was closed: commits in it are damaged or missing"
+    raise StoreDamaged(detail, hint=DAMAGED_HINT)

@@ -170,9 +170,18 @@ def test_newer_and_damaged_stores_are_refused_and_never_repaired(daemon, tmp_pat
     running.stop()
     directory = tmp_path / "data"
     shutil.copytree(directory, tmp_path / "damaged")
+    shutil.copytree(directory, tmp_path / "sector")
     (directory / "FORMAT").write_text(json.dumps({"format": 99, "written_by": "9.0"}))
+    (log,) = (tmp_path / "sector" / "volumes" / "00000001").glob("*.log")
+    data = log.read_bytes()
+    start = len(data.rstrip(b"\0")) // 512 * 512
+    log.write_bytes(data[:start] + bytes(512) + data[start + 512 :])
     (tmp_path / "damaged" / "volumes" / "00000001" / "CURRENT").write_bytes(b"MANIFEST-nonsense\n")
-    for store, said in ((directory, "has format 99, written by version 9.0"), (tmp_path / "damaged", "store explain")):
+    for store, said in (
+        (directory, "has format 99, written by version 9.0"),
+        (tmp_path / "damaged", "store explain"),
+        (tmp_path / "sector", "has changed since it was closed"),
+    ):
         before = rows_of(store)
         code, error = refusal("--data-dir", str(store))
         assert code == Exit.STORE
