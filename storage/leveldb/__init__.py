@@ -12,7 +12,7 @@ Why nothing acknowledged is lost, and where to read it, from the bottom up:
    is written, and its files are removed only after it was struck off, durably.
 5. ``volume_set``, ``open_databases``, ``reads``, ``view``: the volumes as an immutable value. Readers pin the set that
    they start with; files stay while a pinned set names them, databases stay open while they are leased.
-6. ``commit``: the one writer of the newest volume and of the set. Order: batch, sync, memory, callbacks.
+6. ``row_writes``, ``commit``: the one writer of the newest volume and of the set. Order: batch, sync, memory, callbacks.
 7. ``keeper_thread``, ``keeper``, ``tidying``: one thread that changes sealed volumes, each time by one synced batch, and copies live rows
    before it strikes volumes off. Before a volume goes, the metadata's database is durable up to its last journal entry.
 8. ``opening``: the checks when a store is opened; ``takeover``: directories of earlier formats.

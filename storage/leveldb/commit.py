@@ -13,106 +13,48 @@ become durable separately and in order.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from plainsong.protocol.effects import Delete, Put, RollBack, Table
-from plainsong.protocol.ids import POSITION_BYTES
 from storage.base import NothingWritten, StoreError, Unreadable, rolled_back
-from storage.leveldb.engine.packs import MARK, PACKED_TABLE, RowEdits, are_many, is_of_topic, packs_of, stored
 from storage.leveldb.metadata import ROW, Changes, dead_key, encode_entry
+from storage.leveldb.next_volume import MakesVolumes, NextVolume
+from storage.leveldb.operations import ForgetDead, MarkDead, Pin, Replace, Seal, SealedChange, Unpin
+from storage.leveldb.row_writes import RowWrites
 from storage.leveldb.view import PinnedView
 from storage.leveldb.volume import JOURNAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from plainsong.protocol.effects import Expect, Operation
-    from storage.base import Row, StoreConflict
+    from plainsong.protocol.effects import Operation
+    from storage.base import Row
     from storage.leveldb.engine.database import Database
     from storage.leveldb.metadata import Metadata
     from storage.leveldb.open_databases import OpenDatabases
+    from storage.leveldb.operations import PendingWrite, SetChange, Stored
     from storage.leveldb.options import LevelDBOptions
     from storage.leveldb.volume import Volume
-    from storage.leveldb.volume_set import Sets, View, VolumeSet
+    from storage.leveldb.volume_set import Sets, VolumeSet
 
 #: Request the next volume when the newest is full to this part.
 PREPARE_AT = 0.6
 #: A volume of this many times its size is not written before the next one exists: commits wait for that, and are
 #: refused if it cannot be made.
 MAX_OVERFULL = 2
-#: Pause before a retry after the next volume could not be made.
-RETRY_S = 1.0
 #: Bytes that the rollbacks of a group may read together. Bounds the time of one commit step and the memory it takes.
 STEP_BYTES = 2 << 20
 #: Added to the size of each row, so that a step has 2048 rows at most, which takes about 10 ms.
 STEP_ROW_BYTES = 1024
 _ROW_OPERATIONS = (Put, Delete)
-_TABLE_BYTE = {table: bytes([table]) for table in Table}
 
 
 @dataclass(slots=True)
-class Turned(Put):
-    """Rows of the newest volume after a rollback."""
+class _Turned:
+    """Messages of the newest volume after a rollback."""
 
-
-# --- changes of the set of volumes --------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class MarkDead:
-    """All rows of these ranges are dead, and no row will be written there again."""
-
-    table: Table
-    ranges: Sequence[tuple[bytes, bytes]]
-
-
-@dataclass(slots=True)
-class ForgetDead:
-    """No volume has rows in these dead ranges any longer."""
-
-    ranges: Sequence[tuple[Table, bytes, bytes]]
-
-
-@dataclass(slots=True)
-class Seal:
-    """Begin the next volume, if this one is still the newest."""
-
-    volume: Volume
-    error: StoreError | None = None
-    """Set by the commit if there is no next volume; nothing was sealed."""
-
-
-@dataclass(slots=True)
-class Replace:
-    """Replace adjacent sealed volumes by ``target``, or remove them if it is None. The list is up to date already."""
-
-    sources: Sequence[Volume]
-    target: Volume | None
-    number: int | None = None
-    """Set by the commit: the number of the first set without the sources; None if one of them was not in the set."""
-
-
-@dataclass(slots=True)
-class Pin:
-    """Open a view of everything up to this commit."""
-
-    max_s: float
-    view: PinnedView | None = None
-    """Set by the commit."""
-
-
-@dataclass(slots=True)
-class Unpin:
-    """Close a view that has ended."""
-
-    view: View
-
-
-SetChange = MarkDead | ForgetDead | Seal | Replace | Pin | Unpin
-#: The operations of the store's own commits.
-Stored = Put | Delete | SetChange
+    rows: Sequence[Row]
 
 
 class _NotRolledBack(Unreadable):
@@ -120,63 +62,18 @@ class _NotRolledBack(Unreadable):
 
 
 @dataclass(slots=True)
-class SealedChange:
-    """Rows of sealed volumes that a commit removes or rolls back; for the keeper."""
-
-    removed: dict[Volume, list[tuple[Table, bytes]]] = field(default_factory=dict)
-    rolled_back: list[tuple[Volume, Sequence[bytes], int]] = field(default_factory=list)
-    """Volume, keys of messages, write pointer."""
-
-
-@dataclass(eq=False, slots=True)
-class PendingWrite:
-    """A commit that is queued or being written."""
-
-    operations: Sequence[Operation | Stored]
-    expect: Sequence[Expect] = ()
-    size: int = 0
-    """Approximate bytes; set by ``GroupCommit.begin``."""
-    on_completed: Callable[[PendingWrite], object] | None = None
-    """Called on the event loop once the commit is durable or has failed; ``error`` is set then."""
-    while_syncing: Callable[[], object] | None = None
-    """Called on the event loop while the disk syncs, once at most. It must not raise."""
-    error: StoreError | StoreConflict | None = None
-    rest: Sequence[Operation | Stored] = ()
-    """Operations that a long rollback left; the submitter begins them as another commit."""
-    change: SealedChange | None = None
-    """Changes of sealed volumes that the keeper makes before the commit completes."""
-    is_with_keeper: bool = False
-    """True once the keeper has the commit; the keeper reports it then."""
-    on_changed: Callable[[PendingWrite], object] | None = None
-    """Called in the keeper's thread once it has made ``change`` or failed; ``error`` is set then."""
-    is_rest: bool = False
-    """True if these operations are the rest of an earlier commit."""
-    completed: Callable[[StoreError | StoreConflict | None], object] | None = None
-    """The submitter's own callback."""
-
-
-@dataclass(slots=True)
 class _Batch:
     """The rows and changes collected for one batch of the newest volume."""
 
-    rows: list[Put | Delete] = field(default_factory=list)
+    rows: list[Put | Delete | _Turned] = field(default_factory=list)
     changes: Changes = field(default_factory=dict)
     set_changes: list[SetChange] = field(default_factory=list)
-    unseen: list[Put | Delete] = field(default_factory=list)
-    """The operations among ``rows`` on messages, which a rollback does not see until they are written."""
     volumes: VolumeSet | None = None
     """The set with the dead ranges of the operations so far; None if they change none."""
 
 
-class SealedVolumes(Protocol):
-    """The keeper's interface for the commit (``storage.leveldb.keeper``). Only ``spare`` blocks, if asked to."""
-
-    def make_spare(self) -> None:
-        """Make the next volume. ``spare`` returns it, or the error, once for each call."""
-
-    def spare(self, *, wait: bool) -> Volume | StoreError | None:
-        """Return the answer to ``make_spare``, None if there is none yet. The commit gets a lease of its database."""
-        ...
+class SealedVolumes(MakesVolumes, Protocol):
+    """The keeper's interface for the commit (``storage.leveldb.keeper``). None of these calls waits."""
 
     def finish(self, sealed: Volume) -> None:
         """Flush a sealed volume's memory to a table, write its index, and end the commit's lease."""
@@ -216,11 +113,8 @@ class Committer:
         self._options = options
         self._first_rows = first_rows
         self._database: Database = databases.acquire(sets.current.newest)
-        #: The next volume, once the keeper has made it.
-        self._spare: Volume | None = None
-        self._asked_for_spare = False
-        self._spare_error: StoreError | None = None
-        self._retry_at_s = 0.0
+        self._next = NextVolume(keeper)
+        #: Bytes that the rollbacks of this group may still read.
         self._left_bytes = 0
         #: A write has failed: the contents of the newest volume are unknown.
         self.failed = False
@@ -246,17 +140,13 @@ class Committer:
         """
         if self.failed:
             raise StoreError("a write failed before, and the store was not opened again")
-        self._take_spare()
+        self._next.look()
         refused = self._refused()
         if refused is not None:
             group = [work for work in group if not _needs_room(work, refused)]
         try:
             self._write(group, while_syncing)
-            filled = self._sets.current.newest.memory_bytes
-            if filled >= self._options.volume_bytes:
-                self._seal_if_possible()
-            elif filled >= PREPARE_AT * self._options.volume_bytes:
-                self._ask_for_spare()
+            self._seal_if_full()
         except BaseException:
             self.failed = True
             raise
@@ -309,8 +199,6 @@ class Committer:
                 if isinstance(operation, Delete):
                     self._note_sealed(operation, change)
                 batch.rows.append(operation)
-                if operation.table is Table.MESSAGE:
-                    batch.unseen.append(operation)
         return ()
 
     def _note_sealed(self, delete: Delete, change: SealedChange) -> None:
@@ -322,12 +210,12 @@ class Committer:
     def _flush(self, batch: _Batch, while_syncing: Callable[[], object] | None = None) -> None:
         """Write the rows and the metadata of a batch, durably."""
         rows, changes = batch.rows, batch.changes
-        batch.rows, batch.changes, batch.unseen = [], {}, []
+        batch.rows, batch.changes = [], {}
         if rows or changes:
             self._write_batch(rows, changes, while_syncing)
 
     def _write_batch(
-        self, rows: Sequence[Put | Delete], changes: Changes, while_syncing: Callable[[], object] | None
+        self, operations: Sequence[Put | Delete | _Turned], changes: Changes, while_syncing: Callable[[], object] | None
     ) -> None:
         volume, database = self._sets.current.newest, self._database
         removed: list[tuple[Table, bytes]] = []
@@ -335,25 +223,18 @@ class Committer:
         # only the last batch in a log may be torn by a power cut, so batches are synced one by one.
         early = while_syncing is not None and database.syncs_early
         with database.batch(sync=not early) as batch:
-            edits: RowEdits | None = None
-            for operation in rows:
+            rows = RowWrites(volume, database, batch)
+            for operation in operations:
                 if isinstance(operation, Put):
-                    if _concerns_no_pack(volume, operation):
-                        volume.note(operation, packs=None, packed=False)
-                        _put_rows(batch.put, operation)
-                    else:
-                        edits = edits or RowEdits(database, batch.put, batch.delete)
-                        self._put(volume, operation, batch.put, edits)
-                    continue
-                for key, _ in volume.extents[operation.table].of_each(operation.keys):
-                    if volume.may_be_packed(operation.table, key):
-                        edits = edits or RowEdits(database, batch.put, batch.delete)
-                        edits.remove_if_readable(key)
-                    else:
-                        batch.delete(_TABLE_BYTE[operation.table] + key)
-                    removed.append((operation.table, key))
-            if edits is not None:
-                volume.memory_bytes += edits.finish()
+                    rows.insert(operation)
+                elif isinstance(operation, Delete):
+                    for key, _ in volume.extents[operation.table].of_each(operation.keys):
+                        rows.remove(operation.table, key, if_readable=True)
+                        removed.append((operation.table, key))
+                else:
+                    for key, value in operation.rows:
+                        rows.replace(Table.MESSAGE, key, value)
+            volume.memory_bytes += rows.finish()
             position = self._metadata.position + 1
             if changes:
                 batch.put(JOURNAL + position.to_bytes(8, "big"), encode_entry(changes))
@@ -372,40 +253,14 @@ class Committer:
         if removed:
             volume.note_removed(removed)
 
-    def _put(self, volume: Volume, put: Put, into: Callable[[bytes, bytes], None], edits: RowEdits) -> None:
-        """Put rows into a batch, as packs or one by one."""
-        is_new = not isinstance(put, Turned)
-        packs, inside, marked = None, False, False
-        if put.table is PACKED_TABLE and volume.shape.packed and put.values:
-            if is_new and are_many(put.values) and _may_pack(volume, put):
-                packs = packs_of(put.prefix, put.suffixes, put.values, may_expire=put.may_expire)
-            if packs is None:
-                inside = volume.has_packs
-                if inside and is_new:  # rolled-back rows may belong to several topics
-                    inside = volume.has_packs_between(put.prefix + put.suffixes[0], put.prefix + put.suffixes[-1])
-                marked = max(put.values) >= MARK and any(value[:1] == MARK for value in put.values)
-        if is_new:
-            volume.note(put, packs=packs, packed=packs is not None or inside or marked)
-        if packs is not None:
-            edits.add(packs)
-        elif inside or marked:
-            for suffix, value in zip(put.suffixes, put.values, strict=True):
-                key = put.prefix + suffix
-                if is_new or volume.may_be_packed(put.table, key):
-                    edits.put(key, value)
-                else:
-                    into(_TABLE_BYTE[put.table] + key, stored(value))
-        else:
-            _put_rows(into, put)
-
     # --- rollbacks ------------------------------------------------------------------------------
 
     def _roll_back(self, batch: _Batch, operation: RollBack, change: SealedChange) -> RollBack | None:
         """Roll back rows of the range. Returns the rest of the operation, None if there is none."""
         if self._left_bytes <= 0:
             return operation
-        if any(_touches(unseen, operation) for unseen in batch.unseen):
-            self._flush(batch)
+        if any(_touches(each, operation) for each in batch.rows):
+            self._flush(batch)  # the scan sees only what is written
         here: list[Row] = []
         sealed: dict[Volume, list[bytes]] = {}
         try:
@@ -416,9 +271,7 @@ class Committer:
             raise _NotRolledBack(error.detail, hint=error.hint) from error
         change.rolled_back += [(volume, keys, operation.pointer) for volume, keys in sealed.items()]
         if here:
-            # Not added to ``unseen``: another rollback would change nothing in these rows.
-            keys, values = [key for key, _ in here], [value for _, value in here]
-            batch.rows.append(Turned(Table.MESSAGE, b"", keys, values))
+            batch.rows.append(_Turned(here))
         self._left_bytes -= sum(len(value) + STEP_ROW_BYTES for _, value in rows)
         if self._left_bytes > 0:
             return None
@@ -496,55 +349,34 @@ class Committer:
 
     # --- the next volume --------------------------------------------------------------------------
 
-    def _ask_for_spare(self) -> None:
-        """Have the keeper make the next volume, unless it exists, is being made, or just failed."""
-        if self._spare is None and not self._asked_for_spare and time.monotonic() >= self._retry_at_s:
-            self._asked_for_spare = True
-            self._keeper.make_spare()
-
-    def _take_spare(self, *, wait: bool = False) -> None:
-        """Take the next volume if the keeper has made it. The keeper answers each request once."""
-        if not self._asked_for_spare:
-            return
-        found = self._keeper.spare(wait=wait)
-        if found is None:
-            return
-        self._asked_for_spare = False
-        if isinstance(found, StoreError):
-            self._spare_error, self._retry_at_s = found, time.monotonic() + RETRY_S
-        else:
-            self._spare, self._spare_error = found, None
-
     def _refused(self) -> StoreError | None:
         """Return the error for new rows, if any. Waits for the next volume if the newest is far too full."""
-        if self._spare is not None:
+        if self._next.is_made or self._sets.current.newest.memory_bytes < MAX_OVERFULL * self._options.volume_bytes:
             return None
-        if self._sets.current.newest.memory_bytes < MAX_OVERFULL * self._options.volume_bytes:
-            return None
-        self._ask_for_spare()
-        self._take_spare(wait=True)
-        return self._spare_error if self._spare is None else None
+        self._next.request()
+        self._next.look(wait=True)
+        return None if self._next.is_made else self._next.error
 
-    def _seal_if_possible(self) -> None:
+    def _seal_if_full(self) -> None:
         """Seal a full volume if the next one exists. Otherwise it is written until it is far too full."""
-        self._ask_for_spare()
-        self._take_spare()
-        if self._spare is not None:
-            self._seal()
+        filled = self._sets.current.newest.memory_bytes
+        if filled < PREPARE_AT * self._options.volume_bytes:
+            return
+        self._next.request()
+        if filled >= self._options.volume_bytes:
+            self._next.look()
+            if self._next.is_made:
+                self._seal()
 
     def _seal(self) -> StoreError | None:
         """Make the next volume the newest. Waits until it exists; returns the error if it cannot be made."""
-        if self._spare is None:
-            self._retry_at_s = 0.0
-            self._ask_for_spare()
-            self._take_spare(wait=True)
-        if self._spare is None:
-            return self._spare_error or StoreError("the next volume is missing")
+        newest = self._next.take()
+        if isinstance(newest, StoreError):
+            return newest
         current = self._sets.current
         # LevelDB will remove the log.
         self._database.end_log()
-        newest, self._spare = self._spare, None
-        # The keeper has leased the spare's database for this thread, and takes over the lease of the sealed one.
+        # The keeper has leased the next volume's database for this thread, and takes over the lease of the sealed one.
         self._database = self._databases.acquire(newest)
         self._databases.release(newest)
         self._sets.put(current.sealing(newest))
@@ -560,36 +392,13 @@ def _needs_room(work: PendingWrite, refused: StoreError) -> bool:
     return True
 
 
-def _may_pack(volume: Volume, put: Put) -> bool:
-    """True if the newest volume may store these rows as packs: one topic's, with none of its rows between them."""
-    first, last = put.prefix + put.suffixes[0], put.prefix + put.suffixes[-1]
-    if len(put.suffixes[0]) != POSITION_BYTES or not is_of_topic(first):
+def _touches(written: Put | Delete | _Turned, operation: RollBack) -> bool:
+    """True if operations on messages may change what a rollback finds."""
+    if isinstance(written, _Turned) or written.table is not Table.MESSAGE:
+        return False  # another rollback of the same rows would change nothing
+    if isinstance(written, Delete):
+        return any(operation.start <= key < operation.stop for key in written.keys)
+    if not written.suffixes:
         return False
-    return not any(volume.extents[put.table].overlapping(first, last + b"\x00"))
-
-
-def _concerns_no_pack(volume: Volume, put: Put) -> bool:
-    """True if new rows become no pack and are in none, as in most small requests."""
-    suffixes, values = put.suffixes, put.values
-    if put.table is not PACKED_TABLE or not volume.shape.packed or not values:
-        return not isinstance(put, Turned)
-    if are_many(values) or isinstance(put, Turned) or max(values) >= MARK:
-        return False
-    return not volume.has_packs or not volume.has_packs_between(put.prefix + suffixes[0], put.prefix + suffixes[-1])
-
-
-def _put_rows(put: Callable[[bytes, bytes], None], operation: Put) -> None:
-    # The daemon's hottest loop: only the put.
-    prefix = _TABLE_BYTE[operation.table] + operation.prefix
-    for suffix, value in zip(operation.suffixes, operation.values, strict=True):
-        put(prefix + suffix, value)
-
-
-def _touches(unseen: Put | Delete, operation: RollBack) -> bool:
-    """True if a put or delete of messages may change what a rollback finds."""
-    if isinstance(unseen, Delete):
-        return any(operation.start <= key < operation.stop for key in unseen.keys)
-    if not unseen.suffixes:
-        return False
-    first, last = unseen.prefix + unseen.suffixes[0], unseen.prefix + unseen.suffixes[-1]
+    first, last = written.prefix + written.suffixes[0], written.prefix + written.suffixes[-1]
     return first < operation.stop and last >= operation.start

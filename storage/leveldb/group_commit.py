@@ -34,7 +34,7 @@ import trio
 from plainsong.protocol.effects import Delete, Put, Table
 from storage.base import StoreConflict, StoreError
 from storage.leveldb import threads
-from storage.leveldb.commit import PendingWrite
+from storage.leveldb.operations import PendingWrite
 from storage.loop import Bell
 
 if TYPE_CHECKING:

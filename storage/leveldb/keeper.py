@@ -26,13 +26,13 @@ from plainsong.protocol.effects import Table
 from storage.base import StoreError, StoreUnusable, Unreadable, rolled_back
 from storage.directory import sync_directory
 from storage.leveldb import threads
-from storage.leveldb.commit import PendingWrite, Pin, Replace, Unpin
 from storage.leveldb.engine.compression import Stretch, is_worth_it
 from storage.leveldb.engine.errors import call_failed, without_folders
-from storage.leveldb.engine.packs import RowEdits
 from storage.leveldb.keeper_thread import KeeperThread, NotChanged, Running, Work, copy_of
 from storage.leveldb.open_databases import VolumeDamaged
+from storage.leveldb.operations import PendingWrite, Pin, Replace, Unpin
 from storage.leveldb.reads import VolumeReads
+from storage.leveldb.row_writes import RowWrites
 from storage.leveldb.volume import TABLES, Volume, save_index
 from storage.leveldb.volume_list import Listed, ListUnknown, remove_slowly, remove_volume, write_list
 from storage.leveldb.volume_set import estimate_live
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from storage.leveldb.commit import SealedChange
     from storage.leveldb.engine.database import Database
     from storage.leveldb.metadata import Metadata
     from storage.leveldb.open_databases import OpenDatabases
+    from storage.leveldb.operations import SealedChange
     from storage.leveldb.options import LevelDBOptions
     from storage.leveldb.view import PinnedView
     from storage.leveldb.volume_set import Sets, View, VolumeSet
@@ -361,13 +361,10 @@ class Keeper:
         with self._leased(present) as database:
             self.before_change(present, database)
             with database.batch(sync=True) as batch:
-                edits = RowEdits(database, batch.put, batch.delete)
+                writes = RowWrites(present, database, batch)
                 for table, key in rows:
-                    if present.may_be_packed(table, key):
-                        edits.remove_if_readable(key)
-                    else:
-                        batch.delete(bytes([table]) + key)
-                edits.finish()
+                    writes.remove(table, key, if_readable=True)
+                writes.finish()
         present.note_removed(rows)
         self.touched.add(present)
         self._note_changed(present, rows)
@@ -385,15 +382,12 @@ class Keeper:
                 raise NotChanged(error.detail, hint=error.hint) from error
             turned = list(rolled_back(((key, value) for key, value in found if value is not None), pointer))
             with database.batch(sync=True) as batch:
-                edits = RowEdits(database, batch.put, batch.delete)
+                writes = RowWrites(present, database, batch)
                 for key, value in turned:
-                    if present.may_be_packed(Table.MESSAGE, key):
-                        edits.put(key, value)
-                    else:
-                        batch.put(bytes([Table.MESSAGE]) + key, value)
-                edits.finish()
+                    writes.replace(Table.MESSAGE, key, value)
+                writes.finish()
         self._note_changed(present, [(Table.MESSAGE, key) for key, _ in turned])
-        # The index has the lengths of the logs. Without it, a log that is cut later would undo the rollback silently.
+        # The index has the checksums of the logs. Without it, damage to a log would undo the rollback silently.
         save_index(present)
 
     @contextmanager

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from storage.base import NothingWritten, StoreError, Unreadable
 from storage.leveldb import threads
-from storage.leveldb.commit import PendingWrite
 from storage.leveldb.engine.errors import without_folders
+from storage.leveldb.operations import PendingWrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from storage.leveldb.commit import SetChange
+    from storage.leveldb.operations import SetChange
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

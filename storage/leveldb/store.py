@@ -22,9 +22,9 @@ import trio
 from plainsong.protocol.effects import Delete, Table
 from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable, drop_rows
 from storage.directory import DataDirectory
-from storage.leveldb.commit import MarkDead, PendingWrite, Seal
 from storage.leveldb.engine.errors import without_folders
 from storage.leveldb.group_commit import MAX_INLINE_BYTES, GroupCommit, own_error
+from storage.leveldb.operations import MarkDead, PendingWrite, Seal
 from storage.leveldb.options import LevelDBOptions
 from storage.leveldb.tables import LevelDBTables
 from storage.leveldb.takeover import take_over

@@ -20,7 +20,7 @@ from plainsong.protocol.effects import Table
 from storage.base import StoreConflict, StoreDamaged, StoreError, StoreUnusable, chunks
 from storage.directory import METADATA_NAME, VOLUMES_NAME, opening_failed
 from storage.leveldb import threads
-from storage.leveldb.commit import Committer, PendingWrite
+from storage.leveldb.commit import Committer
 from storage.leveldb.engine.database import Database, size_of
 from storage.leveldb.engine.errors import FOREIGN, call_failed
 from storage.leveldb.engine.manifest import check_files
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.effects import Expect
     from storage.base import Row
+    from storage.leveldb.operations import PendingWrite
     from storage.leveldb.options import LevelDBOptions
     from storage.leveldb.view import PinnedView
     from storage.leveldb.volume import Volume

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING
 
 from storage.base import StoreError, StoreUnusable
 from storage.directory import sync_directory
-from storage.leveldb.commit import ForgetDead, Seal
 from storage.leveldb.engine.errors import FOREIGN, call_failed, without_folders
-from storage.leveldb.engine.packs import PACKED_TABLE, RowEdits, laid_out
+from storage.leveldb.engine.packs import PACKED_TABLE, laid_out
 from storage.leveldb.index import DeadRanges, part_within
 from storage.leveldb.open_databases import VolumeDamaged
+from storage.leveldb.operations import ForgetDead, Seal
+from storage.leveldb.row_writes import RowWrites
 from storage.leveldb.volume import TABLES, Extent, Extents, Volume, group_of, save_index
 from storage.leveldb.volume_list import remove_volume
 
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from plainsong.protocol.effects import Table
-    from storage.leveldb.commit import SetChange
     from storage.leveldb.engine.database import Database
     from storage.leveldb.keeper import Keeper
+    from storage.leveldb.operations import SetChange
     from storage.leveldb.options import LevelDBOptions
 
 log = logging.getLogger(__name__)
@@ -285,7 +286,7 @@ def _change_again(keeper: Keeper, sources: Sequence[Volume], target: Volume, dat
     The batch is written even if it is empty: it fails if the copied rows are not in a synced table.
     """
     with database.batch(sync=True) as batch:
-        edits = RowEdits(database, batch.put, batch.delete)
+        writes = RowWrites(target, database, batch)
         for table, key in sorted(keeper.changed):
             value = None
             for volume in reversed(sources):
@@ -293,16 +294,11 @@ def _change_again(keeper: Keeper, sources: Sequence[Volume], target: Volume, dat
                     value = source.get(table, key)
                 if value is not None:
                     break
-            if table is PACKED_TABLE and target.shape.packed:
-                if value is None:
-                    edits.remove(key)
-                else:
-                    edits.put(key, value)
-            elif value is None:
-                batch.delete(bytes([table]) + key)
+            if value is None:
+                writes.remove(table, key)
             else:
-                batch.put(bytes([table]) + key, value)
-        edits.finish()
+                writes.replace(table, key, value)
+        writes.finish()
     return bool(keeper.changed)
 
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 from storage.base import StoreError
 from storage.leveldb import group_commit
-from storage.leveldb.commit import Committer, Replace
+from storage.leveldb.commit import Committer
 from storage.leveldb.engine import old_logs
 from storage.leveldb.group_commit import GroupCommit
 from storage.leveldb.keeper import Keeper
@@ -69,7 +69,7 @@ def a_spare_that_is_used_twice() -> Iterator[None]:
 
     def seal(self: Committer) -> StoreError | None:
         error = real(self)
-        self._spare = self._sets.current.newest
+        self._next._volume = self._sets.current.newest
         return error
 
     with mock.patch.object(Committer, "_seal", seal):
@@ -125,7 +125,7 @@ def a_view_that_outlives_its_volume() -> Iterator[None]:
 
 
 def _unpin_without_pin(self: Keeper, view: PinnedView) -> Any:
-    from storage.leveldb.commit import Unpin
+    from storage.leveldb.operations import Unpin
 
     yield Unpin(view)
     for volume in view.close():
@@ -156,12 +156,8 @@ def a_change_of_what_is_being_replaced() -> Iterator[None]:
     real = Keeper._replaced_in_set
 
     def replaced(self: Keeper, sources: Any, target: Any) -> Any:
-        operation = Replace(sources, target)
-        following = None
         yield 0.5  # between writing the list and replacing the set others may change the sources
-        found = real(self, sources, target)
-        del operation, following
-        return (yield from found)
+        return (yield from real(self, sources, target))
 
     with mock.patch.object(Keeper, "_replaced_in_set", replaced):
         yield

@@ -33,12 +33,12 @@ from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.names import TopicName
 from storage.base import NothingWritten, StoreConflict, StoreError
-from storage.leveldb import commit, keeper, keeper_thread, tidying, view, volume, volume_list
+from storage.leveldb import keeper, keeper_thread, next_volume, tidying, view, volume, volume_list
 from storage.leveldb import tables as tables_module
 from storage.leveldb import threads as seam
-from storage.leveldb.commit import MarkDead, PendingWrite, Seal
 from storage.leveldb.engine import database, newest_log, old_logs, packs
 from storage.leveldb.engine.errors import call_failed
+from storage.leveldb.operations import MarkDead, PendingWrite, Seal
 from storage.leveldb.options import LevelDBOptions
 from storage.leveldb.tables import LevelDBTables
 from tests.schedules import scheduler as sched
@@ -56,6 +56,8 @@ LINES = tuple(
     f"storage/leveldb/{name}.py"
     for name in (
         "commit",
+        "next_volume",
+        "row_writes",
         "keeper",
         "keeper_thread",
         "tidying",
@@ -554,7 +556,7 @@ def outside() -> Iterator[None]:
 
 
 _LOCK, _CONDITION, _QUEUE, _THREAD = seam.Lock, seam.Condition, seam.Queue, seam.Thread
-_CLOCKED = (keeper_thread, commit, tidying, view, tables_module)
+_CLOCKED = (keeper_thread, next_volume, tidying, view, tables_module)
 
 
 class _Reached:

@@ -17,8 +17,8 @@ from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.names import TopicName
 from storage.base import Claim, NothingWritten, StoreError
 from storage.leveldb import LevelDBOptions, LevelDBStore, group_commit
-from storage.leveldb.commit import PendingWrite
 from storage.leveldb.group_commit import MAX_INLINE_BYTES, QUICK_CALLS, SLOW_FACTORS
+from storage.leveldb.operations import PendingWrite
 from tests.patience import PATIENCE_S
 from tests.storage.contract import MESSAGE, METADATA, NAME, everything
 from tests.storage.tiny_volumes import PREFIX, key, message, settled

@@ -21,7 +21,7 @@ from spy import Spy
 from plainsong.protocol.effects import Delete, Expect, Put, put_one
 from storage.base import Claim, StoreConflict, StoreError
 from storage.leveldb import LevelDBStore
-from storage.leveldb.commit import PendingWrite
+from storage.leveldb.operations import PendingWrite
 from storage.leveldb.options import LevelDBOptions
 from storage.leveldb.store import DISCARD_ROWS
 from storage.leveldb.tables import LevelDBTables, Turn

@@ -17,14 +17,14 @@ from plainsong.protocol.effects import Delete, Put
 from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.names import TopicName
 from storage.base import NothingWritten, StoreError, StoreFull
-from storage.leveldb import LevelDBOptions, LevelDBStore, threads, tidying, volume_list
+from storage.leveldb import LevelDBOptions, LevelDBStore, next_volume, threads, tidying, volume_list
 from storage.leveldb import commit as commit_module
 from storage.leveldb import keeper as keeper_module
-from storage.leveldb.commit import ForgetDead, MarkDead, PendingWrite, Seal
 from storage.leveldb.engine.database import Database, Shape
 from storage.leveldb.index import DeadRanges
 from storage.leveldb.keeper import Keeper
 from storage.leveldb.keeper_thread import Stopped
+from storage.leveldb.operations import ForgetDead, MarkDead, PendingWrite, Seal
 from storage.leveldb.tables import LevelDBTables
 from storage.leveldb.volume import Volume
 from tests.patience import PATIENCE_S
@@ -446,7 +446,7 @@ def no_list(*_: object) -> None:
 
 async def test_a_next_volume_that_could_not_be_listed_is_made_by_a_later_attempt(store, monkeypatch):
     before, kept = store._db, []
-    monkeypatch.setattr(commit_module, "RETRY_S", 0.0)
+    monkeypatch.setattr(next_volume, "RETRY_S", 0.0)
     with monkeypatch.context() as patched:
         patched.setattr(keeper_module, "write_list", no_list)
         with pytest.raises(NothingWritten, match=r"No space left on device: 'LIST\.tmp'") as caught:
@@ -463,7 +463,7 @@ async def test_a_next_volume_that_could_not_be_listed_is_made_by_a_later_attempt
 
 async def test_without_a_next_volume_the_newest_is_written_until_it_has_twice_its_size(store, monkeypatch):
     monkeypatch.setattr(keeper_module, "write_list", no_list)
-    monkeypatch.setattr(commit_module, "RETRY_S", 1000.0)
+    monkeypatch.setattr(next_volume, "RETRY_S", 1000.0)
     newest = store._db.sets.current.newest
     for _ in range(2):
         with pytest.raises(NothingWritten, match="No space left"):
@@ -481,7 +481,7 @@ async def test_without_a_next_volume_the_newest_is_written_until_it_has_twice_it
 @pytest.mark.parametrize("retry_s", [0.0, 1000.0])
 def test_a_next_volume_that_could_not_be_made_is_not_tried_again_at_once(tables, monkeypatch, retry_s):
     asked, real = [], Keeper.make_spare
-    monkeypatch.setattr(commit_module, "RETRY_S", retry_s)
+    monkeypatch.setattr(next_volume, "RETRY_S", retry_s)
     monkeypatch.setattr(keeper_module, "write_list", no_list)
     monkeypatch.setattr(Keeper, "make_spare", lambda keeper: asked.append(True) or real(keeper))
     for number in range(11):

@@ -23,7 +23,8 @@ from plainsong.protocol.topic.asks import Span
 from storage.base import Blocks, chunks, chunks_of_runs, read_rows
 from storage.leveldb import LevelDBOptions, LevelDBStore, tidying
 from storage.leveldb.engine import packs
-from storage.leveldb.engine.packs import MARK, PACK_BYTES, Pack, PlainPart, PlainParts, packs_of, stored
+from storage.leveldb.engine.packs import MARK, PACK_BYTES, Pack, packs_of, stored
+from storage.leveldb.engine.plain_parts import PlainPart, PlainParts
 from tests.storage.contract import LAST, everything
 from tests.storage.fed_in_lists import page_in_lists
 from tests.storage.rolling_contract import under

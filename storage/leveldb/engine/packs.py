@@ -2,8 +2,7 @@
 
 A row costs LevelDB the same whether it has a hundred bytes or a thousand: a `put`, an entry in its memory, one in a
 table. A request of a thousand messages of 100 B takes half the processor time as four packs. Higher layers do not see
-packs: a volume is read and written row by row, and ``Readable`` and ``RowEdits`` take packs apart and put them
-together.
+packs: a volume is read and written row by row; ``ranges`` takes packs apart, and ``row_edits`` changes rows in them.
 
     pack    key of its LAST row   90  tail:u8  rows:u16  length:u32  [length:u32 of each]  [tail of each key]  values
 
@@ -20,10 +19,10 @@ from __future__ import annotations
 
 import re
 import struct
-from bisect import bisect_left, bisect_right, insort
-from itertools import accumulate, chain, groupby, islice, pairwise, repeat
+from bisect import bisect_left, bisect_right
+from itertools import accumulate, groupby, islice, pairwise, repeat
 from operator import lt
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any
 
 import plyvel
 
@@ -31,11 +30,10 @@ from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import MESSAGE_TAIL_BYTES, topic_prefix
 from plainsong.protocol.page import ITEM_START, cut_rows
-from plainsong.protocol.rows import HAS_TTL, PLAIN, PLAIN_BESIDE_BYTES, PLAIN_GAP, PlainRows
-from storage.base import Unreadable
+from plainsong.protocol.rows import HAS_TTL, PLAIN, PLAIN_BESIDE_BYTES, PLAIN_GAP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from storage.base import Row
 
@@ -60,7 +58,6 @@ _LENGTHS_DIFFER = (1 << 32) - 1
 _FEW_OTHERS = 1
 #: Keys with a longer tail are not packed, since the tail's length has one byte.
 _MAX_TAIL_BYTES = 255
-_TABLE_BYTE = bytes([PACKED_TABLE])
 _HAS_TTL = bytes([HAS_TTL])
 #: Plain rows (a payload and nothing else) by their first bytes; a run is used if it is long enough to save work.
 _PLAIN_STRETCH = re.compile(b"%b{8,}" % re.escape(bytes([PLAIN])))
@@ -93,7 +90,7 @@ def packs_of(
     width = len(suffixes[0])
     if width > _MAX_TAIL_BYTES or set(map(len, suffixes)) != {width} or not _ascend(suffixes):
         return None
-    return list(_packs(prefix, suffixes, values, lengths))
+    return list(split(prefix, suffixes, values, lengths))
 
 
 def _any_has_ttl(values: Sequence[bytes]) -> bool:
@@ -110,8 +107,8 @@ def _ascend(values: Sequence[Any]) -> bool:
     return all(map(lt, values, islice(values, 1, None)))
 
 
-def _packs(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes], lengths: Sequence[int]) -> Iterator[Row]:
-    """Yield packs of about the same size."""
+def split(prefix: bytes, suffixes: Sequence[bytes], values: Sequence[bytes], lengths: Sequence[int]) -> Iterator[Row]:
+    """Yield the packs of rows ``prefix + suffix``, of about the same size; all suffixes have one length."""
     rows = len(lengths)
     total = sum(lengths) + _LENGTH_BYTES * rows
     count = min(total // PACK_BYTES, rows)
@@ -179,7 +176,7 @@ def laid_out(rows: Iterable[Row]) -> Iterator[Row]:
 class Pack:
     """A decoded pack."""
 
-    __slots__ = ("_bounds", "_length", "_prefix", "_tail", "_tails_at", "_value", "_values_at", "count", "key")
+    __slots__ = ("_bounds", "_prefix", "_tail", "_tails_at", "_value", "count", "key")
 
     count: int
     """Number of rows."""
@@ -191,26 +188,27 @@ class Pack:
         """
         self.key, self._value = key, value
         at = _HEAD.size
-        #: Offset of each value, and the end of the last one; None if all have one length.
-        self._bounds: Sequence[int] | None = None
+        lengths: Iterable[int]
         try:
-            _, self._tail, self.count, self._length = _HEAD.unpack_from(value)
-            self._tails_at, self._values_at = at, at + self._tail * self.count
-            end = self._values_at + self._length * self.count
-            if self._length == _LENGTHS_DIFFER:
+            _, self._tail, self.count, length = _HEAD.unpack_from(value)
+            if length == _LENGTHS_DIFFER:
                 lengths = struct.unpack_from(f">{self.count}I", value, at)
-                self._tails_at += self.count * _LENGTH_BYTES
-                self._values_at += self.count * _LENGTH_BYTES
-                self._bounds = list(accumulate(lengths, initial=self._values_at))
-                end = self._bounds[-1]
+                at += self.count * _LENGTH_BYTES
+            else:
+                lengths = repeat(length, self.count)
         except struct.error:
             raise _damaged(key) from None
+        self._tails_at = at
+        at += self._tail * self.count
+        #: Offset of each value, and the end of the last one; a range if the values have one length, which is not 0.
+        self._bounds: range | list[int]
+        if 0 < length < _LENGTHS_DIFFER:
+            self._bounds = range(at, at + self.count * length + 1, length)
+        else:
+            self._bounds = list(accumulate(lengths, initial=at))
         self._prefix = key[: len(key) - self._tail]
-        if (
-            len(value) != end
-            or not (self._tail <= len(key) if self.count > 1 and self._tail else self.count == 1)
-            or self.key_at(self.count - 1) != key
-        ):
+        has_keys = self.count == 1 or (self.count > 1 and 0 < self._tail <= len(key))
+        if len(value) != self._bounds[-1] or not has_keys or self.key_at(self.count - 1) != key:
             raise _damaged(key)
 
     def key_at(self, index: int) -> bytes:
@@ -234,10 +232,7 @@ class Pack:
 
     def value_at(self, index: int) -> bytes:
         """Return the value of a row."""
-        if self._bounds is not None:
-            return self._value[self._bounds[index] : self._bounds[index + 1]]
-        at = self._values_at + index * self._length
-        return self._value[at : at + self._length]
+        return self._value[self._bounds[index] : self._bounds[index + 1]]
 
     def rows(self, first: int = 0, stop: int | None = None, *, values: bool = True) -> list[Row]:
         """Return its rows from index ``first`` to before ``stop``, in key order.
@@ -282,19 +277,17 @@ class Pack:
     def _flags(self) -> bytes | None:
         """Return the first byte of each value; None if a value is empty."""
         value, bounds = self._value, self._bounds
-        if bounds is None:
-            return value[self._values_at :: self._length] if self._length else None
+        if isinstance(bounds, range):
+            return value[bounds.start :: bounds.step]
         # For an empty value this would be the first byte of the next one.
         return bytes(map(value.__getitem__, islice(bounds, self.count))) if _ascend(bounds) else None
 
     def values(self, first: int, stop: int) -> Iterable[bytes]:
         """Return the values of its rows from one index to another."""
-        value, at, length = self._value, self._values_at, self._length
-        if self._bounds is not None:
-            return [value[low:high] for low, high in pairwise(self._bounds[first : stop + 1])]
-        if not length:
-            return repeat(b"", stop - first)
-        return cut_rows(memoryview(value)[at + first * length : at + stop * length], f"{length}s")
+        value, bounds = self._value, self._bounds
+        if isinstance(bounds, range):
+            return cut_rows(memoryview(value)[bounds[first] : bounds[stop]], f"{bounds.step}s")
+        return [value[low:high] for low, high in pairwise(bounds[first : stop + 1])]
 
     def wire(self, first: int, stop: int) -> bytes:
         """Return the wire form of plain rows from one index to another."""
@@ -312,114 +305,16 @@ class Pack:
 
     def wire_bytes(self, first: int, stop: int) -> int:
         """Return the size of the wire form of rows from one index to another, if they are plain."""
-        bounds, rows = self._bounds, stop - first
-        return PLAIN_BESIDE_BYTES * rows + (self._length * rows if bounds is None else bounds[stop] - bounds[first])
+        return PLAIN_BESIDE_BYTES * (stop - first) + self._bounds[stop] - self._bounds[first]
 
     def within(self, first: int, stop: int, most_bytes: int) -> int:
         """Return how many plain rows from ``first`` on have a wire form of at most ``most_bytes``, up to ``stop``."""
-        bounds = self._bounds
-        if bounds is None:
-            most: int = most_bytes // (PLAIN_BESIDE_BYTES + self._length)
-            return max(0, min(stop - first, most))
-        begin = bounds[first]
-        sizes = range(1, stop - first + 1)
+        if self.wire_bytes(first, stop) <= most_bytes:
+            return stop - first
         found: int = bisect_right(
-            sizes, most_bytes, key=lambda rows: PLAIN_BESIDE_BYTES * rows + bounds[first + rows] - begin
+            range(first + 1, stop + 1), most_bytes, key=lambda after: self.wire_bytes(first, after)
         )
         return found
-
-
-class PlainPart(PlainRows):
-    """Consecutive rows of a pack that have a payload and nothing else."""
-
-    __slots__ = ("_first", "_pack", "_stop")
-
-    def __init__(self, pack: Pack, first: int, stop: int) -> None:
-        self._pack, self._first, self._stop = pack, first, max(first, stop)
-
-    def __len__(self) -> int:
-        return self._stop - self._first
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self._pack.rows(self._first, self._stop))
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> PlainPart: ...
-
-    def __getitem__(self, index: int | slice) -> Row | PlainPart:
-        if isinstance(index, slice):
-            first, stop, step = index.indices(len(self))
-            if step != 1:
-                raise ValueError("rows of a pack are sliced without steps")
-            return PlainPart(self._pack, self._first + first, self._first + stop)
-        at = range(self._first, self._stop)[index]
-        return self._pack.key_at(at), self._pack.value_at(at)
-
-    def within(self, most: int, most_bytes: int) -> int:
-        """See ``PlainRows``."""
-        return min(most, self._pack.within(self._first, self._stop, most_bytes))
-
-    def wire(self) -> bytes:
-        """See ``PlainRows``."""
-        return self._pack.wire(self._first, self._stop)
-
-    @property
-    def wire_bytes(self) -> int:
-        """The size of the wire form."""
-        return self._pack.wire_bytes(self._first, self._stop)
-
-
-class PlainParts(PlainRows):
-    """Rows of several consecutive packs, usually small ones from commits of few messages."""
-
-    __slots__ = ("_ends", "_parts")
-
-    def __init__(self, parts: Sequence[PlainPart]) -> None:
-        self._parts = parts
-        #: Number of rows up to the end of each part.
-        self._ends = list(accumulate(map(len, parts)))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def __iter__(self) -> Iterator[Row]:
-        return chain.from_iterable(self._parts)
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> PlainParts: ...
-
-    def __getitem__(self, index: int | slice) -> Row | PlainParts:
-        if isinstance(index, slice):
-            first, stop, step = index.indices(len(self))
-            if step != 1:
-                raise ValueError("rows of packs are sliced without steps")
-            begins = zip(self._parts, (0, *self._ends), strict=False)
-            cut = (part[max(0, first - begin) : max(0, stop - begin)] for part, begin in begins)
-            return PlainParts([part for part in cut if part])
-        at = range(len(self))[index]
-        part = bisect_right(self._ends, at)
-        return self._parts[part][at - (self._ends[part - 1] if part else 0)]
-
-    def within(self, most: int, most_bytes: int) -> int:
-        """See ``PlainRows``."""
-        found = 0
-        for part in self._parts:
-            taken = part.within(most - found, most_bytes)
-            found += taken
-            if taken < len(part):
-                break
-            most_bytes -= part.wire_bytes
-        return found
-
-    def wire(self) -> bytes:
-        """See ``PlainRows``."""
-        return b"".join([part.wire() for part in self._parts])
 
 
 def _damaged(key: bytes) -> Exception:
@@ -427,114 +322,3 @@ def _damaged(key: bytes) -> Exception:
         b"Corruption: a pack has other lengths than it says: " + key.hex().encode()
     )
     return error
-
-
-# --- changing rows one by one ----------------------------------------------------------------------
-
-
-class _Rows(Protocol):
-    """The source of the rows that are changed."""
-
-    def first_from(self, table: Table, key: bytes) -> Row | Pack | None: ...
-
-
-class _Edit:
-    """A pack that is being changed."""
-
-    __slots__ = ("first", "key", "rows")
-
-    def __init__(self, pack: Pack) -> None:
-        self.key, self.first = pack.key, pack.key_at(0)
-        self.rows = dict(pack.rows())
-
-
-class RowEdits:
-    """Changes of single rows of the packed table within a batch, packed or not; ``finish`` ends it.
-
-    A pack with changed rows is read, and written again by ``finish``. The batch may add packs as well.
-    """
-
-    def __init__(
-        self, database: _Rows, put: Callable[[bytes, bytes], object], delete: Callable[[bytes], object]
-    ) -> None:
-        self._database = database
-        self._put, self._delete = put, delete
-        self._edits: dict[bytes, _Edit] = {}
-        self._last: _Edit | None = None
-        #: Packs that this batch has put: their keys, ascending, and their values.
-        self._new_keys: list[bytes] = []
-        self._new: dict[bytes, bytes] = {}
-
-    def add(self, packs: Iterable[Row]) -> None:
-        """Put packs whose rows come after all others of their group."""
-        for key, value in packs:
-            self._put(_TABLE_BYTE + key, value)
-            if key not in self._new:
-                insort(self._new_keys, key)
-            self._new[key] = value
-
-    def put(self, key: bytes, value: bytes) -> None:
-        """Put a row. Raises StoreError: the pack that may contain it cannot be read."""
-        edit = self._edit_of(key)
-        if edit is None:
-            self._put(_TABLE_BYTE + key, stored(value))
-        else:
-            edit.rows[key] = value
-
-    def remove(self, key: bytes) -> None:
-        """Remove a row if there is one. Raises StoreError: the pack that may contain it cannot be read."""
-        edit = self._edit_of(key)
-        if edit is None:
-            self._delete(_TABLE_BYTE + key)
-        else:
-            edit.rows.pop(key, None)
-
-    def remove_if_readable(self, key: bytes) -> None:
-        """Remove a row, unless its pack is damaged: no row of such a pack can be read or kept.
-
-        Raises:
-          StoreError: the pack cannot be read for another reason; nothing was removed.
-        """
-        try:
-            self.remove(key)
-        except Unreadable as error:
-            if "Corruption" not in error.detail:
-                raise
-
-    def _edit_of(self, key: bytes) -> _Edit | None:
-        """Return the pack that contains the key or would contain it; None if there is none."""
-        if self._last is not None and self._last.first <= key <= self._last.key:
-            return self._last
-        at = bisect_left(self._new_keys, key)
-        if at < len(self._new_keys):
-            name = self._new_keys[at]
-            edit = self._taken_apart(Pack(name, self._new[name]), key)
-            if edit is not None:
-                return edit
-        found = self._database.first_from(PACKED_TABLE, key)
-        return self._taken_apart(found, key) if isinstance(found, Pack) else None
-
-    def _taken_apart(self, pack: Pack, key: bytes) -> _Edit | None:
-        """Return the edit of a pack that ends at a key or after it; None if the pack begins after the key."""
-        edit = self._edits.get(pack.key)
-        if edit is None and pack.key_at(0) <= key:
-            edit = self._edits[pack.key] = _Edit(pack)
-        if edit is None or edit.first > key:
-            return None
-        self._last = edit
-        return edit
-
-    def finish(self) -> int:
-        """Put the changed packs; returns their bytes."""
-        size = 0
-        for name, edit in self._edits.items():
-            packs: list[Row] = []
-            for _, run in groupby(sorted(edit.rows.items()), lambda row: len(row[0])):
-                keys, values = zip(*run, strict=True)
-                packs += _packs(b"", keys, values, list(map(len, values)))
-            if all(key != name for key, _ in packs):
-                self._delete(_TABLE_BYTE + name)
-            for key, value in packs:
-                self._put(_TABLE_BYTE + key, value)
-                size += len(key) + len(value)
-        return size

@@ -18,7 +18,8 @@ from plainsong.protocol.keys import stop_after
 from plainsong.protocol.rows import JOINED_VALUE, PLAIN, PLAIN_GAP, PlainItems
 from storage.base import GROWTH
 from storage.leveldb.engine.errors import FOREIGN
-from storage.leveldb.engine.packs import MARK, PACK_BYTES, Pack, PlainPart, PlainParts
+from storage.leveldb.engine.packs import MARK, PACK_BYTES, Pack
+from storage.leveldb.engine.plain_parts import PlainPart, PlainParts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
