@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from storage.base import StoreError, StoreUnusable
+from storage.base import StoreError, StoreUnusable, Unreadable
 from storage.directory import sync_directory
 from storage.leveldb.engine.errors import FOREIGN, call_failed, without_folders
 from storage.leveldb.engine.packs import PACKED_TABLE, laid_out
@@ -240,6 +240,8 @@ def rewrite(keeper: Keeper, sources: Sequence[Volume]) -> Generator[float | SetC
         if _change_again(keeper, sources, target, database):
             for _ in target.look_through(database):
                 pass
+        if target.is_unread:
+            raise Unreadable("Corruption: the copied rows cannot be read back")
         sync_directory(target.path)
         placed = None if target.is_empty else target
         yield from keeper.replace(sources, placed)

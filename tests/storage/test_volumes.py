@@ -468,6 +468,26 @@ async def test_a_rewrite_that_fails_changes_nothing(store, monkeypatch):
     assert await everything(store) == [*expected, (key(99), b"v" * 100)]
 
 
+async def test_a_rewrite_whose_copy_cannot_be_read_back_replaces_nothing(store, monkeypatch):
+    other = await of_two_topics(store, 60)
+    await store.drop(MESSAGE, [(PREFIX, key(60))])
+    expected = await read_rows(store, MESSAGE, other, stop_after(other), limit=100)
+    before = [volume.name for volume in store._db.sets.current.all]
+    real = tidying._copy
+
+    def damaged(keeper, sources, target, database):
+        yield from real(keeper, sources, target, database)
+        for table in target.path.glob("*.ldb"):
+            data = bytearray(table.read_bytes())
+            data[10] ^= 1
+            table.write_bytes(data)
+
+    monkeypatch.setattr(tidying, "_copy", damaged)
+    assert await store.tidy() == 0
+    assert [volume.name for volume in store._db.sets.current.all][: len(before)] == before
+    assert await everything(store) == expected
+
+
 async def test_dead_rows_are_removed_from_the_large_volume_of_version_0_1(store):
     other = await of_two_topics(store, 60)
     gone = generation_prefix(TopicName("ns", "a"), 1)
