@@ -124,11 +124,6 @@ MECHANISMS: dict[str, Mechanism] = {
         _sets(("storage.leveldb.engine.background:BackgroundThread.look", lambda self: None)),
         ("steady",),
     ),
-    "compression": Mechanism(
-        "a volume is compressed only if a sample says that it is worth it",
-        _sets(("storage.leveldb.keeper:is_worth_it", lambda *_: True)),
-        ("steady", "batch x4", "walk by 10000"),
-    ),
     "packs": Mechanism(
         "32 messages or more of a commit share a row",
         _sets(("storage.leveldb.engine.packs:MIN_ROWS", 1 << 30)),

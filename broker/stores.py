@@ -55,7 +55,6 @@ async def open_store(config: Config) -> AsyncIterator[Store]:
             write_buffer_bytes=config.storage.write_buffer_bytes,
             volume_bytes=config.storage.volume_bytes,
             block_cache_bytes=config.storage.block_cache_bytes,
-            compression=config.storage.compression,
             max_inline_s=config.storage.inline_commit_s,
         )
         store = await LevelDBStore.open(config.storage.data_dir, options, address=config.http.bind)

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 PREFIX = "PLAINSONG_"
 _URL = re.compile(r"https?:")
 #: Settings of the last version that do nothing any more, and why; the next version refuses them.
-RETIRED = {"http.lane": "every HTTP/1.1 request is served in the same way"}
+RETIRED = {
+    "http.lane": "every HTTP/1.1 request is served in the same way",
+    "storage.compression": "LevelDB compresses each block that gets smaller by it",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,14 +135,6 @@ class StorageConfig:
         low=64 * KIB,
         high=1 * TIB,
     )
-    compression: str = choice(
-        "auto",
-        "Whether LevelDB compresses the messages of a new volume; "
-        "auto: if a sample of the volume before says that it saves a tenth.",
-        "auto",
-        "snappy",
-        "none",
-    )
     block_cache_bytes: int = size(
         8 * MIB,
         "What LevelDB keeps of the blocks that point reads needed; scans do not fill it.",

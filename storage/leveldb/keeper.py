@@ -26,14 +26,13 @@ from plainsong.protocol.effects import Table
 from storage.base import StoreError, StoreUnusable, Unreadable, rolled_back
 from storage.directory import sync_directory
 from storage.leveldb import threads
-from storage.leveldb.engine.compression import Stretch, is_worth_it
 from storage.leveldb.engine.errors import call_failed, without_folders
 from storage.leveldb.keeper_thread import KeeperThread, NotChanged, Running, Work, copy_of
 from storage.leveldb.open_databases import VolumeDamaged
 from storage.leveldb.operations import PendingWrite, Pin, Replace, Unpin
 from storage.leveldb.reads import VolumeReads
 from storage.leveldb.row_writes import RowWrites
-from storage.leveldb.volume import TABLES, Volume, save_index
+from storage.leveldb.volume import Volume, save_index
 from storage.leveldb.volume_list import Listed, ListUnknown, remove_slowly, remove_volume, write_list
 from storage.leveldb.volume_set import estimate_live
 
@@ -170,7 +169,7 @@ class Keeper:
         if self.thread.failed is not None:
             raise copy_of(self.thread.failed)
         number = self._listed[-1].number + 1
-        volume = self._volume(number, f"{number:08d}", compressed=self._compress_next())
+        volume = self._volume(number, f"{number:08d}")
         try:
             # A failed attempt may have left files, which were never listed.
             remove_volume(volume.path)
@@ -191,36 +190,19 @@ class Keeper:
             raise call_failed(error, "making the next volume") from error
         return volume
 
-    def _volume(self, number: int, name: str, *, compressed: bool) -> Volume:
-        shape = self._options.volume_shape(compressed=compressed, packed=True)
-        return Volume(number, self._directory / name, shape)
-
-    def _compress_next(self) -> bool:
-        """True if the next volume is to be compressed."""
-        if self._options.compression != "auto":
-            return self._options.compression == "snappy"
-        newest = self._sets.current.newest
-        stretches = [
-            Stretch(table, extent.first, extent.last, extent.size)
-            for table in TABLES
-            for extent in newest.extents[table].values()
-        ]
-        with self._databases.lease(newest) as database:
-            worth = is_worth_it(database, stretches)
-        return newest.shape.compressed if worth is None else worth
+    def _volume(self, number: int, name: str) -> Volume:
+        return Volume(number, self._directory / name, self._options.volume_shape(packed=True))
 
     def successor(self, sources: Sequence[Volume]) -> Volume:
         """Return a volume to replace adjacent volumes; its folder does not exist yet."""
         again = max(int(volume.path.suffix[1:] or 0) for volume in sources) + 1
-        chosen = self._options.compression
-        compressed = chosen == "snappy" or (chosen == "auto" and any(volume.shape.compressed for volume in sources))
         number = sources[0].number
         # If the copy of a failed attempt could not be removed, its rows must not become part of this one: some may have
         # been removed or rolled back since.
         while (path := self._directory / f"{number:08d}.{again}").exists():
             remove_volume(path)
             again += 1
-        return self._volume(number, path.name, compressed=compressed)
+        return self._volume(number, path.name)
 
     def _write_list(self, volumes: Sequence[Volume]) -> None:
         """Replace the list, durably.
@@ -234,10 +216,7 @@ class Keeper:
         try:
             write_list(
                 self._directory,
-                [
-                    Listed(each.number, each.name, each.large, each.shape.compressed, each.shape.packed)
-                    for each in volumes
-                ],
+                [Listed(each.number, each.name, each.large, each.shape.packed) for each in volumes],
             )
         except ListUnknown as error:
             self._list_unknown = True

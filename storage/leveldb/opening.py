@@ -76,7 +76,7 @@ def listed_volumes(directory: Path, options: LevelDBOptions, databases: OpenData
 def _shape(listed: Listed, options: LevelDBOptions) -> Shape:
     if listed.large:
         return options.large_shape
-    return options.volume_shape(compressed=listed.compressed, packed=listed.packed)
+    return options.volume_shape(packed=listed.packed)
 
 
 def _lost_by_a_race(directory: Path, listed: Sequence[Listed], options: LevelDBOptions) -> Volume | None:
@@ -203,9 +203,8 @@ def make_first(directory: Path, options: LevelDBOptions, before: Sequence[Listed
         directory.mkdir(exist_ok=True)
         remove_unlisted(directory, before)
         path = directory / f"{number:08d}"
-        compressed = options.compression != "none"
-        Database(path, options.volume_shape(compressed=compressed, packed=True), create=True).close()
+        Database(path, options.volume_shape(packed=True), create=True).close()
         sync_directory(path)
-        write_list(directory, [*before, Listed(number, path.name, compressed=compressed, packed=True)])
+        write_list(directory, [*before, Listed(number, path.name, packed=True)])
     except OSError as error:
         raise opening_failed(error, directory) from error

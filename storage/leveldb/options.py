@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storage.leveldb.engine.compression import VOLUME_BLOCK_BYTES
 from storage.leveldb.engine.database import KIB, MIB, Shape
 
 #: Small enough for LevelDB to leave the tables of a volume where they are: above a tenth of a table's size it would
 #: move the second table to a level whose bound of 10 MiB makes it merge.
 _VOLUME_FILE_BYTES = 1 * MIB
+#: Rows in a block of a volume.
+_VOLUME_BLOCK_BYTES = 16 * KIB
 #: LevelDB's block cache for each open volume.
 _VOLUME_CACHE_BYTES = 256 * KIB
 
@@ -29,22 +30,19 @@ class LevelDBOptions:
     """Volumes held open, each with a few descriptors, its tables mapped, and about 300 KiB of table indexes."""
     paranoid_checks: bool = True
     """Refuse a log or manifest with a damaged record, instead of dropping it and the rest of its block."""
-    compression: str = "auto"
-    """Compression of new tables: snappy, none, or auto, which samples the rows of the volume before."""
     max_inline_s: float = 0.002
     """The longest time, in seconds, that an inline commit of the event loop may take; 0: all commits use the thread."""
     max_readers: int = 4
     """Threads that read at once. More than a few gain nothing under the interpreter lock; each holds a list of rows."""
 
-    def volume_shape(self, *, compressed: bool = True, packed: bool = False) -> Shape:
+    def volume_shape(self, *, packed: bool = False) -> Shape:
         """Return the layout of a volume."""
         return Shape(
             write_buffer_bytes=self.write_buffer_bytes,
             block_cache_bytes=_VOLUME_CACHE_BYTES,
             max_file_bytes=_VOLUME_FILE_BYTES,
-            block_bytes=VOLUME_BLOCK_BYTES,
+            block_bytes=_VOLUME_BLOCK_BYTES,
             paranoid_checks=self.paranoid_checks,
-            compressed=compressed,
             packed=packed,
         )
 

@@ -45,8 +45,6 @@ class Listed:
     """``00000012``; a rewritten volume has a suffix ``.1``, then ``.2``."""
     large: bool = False
     """True for the database of version 0.1, which may be of any size and has its own layout."""
-    compressed: bool = True
-    """True if new tables in it are compressed."""
     packed: bool = False
     """True if rows of messages may be in packs; never in volumes of format 2."""
 
@@ -63,13 +61,7 @@ def read_list(directory: Path) -> list[Listed] | None:
         if int(check, 16) != zlib.crc32(content):
             raise ValueError("its checksum is another")
         found = [
-            Listed(
-                each["number"],
-                each["folder"],
-                each.get("large", False),
-                each.get("compressed", True),
-                each.get("packed", False),
-            )
+            Listed(each["number"], each["folder"], each.get("large", False), each.get("packed", False))
             for each in json.loads(content)
         ]
         if not all(_OURS.match(each.folder) for each in found):
@@ -92,7 +84,6 @@ def write_list(directory: Path, volumes: Sequence[Listed]) -> None:
                 "number": each.number,
                 "folder": each.folder,
                 **({"large": True} if each.large else {}),
-                **({} if each.compressed else {"compressed": False}),
                 **({"packed": True} if each.packed else {}),
             }
             for each in volumes

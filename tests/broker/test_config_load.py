@@ -63,14 +63,16 @@ def test_file_environment_and_flags_win_in_this_order(tmp_path):
     assert loaded.origins["http.keep_alive_s"] == "default"
 
 
-def test_a_setting_that_was_retired_is_accepted_with_a_warning(tmp_path):
-    file = toml(tmp_path, "[http]\nlane = false\n")
-    loaded = load_config(file, {"PLAINSONG_HTTP__LANE": "perhaps"}, {})
+@pytest.mark.parametrize(("section", "key"), [("http", "lane"), ("storage", "compression")])
+def test_a_setting_that_was_retired_is_accepted_with_a_warning(tmp_path, section, key):
+    file = toml(tmp_path, f'[{section}]\n{key} = "none"\n')
+    variable = f"PLAINSONG_{section}__{key}".upper()
+    loaded = load_config(file, {variable: "perhaps"}, {})
     assert [warning.partition(" (")[0] for warning in loaded.warnings] == [
-        f"file {file}: http.lane does nothing any more",
-        "environment PLAINSONG_HTTP__LANE: http.lane does nothing any more",
+        f"file {file}: {section}.{key} does nothing any more",
+        f"environment {variable}: {section}.{key} does nothing any more",
     ]
-    assert "http.lane" not in loaded.origins
+    assert f"{section}.{key}" not in loaded.origins
 
 
 @pytest.mark.parametrize(

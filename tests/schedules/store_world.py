@@ -43,7 +43,7 @@ from tests.schedules import scheduler as sched
 from tests.schedules.world import LINES, MESSAGE, METADATA, PREFIXES, Topic, World, Wrong, patched
 
 NAMES = [TopicName("ns", name) for name in ("a", "b")]
-OPTIONS = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=500, max_open_volumes=2, compression="none")
+OPTIONS = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=500, max_open_volumes=2)
 STORE_LINES = (*LINES, "storage/leveldb/group_commit.py", "storage/leveldb/store.py", "storage/backup/cut.py")
 #: A row written by commits begun while the disk works on another; it belongs to no topic.
 _BESIDE = b"\x00nbeside:"

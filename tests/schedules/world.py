@@ -46,7 +46,7 @@ from tests.schedules.scheduler import Scheduler
 from tests.storage.rolling_contract import under
 
 MESSAGE, METADATA = Table.MESSAGE, Table.METADATA
-TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=500, max_open_volumes=2, compression="none")
+TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=500, max_open_volumes=2)
 PREFIXES = [generation_prefix(TopicName("ns", name), 1) for name in ("a", "b")]
 POINTER = 7
 #: Checks after a simulated kill, per schedule: each opens the store once more.

@@ -17,7 +17,7 @@ from pathlib import Path
 from storage.leveldb import LevelDBOptions
 from storage.leveldb.engine.database import Database
 
-database = Database(Path(sys.argv[1]), LevelDBOptions().volume_shape(compressed=False), create=True)
+database = Database(Path(sys.argv[1]), LevelDBOptions().volume_shape(), create=True)
 
 
 def niceness():

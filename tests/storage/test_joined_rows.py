@@ -242,7 +242,7 @@ def joined(lists, packed: bool):
 def test_rows_before_a_damaged_block_are_read_and_then_the_damage_is_an_error(tmp_path, packed, last):
     random = Random(1)
     values = [plain_head(100) + random.randbytes(100) for _ in range(3000)]
-    path, shape = tmp_path / "one", OPTIONS.volume_shape(packed=packed, compressed=False)
+    path, shape = tmp_path / "one", OPTIONS.volume_shape(packed=packed)
     database = Database(path, shape, create=True)
     prefix = written(database, values, 1)
     if not last:

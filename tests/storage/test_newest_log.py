@@ -188,7 +188,7 @@ class Syncs:
 
 @pytest.fixture
 def database(tmp_path):
-    opened = Database(tmp_path / "data", SMALL.volume_shape(compressed=False), create=True)
+    opened = Database(tmp_path / "data", SMALL.volume_shape(), create=True)
     yield opened
     opened.close()
 
@@ -275,7 +275,7 @@ def test_a_descriptor_whose_close_fails_fails_no_commit_that_was_synced(database
     assert failed
     database.close()
     assert len(failed) > 1, "its own descriptor of the log, too"
-    again = Database(database._path, SMALL.volume_shape(compressed=False), create=False)
+    again = Database(database._path, SMALL.volume_shape(), create=False)
     assert [key for key, _ in again.own_rows(b"\2", b"\3")] == [b"\2a", b"\2b"]
     again.close()
 

@@ -201,7 +201,7 @@ def test_where_names_are_not_counted_no_log_is_held_or_cut(tmp_path, monkeypatch
 
 
 def database_shape():
-    return LevelDBOptions(write_buffer_bytes=4 * STEP_BYTES).volume_shape(compressed=False)
+    return LevelDBOptions(write_buffer_bytes=4 * STEP_BYTES).volume_shape()
 
 
 def with_rows(tmp_path, *, early, rows=600):

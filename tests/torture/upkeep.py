@@ -78,7 +78,7 @@ async def sweeping(directory: Path) -> None:
         await _write(store, STAYS, range(ROWS))
         await store.begin_files()
     first, *others = read_list(volumes) or []
-    write_list(volumes, [Listed(first.number, first.folder, large=True, compressed=first.compressed), *others])
+    write_list(volumes, [Listed(first.number, first.folder, large=True), *others])
     (volumes / f"{first.folder}.index").unlink()
     async with await LevelDBStore.open(directory, LevelDBOptions()) as store:
         mark(directory, WRITTEN)

@@ -54,8 +54,6 @@ class Shape:
     """Bits per key of the filter that saves point reads of absent rows a disk access: 10 bits save 99 of 100."""
     paranoid_checks: bool = True
     """Refuse a log or manifest with a damaged record, instead of dropping it and the rest of its block."""
-    compressed: bool = True
-    """True if new blocks are compressed. Blocks record this themselves, so all can be read."""
     packed: bool = False
     """True if rows of messages may be in packs; see ``storage.leveldb.engine.packs``."""
 
@@ -196,7 +194,8 @@ def _opened(path: Path, shape: Shape, *, create: bool, check: bool) -> Any:
                 block_size=shape.block_bytes,
                 max_file_size=shape.max_file_bytes,
                 bloom_filter_bits=shape.bloom_bits,
-                compression="snappy" if shape.compressed else None,
+                # A block that this would not make smaller by an eighth is stored as it is.
+                compression="snappy",
             )
         except FOREIGN as error:
             raise opening_failed(error, path) from error
