@@ -42,11 +42,14 @@ def server() -> Iterator[Postgres]:
 
 @pytest.fixture
 def database(server: Postgres) -> Iterator[str]:
-    """The URL of a database with empty tables and no prepared transactions."""
+    """The URL of a database with empty tables and no prepared transactions.
+
+    A server that has ended by itself fails one test, and not all that follow.
+    """
+    server.check()
     yield server.emptied("tests", Base.metadata)
-    if not server.runs:
-        server.start()
-    server.forget("tests")
+    server.check()
+    server.forget()
 
 
 @pytest.fixture

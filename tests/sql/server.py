@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +27,20 @@ if TYPE_CHECKING:
 #: The first of these that exists runs the server if the tests run as root, which PostgreSQL refuses.
 UNPRIVILEGED = ("postgres", "nobody")
 MAX_PREPARED = 64
+#: What PostgreSQL logs if a start fails because its last processes have not released everything: the kernel frees the
+#: memory and sockets of a killed process after it has removed its working directory, and a reader of its files under
+#: /proc delays that further. Starting again is PostgreSQL's own advice.
+IN_USE = ("is still in use", "Address already in use")
+#: As much of the log as a failure shows.
+MOST_LOG_CHARS = 4_000
 
 
 class NoServer(Exception):
     """This machine has no PostgreSQL, or cannot run it; the text says what is missing."""
+
+
+class ServerEnded(Exception):
+    """The server is not running, although no test stopped it, or cannot be started; the text has its log."""
 
 
 class Postgres:
@@ -44,6 +56,7 @@ class Postgres:
         self.home = Path(tempfile.mkdtemp(prefix="plainsong-postgres-"))
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
         if self._user is not None:
             os.chown(self.home, self._user.pw_uid, self._user.pw_gid)
         done = self._run(
@@ -62,11 +75,13 @@ class Postgres:
 
         Tests share a database: creating one writes hundreds of files, which a killed server syncs when it starts again.
         """
+        if not self.runs:
+            self.start()
         with self._connected() as connection:
             query = "SELECT FROM pg_database WHERE datname = %s"
             if connection.execute(query, [database]).fetchone() is None:
                 connection.execute(f'CREATE DATABASE "{database}"')
-        self.forget(database)
+        self.forget()
         with self._connected(database) as connection:
             connection.execute("DROP SCHEMA public CASCADE")
             connection.execute("CREATE SCHEMA public")
@@ -74,11 +89,12 @@ class Postgres:
         metadata.create_all(engine)
         return self.url(database)
 
-    def forget(self, database: str) -> None:
-        """Roll back the prepared transactions of a database."""
-        with self._connected(database) as connection:
-            query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
-            for (gid,) in connection.execute(query).fetchall():
+    def forget(self) -> None:
+        """Roll back the prepared transactions of all databases."""
+        with self._connected() as connection:
+            found = connection.execute("SELECT database, gid FROM pg_prepared_xacts").fetchall()
+        for database, gid in found:
+            with self._connected(database) as connection:
                 connection.execute(f"ROLLBACK PREPARED '{gid}'")
 
     def _connected(self, database: str = "postgres") -> psycopg.Connection[Any]:
@@ -88,7 +104,26 @@ class Postgres:
     # --- life cycle ----------------------------------------------------------------------------
 
     def start(self, max_prepared: int = MAX_PREPARED) -> Postgres:
-        """Spawn it, and wait until it has recovered and accepts connections."""
+        """Spawn it, and wait until it has recovered and accepts connections.
+
+        Raises:
+          ServerEnded: it ended, or does not answer.
+        """
+        assert not self.runs
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            self.kill()
+            self._spawn(max_prepared)
+            while self.runs and time.monotonic() < deadline_s:
+                if self._answers():
+                    return self
+                time.sleep(0.02)
+            log = self.log()
+            if self.runs or time.monotonic() > deadline_s or not any(reason in log for reason in IN_USE):
+                self.kill()
+                raise ServerEnded(f"PostgreSQL does not start:\n{log}")
+
+    def _spawn(self, max_prepared: int) -> None:
         settings = {
             "port": self.port,
             "listen_addresses": "127.0.0.1",
@@ -103,19 +138,30 @@ class Postgres:
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
         with (self.home / "log").open("ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
-                command, cwd=self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._as_somebody()
+                command,
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # signals to the process group of the tests are not for it
+                **self.identity,
             )
-        eventually("PostgreSQL takes connections", self._answers)
-        return self
 
     def kill(self) -> None:
-        """Kill the server and all its processes at once, like a machine that stops."""
-        assert self._process is not None
+        """Kill the server and all its processes at once, like a machine that stops; does nothing the second time.
+
+        Its lock files are removed, as they are at boot: the pid in them may be another process's by the next start.
+        """
+        if self._process is None:
+            return
         self._process.kill()
         eventually("all of PostgreSQL is gone", self._is_gone)
         self._process.wait()
         self._process = None
+        for lock in ("data/postmaster.pid", f".s.PGSQL.{self.port}", f".s.PGSQL.{self.port}.lock"):
+            (self.home / lock).unlink(missing_ok=True)
 
     def _is_gone(self) -> bool:
         """True if none of its processes is left; kills those that are.
@@ -133,7 +179,10 @@ class Postgres:
         """Shut it down cleanly, even with clients connected."""
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)
-        self._process.wait(PATIENCE_S)
+        try:
+            self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            raise ServerEnded(f"PostgreSQL does not shut down:\n{self.log()}") from None
         self._process = None
 
     def restart(self) -> None:
@@ -141,10 +190,36 @@ class Postgres:
         self.kill()
         self.start()
 
+    @contextmanager
+    def without_prepared(self) -> Iterator[None]:
+        """Run it without prepared transactions during the block; it would not start if it had any."""
+        self.forget()
+        self.stop()
+        try:
+            self.start(max_prepared=0)
+            yield
+        finally:
+            if self.runs:
+                self.stop()
+            self.start()
+
+    def check(self) -> None:
+        """Start it if it is not running.
+
+        Raises:
+          ServerEnded: it had ended, and not by ``kill`` or ``stop``; it runs again.
+        """
+        if self.runs:
+            return
+        code, log = self._process and self._process.returncode, self.log()
+        self.start()
+        if code is not None:
+            raise ServerEnded(f"PostgreSQL ended by itself with {code}, and was started again:\n{log}")
+
     @property
     def runs(self) -> bool:
-        """True if it was started and not ended by us."""
-        return self._process is not None
+        """True if its process is running."""
+        return self._process is not None and self._process.poll() is None
 
     @property
     def pids(self) -> list[int]:
@@ -152,25 +227,38 @@ class Postgres:
         assert self._process is not None
         return [self._process.pid, *_children(self._process.pid)]
 
+    def log(self) -> str:
+        """Return what it has logged since its latest start, at most the last ``MOST_LOG_CHARS``."""
+        text = (self.home / "log").read_bytes()[self._log_start :].decode(errors="replace")
+        return text[-MOST_LOG_CHARS:]
+
     def remove(self) -> None:
         """End it, and remove its files."""
         if self.runs:
-            self.kill()
+            self._quit()
+        self.kill()
         shutil.rmtree(self.home, ignore_errors=True)
 
-    def _answers(self) -> bool:
+    def _quit(self) -> None:
+        """Shut it down immediately: it removes its shared memory, which a killed server leaves to the next start."""
         assert self._process is not None
-        assert self._process.poll() is None, (self.home / "log").read_text()
+        self._process.send_signal(signal.SIGQUIT)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(PATIENCE_S)
+
+    def _answers(self) -> bool:
         with suppress(psycopg.OperationalError), self._connected():
             return True
         return False
 
     def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            [self._bin / program, *arguments], cwd=self.home, capture_output=True, check=False, **self._as_somebody()
+            [self._bin / program, *arguments], cwd=self.home, capture_output=True, check=False, **self.identity
         )
 
-    def _as_somebody(self) -> dict[str, Any]:
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Arguments of ``Popen`` for a process of the same user."""
         if self._user is None:
             return {}
         return {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}

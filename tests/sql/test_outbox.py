@@ -290,10 +290,8 @@ def test_a_database_that_cannot_prepare_is_told_of_the_outbox(server: Postgres, 
         SqlParticipant(session).start_tx(begun())
     assert "plainsong.sql.Outbox" in caught.value.hint
     lite.dispose()
-    server.stop()
-    server.start(max_prepared=0)
-    try:
-        engine = create_engine(database)
+    engine = create_engine(database)
+    with server.without_prepared():
         with pytest.raises(SqlUnusable) as caught:
             check_allowed(engine)
         assert "plainsong.sql.Outbox" in caught.value.hint
@@ -304,7 +302,4 @@ def test_a_database_that_cannot_prepare_is_told_of_the_outbox(server: Postgres, 
             session.execute(text("SELECT 1"))
             session.commit()
         assert payloads(engine) == [b"1"]
-        engine.dispose()
-    finally:
-        server.stop()
-        server.start()
+    engine.dispose()

@@ -71,6 +71,8 @@ class Harness:
 
     def writer(self) -> Writer:
         """Start a writer, and wait until it has committed a transaction."""
+        if self.server is not None:
+            self.server.check()
         self._first += 1_000_000
         said = self.home / f"writer{self._first}"
         process = self._spawn(WRITER, self.database, str(self._first), said=said)

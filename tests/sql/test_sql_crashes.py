@@ -55,6 +55,7 @@ class Harness:
     @contextmanager
     def worker(self, numbers: str, point: str = "-", victim: str = "-") -> Iterator[subprocess.Popen[bytes] | Forked]:
         """Run a program; when it dies, the next one is started at once, because a start takes a while."""
+        self.server.check()
         pids = {
             "client": "self",
             "daemon": str(self.daemon.pid),
@@ -96,9 +97,7 @@ class Harness:
             self.daemon.end()
             self.daemon.start()
         elif victim == "database":
-            if self.server.runs:
-                self.server.kill()
-            self.server.start()
+            self.server.restart()
 
     def settled(self) -> tuple[list[int], list[int]]:
         """Return rows and messages, once recovery is complete."""

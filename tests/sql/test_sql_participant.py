@@ -381,17 +381,12 @@ def test_a_second_database_in_one_session_is_refused(engine: Engine, server: Pos
 
 
 def test_a_server_that_keeps_no_prepared_transactions_says_what_to_set(server: Postgres, database: str):
-    server.stop()
-    server.start(max_prepared=0)
     engine = create_engine(database)
-    try:
-        with Session(engine) as session, pytest.raises(SqlUnusable, match="max_prepared_transactions") as caught:
+    with server.without_prepared(), Session(engine) as session:
+        with pytest.raises(SqlUnusable, match="max_prepared_transactions") as caught:
             SqlParticipant(session).start_tx(begun())
         assert "ALTER SYSTEM SET max_prepared_transactions" in caught.value.hint
-    finally:
-        engine.dispose()
-        server.stop()
-        server.start()
+    engine.dispose()
 
 
 # --- names -------------------------------------------------------------------------------------------
