@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from broker.systemd import Notifier
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(params=["file", "abstract"])
@@ -15,7 +16,7 @@ def systemd(request, tmp_path):
     name = str(tmp_path / "notify") if request.param == "file" else f"\0plainsong-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind(name)
-        end.settimeout(5)
+        end.settimeout(PATIENCE_S)
         yield end, name.replace("\0", "@")
 
 

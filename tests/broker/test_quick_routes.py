@@ -254,7 +254,7 @@ async def test_a_list_is_answered_while_there_is_no_room_for_answers(listener):
         await daemon.http.get(TOPICS)
         taken = daemon.service.answers.room()
         taken.must_have(daemon.service.answers.max_bytes)
-        with trio.fail_after(1):
+        with trio.fail_after(PATIENCE_S):
             answer = await daemon.http.get(TOPICS, headers={"accept-encoding": "identity"})
         assert answer.status_code == 200
         assert len(answer.json()) == 500

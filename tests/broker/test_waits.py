@@ -19,13 +19,16 @@ from actors.observe import watch_jumps
 from broker.api.routes import ROUTES
 from broker.http.handlers import answer_of
 from broker.http.messages import EVENT_STREAM, Request
+from plainsong.protocol import requests
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic import asks
 from plainsong.protocol.topic.core import RULES
 from tests.patience import PATIENCE_S
+from tests.waiting import until
 
 NAME = TopicName("ns", "t")
-WAIT_MS = 60_000
+#: Longer than the tests' patience: a lost wake-up fails the test, instead of passing when the wait times out.
+WAIT_MS = 3_600_000
 #: The results of a wait.
 NEWS, GONE, NOTHING = "messages", "topic_not_found", "nothing"
 
@@ -202,8 +205,13 @@ def test_every_ask_of_a_topic_ends_waits_or_never_does():
 
 @pytest.fixture
 def no_second_look(monkeypatch):
-    """A stream of events checks again every 15 s by itself, which would hide a missing wake-up."""
+    """A stream of events checks again every 15 s by itself, and a wait ends after 60 s: both would hide a lost wake-up."""
     monkeypatch.setattr(events, "PING_S", 100 * PATIENCE_S)
+    monkeypatch.setattr(requests, "MAX_WAIT_MS", WAIT_MS)
+
+
+def waited_for(**options):
+    return in_process(poll__max_wait_ms=WAIT_MS, **options)
 
 
 async def held_topic(daemon):
@@ -239,17 +247,11 @@ class Waiter:
         return self._found
 
 
-async def until(holds):
-    with trio.fail_after(PATIENCE_S):
-        while not holds():
-            await trio.lowlevel.checkpoint()
-
-
 @pytest.mark.parametrize("end", [end for end, (held, _) in ENDS.items() if held], ids=lambda end: end.__name__)
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
 async def test_what_ends_a_hold_ends_the_wait(wait, end, no_second_look, nursery, monkeypatch):
     monkeypatch.setattr(actors.observe, "CLOCK_CHECK_INTERVAL_S", 0.01)
-    async with in_process() as daemon, trio.open_nursery() as waiting:
+    async with waited_for() as daemon, trio.open_nursery() as waiting:
         nursery.start_soon(watch_jumps, daemon.clock, daemon.service.pointers.wake_all)
         begun = await held_topic(daemon)
         await publish_after(daemon, 2_001)
@@ -265,7 +267,7 @@ async def test_what_ends_a_hold_ends_the_wait(wait, end, no_second_look, nursery
 @pytest.mark.parametrize("end", [end for end, (_, free) in ENDS.items() if free], ids=lambda end: end.__name__)
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
 async def test_what_changes_a_topic_ends_the_wait_at_its_end(wait, end, no_second_look):
-    async with in_process() as daemon, trio.open_nursery() as waiting:
+    async with waited_for() as daemon, trio.open_nursery() as waiting:
         await daemon.create()
         await daemon.create("quiet")
         _, last = await daemon.publish("read")
@@ -278,7 +280,7 @@ async def test_what_changes_a_topic_ends_the_wait_at_its_end(wait, end, no_secon
 
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
 async def test_a_topic_that_is_created_again_ends_the_wait_for_the_one_before(wait, no_second_look):
-    async with in_process() as daemon, trio.open_nursery() as waiting:
+    async with waited_for() as daemon, trio.open_nursery() as waiting:
         begun = await held_topic(daemon)
         reader = Waiter(daemon, wait, {})
         waiting.start_soon(reader.run)
@@ -312,7 +314,7 @@ async def test_a_message_that_expires_lets_those_go_on_whom_it_held(
     wait, verb, more, ttl_ms, no_second_look, autojump_clock
 ):
     clock = LoopClock()
-    async with in_process(clock=clock) as daemon, trio.open_nursery() as waiting:
+    async with waited_for(clock=clock) as daemon, trio.open_nursery() as waiting:
         await daemon.create(ttl=3_000)
         await daemon.create("quiet")
         begun = await begin(daemon, type="long")
@@ -329,8 +331,8 @@ async def test_a_message_that_expires_lets_those_go_on_whom_it_held(
         assert clock.now_ms() - published_ms == pytest.approx(ttl_ms, abs=2)
 
 
-async def test_readers_that_wait_keep_their_topic_open(autojump_clock):
-    async with in_process(topic__idle_s=1) as daemon, trio.open_nursery() as waiting:
+async def test_readers_that_wait_keep_their_topic_open(no_second_look, autojump_clock):
+    async with waited_for(topic__idle_s=1) as daemon, trio.open_nursery() as waiting:
         begun = await held_topic(daemon)
         reader = Waiter(daemon, poll, {})
         waiting.start_soon(reader.run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -15,6 +16,8 @@ from tests.client.simulation import KINDS, kind, kinds
 from tests.daemon.harness import Daemon
 from tests.patience import PATIENCE_S
 
+#: Far longer than the tests' patience.
+LONG_WAIT_MS = 3_600_000
 _numbers = count()
 
 
@@ -55,6 +58,26 @@ def both_clients(request: pytest.FixtureRequest) -> Iterator[str]:
     kinds.append(KINDS[request.param])
     yield request.param
     kinds.pop()
+
+
+@pytest.fixture(scope="module")
+def url_of_long_waits(both_clients: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A daemon and clients whose waits are longer than the tests' patience: a lost wake-up fails the test.
+
+    With their own limits, the call would return after half a minute or a minute, as if it had been woken.
+    """
+    site = tmp_path_factory.mktemp("site")
+    (site / "sitecustomize.py").write_text(
+        f"from plainsong.protocol import requests\nrequests.MAX_WAIT_MS = {LONG_WAIT_MS}\n"
+    )
+    with ExitStack() as stack:
+        patched = stack.enter_context(pytest.MonkeyPatch.context())
+        for client in ("_async", "_sync"):
+            patched.setattr(f"plainsong.{client}.messages.MAX_WAIT_MS", LONG_WAIT_MS)
+            patched.setattr(f"plainsong.{client}.read.WAIT_MS", LONG_WAIT_MS)
+        environ = {"PYTHONPATH": os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])}
+        data = tmp_path_factory.mktemp("long-waits") / "data"
+        yield url_of(stack.enter_context(Daemon(data, f"poll.max_wait_ms={LONG_WAIT_MS}", environ=environ)))
 
 
 @pytest.fixture

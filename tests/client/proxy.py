@@ -48,6 +48,7 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join(PATIENCE_S)  # it may just open a connection
         self._listener.close()
         self.close_all()
         for thread in self._threads:

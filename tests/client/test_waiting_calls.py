@@ -19,16 +19,20 @@ import plainsong._async
 from plainsong._async.client import AsyncClient, AsyncTopic
 from plainsong.errors import TopicNotFound
 from tests.client.client_under_test import Client
+from tests.client.conftest import LONG_WAIT_MS
 from tests.daemon.harness import eventually
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("both_clients")
-#: The longest wait that the protocol allows.
-WAIT_MS = 60_000
+
+
+@pytest.fixture
+def shared_url(url_of_long_waits: str) -> str:
+    return url_of_long_waits
 
 
 def poll(client: Any, topic: str) -> list[bytes]:
-    found = client.poll(topic, isolation="committed", wait_ms=WAIT_MS)
+    found = client.poll(topic, isolation="committed", wait_ms=LONG_WAIT_MS)
     return [message.payload for message in found.messages]
 
 
