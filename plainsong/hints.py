@@ -25,7 +25,7 @@ HINTS = (
     ),
     Hint("add ?ifNotExists=true to accept it", "if_not_exists=True accepts it", "--if-not-exists accepts it"),
     Hint(
-        "send the header Authorization: Bearer and a token; plainsong token create makes one",
+        "send the header Authorization: Bearer with a token; plainsong token create makes one",
         "give the client token= or token_file=; plainsong token create makes a token",
         "give --token-file FILE, or a context that has one; plainsong token create makes a token",
     ),
@@ -43,13 +43,13 @@ HINTS = (
     Hint("GET …/messages lists them", "messages() lists them", "plainsong peek shows them"),
     Hint("retry later, or poll with waitMs", "retry later, or poll with wait_ms", "retry later, or poll with --wait"),
     Hint(
-        "wait for it, or end it: DELETE /v1/backups/ID; one that asks for nothing ends by itself",
-        "wait for it; one that asks for nothing ends by itself",
-        "wait for it; one that asks for nothing ends by itself",
+        "wait for it, or end it: DELETE /v1/backups/ID; an idle one ends by itself",
+        "wait for it; an idle one ends by itself",
+        "wait for it; an idle one ends by itself",
     ),
     Hint(
-        "send the ETag of GET as it was, in its quotes",
-        "give the etag that the answer had, unchanged",
+        "send the ETag from GET unchanged, in its quotes",
+        "pass the etag that was returned, unchanged",
         "give the etag that was shown, unchanged",
     ),
     Hint(
@@ -68,7 +68,7 @@ HINTS = (
         "give --routing-key",
     ),
     Hint(
-        "POST /v1/transactions begins a transaction, and answers its write pointer",
+        "POST /v1/transactions begins a transaction and returns its write pointer",
         "client.transaction() begins one",
         "a program begins a transaction; plainsong tx ls lists those in progress",
     ),

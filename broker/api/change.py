@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 #: The effect on no messages.
 NOTHING: Mapping[str, object] = {"messages": 0, "bytes": 0, "estimated": False, "oldestMs": None, "newestMs": None}
 #: Warning of a change whose effect could not be counted.
-NOT_COUNTED = "the change was made, but what it came to could not be counted"
+NOT_COUNTED = "the change was made, but its effect could not be counted"
 
 
 def change_answer(

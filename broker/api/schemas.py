@@ -87,7 +87,7 @@ _ID = ref("MessageId")
 _ATTRIBUTES: Schema = {"type": "object", "additionalProperties": STRING}
 _PAYLOAD = ref("Payload")
 WRITE_POINTER: Schema = {
-    "description": "passes 2^53: digits in quotes are read too, and written with longs=string",
+    "description": "may exceed 2^53: a string of digits is accepted too, and returned with longs=string",
     "type": ["integer", "string", "null"],
 }
 _TRANSACTION: Schema = nullable({"type": "string", "contentEncoding": "base64", "description": "a snapshot"})
@@ -98,9 +98,9 @@ _WRITES: dict[str, Schema] = {
     "generation": nullable(POSITIVE),
     "producer": nullable({**STRING, "minLength": 1, "description": "at most 255 bytes"}),
     "producerEpoch": nullable(COUNT),
-    "sequenceIds": nullable(array(COUNT, description="one for each message, ascending; one without messages")),
+    "sequenceIds": nullable(array(COUNT, description="one per message, ascending; a single one without messages")),
     "routingKey": nullable(STRING),
-    "attributes": nullable(array(_ATTRIBUTES, description="one map for each message")),
+    "attributes": nullable(array(_ATTRIBUTES, description="one map per message")),
 }
 _RANGE: dict[str, Schema] = {
     "transactionWritePointer": WRITE_POINTER,
@@ -114,24 +114,28 @@ _HEAD_NAMES = "topic generation count id atMs hash"
 _CHAIN_HEAD: dict[str, Schema] = {
     "topic": {**STRING, "description": "namespace:topic"},
     "generation": POSITIVE,
-    "count": {**POSITIVE, "description": "of entries; this is the number of the last one"},
-    "id": {**_ID, "description": "of the last entry"},
+    "count": {**POSITIVE, "description": "number of entries, and the number of the last one"},
+    "id": {**_ID, "description": "id of the last entry"},
     "atMs": {**MILLISECONDS, "description": "when the last entry was written"},
-    "hash": {**STRING, "pattern": "^[0-9a-f]{64}$", "description": "its link, SHA-256"},
+    "hash": {**STRING, "pattern": "^[0-9a-f]{64}$", "description": "link of the last entry, SHA-256"},
 }
 SCHEMAS: dict[str, Schema] = {
-    "MessageId": {"type": "string", "pattern": "^[0-9a-f]{40}$", "description": "20 bytes in hex; sorts as the topic"},
+    "MessageId": {
+        "type": "string",
+        "pattern": "^[0-9a-f]{40}$",
+        "description": ("20 bytes in hex; sorts in the order of the topic"),
+    },
     "Position": {
         "description": "an id, or a time in milliseconds: the first message published then or later",
         "anyOf": [{"type": "string", "pattern": "^[0-9a-fA-F]{40}$"}, {"type": "integer", "minimum": 0}],
     },
     "Payload": {
-        "description": "text, or any bytes in base64; base64 in answers wherever the bytes are no UTF-8",
+        "description": "text, or any bytes in base64; in responses base64 only if the bytes are not UTF-8",
         "anyOf": [STRING, record("base64", base64={"type": "string", "contentEncoding": "base64"})],
     },
     "CloudEvent": {
         "type": "object",
-        "description": "an event of CloudEvents 1.0.2, whose other members are its extensions",
+        "description": "a CloudEvents 1.0.2 event; all other members are extensions",
         "properties": {
             "specversion": {"const": "1.0"},
             "id": {**STRING, "minLength": 1},
@@ -141,7 +145,7 @@ SCHEMAS: dict[str, Schema] = {
             "time": {**STRING, "format": "date-time"},
             "datacontenttype": STRING,
             "dataschema": STRING,
-            "data": {"description": "JSON, or text where datacontenttype is another type"},
+            "data": {"description": "JSON, or text if datacontenttype is another type"},
             "data_base64": {"type": "string", "contentEncoding": "base64"},
             "plainsongid": {**STRING, "description": "in a poll: the message's id"},
         },
@@ -149,7 +153,7 @@ SCHEMAS: dict[str, Schema] = {
     },
     "Properties": {
         "type": "object",
-        "description": "an absent one has its default; generation is accepted when it is the topic's own",
+        "description": "an absent property has its default; generation is accepted if it is the topic's own",
         "properties": {
             "ttl": {"description": "seconds", "anyOf": [POSITIVE, {"type": "string", "pattern": "^[0-9]+$"}]},
             "transactional": {"enum": ["optional", "required", "disabled"], "default": "optional"},
@@ -170,10 +174,10 @@ SCHEMAS: dict[str, Schema] = {
                     "id timestamp payload signature",
                     id=STRING,
                     timestamp={**COUNT, "description": "seconds since 1970"},
-                    payload={**STRING, "description": "what is signed, behind id and timestamp"},
-                    signature={**STRING, "description": "of id.timestamp.payload, as Standard Webhooks has it"},
+                    payload={**STRING, "description": "the signed text, after id and timestamp"},
+                    signature={**STRING, "description": "signature of id.timestamp.payload, as in Standard Webhooks"},
                 ),
-                "description": "null where topic.chain_secret_file is not set",
+                "description": "null if topic.chain_secret_file is not set",
             }
         ),
     ),
@@ -189,21 +193,21 @@ SCHEMAS: dict[str, Schema] = {
                 row={
                     "type": "string",
                     "contentEncoding": "base64",
-                    "description": "of stored messages, and of what publishes them: the row as it is stored",
+                    "description": "for stored messages and the row that publishes them: the row as stored",
                 },
-                writePointer={**STRING, "description": "below 0: rolled back"},
+                writePointer={**STRING, "description": "negative: rolled back"},
                 attributes=_ATTRIBUTES,
-                ttlSeconds={**POSITIVE, "description": "the message's own; absent: it has none"},
+                ttlSeconds={**POSITIVE, "description": "the message's own ttl; absent if it has none"},
             )
         ),
-        next=nullable({**_ID, "description": "after of the next page; null: this is the last one"}),
-        oldestMs={**MILLISECONDS, "description": "what was published before has expired"},
+        next=nullable({**_ID, "description": "`after` of the next page; null on the last page"}),
+        oldestMs={**MILLISECONDS, "description": "everything published earlier has expired"},
         nowMs={**MILLISECONDS, "description": "the topic's time"},
         undecided=array({**STRING, "description": "a write pointer that may still be rolled back"}),
     ),
     "Topic": {
         "type": "object",
-        "description": "with http.flat_topic_properties the properties alone",
+        "description": "with http.flat_topic_properties, only the properties",
         "properties": {
             "name": STRING,
             "properties": {"type": "object", "additionalProperties": STRING},
@@ -225,12 +229,16 @@ SCHEMAS: dict[str, Schema] = {
     "PublishRequest": record(
         messages=array(ref("PublishItem")),
         **_WRITES,
-        atomic={**BOOLEAN, "description": "all of them contiguous, visible together or not at all"},
+        atomic={
+            **BOOLEAN,
+            "description": ("store the messages contiguously; they become visible together or not at all"),
+        },
         segments=nullable(
             array(
                 {**STRING, "minLength": 1, "maxLength": 64},
-                description="with a write pointer: of what was stored only these segments, for ever; with a producer, "
-                "one sequence id and no messages: what it staged under these, as one batch",
+                description="with a write pointer: publish only these segments of what was stored, and never the "
+                "others; with a producer, one sequence id and no messages: publish what it staged in "
+                "these segments, as one batch",
             )
         ),
     ),
@@ -241,7 +249,7 @@ SCHEMAS: dict[str, Schema] = {
             **_WRITES,
             segment=nullable({**STRING, "minLength": 1, "maxLength": 64}),
         ),
-        "description": "under a write pointer, or staged by a producer in a segment",
+        "description": "stores under a write pointer, or stages in a producer's segment",
         "anyOf": [{"required": ["transactionWritePointer"]}, {"required": ["producer", "segment"]}],
     },
     "PublishResponse": record(f"transactionWritePointer {_RANGE_NAMES}", **_RANGE, duplicate=BOOLEAN),
@@ -254,7 +262,7 @@ SCHEMAS: dict[str, Schema] = {
         duplicate=BOOLEAN,
         deduplicated=BOOLEAN,
         lastSequenceId=nullable(INTEGER),
-        stored=nullable(array(COUNT, description="only where a part was stored before")),
+        stored=nullable(array(COUNT, description="only if a part was stored before")),
         dropped=nullable(array(COUNT)),
     ),
     "PollRequest": record(
@@ -275,16 +283,19 @@ SCHEMAS: dict[str, Schema] = {
         "properties": {
             "id": _ID,
             "state": {"enum": ["plain", "committed", "open", "rolled-back", "invalid", "damaged", "set-aside"]},
-            "detail": {**STRING, "description": "what is wrong with a damaged one, which has nothing else"},
-            "from": {**_ID, "description": "of rows that were set aside, which have no id of their own: the first"},
-            "to": {**_ID, "description": "the last of them"},
-            "rows": nullable({**COUNT, "description": "how many; null where some could not be read"}),
+            "detail": {**STRING, "description": "what is wrong with a damaged message, which has no other fields"},
+            "from": {**_ID, "description": "first id of a range that was set aside; such rows have no id of their own"},
+            "to": {**_ID, "description": "last id of that range"},
+            "rows": nullable({**COUNT, "description": "number of rows in that range; null if some could not be read"}),
             "publishTimeMs": MILLISECONDS,
             "expiresMs": MILLISECONDS,
             "writePointer": nullable({"type": ["integer", "string"]}),
             "size": COUNT,
             "payload": nullable(_PAYLOAD),
-            "truncated": {**BOOLEAN, "description": "true: the payload is the beginning of one of that size"},
+            "truncated": {
+                **BOOLEAN,
+                "description": ("true: only the beginning of the payload is returned; size is that of the whole"),
+            },
             "attributes": nullable(_ATTRIBUTES),
             "producer": nullable(STRING),
             "sequenceId": nullable(INTEGER),
@@ -299,7 +310,7 @@ SCHEMAS: dict[str, Schema] = {
             "estimated": {**BOOLEAN, "description": "messages and bytes are upper bounds"},
             "oldestId": nullable(_ID),
             "newestId": nullable(_ID),
-            "end": {**_ID, "description": "the position behind all that has been published, read by anybody or not"},
+            "end": {**_ID, "description": "the position after the last published message"},
             "oldestAgeMs": nullable(COUNT),
             "publishPerSecond": {"type": "number"},
             "pollPerSecond": {"type": "number"},
@@ -352,7 +363,7 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "DeletedTopic": record(
         "name generation deletedMs undeleteUntilMs state messages bytes",
-        namespace={**STRING, "description": "in the list of all namespaces"},
+        namespace={**STRING, "description": "only in the list of all namespaces"},
         name=STRING,
         generation=POSITIVE,
         deletedMs=MILLISECONDS,
@@ -382,8 +393,8 @@ SCHEMAS: dict[str, Schema] = {
                 owner=nullable(STRING),
             )
         ),
-        total={**COUNT, "description": "topics that fit, on all pages"},
-        next=nullable({**STRING, "description": "after of the next page; null: this is the last"}),
+        total={**COUNT, "description": "number of matching topics, on all pages"},
+        next=nullable({**STRING, "description": "`after` of the next page; null on the last page"}),
     ),
     "Finding": record(
         "kind severity subject text sinceMs link",
@@ -392,12 +403,12 @@ SCHEMAS: dict[str, Schema] = {
         subject=STRING,
         text=STRING,
         sinceMs=nullable(MILLISECONDS),
-        link={**STRING, "description": "where the console shows it"},
+        link={**STRING, "description": "its page in the console"},
     ),
     "History": record(
         "stepMs fromMs published polled bytes",
         stepMs=POSITIVE,
-        fromMs={**MILLISECONDS, "description": "when the first step began; the last one is not over"},
+        fromMs={**MILLISECONDS, "description": "start of the first step; the last step is not complete yet"},
         published=array(COUNT),
         polled=array(COUNT),
         bytes=array(COUNT),
@@ -405,8 +416,8 @@ SCHEMAS: dict[str, Schema] = {
     "Lag": record(
         "readers",
         readers=array(ref("ReaderLag")),
-        total={**COUNT, "description": "with limit: readers on all pages"},
-        next=nullable({**STRING, "description": "with limit: after of the next page; null: this is the last"}),
+        total={**COUNT, "description": "with limit: number of readers on all pages"},
+        next=nullable({**STRING, "description": "with limit: `after` of the next page; null on the last page"}),
     ),
     "ReaderLag": record(
         "name kind position visible hidden expiredUnread estimated lagMs lastSeenMs by",
@@ -496,7 +507,7 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Problem": {
         "type": "object",
-        "description": "what went wrong, and whether the request happened all the same",
+        "description": "what went wrong, and whether the request happened",
         "required": ["type", "title", "status", "detail", "code", "hint", "outcome"],
         "properties": {
             "type": STRING,
@@ -515,17 +526,19 @@ SCHEMAS: dict[str, Schema] = {
 
 
 _SEQUENCE_ID: Schema = {**INTEGER, "minimum": -1, "description": "-1: none yet"}
-_BOUND: Schema = nullable({**ref("MessageId"), "description": "what stands before it is not meant; null: nothing does"})
+_BOUND: Schema = nullable(
+    {**ref("MessageId"), "description": ("counts from this position on; null: from the first message on")}
+)
 PRODUCER_SCHEMAS: dict[str, Schema] = {
     "Deduplication": record(
         "enabled level",
         enabled={**BOOLEAN, "description": "whether sequence ids of producers are remembered"},
-        level={"enum": ["topic", "namespace", "service"], "description": "who says so"},
+        level={"enum": ["topic", "namespace", "service"], "description": "the level at which this is set"},
     ),
     "SessionRequest": record(
-        retentionSeconds=nullable({**POSITIVE, "description": "how long to be remembered when idle"}),
+        retentionSeconds=nullable({**POSITIVE, "description": "how long to remember the producer when it is idle"}),
         generation=nullable(POSITIVE),
-        discardStaged=nullable({**BOOLEAN, "description": "never publish what is staged under the name"}),
+        discardStaged=nullable({**BOOLEAN, "description": "discard what is staged under this name"}),
     ),
     "Producer": record(
         "producer epoch lastSequenceId generation enabledFrom recent",
@@ -567,13 +580,13 @@ PRODUCER_SCHEMAS: dict[str, Schema] = {
                 damaged=BOOLEAN,
             )
         ),
-        next=nullable({**STRING, "description": "the name to go on after; null: there are no more"}),
+        next=nullable({**STRING, "description": "the name to continue after; null on the last page"}),
     ),
     "Maintenance": record(
         "generation expiredBefore invalid snapshotPosition",
         generation=POSITIVE,
         expiredBefore=MILLISECONDS,
-        invalid=nullable(array({"type": ["integer", "string"]}, description="write pointers; null: nobody can say")),
+        invalid=nullable(array({"type": ["integer", "string"]}, description="write pointers; null: not known")),
         snapshotPosition=_BOUND,
     ),
     "NamespaceProperties": record(
@@ -596,7 +609,7 @@ _BASE64: Schema = {"type": "string", "contentEncoding": "base64"}
 _STATE: Schema = {"enum": ["in_progress", "committed", "aborted", "invalid", "unknown"]}
 _SERVICE: Schema = {
     "type": "string",
-    "description": "tells one transaction service from others, whose ids may be equal",
+    "description": "identifies the transaction service; ids of different services may be equal",
 }
 _STATUS: dict[str, Schema] = {
     "id": _POINTER_VALUE,
@@ -609,7 +622,7 @@ _STATUS: dict[str, Schema] = {
     "decidedMs": nullable(MILLISECONDS),
     "topics": array(STRING),
     "hiddenMessages": nullable(COUNT),
-    "name": {**STRING, "description": "who began it, where names are asked for and it may be shown"},
+    "name": {**STRING, "description": "the name that began it, if authentication is on and the caller may see it"},
 }
 TRANSACTION_SCHEMAS: dict[str, Schema] = {
     "BeginRequest": record(
@@ -620,7 +633,7 @@ TRANSACTION_SCHEMAS: dict[str, Schema] = {
         id=_POINTER_VALUE,
         writePointer=_POINTER_VALUE,
         readPointer=_POINTER_VALUE,
-        snapshot={**_BASE64, "description": "what a poll takes as transaction"},
+        snapshot={**_BASE64, "description": "pass this to a poll as transaction"},
         expires=MILLISECONDS,
         service=_SERVICE,
     ),
@@ -703,11 +716,11 @@ KEEPING_SCHEMAS: dict[str, Schema] = {
         "format id expiresMs createdMs cutMs store exact version instances topics leftOut",
         format=POSITIVE,
         id=STRING,
-        expiresMs={**MILLISECONDS, "description": "when the cut ends unless something is asked of it"},
+        expiresMs={**MILLISECONDS, "description": "when the cut ends, unless another request for it arrives"},
         createdMs=MILLISECONDS,
-        cutMs={**MILLISECONDS, "description": "everything acknowledged before is in it"},
+        cutMs={**MILLISECONDS, "description": "everything acknowledged before this time is in the backup"},
         store=STRING,
-        exact={**BOOLEAN, "description": "whether all topics are of one instant"},
+        exact={**BOOLEAN, "description": "true if all topics are as of one instant"},
         version=STRING,
         instances=array(STRING),
         topics=array(ref("BackupTopic")),
@@ -716,7 +729,7 @@ KEEPING_SCHEMAS: dict[str, Schema] = {
     "BackupLeftOut": record(
         "table from to why",
         table={"enum": ["messages", "payloads", "metadata"]},
-        **{"from": {**STRING, "description": "of messages an id, of other rows a key in hex"}, "to": STRING},
+        **{"from": {**STRING, "description": "an id for messages, a key in hex for other rows"}, "to": STRING},
         why=STRING,
     ),
     "BackupTopic": record(
@@ -731,7 +744,7 @@ KEEPING_SCHEMAS: dict[str, Schema] = {
         "objects leftOut next line expiresMs",
         objects=array(ref("BackupObject")),
         leftOut=array(ref("BackupLeftOut")),
-        next=nullable({**STRING, "description": "`after` of the next page; null: there are no more"}),
+        next=nullable({**STRING, "description": "`after` of the next page; null on the last page"}),
         line=nullable({**STRING, "description": "on the last page: the topic's last position, 20 hex digits"}),
         expiresMs=MILLISECONDS,
     ),

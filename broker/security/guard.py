@@ -519,7 +519,7 @@ def target_of(path: Mapping[str, str]) -> str:
 def _no_credential() -> Unauthenticated:
     error = Unauthenticated(
         "this daemon asks for a name, and the request has no credential",
-        hint="send the header Authorization: Bearer and a token; plainsong token create makes one",
+        hint="send the header Authorization: Bearer with a token; plainsong token create makes one",
     )
     error.challenge = REALM
     return error

@@ -87,7 +87,7 @@ async def test_a_longer_ttl_returns_nothing_and_says_what_stays_expired(daemon):
     expired, full, forgotten = told["warnings"]
     assert expired == "2 messages that have expired stay expired"
     assert "publishes are refused" in full
-    assert forgotten == "what is known of 0 producers is forgotten"
+    assert forgotten == "0 producers are forgotten"
     assert told["changed"] == ["deduplication", "max_bytes", "ttl"]
 
 

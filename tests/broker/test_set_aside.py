@@ -212,7 +212,7 @@ async def test_a_dry_run_says_what_would_go_and_changes_nothing(daemon, tmp_path
     assert told["after"] == {"state": "set-aside", "from": ids[1], "to": ids[2], "rows": 2, "file": None}
     assert told["effect"]["removes"]["messages"] == 2
     assert (told["effect"]["damagedRows"], told["effect"]["unreadable"]) == (1, 0)
-    assert told["warnings"] == ["1 of these rows can be read and parsed: readers lose them too"]
+    assert told["warnings"] == ["1 of these rows are intact: readers lose them too"]
     assert not (tmp_path / "data" / "set-aside").exists()
     assert [each.get("state") for each in (await daemon.call("GET", f"{TOPICS}/t/messages")).json()] == [
         "plain",

@@ -24,13 +24,13 @@ MAX_CHANNELS = 1_000
 _MESSAGE = {
     "name": "message",
     "title": "A message",
-    "summary": "Bytes, which may be text, and attributes.",
+    "summary": "A payload of any bytes, and attributes.",
     "headers": {
         "description": "its attributes",
         "type": "object",
         "additionalProperties": {"type": "string"},
     },
-    "payload": {"description": "any bytes; in JSON text, or Base64 where they are no text"},
+    "payload": {"description": "any bytes; in JSON as text, or as base64 if they are not UTF-8"},
 }
 
 
@@ -53,7 +53,7 @@ class AsyncApi:
         ]
         if len(seen) > MAX_CHANNELS:
             raise InvalidParameter(
-                f"there are {len(seen)} topics to describe, and a document has at most {MAX_CHANNELS}",
+                f"{len(seen)} topics match, and a document describes at most {MAX_CHANNELS}",
                 hint="name fewer: match=shop:orders-*",
             )
         host = request.headers.get("host", "")
@@ -79,7 +79,7 @@ def describe_topics(
             operations[f"poll {text}"] = _operation("send", text, "POST", f"{path}/poll")
             operations[f"follow {text}"] = {
                 **_operation("send", text, "GET", f"{path}/events"),
-                "description": f"The answer does not end: it is {EVENT_STREAM}.",
+                "description": f"The response does not end; its type is {EVENT_STREAM}.",
             }
     servers = {"servers": {"daemon": {"host": host, "protocol": "https" if is_tls else "http"}}} if host else {}
     return {

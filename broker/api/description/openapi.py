@@ -34,7 +34,7 @@ _NAMES: dict[str, Schema] = {
     "reader": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,255}$"},
     "producer": {"type": "string", "minLength": 1, "maxLength": 255, "description": "any text of at most 255 bytes"},
     "transaction": {"type": "string", "pattern": "^[0-9]{1,19}$"},
-    "file": {"type": "string", "description": "its path, which may have slashes"},
+    "file": {"type": "string", "description": "its path, which may contain slashes"},
     "message": {"type": "string", "pattern": "^[0-9a-fA-F]{40}$"},
     "code": {"type": "string", "pattern": "^[a-z_]{1,80}$"},
     "instance": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,100}$"},
@@ -45,44 +45,50 @@ _POSITION: Schema = {**STRING, "pattern": "^([0-9]{1,19}|[0-9a-fA-F]{40})$"}
 #: Bodies of events have the same schema at every route.
 _EVENTS: dict[str, Schema] = {EVENT_TYPE: ref("CloudEvent"), BATCH_TYPE: array(ref("CloudEvent"))}
 _QUERY: dict[str, tuple[str, Schema]] = {
-    "ifNotExists": ("accept a topic that has the properties given", {"type": "boolean", "default": False}),
-    "put_definitions.dryRun": ("say what would happen, and do nothing", {"type": "boolean", "default": False}),
-    "withoutDamaged": ("leave out what cannot be read, and say so", {"type": "boolean", "default": False}),
-    "complete": ("the client has written a whole backup", {"type": "boolean", "default": False}),
+    "ifNotExists": ("succeed if the topic exists with these properties", {"type": "boolean", "default": False}),
+    "put_definitions.dryRun": ("return what would happen; change nothing", {"type": "boolean", "default": False}),
+    "withoutDamaged": ("leave out what cannot be read, and list it in leftOut", {"type": "boolean", "default": False}),
+    "complete": ("true once the client has written a complete backup", {"type": "boolean", "default": False}),
     "prune": ("delete what the document does not name", {"type": "boolean", "default": False}),
-    "ttl": ("seconds, for all messages of the request", POSITIVE),
+    "ttl": ("time to live of all messages of the request, in seconds", POSITIVE),
     "wait_ms": ("how long to wait for a message", WAIT_MS),
-    "max_bytes": ("end the page before it has more bytes", POSITIVE),
-    "isolation": ("committed: nothing undecided, nothing rolled back", ISOLATION),
-    "as_of_ms": ("what had been committed by this moment, in milliseconds since 1970", MILLISECONDS),
-    "payload": ("base64: never text", {"enum": ["text", "base64"], "default": "text"}),
-    "longs": ("string: write pointers in quotes", {"enum": ["number", "string"], "default": "number"}),
-    "from": ("the first id or time in milliseconds", _POSITION),
-    "to": ("the id or time before which to end", _POSITION),
-    "list_chain.limit": ("entries at most", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 1000}),
+    "max_bytes": ("maximum payload bytes of the page; at least one message is returned", POSITIVE),
+    "isolation": ("committed: only committed messages, up to the first undecided one", ISOLATION),
+    "as_of_ms": ("read as of this moment, in milliseconds since 1970", MILLISECONDS),
+    "payload": ("base64: every payload in base64", {"enum": ["text", "base64"], "default": "text"}),
+    "longs": ("string: write pointers as strings", {"enum": ["number", "string"], "default": "number"}),
+    "from": ("the id or time in milliseconds to start at", _POSITION),
+    "to": ("the id or time to stop before", _POSITION),
+    "list_chain.limit": (
+        "maximum number of entries",
+        {"type": "integer", "minimum": 1, "maximum": 1000, "default": 1000},
+    ),
     "list_chain.after": (
-        "the id of the entry behind which to begin; without it, the first that is kept",
+        "the id of the entry to start after; default: start with the oldest entry",
         {"type": "string", "pattern": "^[0-9a-fA-F]{40}$"},
     ),
-    "messages": ("also the messages that the entries cover", {"type": "boolean", "default": True}),
-    "limit": ("entries at most", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
+    "messages": ("include the messages that the entries cover", {"type": "boolean", "default": True}),
+    "limit": ("maximum number of entries", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
     "list_all_topics.limit": (
-        "topics at most",
+        "maximum number of topics",
         {"type": "integer", "minimum": 1, "maximum": 500, "default": 100},
     ),
-    "list_all_topics.after": ("next of the page before", STRING),
+    "list_all_topics.after": ("`next` of the previous page", STRING),
     "topics": ("up to 200 topics, as namespace:topic,…", STRING),
-    "kinds": ("of topics, transactions, attention and cluster, those that are wanted", STRING),
-    "payloadBytes": ("show this much of each payload", {"type": "integer", "minimum": 0}),
+    "kinds": ("the kinds of events to send, comma-separated: topics, transactions, attention, cluster", STRING),
+    "payloadBytes": ("how many bytes of each payload to return", {"type": "integer", "minimum": 0}),
     "filter": ("only messages whose payload contains this text", STRING),
     "deleted": (
-        "those that were deleted instead, each as an object with what it held",
+        "list deleted topics instead, each as an object with its size",
         {"type": "boolean", "default": False},
     ),
-    "dryRun": ("check, count and say what would happen, and change nothing", {"type": "boolean", "default": False}),
-    "q": ("a part of namespace:topic, whatever its case", STRING),
-    "namespace": ("of this namespace alone", _NAMES["namespace"]),
-    "match": ("of these topics: namespace:topic, each exact or a beginning and *; several with commas", STRING),
+    "dryRun": ("check, and return what would change; change nothing", {"type": "boolean", "default": False}),
+    "q": ("part of namespace:topic, case-insensitive", STRING),
+    "namespace": ("only this namespace", _NAMES["namespace"]),
+    "match": (
+        "only these topics, comma-separated: namespace:topic, each part a name or a prefix followed by *",
+        STRING,
+    ),
     "sort": (
         "the column to sort by",
         {
@@ -98,39 +104,41 @@ _QUERY: dict[str, tuple[str, Schema]] = {
             "default": "name",
         },
     ),
-    "order": ("ascending, or descending", {"enum": ["asc", "desc"], "default": "asc"}),
-    "follow.limit": ("messages after which the stream ends", POSITIVE),
-    "reader": ("the id last read", ref("MessageId")),
-    "get_lag.reader": ("the one to show, by its name: the answer is then its object alone", _NAMES["reader"]),
-    "after": ("the name, or the place, behind which to go on", STRING),
-    "generation": ("of the topic; left out: the living one", POSITIVE),
-    "topic": ("which one, as namespace:topic", STRING),
-    "state": ("of the transactions", {"enum": ["in_progress", "invalid", "committed", "aborted"]}),
+    "order": ("ascending or descending", {"enum": ["asc", "desc"], "default": "asc"}),
+    "follow.limit": ("end the stream after this many messages", POSITIVE),
+    "reader": ("the id of the last message read", ref("MessageId")),
+    "get_lag.reader": ("return only this reader, as one object", _NAMES["reader"]),
+    "after": ("continue after this name or place", STRING),
+    "generation": ("the topic's generation; default: the current one", POSITIVE),
+    "topic": ("the topic, as namespace:topic", STRING),
+    "state": ("only transactions in this state", {"enum": ["in_progress", "invalid", "committed", "aborted"]}),
 }
 _REQUEST_HEADERS = {
-    "Plainsong-Reader": "the name of the reader, by which its lag is shown",
-    "If-None-Match": "the ETag that is there already: 304 when it is still that one",
-    "Last-Event-ID": "the id of the last event one has: the stream goes on behind it, whatever from says",
-    "Prefer": "return=representation: say what the change came to",
-    "traceparent": "the trace of its messages (W3C): an attribute of each that has none, as tracestate then is",
-    "If-Match": "the ETag of the topic as it was read: 412 when it has changed since",
+    "Plainsong-Reader": "the reader's name, under which its lag is shown",
+    "If-None-Match": "a known ETag: 304 if it is still current",
+    "Last-Event-ID": "the id of the last event received: the stream continues after it, and `from` is ignored",
+    "Prefer": "return=representation: return the effect of the change",
+    "traceparent": (
+        "the W3C trace context: it and tracestate become attributes of every message that has none of its own"
+    ),
+    "If-Match": "the ETag of the topic as read: 412 if it has changed since",
 }
 _HEADERS = {
-    "Plainsong-Set-Aside": "rows between the start and the end of the page that were set aside, if there are any",
-    "Plainsong-Scanned": "messages that were looked at for the text of filter",
-    "Location": "the path to go to",
-    "ETag": "names this state of what was answered, for If-Match or If-None-Match",
-    "Plainsong-Last-Id": "the position to resume from, exclusively",
-    "Plainsong-End": "end, more or held: why there is no more",
+    "Plainsong-Set-Aside": "number of rows within the page that were set aside, if any",
+    "Plainsong-Scanned": "number of messages searched for the text of filter",
+    "Location": "the path of the redirect",
+    "ETag": "identifies this version, for If-Match or If-None-Match",
+    "Plainsong-Last-Id": "the position to resume after",
+    "Plainsong-End": "end, more or held: why the page ended",
     "Plainsong-Held-By": "the write pointer of the undecided message that ended the page",
-    "Plainsong-Held-Since": "when that message was published, in milliseconds",
-    "Plainsong-Hidden-Messages": "messages from there on, 1000+ when there are more than a thousand",
+    "Plainsong-Held-Since": "publish time of that message, in milliseconds since 1970",
+    "Plainsong-Hidden-Messages": "number of messages from there on; 1000+ if there are more than a thousand",
     "Plainsong-Generation": "the topic's generation; only for a publish under a write pointer",
-    "Plainsong-Duplicate": "true: nothing new was stored; partial: a part of it; only for a producer's publish",
-    "Plainsong-Last-Sequence-Id": "the producer's highest sequence id that is stored",
-    "Allow": "the methods that are allowed",
-    "Retry-After": "seconds after which a retry makes sense",
-    "X-Request-Id": "the client's own, or one made here; the log has it too",
+    "Plainsong-Duplicate": "true: nothing new was stored; partial: some of it was; only for a producer's publish",
+    "Plainsong-Last-Sequence-Id": "the producer's highest stored sequence id",
+    "Allow": "the allowed methods",
+    "Retry-After": "seconds to wait before a retry",
+    "X-Request-Id": "the client's, or one generated by the daemon; the log has it too",
 }
 #: Statuses with an additional header.
 _STATUS_HEADERS = {405: "Allow", 429: "Retry-After", 503: "Retry-After"}
@@ -158,11 +166,13 @@ def description(routes: Iterable[Route[Any]], version: str) -> dict[str, Any]:
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "a token of plainsong token create, or of the OpenID provider that the daemon trusts",
+                    "description": (
+                        "a token from plainsong token create, or from the OpenID provider that the daemon trusts"
+                    ),
                 },
                 "certificate": {
                     "type": "mutualTLS",
-                    "description": "a client certificate, where the daemon asks for one",
+                    "description": "a client certificate, if the daemon asks for one",
                 },
             },
         },
@@ -228,7 +238,7 @@ def _responses(route: Route[Any]) -> dict[str, Any]:
         }
     responses = {str(route.success): answered}
     if "If-None-Match" in route.headers:
-        responses["304"] = {"description": "it is still the one of If-None-Match", "headers": answered["headers"]}
+        responses["304"] = {"description": "not modified: If-None-Match still matches", "headers": answered["headers"]}
     for status, codes in by_status((*route.errors, *_refusals(route))).items():
         responses[str(status)] = _problem(status, codes)
     return responses

@@ -475,7 +475,7 @@ class Polling:
         page.parts = ()
         while page.end == "more" and sent != limit and page.last_id is not None:
             if (await self.ask_owner(name, Describe())).metadata.generation != span.generation:
-                raise TopicNotFound(f"topic {name} has been re-created meanwhile")
+                raise TopicNotFound(f"topic {name} was re-created during the request")
             span = replace(span, since=after(page.last_id))
             left = self.bounds.max_messages if limit is None else limit - sent
             block = Reading(min(left, self.bounds.max_messages), STREAM_PAGE_BYTES, with_pointers=False, room=room)
@@ -634,7 +634,7 @@ def view_for(transactions: Transactions, isolation: Isolation | None, transactio
     if transaction is not None and isolation is not None:
         raise InvalidParameter(
             "transaction and isolation exclude each other",
-            hint="transaction brings a snapshot, isolation=committed takes the daemon's own",
+            hint="transaction supplies a snapshot; isolation=committed uses the daemon's",
         )
     if transaction is not None:
         if len(transaction) > MAX_SNAPSHOT_BYTES:

@@ -141,10 +141,10 @@ class PollingMany:
         wanted = _wanted(namespace, given.pop("topics", {}))
         body = PollRequest(**given)
         if body.isolation not in (None, "uncommitted", "committed"):
-            raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
+            raise InvalidParameter("isolation is unknown", hint="use one of: uncommitted, committed")
         options = apply_query(body, request.query) or DEFAULT_OPTIONS
         if body.as_of_ms is not None:
-            raise InvalidParameter("asOfMs is for a poll of one topic", hint="poll each of them as of the same moment")
+            raise InvalidParameter("asOfMs is for a poll of one topic", hint="poll each topic as of the same moment")
         check_poll(body)
         _refuse_forbidden(wanted, request)
         await self._read_or_wait(access or self.topics, wanted, body, request)
@@ -289,7 +289,7 @@ def poll_many_wait_ms(request: Request) -> int:
 
 def _wanted(namespace: str, topics: dict[str, Any]) -> list[_Wanted]:
     if not topics:
-        raise InvalidParameter("topics names none", hint='for example {"topics": {"orders": {}}}')
+        raise InvalidParameter("topics is empty", hint='for example {"topics": {"orders": {}}}')
     if len(topics) > MAX_TOPICS:
         raise RequestTooLarge(f"{len(topics)} topics", hint=f"name at most {MAX_TOPICS} at a time")
     found = []

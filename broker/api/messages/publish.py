@@ -295,7 +295,7 @@ class Publishing:
         """Return the error for a producer that got no answer in time."""
         return OutcomeUnknown(
             f"topic {name} did not answer within {self.answer_timeout_s:g} s",
-            hint="send it again with the same sequence ids, or open the producer again: it says how far it came",
+            hint="send it again with the same sequence ids, or open the producer again to get its last sequence id",
         )
 
     async def enlist_first(self, name: TopicName, pointer: int | None) -> None:
@@ -481,7 +481,7 @@ def _within(response: PublishResponse) -> tuple[bytes, bytes] | None:
     first = _position("start", response.start_timestamp_ms, response.start_sequence_id)
     last = _position("end", response.end_timestamp_ms, response.end_sequence_id)
     if first > last:
-        raise InvalidParameter("the range ends before it starts", hint="send what the publish answered, unread")
+        raise InvalidParameter("the range ends before it starts", hint="send the publish response back unchanged")
     return first, last
 
 
@@ -489,7 +489,7 @@ def _position(which: str, timestamp_ms: int, sequence_id: int) -> bytes:
     if timestamp_ms < 0 or not 0 <= sequence_id < SEQUENCES_PER_MS:
         raise InvalidParameter(
             f"{which}Timestamp is {timestamp_ms} and {which}SequenceId {sequence_id}",
-            hint="send what the publish answered, unread",
+            hint="send the publish response back unchanged",
         )
     return pack_position(timestamp_ms, sequence_id)
 

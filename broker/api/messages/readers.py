@@ -101,7 +101,7 @@ class Readers:
         for view in await self.directory.ask(name, ListReaders()):
             if view.name == reader:
                 return json_answer(self._shown(view))
-        raise NotFound(f"topic {name} keeps no reader {reader}", hint="PUT its position first")
+        raise NotFound(f"topic {name} has no reader {reader}", hint="PUT its position first")
 
     async def put(self, request: Request) -> Answer:
         """Store a position; with ``expected``, only if it is the current one (null: only if there is none).

@@ -74,7 +74,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="admin",
         on="topic",
         tag="topics",
-        doc="Copy damaged rows to a file as they are and take them out of the topic, so that readers pass.",
+        doc="Copy damaged rows unchanged to a file and take them out of the topic, so that readers get past them.",
         parameters=("dryRun",),
         body=Body(record("from to", **{"from": ref("MessageId"), "to": ref("MessageId")})),
         answer=ref("Change"),
@@ -100,10 +100,10 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="publish",
         on="topic",
         tag="messages",
-        doc="Publish messages, under a write pointer also what was stored, or the segments that a producer staged; 200 "
-        "means durable. Without a write pointer the answer is empty, or for a producer, and with "
-        "Prefer: return=representation, a receipt. A body of any type is the data of a CloudEvent where headers ce-id, "
-        "ce-source, ce-type and ce-specversion say so.",
+        doc="Publish messages; with a write pointer also stored messages, or the segments that a producer staged. "
+        "200 means durable. Without a write pointer the response is empty, or a receipt for a producer or with "
+        "Prefer: return=representation. With the headers ce-id, ce-source, ce-type and ce-specversion, a body of "
+        "any type is the data of a CloudEvent.",
         parameters=("ttl", "longs"),
         headers=("traceparent",),
         body=Body(
@@ -129,7 +129,10 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="publish",
         on="topic",
         tag="messages",
-        doc="Keep messages under a write pointer, or stage them as a producer's segment, seen by nobody until a publish.",
+        doc=(
+            "Store messages under a write pointer, or stage them as a producer's segment; they are invisible until a "
+            "publish."
+        ),
         parameters=("ttl",),
         headers=("traceparent",),
         body=Body(
@@ -150,7 +153,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb=("publish", "operate"),
         on="topic",
         tag="messages",
-        doc="Take back what a write pointer has in the topic: what one publish answered, or all of it.",
+        doc="Roll back a write pointer's messages in the topic: the range that a publish returned, or all of them.",
         body=Body(
             ref("RollbackRequest"), types=(JSON_TYPE, AVRO_TYPE), example={"transactionWritePointer": EXAMPLE_POINTER}
         ),
@@ -169,7 +172,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="poll",
         on="topic",
         tag="messages",
-        doc="The messages from a position on, oldest first; with waitMs, wait until there is one.",
+        doc="Read messages from a position on, oldest first; with waitMs, wait for one to arrive.",
         parameters=("wait_ms", "max_bytes", "isolation", "as_of_ms", "payload", "longs"),
         headers=("Plainsong-Reader",),
         body=Body(
@@ -192,7 +195,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="poll",
         on="topic",
         tag="messages",
-        doc="The messages from a position on, and then each as it comes, as server-sent events; without a position from "
+        doc="Read messages from a position on and follow the topic, as server-sent events; without a position, from "
         "now on.",
         parameters=("from", "isolation", "payload", "limit"),
         headers=("Last-Event-ID",),
@@ -226,7 +229,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb=("poll", "inspect"),
         on="topic",
         tag="looking",
-        doc="One message, whole; with Accept: application/octet-stream its bare payload.",
+        doc="Return one complete message; with Accept: application/octet-stream, only its payload.",
         parameters=("payload", "longs"),
         answer=ref("ShownMessage"),
         answer_types=(JSON_TYPE, "application/octet-stream"),
@@ -241,8 +244,8 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="publish",
         on="topic",
         tag="messages",
-        doc="A WebSocket: publishes sent ahead of their answers, as msgpack. This description knows no WebSockets; "
-        "docs/http.md has the form. Without an upgrade it is 400.",
+        doc="A WebSocket for pipelined publishes, in msgpack. OpenAPI cannot describe WebSockets: docs/http.md has "
+        "the format. Without an upgrade the response is 400.",
         errors=(*ANY, "invalid_name", "forbidden"),
     ),
     Route(
@@ -283,7 +286,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="poll",
         on="topic",
         tag="readers",
-        doc="Keep a position; with expected, only if the reader stands there now.",
+        doc="Save a reader's position; with expected, only if that is its current position.",
         parameters=("dryRun",),
         body=Body(ref("ReaderPosition"), example={"position": _ID, "expected": None}),
         answer={"anyOf": [ref("Reader"), ref("Change")]},
@@ -299,7 +302,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="admin",
         on="topic",
         tag="readers",
-        doc="Forget a position.",
+        doc="Delete a reader's position.",
         parameters=("dryRun",),
         answer=ref("Change"),
         errors=(*WRITES, "not_found"),
@@ -316,7 +319,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="poll",
         on="topics",
         tag="messages",
-        doc="One poll of up to 1000 topics, and one wait for all of them.",
+        doc="Poll up to 1000 topics at once, with one wait for all of them.",
         parameters=("wait_ms", "max_bytes", "isolation", "payload", "longs"),
         body=Body(
             ref("ManyRequest"),

@@ -41,7 +41,7 @@ class SettingAside:
         if len(given) < len(_FIELDS):
             raise MalformedBody("from and to are ids", hint='send {"from": "<40 hex digits>", "to": "<40 hex digits>"}')
         if given["last"] < given["first"]:
-            raise InvalidParameter("from is behind to", hint="the first id comes first")
+            raise InvalidParameter("from is after to", hint="the first id comes first")
         found = await self.set_asides.set_aside(name, given["first"], given["last"], dry_run=dry_run)
         after = {
             "state": "set-aside",
@@ -69,7 +69,7 @@ class SettingAside:
 def _warnings(found: Stretch) -> list[str]:
     whole = found.rows - found.damaged
     if whole:
-        return [f"{whole} of these rows can be read and parsed: readers lose them too"]
+        return [f"{whole} of these rows are intact: readers lose them too"]
     return []
 
 

@@ -91,7 +91,7 @@ class Backups:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("it is not known when a backup was last complete", extra={"why": str(error)})
+            log.warning("the time of the last complete backup is not known", extra={"why": str(error)})
 
     async def _keep(self) -> None:
         """Store the time of the last complete backup; a failure is logged, and the backup still counts."""
@@ -102,7 +102,7 @@ class Backups:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(write_whole, self.file, content)
         except OSError as error:
-            log.warning("when the last backup was complete is not kept", extra={"why": str(error)})
+            log.warning("the time of the last complete backup was not saved", extra={"why": str(error)})
 
     async def begin(self, request: Request) -> Answer:
         """Hold a cut that has every publish acknowledged before this request. Raises BackupRunning, StoreError."""
@@ -110,8 +110,8 @@ class Backups:
         held = self._held
         if self._beginning or (held is not None and held.silent_s < min(SILENT_S, self.hold_s)):
             raise BackupRunning(
-                "another backup is under way",
-                hint="wait for it, or end it: DELETE /v1/backups/ID; one that asks for nothing ends by itself",
+                "another backup is running",
+                hint="wait for it, or end it: DELETE /v1/backups/ID; an idle one ends by itself",
             )
         self._beginning = True
         try:
@@ -185,7 +185,7 @@ class Backups:
         try:
             return await held.cut.page(topic_name(namespace, topic), after)
         except ValueError as error:
-            raise InvalidParameter(f"after: {error}", hint="use `next` of the page before") from None
+            raise InvalidParameter(f"after: {error}", hint="use `next` of the previous page") from None
 
     async def show(self, request: Request) -> Answer:
         """Answer with an object's bytes. Raises NotFound: list the objects again; StoreError."""
@@ -202,7 +202,8 @@ class Backups:
         except NotListed:
             shown = name if _DIGEST.fullmatch(name) else name[:80]
             raise NotFound(
-                f"no object {shown} was listed lately, or its rows have changed", hint="list the topic's objects again"
+                f"no object {shown} was listed recently, or its rows have changed",
+                hint="list the topic's objects again",
             ) from None
         if request.room is not None:
             request.room.must_have(len(data))
@@ -226,8 +227,8 @@ class Backups:
         held = self._held
         if held is None or held.backup_id != request.path["backup"] or self._is_over(held):
             raise NotFound(
-                f"no backup {request.path['backup'][:80]!r} is under way here",
-                hint="it has ended, or another instance has it: begin again",
+                f"no backup {request.path['backup'][:80]!r} is running here",
+                hint="it has ended, or runs at another instance: begin again",
             )
         self._renew(held)
         return held
@@ -256,5 +257,5 @@ def _naming(about: str) -> Iterator[None]:
     except Unreadable as error:
         hint = "`plainsong backup create --without-damaged` backs up the rest"
         if about == SERVICE:
-            hint = "without these rows nobody knows what is committed: copy the directory of the stopped daemon"
+            hint = "these rows record what is committed: stop the daemon and copy its directory"
         raise Unreadable(f"{about}: {error.detail}", hint=hint) from error

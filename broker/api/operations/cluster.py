@@ -149,7 +149,7 @@ class ClusterRoutes:
         await self._count_topics(member, opened)
         placement = self._placement()
         left = [each for each in self._members() if each.name != name and each.name not in placement.drained]
-        warnings = [] if left else ["no other instance would be left: it would be as if none were drained"]
+        warnings = [] if left else ["no other instance would remain, so the drain would have no effect"]
         before = {"drained": name in placement.drained}
         if not dry_run:
             await membership.change_placement(partial(Placement.with_drained, instance=name, drained=True))
@@ -193,7 +193,7 @@ class ClusterRoutes:
     def _cluster(self) -> Membership:
         if self.membership is None:
             raise Conflict(
-                "this instance is alone and owns everything", hint="cluster.zookeeper makes it one of several"
+                "this is a single instance, which owns everything", hint="to run several, set cluster.zookeeper"
             )
         return self.membership
 

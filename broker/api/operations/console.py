@@ -98,7 +98,7 @@ class Console:
         self._require()
         found = (await trio.to_thread.run_sync(files)).get(name)
         if found is None:
-            raise NotFound(f"the console has no {name[:80]!r}", hint="it begins at /console")
+            raise NotFound(f"the console has no {name[:80]!r}", hint="the console starts at /console")
         headers = [*HEADERS, ("ETag", found.etag)]
         if _names(request.headers.get("if-none-match", ""), found.etag):
             return Answer(304, headers=headers)

@@ -156,7 +156,7 @@ class Definitions:
                 error.detail = f"{step.path}: {error.detail}"
                 if number:
                     error.detail += f" (changed before: {number} of {len(changes)})"
-                    error.hint = error.hint or "import it again: what is done is left alone"
+                    error.hint = error.hint or "import it again: what is done already stays unchanged"
                     error.outcome = "unknown"
                 raise
             if step.loses_messages:
@@ -201,7 +201,7 @@ class Definitions:
         parts = {part: given.get(part, {}) for part in _PARTS}
         for part, value in parts.items():
             if not isinstance(value, dict):
-                raise InvalidParameter(f"{part} is no table of names")
+                raise InvalidParameter(f"{part} is not a table of names")
         wanted = Document()
         for name, properties in parts["namespaces"].items():
             checked = self.namespaces.checked(properties)
@@ -212,7 +212,7 @@ class Definitions:
             wanted.topics[str(_topic(name))] = dict(parsed.stored())
         for name, instance in parts["pins"].items():
             if not isinstance(instance, str):
-                raise InvalidParameter(f"the pin of {name[:80]!r} is no instance")
+                raise InvalidParameter(f"the pin of {name[:80]!r} is not an instance")
             wanted.pins[str(_topic(name))] = instance_name(instance)
         return wanted
 
@@ -223,7 +223,7 @@ class Definitions:
                 continue
             if step.part == "pins":
                 if self.membership is None:
-                    raise Conflict(f"{step.path}: this instance is alone and owns everything")
+                    raise Conflict(f"{step.path}: this is a single instance, which owns everything")
                 continue
             namespace, _, topic = step.name.partition(":")
             rights = request.rights
@@ -332,13 +332,13 @@ def _decoded(request: Request) -> Any:
     try:
         return tomllib.loads(request.body.decode())
     except ValueError as error:  # includes impossible dates and text that is not UTF-8
-        raise MalformedBody(f"the definitions are no TOML: {error}") from None
+        raise MalformedBody(f"the definitions are not valid TOML: {error}") from None
     except RecursionError:
-        raise MalformedBody("the definitions are no TOML: values are nested too deeply") from None
+        raise MalformedBody("the definitions are not valid TOML: values are nested too deeply") from None
 
 
 def _topic(text: str) -> TopicName:
     namespace, colon, topic = text.partition(":")
     if not colon:
-        raise InvalidParameter(f"{text[:80]!r} is no topic", hint="write namespace:topic")
+        raise InvalidParameter(f"{text[:80]!r} is not a topic", hint="write namespace:topic")
     return topic_name(namespace, topic)

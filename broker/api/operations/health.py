@@ -112,14 +112,13 @@ class Health:
     def _reasons(self) -> list[PlainsongError]:
         reasons: list[PlainsongError] = []
         if self.stopping.is_set():
-            reasons.append(ShuttingDown("the daemon is leaving"))
+            reasons.append(ShuttingDown("the daemon is shutting down"))
         if self.space.low:
             reasons.append(
                 LowSpace(
                     f"{shown_bytes(self.space.free_bytes or 0)} of disk are free, less than storage.min_free_bytes "
-                    f"({shown_bytes(self.min_free_bytes)}): "
-                    "publishes are refused, polls go on",
-                    hint="free some space; it clears by itself",
+                    f"({shown_bytes(self.min_free_bytes)}): publishes are refused, polls still work",
+                    hint="free some space; the daemon then accepts publishes again",
                 )
             )
         if self.are_descriptors_short():
@@ -137,16 +136,21 @@ class Health:
         if membership is None or self.stopping.is_set():
             return []
         if membership.taken_by is not None:
-            return [NoOwner(f"the instance at {membership.taken_by} has this one's name", hint="end one of the two")]
+            return [NoOwner(f"the instance at {membership.taken_by} has the same name", hint="end one of the two")]
         if membership.kept_out_by is not None:
             return [
                 NoOwner(
-                    f"cluster.secret_file is not that of the instance at {membership.kept_out_by}",
-                    hint="give all instances the same file; this one enters when it fits, or when the others are gone",
+                    f"cluster.secret_file differs from that of the instance at {membership.kept_out_by}",
+                    hint=(
+                        "give all instances the same file; this one joins once the files match, or once the others "
+                        "are gone"
+                    ),
                 )
             ]
         if not membership.entered:
-            return [NoOwner("the cluster is not reached yet", hint="the daemon keeps trying; is ZooKeeper there?")]
+            return [
+                NoOwner("the cluster has not been reached yet", hint="the daemon keeps trying; is ZooKeeper running?")
+            ]
         return []
 
     def _unloadable(self) -> list[PlainsongError]:

@@ -386,4 +386,4 @@ def _cursor(text: str) -> tuple[float, str]:
             raise ValueError(text)
         return float(value), name
     except ValueError:
-        raise InvalidParameter(f"after is {text[:80]!r}", hint="send the next of the page before") from None
+        raise InvalidParameter(f"after is {text[:80]!r}", hint="send the `next` of the previous page") from None

@@ -90,7 +90,7 @@ class TopicChanges:
                 f"the topic holds {held} bytes: publishes are refused until it holds less than {new.max_bytes}"
             )
         if new.deduplication == "disabled" != old.deduplication:
-            warnings.append(f"what is known of {producers} producers is forgotten")
+            warnings.append(f"{producers} producers are forgotten")
         return warnings
 
     async def remove(self, name: TopicName, ask: Remove) -> Answer:

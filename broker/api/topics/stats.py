@@ -201,7 +201,7 @@ class Counting:
             return json_answer({"readers": shown, "total": len(readers), "next": following})
         if not shown:
             raise NotFound(
-                f"topic {name} knows no reader {wanted}",
+                f"topic {name} has no reader {wanted}",
                 hint="PUT its position, or send Plainsong-Reader with its polls",
             )
         return json_answer(shown[0])
@@ -259,7 +259,7 @@ class Counting:
         end = given.pop("end", None)
         read = PollRequest(**given, end_before=bound_at(end) if isinstance(end, int) else end)
         if read.isolation not in (None, "uncommitted", "committed"):
-            raise InvalidParameter("isolation is none we know", hint="use one of: uncommitted, committed")
+            raise InvalidParameter("isolation is unknown", hint="use one of: uncommitted, committed")
         check_poll(read)
         span, extent, expired = await self._measured(name, read, request.waited_ms)
         return json_answer(
@@ -339,7 +339,7 @@ class Counting:
         pointers = await self.directory.ask(name, ListPointers())
         producers = await self.directory.ask(name, ListProducers(limit=1))
         if plan.expired is None:
-            raise TopicNotFound(f"topic {name} was deleted meanwhile")
+            raise TopicNotFound(f"topic {name} was deleted during the request")
         expired_before_ms, _ = unpack_position(plan.expired[1][len(plan.prefix) :])
         invalid = self._invalid(pointers)
         return json_answer(

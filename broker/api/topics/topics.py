@@ -338,7 +338,9 @@ def if_match_of(request: Request) -> frozenset[str] | None:
     while at < len(given):
         tag = _ETAG.match(given, at)
         if tag is None:
-            raise InvalidParameter(f"If-Match is {given[:80]!r}", hint="send the ETag of GET as it was, in its quotes")
+            raise InvalidParameter(
+                f"If-Match is {given[:80]!r}", hint=("send the ETag from GET unchanged, in its quotes")
+            )
         if not tag.group().lstrip().startswith("W/"):
             found.append(tag.group(1))
         at = tag.end()

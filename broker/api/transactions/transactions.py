@@ -203,7 +203,7 @@ class TransactionRoutes:
         snapshot = request.fields(_CHECKPOINT).get("snapshot")
         transaction = None if snapshot is None else decode_transaction(snapshot)
         if transaction is not None and transaction.transaction_id != transaction_id:
-            raise InvalidParameter("the snapshot is another transaction's", hint="send the one that begin answered")
+            raise InvalidParameter("the snapshot is another transaction's", hint="send the one that begin returned")
         ask = Checkpoint(transaction_id, transaction)
         self._put(ask, answered, partial(begun_answer, as_number=as_number))
 
@@ -212,9 +212,7 @@ class TransactionRoutes:
         dry_run = flag(request.parameters("dryRun"), "dryRun")
         given = request.fields(_TRUNCATE)
         if len(given) != 1:
-            raise InvalidParameter(
-                "give ids or beforeMs, one of them", hint='for example {"ids": [1700000000000000000]}'
-            )
+            raise InvalidParameter("give either ids or beforeMs", hint='for example {"ids": [1700000000000000000]}')
         transactions = self.embedded()
         invalid = set(transactions.invalids())
         if "ids" in given:
@@ -408,7 +406,7 @@ def parse_transaction_id(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) <= MAX_ID_DIGITS and 0 < int(text) < 1 << 63:
         return int(text)
     raise InvalidParameter(
-        f"{text[:80]!r} is no transaction id", hint="ids are numbers above 0, as begin answered them"
+        f"{text[:80]!r} is not a transaction id", hint="ids are numbers above 0, as begin returned them"
     )
 
 
@@ -421,7 +419,9 @@ def refuse_body(body: bytes) -> None:
 def _small(body: bytes) -> dict[str, Any]:
     """Parse the object in a short body. Raises BodyTooLarge, MalformedBody."""
     if len(body) > SMALL_BODY_BYTES:
-        raise BodyTooLarge(f"a body here may have {SMALL_BODY_BYTES} bytes", hint="this route takes no messages")
+        raise BodyTooLarge(
+            f"bodies of this route are limited to {SMALL_BODY_BYTES} bytes", hint="this route accepts no messages"
+        )
     return parse_object(body)
 
 

@@ -67,7 +67,7 @@ export class Cluster extends Page {
   render({ app }, { error, cluster, version, ready, scrub, at }) {
     const alone = cluster?.zookeeper === null;
     const pins = Object.entries(cluster?.pins ?? {});
-    const locked = alone ? "this instance is alone: there is nothing to drain or to pin" : undefined;
+    const locked = alone ? "a single instance has nothing to drain or pin" : undefined;
     return html`<div class="head"><h1 tabindex="-1">Cluster</h1></div>
       <${ErrorPanel} error=${error} />
       ${cluster &&

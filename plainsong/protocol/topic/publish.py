@@ -381,7 +381,7 @@ def _check_issued(state: TopicState, pointer: int) -> None:
     if state.limits.issues_pointers:
         raise TransactionNotInProgress(
             f"write pointer {pointer} was not issued by this service",
-            hint="POST /v1/transactions begins a transaction, and answers its write pointer",
+            hint="POST /v1/transactions begins a transaction and returns its write pointer",
         )
     ahead_ms = issued_ms(pointer) - state.time_ms
     if 0 < state.limits.max_ahead_ms < ahead_ms:
