@@ -158,22 +158,22 @@ class ConfigError(Exception):
 #: The first setting must be at least this many times the third; else the fourth text is the consequence.
 _AT_LEAST = (
     # A compressed body is in memory beside its decompressed form.
-    ("http.max_inflight_bytes", 2, "http.max_body_bytes", "the largest body allowed would never be taken"),
+    ("http.max_inflight_bytes", 2, "http.max_body_bytes", "the largest allowed body could never be accepted"),
     # A page is in memory beside its encoded form, and the last part of the budget is for small answers.
-    ("http.max_answer_bytes", 3, "topic.max_message_bytes", "the largest message allowed could hardly ever be read"),
-    ("http.max_body_bytes", 1, "topic.max_message_bytes", "the largest message allowed would fit into no body"),
-    ("topic.mailbox_bytes", 1, "http.max_body_bytes", "the largest body allowed would fit into no mailbox"),
+    ("http.max_answer_bytes", 3, "topic.max_message_bytes", "the largest allowed message could hardly ever be read"),
+    ("http.max_body_bytes", 1, "topic.max_message_bytes", "the largest allowed message would not fit into any body"),
+    ("topic.mailbox_bytes", 1, "http.max_body_bytes", "the largest allowed body would not fit into any mailbox"),
     (
         "deduplication.max_retention_s",
         1,
         "deduplication.producer_retention_s",
-        "the default memory would not be allowed",
+        "the default retention would not be allowed",
     ),
     (
         "deduplication.max_producers",
         1,
         "deduplication.max_long_producers",
-        "those with a long memory are among the others, and nothing could take their place",
+        "those with a long retention are included, so new ones could never replace any",
     ),
     ("transactions.max_timeout_s", 1, "transactions.timeout_s", "the default time-out would not be allowed"),
 )
@@ -211,7 +211,7 @@ def _too_soon(config: Config, origins: Mapping[str, str]) -> list[Problem]:
         Problem(
             _both(origins[name], origins["cluster.session_timeout_s"]),
             f"{_shown(config, name)} is less than {_shown(config, 'cluster.session_timeout_s')} and {TAKE_OVER_S:g} s",
-            f"at least {least_s:g}, or leave it out: topics of an instance that died have no owner before",
+            f"at least {least_s:g}, or leave it out: until then, topics of an instance that died have no owner",
         )
         for name in ("transactions.commit_deadline_s", "transactions.abort_deadline_s")
         if config.transactions.service == "embedded" and origins[name] != "default" and config.value(name) < least_s
@@ -233,7 +233,7 @@ def _service_mismatches(config: Config, origins: Mapping[str, str]) -> list[Prob
     found: list[Problem] = []
     if chosen.service == "tephra" and not chosen.tephra:
         found.append(
-            Problem(origins[service], f"{_shown(config, service)} without transactions.tephra", "say where it is")
+            Problem(origins[service], f"{_shown(config, service)} without transactions.tephra", "set its address")
         )
     for name, needs in (("transactions.tephra", "tephra"), ("transactions.thrift", "embedded")):
         if config.value(name) and chosen.service != needs:
@@ -289,7 +289,7 @@ def _cluster_problems(config: Config, origins: Mapping[str, str]) -> list[Proble
             Problem(
                 _both(origin, origins["storage.kind"]),
                 f'cluster.zookeeper needs storage.kind = "hbase", and {kind}',
-                "leave it empty for an instance that is alone",
+                "leave it empty for a single instance",
             )
         )
     if cluster.zookeeper_tls and not cluster.zookeeper_ca:
@@ -304,8 +304,8 @@ def _cluster_problems(config: Config, origins: Mapping[str, str]) -> list[Proble
     name = "cluster.advertise" if cluster.advertise else "http.bind"
     address = advertised(config)
     if address is None or is_wildcard(address) or (cluster.advertise and address.port == 0):
-        what = f"{_shown(config, name)} is no address that other instances and clients could go to"
-        found.append(Problem(_both(origin, origins[name]), what, "say in cluster.advertise where this one is"))
+        what = f"{_shown(config, name)} is not an address that other instances and clients can reach"
+        found.append(Problem(_both(origin, origins[name]), what, "set cluster.advertise to this instance's address"))
     return found
 
 
@@ -357,8 +357,8 @@ def _idle(config: Config) -> Iterator[str]:
 def _alone(config: Config) -> Iterator[str]:
     if config.storage.kind == "hbase":
         yield (
-            "without cluster.zookeeper this instance takes itself for the only one on its tables: "
-            "another daemon on them would take its topics, and have them taken, again and again"
+            "without cluster.zookeeper this instance assumes that no other daemon uses its tables: two such daemons "
+            "would take topics from each other, again and again"
         )
 
 
@@ -367,6 +367,6 @@ def _clustered(config: Config) -> Iterator[str]:
     address = advertised(config)
     assert address is not None  # it was checked
     if is_loopback(address):
-        yield f"{_shown(config, name)}: only instances on this machine can reach this one; cluster.advertise says where"
+        yield f"{_shown(config, name)}: only instances on this machine can reach this one; set cluster.advertise"
     if not config.cluster.instance and address.port == 0:
-        yield "cluster.instance is empty and the port any free one: this instance has another name after each start"
+        yield "cluster.instance is empty and the port is 0: this instance gets a new name at each start"

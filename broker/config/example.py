@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from broker.config.config import Setting
 
 _HEAD = """\
-# Plainsong's settings, every one of them, at its default.
+# All settings of Plainsong, with their defaults.
 #
 #   plainsong serve --config etc/plainsong.toml
 #
-# Without --config no file is read. The environment wins over this file (http.bind is
-# PLAINSONG_HTTP__BIND, and PORT replaces its port only), and flags win over the environment
-# (--set http.bind=127.0.0.1:8080). `plainsong config check` tells what is wrong, and
+# Without --config no file is read. The environment overrides this file (http.bind is
+# PLAINSONG_HTTP__BIND, and PORT replaces its port only), and flags override the environment
+# (--set http.bind=127.0.0.1:8080). `plainsong config check` lists what is wrong, and
 # `plainsong config show --origin` where each value comes from. Sizes are bytes, or text
 # with a unit: "64 KiB", "64 MiB", "2 GiB".
 """

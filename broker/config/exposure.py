@@ -99,8 +99,8 @@ def _thrift_is_guarded(config: Config) -> bool:
 def _peers(config: Config) -> Iterator[Exposure]:
     if _peers_are_unproven(config) and "peers" not in waived_words(config):
         yield Exposure(
-            'security.authentication = "required" and cluster.zookeeper without cluster.secret_file: '
-            "whoever can connect could speak as another instance",
+            'security.authentication = "required" and cluster.zookeeper without cluster.secret_file: any client '
+            "that connects could pose as another instance",
             f"set cluster.secret_file to the same secret on all instances; {_or_say(waived_words(config), ['peers'])}",
         )
 
@@ -112,4 +112,4 @@ def _peers_are_unproven(config: Config) -> bool:
 
 def _or_say(waived: set[str], missing: list[str]) -> str:
     words = ",".join(word for word in WAIVABLE if word in waived or word in missing)
-    return f'or say what you do without: security.allow_insecure = "{words}"'
+    return f'or accept the risk: security.allow_insecure = "{words}"'

@@ -70,11 +70,11 @@ class _Loading:
 
     def take(self, name: str, raw: object, origin: str, *, text: bool, folder: Path | None = None) -> None:
         if name in RETIRED:
-            self.warnings.append(f"{origin}: {name} does nothing any more ({RETIRED[name]}): remove it")
+            self.warnings.append(f"{origin}: {name} has no effect any more ({RETIRED[name]}): remove it")
             return
         setting = every_setting().get(name)
         if setting is None:
-            self.problems.append(Problem(origin, f"there is no setting {name!r}", nearest(name, every_setting())))
+            self.problems.append(Problem(origin, f"unknown setting {name!r}", nearest(name, every_setting())))
             return
         try:
             value = read_value(setting.meaning, raw, text=text)
@@ -104,7 +104,7 @@ class _Loading:
 
     def _take_table(self, section: str, table: object, origin: str, folder: Path) -> None:
         if section not in sections():
-            self.problems.append(Problem(origin, f"there is no section [{section}]", nearest(section, sections())))
+            self.problems.append(Problem(origin, f"unknown section [{section}]", nearest(section, sections())))
         elif not isinstance(table, dict):
             self.problems.append(Problem(origin, f"{section!r} is a section", f"write [{section}] and its keys below"))
         else:

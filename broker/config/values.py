@@ -34,8 +34,8 @@ class Kind(StrEnum):
     MILLISECONDS = "a whole number of milliseconds"
     CHOICE = "one of a few words"
     ADDRESS = 'text like "127.0.0.1:7420" or "[::1]:7420"'
-    BINDS = 'text like "127.0.0.1:7420" or "unix:/run/plainsong.sock", or several such, separated by commas'
-    ADDRESSES = 'text like "127.0.0.1:9090", or several such, separated by commas'
+    BINDS = 'text like "127.0.0.1:7420" or "unix:/run/plainsong.sock", or several, comma-separated'
+    ADDRESSES = 'text like "127.0.0.1:9090", or several, comma-separated'
     PATH = "a path, as text"
     TEXT = "text"
 
@@ -168,9 +168,9 @@ def parse_address(text: str) -> Address:
     if bracketed:
         host = host[1:-1]
     if not colon or not host or not port.isascii() or not port.isdigit() or (":" in host and not bracketed):
-        raise ValueError(f"{text!r} is no address; write {Kind.ADDRESS}")
+        raise ValueError(f"{text!r} is not an address; write {Kind.ADDRESS}")
     if re.search(r"[\s/@\[\]]", host):
-        raise ValueError(f"{text!r} is no address; write {Kind.ADDRESS}")
+        raise ValueError(f"{text!r} is not an address; write {Kind.ADDRESS}")
     if int(port) > 65_535:
         raise ValueError(f"port {port} is over 65535")
     return Address(host, int(port))
@@ -204,7 +204,7 @@ def parse_bind(text: str) -> Bind:
         return parse_address(text)
     path = text.removeprefix(UNIX)
     if not path.startswith("/") or path.endswith("/"):
-        raise ValueError(f"{text!r} is no absolute path of a socket; write it like {UNIX}/run/plainsong.sock")
+        raise ValueError(f"{text!r} is not an absolute path of a socket; write it like {UNIX}/run/plainsong.sock")
     if len(path.encode()) > MAX_UNIX_PATH_BYTES:
         raise ValueError(f"the path of a socket may have {MAX_UNIX_PATH_BYTES} bytes, and {text!r} has more")
     return UnixPath(path)
@@ -214,7 +214,7 @@ def parse_binds(text: str) -> list[Bind]:
     """The places written one after the other, separated by commas, each of them once. Raises ValueError."""
     found = [parse_bind(part.strip()) for part in text.split(",")]
     if len(set(found)) < len(found):
-        raise ValueError(f"{text!r} names a place twice")
+        raise ValueError(f"{text!r} names an address twice")
     return found
 
 
@@ -243,9 +243,9 @@ def read_value(meaning: Meaning, raw: object, *, text: bool) -> Any:
         raise ValueError(f"{value!r} is none of " + ", ".join(meaning.choices))
     if isinstance(value, int | float) and not isinstance(value, bool):
         if meaning.low is not None and not value >= meaning.low:  # a NaN is not in bounds either
-            raise ValueError(f"{raw} is too small; the least is {show_value(meaning, meaning.low)}")
+            raise ValueError(f"{raw} is too small; the minimum is {show_value(meaning, meaning.low)}")
         if meaning.high is not None and value > meaning.high:
-            raise ValueError(f"{raw} is too large; the most is {show_value(meaning, meaning.high)}")
+            raise ValueError(f"{raw} is too large; the maximum is {show_value(meaning, meaning.high)}")
     return value
 
 

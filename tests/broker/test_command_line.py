@@ -87,7 +87,7 @@ def test_config_check_tells_one_problem_in_a_line(plainsong):
     assert plainsong("config", "check", "--set", "http.bnid=1") == (
         Exit.USAGE,
         "",
-        "error: flag: there is no setting 'http.bnid'\nhint: did you mean 'http.bind'?\n",
+        "error: flag: unknown setting 'http.bnid'\nhint: did you mean 'http.bind'?\n",
     )
 
 

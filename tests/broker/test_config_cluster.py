@@ -61,10 +61,10 @@ def test_an_ensemble_that_is_none_is_refused_by_its_name(said):
     ("flags", "says"),
     [
         ({"storage.kind": "leveldb"}, 'needs storage.kind = "hbase", and storage.kind = "leveldb"'),
-        ({"http.bind": "0.0.0.0:7420"}, "say in cluster.advertise where this one is"),
-        ({"http.bind": "[::]:7420"}, "say in cluster.advertise where this one is"),
-        ({"cluster.advertise": "0.0.0.0:7420"}, "no address that other instances and clients could go to"),
-        ({"cluster.advertise": "host-1:0"}, "no address that other instances and clients could go to"),
+        ({"http.bind": "0.0.0.0:7420"}, "set cluster.advertise to this instance's address"),
+        ({"http.bind": "[::]:7420"}, "set cluster.advertise to this instance's address"),
+        ({"cluster.advertise": "0.0.0.0:7420"}, "not an address that other instances and clients can reach"),
+        ({"cluster.advertise": "host-1:0"}, "not an address that other instances and clients can reach"),
         ({"cluster.instance": "a/b"}, "up to 100 letters"),
         ({"cluster.weight": 0}, "cluster.weight"),
         (
@@ -98,11 +98,14 @@ def test_alone_it_may_listen_anywhere():
             ['table_prefix = "prod_" has no effect while storage.kind = "leveldb"'],
         ),
         ({"cluster.instance": "a", "cluster.weight": 7}, ['instance = "a" has no effect', "weight = 7 has no effect"]),
-        ({"storage.kind": "hbase"}, ["without cluster.zookeeper this instance takes itself for the only one"]),
+        (
+            {"storage.kind": "hbase"},
+            ["without cluster.zookeeper this instance assumes that no other daemon uses its tables"],
+        ),
         (HBASE | {"cluster.advertise": "host-1:7420"}, []),
         (HBASE | {"cluster.advertise": "127.0.0.1:7420"}, ["only instances on this machine can reach this one"]),
         (HBASE | {"http.bind": "[::1]:7420"}, ["only instances on this machine can reach this one"]),
-        (HBASE | {"http.bind": "host-1:0"}, ["another name after each start"]),
+        (HBASE | {"http.bind": "host-1:0"}, ["gets a new name at each start"]),
     ],
 )
 def test_what_is_allowed_and_most_likely_not_meant_is_noted(flags, says):

@@ -69,8 +69,8 @@ def test_a_setting_that_was_retired_is_accepted_with_a_warning(tmp_path, section
     variable = f"PLAINSONG_{section}__{key}".upper()
     loaded = load_config(file, {variable: "perhaps"}, {})
     assert [warning.partition(" (")[0] for warning in loaded.warnings] == [
-        f"file {file}: {section}.{key} does nothing any more",
-        f"environment {variable}: {section}.{key} does nothing any more",
+        f"file {file}: {section}.{key} has no effect any more",
+        f"environment {variable}: {section}.{key} has no effect any more",
     ]
     assert f"{section}.{key}" not in loaded.origins
 
@@ -113,7 +113,7 @@ def test_other_names_of_ours_are_not_the_daemon_s():
 
 def test_unknown_names_are_refused_with_the_nearest_known_one(tmp_path):
     assert refused(environ={"PLAINSONG_HTTP__BNID": "x"}) == [
-        "environment PLAINSONG_HTTP__BNID: there is no setting 'http.bnid' (did you mean 'http.bind'?)"
+        "environment PLAINSONG_HTTP__BNID: unknown setting 'http.bnid' (did you mean 'http.bind'?)"
     ]
     assert "did you mean 'topic.max_message_bytes'?" in refused(flags={"http.max_message_bytes": "1"})[0]
     assert "did you mean 'storage'?" in refused(toml(tmp_path, "[stroage]\nkind='memory'\n"))[0]
@@ -156,10 +156,10 @@ def test_a_file_that_is_not_there_is_an_error_and_not_a_default(tmp_path):
             {"http.max_inflight_bytes": "127 MiB"},
             'http.max_inflight_bytes = "127 MiB" is less than 2 times http.max_body_bytes',
         ),
-        ({"topic.mailbox_bytes": "1 MiB"}, "would fit into no mailbox"),
+        ({"topic.mailbox_bytes": "1 MiB"}, "would not fit into any mailbox"),
         ({"topic.max_message_bytes": "65 MiB"}, "would fit into no body"),
         ({"transactions.timeout_s": "3601"}, "the default time-out would not be allowed"),
-        ({"deduplication.max_retention_s": "604799"}, "the default memory would not be allowed"),
+        ({"deduplication.max_retention_s": "604799"}, "the default retention would not be allowed"),
         ({"deduplication.max_producers": "999"}, "is less than deduplication.max_long_producers = 1000"),
         ({"transactions.service": "tephra"}, "without transactions.tephra (say where it is)"),
         (
@@ -223,9 +223,9 @@ def test_a_section_within_another_is_read_from_all_places(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[storage.hbsae]\nthrift = 'a:1'", "there is no section [storage.hbsae]"),
+        ("[storage.hbsae]\nthrift = 'a:1'", "unknown section [storage.hbsae]"),
         ("[storage]\nhbase = 'a:1'", "'storage.hbase' is a section"),
-        ("[storage.hbase]\nthrif = 'a:1'", "there is no setting 'storage.hbase.thrif'"),
+        ("[storage.hbase]\nthrif = 'a:1'", "unknown setting 'storage.hbase.thrif'"),
         ("[storage.hbase]\nthrift = 'a:1,,b:2'", "storage.hbase.thrift: '' is no address"),
         ("[storage.hbase]\nthrift = ''", "storage.hbase.thrift: '' is no address"),
         ("[storage.hbase]\ntable_prefix = 'a b'", "storage.hbase.table_prefix: 'a b' is not letters"),

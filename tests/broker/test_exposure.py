@@ -28,8 +28,7 @@ def test_the_refusal_has_the_words_of_the_contract():
         'http.bind = "0.0.0.0:7420" can be reached from other machines without authentication and without TLS'
     )
     assert refusal.hint == (
-        f"{MENDED}; set tls.certificate and tls.key; "
-        'or say what you do without: security.allow_insecure = "authentication,tls"'
+        f'{MENDED}; set tls.certificate and tls.key; or accept the risk: security.allow_insecure = "authentication,tls"'
     )
 
 
@@ -39,23 +38,23 @@ def test_the_refusal_has_the_words_of_the_contract():
         (
             REQUIRED,
             "without TLS",
-            'set tls.certificate and tls.key; or say what you do without: security.allow_insecure = "tls"',
+            'set tls.certificate and tls.key; or accept the risk: security.allow_insecure = "tls"',
         ),
         (
             FILES,
             "without authentication",
-            f'{MENDED}; or say what you do without: security.allow_insecure = "authentication"',
+            f'{MENDED}; or accept the risk: security.allow_insecure = "authentication"',
         ),
         (
             {"security.allow_insecure": "tls"},
             "without authentication",
-            f'{MENDED}; or say what you do without: security.allow_insecure = "authentication,tls"',
+            f'{MENDED}; or accept the risk: security.allow_insecure = "authentication,tls"',
         ),
         (
             {"security.allow_insecure": "authentication,thrift"},
             "without TLS",
             "set tls.certificate and tls.key; "
-            'or say what you do without: security.allow_insecure = "authentication,tls,thrift"',
+            'or accept the risk: security.allow_insecure = "authentication,tls,thrift"',
         ),
     ],
 )
@@ -89,7 +88,7 @@ def test_thrift_beyond_this_machine_needs_certificates():
     )
     assert refusal.hint == (
         'set transactions.thrift_tls = true and tls.client_certificates = "required"; '
-        'or say what you do without: security.allow_insecure = "thrift"'
+        'or accept the risk: security.allow_insecure = "thrift"'
     )
     tls = FILES | {"transactions.thrift_tls": "true"}
     assert "without authentication" in found(everywhere | tls)[0].detail
@@ -128,7 +127,7 @@ def test_instances_that_ask_for_names_prove_themselves_to_each_other():
     )
     assert refusal.hint == (
         "set cluster.secret_file to the same secret on all instances; "
-        'or say what you do without: security.allow_insecure = "peers"'
+        'or accept the risk: security.allow_insecure = "peers"'
     )
     assert found(cluster | {"cluster.secret_file": "secret"}) == []
     without = cluster | {"security.allow_insecure": "peers"}
