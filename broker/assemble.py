@@ -795,12 +795,13 @@ class Contention:
         if now_s < self._again_s:
             return
         log.warning(
-            "another daemon is at work on this store",
+            "another daemon uses this store",
             extra={
                 "store": self._place,
                 "topics_taken": self._taken,
-                "hint": "nothing is lost, but they take topics from each other for ever: set the same cluster.zookeeper "
-                "for all daemons of this store, give each deployment a storage.hbase.table_prefix of its own, or end one",
+                "hint": "nothing is lost, but the daemons keep taking topics from each other: set the same "
+                "cluster.zookeeper for all daemons of this store, give each deployment a "
+                "storage.hbase.table_prefix of its own, or stop one",
             },
         )
         self._again_s = now_s + PAUSE_S

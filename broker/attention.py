@@ -134,7 +134,7 @@ class Attention:
                 yield held
             for reader, kept in core.state.readers.items():
                 if core.state.usage.expired_from(after(kept.position), core.state.oldest_ms):
-                    text = f"Messages have expired, or may have, that reader {reader} has not read"
+                    text = f"Messages that reader {reader} has not read have expired, or may have"
                     subject = f"{name}/{reader}"
                     yield Finding("expired-unread", "warning", subject, text, link=_page(name), topic=str(name))
 
@@ -212,12 +212,15 @@ class Attention:
             return []
         found = []
         if not membership.connected:
-            text = "ZooKeeper does not answer this instance: topics are served, and nothing can change hands"
+            text = "ZooKeeper does not answer this instance: topics are served, but cannot move"
             found.append(
                 Finding("instance", "critical", membership.me.name, text, membership.since_ms, "/console/cluster")
             )
         if membership.kept_out_by is not None:
-            text = f"It owns nothing: its cluster.secret_file is not that of the instance at {membership.kept_out_by}"
+            text = (
+                "It owns no topics: its cluster.secret_file differs from that of the instance at "
+                f"{membership.kept_out_by}"
+            )
             found.append(Finding("instance", "critical", membership.me.name, text, link="/console/cluster"))
         lost = {} if self._links is None else self._links.unreachable
         return found + [_unreachable(each.name) for each in membership.instances if each.address in lost]
@@ -240,7 +243,7 @@ def stale_files(stale: Callable[[], Mapping[str, str] | None]) -> list[Finding]:
     found = stale()
     if found is None:
         return []
-    text = f"What held before still holds, since files could not be read again: {found['why']}"
+    text = f"The previous files stay in force, since the changed ones cannot be used: {found['why']}"
     return [Finding("reload", "warning", "security", text, link="/console/cluster")]
 
 
@@ -248,9 +251,7 @@ def certificate_findings(certificates: Certificates, clock: Callable[[], float] 
     """Report a certificate that expires soon, has expired, or could not be reloaded."""
     found = []
     if certificates.stale is not None:
-        text = (
-            f"The certificate of before is still served, since its files could not be read again: {certificates.stale}"
-        )
+        text = f"The previous certificate is still served, since the changed files cannot be used: {certificates.stale}"
         found.append(Finding("reload", "warning", "tls.certificate", text, link="/console/cluster"))
     left_s = certificates.now.not_after_s - clock()
     if left_s < CERTIFICATE_SOON_S:

@@ -143,7 +143,7 @@ class Audit:
         """Report, for ``broker.attention``, records lost within the last hour."""
         if not self.lost_records or self._clock.now_ms() > self.lost_ms + LOSS_SHOWN_MS:
             return []
-        text = f"Records of the audit could not be written: {self.lost_records} since the start. The log says why."
+        text = f"Audit records could not be written: {self.lost_records} since the start. The log says why."
         return [Finding("audit", "warning", str(AUDIT), text, since_ms=self.lost_ms, link="/console/audit")]
 
     def _lost(self) -> None:
@@ -164,7 +164,7 @@ class Audit:
         if found.properties == PROPERTIES:
             return
         await self._ask(AUDIT, SetProperties(PROPERTIES.stored(), if_match=frozenset((found.etag,))))
-        log.warning("the audit's topic had other properties", extra={"before": found.properties.stored()})
+        log.warning("the properties of the audit's topic were reset", extra={"before": found.properties.stored()})
         record = self._record(
             NOBODY, None, "", "topic.properties", str(AUDIT), outcome="applied", status=None, code=None
         )
@@ -178,7 +178,7 @@ class Audit:
                 await self.create()
                 break
             except PlainsongError as error:
-                log.warning("the audit's topic cannot be made", extra={"why": error.detail})
+                log.warning("the audit's topic cannot be created", extra={"why": error.detail})
                 await trio.sleep(1.0)
         await self._record_restore()
         while True:
@@ -310,7 +310,7 @@ class Audit:
         if not self._required:
             return
         size = RECORD_BYTES + (0 if request is None else len(request.body))
-        why = "system:audit cannot be written, and changes need their record"
+        why = "system:audit cannot be written, and changes require a record"
         try:
             with trio.fail_after(WRITE_TIMEOUT_S):
                 await self._ask(AUDIT, CheckPublish(size))
@@ -401,7 +401,7 @@ class Audit:
                 kept = put_one(Table.METADATA, COPY_KEY, replace(row, audited=True).encode())
                 await self._store.write([kept], claim=claim)
         except (StoreError, DamagedRow) as error:
-            log.warning("it is not known whether this store was restored", extra={"why": str(error)[:300]})
+            log.warning("whether this store was restored is not known", extra={"why": str(error)[:300]})
 
     def _put_own(self, record: dict[str, Any]) -> None:
         if len(self._own) >= MAX_OWN_RECORDS:
@@ -466,7 +466,7 @@ def large_audit(directory: Directory) -> list[Finding]:
     state = directory.peek(AUDIT)
     if state is None or state.usage.bytes <= LARGE_BYTES:
         return []
-    text = f"The audit has {state.usage.bytes >> 20} MiB; plainsong audit shows what is recorded so often."
+    text = f"The audit has {state.usage.bytes >> 20} MiB; plainsong audit shows which records are frequent."
     return [Finding("audit", "warning", str(AUDIT), text, link="/console/audit")]
 
 

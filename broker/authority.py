@@ -103,7 +103,7 @@ class SwitchedOff:
         del at_ms
         await trio.lowlevel.checkpoint()
         raise TransactionsUnavailable(
-            "this daemon has no transaction service, and does not know what was committed when",
+            "this daemon has no transaction service, so it does not know what was committed when",
             hint='set transactions.service to "embedded"',
         )
 
@@ -168,7 +168,7 @@ class Authority:
         with trio.move_on_after(START_PATIENCE_S if self.foreign is None else FOREIGN_PATIENCE_S) as waiting:
             await loaded.wait()
         if waiting.cancelled_caught:
-            log.warning("transactions are not decided yet")
+            log.warning("the transaction service is not available yet")
 
     async def _run(self, embedded: TransactionService | RoutedTransactions, loaded: trio.Event) -> None:
         try:

@@ -304,7 +304,7 @@ class Catalogue:
         except Exception as error:  # raised again in each waiting caller
             reading.error = error
             if not reading.over.statistics().tasks_waiting:
-                log.warning("topics not read, and nobody waits for them any more", exc_info=error)
+                log.warning("topics not read, and no request waits for them any more", exc_info=error)
         finally:
             self._reading = None
             reading.over.set()
@@ -439,7 +439,7 @@ class Catalogue:
                     for namespace, topic, *figures in (await link.call(FIGURES, None)).value:
                         found[TopicName(namespace, topic)] = Figures(*figures)
             except (LinkBroken, PlainsongError) as error:
-                log.debug("figures of topics not known", extra={"instance": address}, exc_info=error)
+                log.debug("statistics of topics not known", extra={"instance": address}, exc_info=error)
 
         if ownership is not None and links is not None:
             async with trio.open_nursery() as nursery:

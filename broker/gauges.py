@@ -46,35 +46,35 @@ def add_gauges(
         return lambda: getattr(store.statistics(), what)
 
     for name, text, read in (
-        ("plainsong_topics_open", "Topics that have an actor now.", lambda: len(directory)),
-        ("plainsong_parked_polls", "Polls that wait for a message.", lambda: _parked(directory)),
-        ("plainsong_queue_requests", "Requests that wait in mailboxes.", lambda: _queued(directory)),
-        ("plainsong_queue_bytes", "Bytes of requests that wait in mailboxes.", lambda: _queued_bytes(directory)),
+        ("plainsong_topics_open", "Topics that are loaded now.", lambda: len(directory)),
+        ("plainsong_parked_polls", "Polls waiting for a message.", lambda: _parked(directory)),
+        ("plainsong_queue_requests", "Requests queued in mailboxes.", lambda: _queued(directory)),
+        ("plainsong_queue_bytes", "Bytes of requests queued in mailboxes.", lambda: _queued_bytes(directory)),
         (
             "plainsong_oldest_message_age_seconds",
             "Age of the oldest message of all open topics.",
             lambda: _oldest(directory, clock),
         ),
-        ("plainsong_cache_bytes", "Memory of the scan cache.", lambda: budget.bytes),
+        ("plainsong_cache_bytes", "Memory used by the scan cache.", lambda: budget.bytes),
         ("plainsong_cache_hits_total", "Pages served from the scan cache since the start.", lambda: budget.hits),
         (
             "plainsong_cache_misses_total",
-            "Pages read from the store since the start, those read ahead included.",
+            "Pages read from the store since the start, including those read ahead.",
             lambda: budget.misses,
         ),
-        ("plainsong_store_bytes", "What the store occupies on its disk.", stored("bytes")),
-        ("plainsong_store_volumes", "Volumes that the store's messages are in.", stored("volumes")),
-        ("plainsong_store_volumes_open", "Those of them whose files are open.", stored("open_volumes")),
-        ("plainsong_disk_free_bytes", "What is left on the store's disk.", stored("free_bytes")),
-        ("plainsong_low_space", "1 while publishes are refused for want of disk space.", lambda: space.low),
+        ("plainsong_store_bytes", "Bytes that the store occupies on its disk.", stored("bytes")),
+        ("plainsong_store_volumes", "Volumes that hold the store's messages.", stored("volumes")),
+        ("plainsong_store_volumes_open", "Volumes whose files are open.", stored("open_volumes")),
+        ("plainsong_disk_free_bytes", "Free space on the store's disk.", stored("free_bytes")),
+        ("plainsong_low_space", "1 while publishes are refused for lack of disk space.", lambda: space.low),
         (
             "plainsong_clock_regressions_total",
-            "Times the clock was seen to go back since the start.",
+            "Times the clock has gone back since the start.",
             lambda: clock.regressions,
         ),
         (
             "plainsong_clock_behind_seconds",
-            "How far the clock is behind the newest time in the store.",
+            "How far the clock lags the newest time in the store.",
             lambda: store_time.behind_ms() / 1000,
         ),
         ("plainsong_producers", "Producers that open topics remember.", lambda: _producers(directory)),
@@ -85,19 +85,23 @@ def add_gauges(
         ),
         (
             "plainsong_producer_snapshot_age_seconds",
-            "Age of the oldest snapshot of producers with requests since, of all open topics.",
+            "Age of the oldest snapshot of producers that has requests after it, over all open topics.",
             lambda: _snapshot_age(directory, clock),
         ),
         (
             "plainsong_producer_replayed_requests",
-            "Requests of producers that were read again when the open topics were loaded.",
+            "Requests of producers replayed when the open topics were loaded.",
             lambda: sum(book.replayed_entries for book in _books(directory)),
         ),
-        ("plainsong_inflight_body_bytes", "Bytes of request bodies held now.", lambda: bodies.reserved_bytes),
-        ("plainsong_held_answer_bytes", "Bytes of answers held now for their readers.", lambda: answers.reserved_bytes),
+        ("plainsong_inflight_body_bytes", "Bytes of request bodies in memory now.", lambda: bodies.reserved_bytes),
+        (
+            "plainsong_held_answer_bytes",
+            "Bytes of answers in memory now, waiting for their clients.",
+            lambda: answers.reserved_bytes,
+        ),
         (
             "plainsong_answers_refused_total",
-            "Answers refused since the start, as too many waited for their readers.",
+            "Answers refused since the start because too many waited for their clients.",
             lambda: answers.refused,
         ),
         (
@@ -112,24 +116,24 @@ def add_gauges(
 
 def add_event_gauges(metrics: Metrics, streams: EventStreams) -> None:
     """Register the gauge of event streams."""
-    metrics.reads("plainsong_event_streams", "Streams of server-sent events now.", lambda: streams.open)
+    metrics.reads("plainsong_event_streams", "Open streams of server-sent events.", lambda: streams.open)
 
 
 def add_keeping_gauges(metrics: Metrics, scrub: Scrub, backups: Backups) -> None:
     """Register the gauges of backups and of the scrub."""
     metrics.reads(
         "plainsong_backup_last_success_timestamp_seconds",
-        "When a backup of this instance was last complete, in seconds since 1970.",
+        "Time of the last complete backup of this instance, in seconds since 1970.",
         lambda: None if backups.last_success_ms is None else backups.last_success_ms / 1000,
     )
     metrics.reads(
         "plainsong_scrub_findings",
-        "Damaged places that the scrub found, in its round now or the last one.",
+        "Damaged places found by the current scrub or the last one.",
         lambda: len(scrub.report.findings) + scrub.report.more,
     )
     metrics.reads(
         "plainsong_scrub_last_complete_timestamp_seconds",
-        "When the last round of the scrub ended, in seconds since 1970.",
+        "Time when the last scrub ended, in seconds since 1970.",
         lambda: None if scrub.report.last_complete_ms is None else scrub.report.last_complete_ms / 1000,
     )
 
@@ -138,12 +142,12 @@ def add_tls_gauges(metrics: Metrics, certificates: Certificates) -> None:
     """Register the gauges of the certificate and of handshakes."""
     metrics.reads(
         "plainsong_tls_certificate_not_after_seconds",
-        "When the certificate that is served expires, in seconds since 1970.",
+        "Expiry time of the served certificate, in seconds since 1970.",
         lambda: certificates.now.not_after_s,
     )
     metrics.reads(
         "plainsong_tls_reload_failures_total",
-        "Times that changed files of the certificate could not be used since the start.",
+        "Times since the start that changed files of the certificate could not be used.",
         lambda: certificates.failures,
     )
     certificates.on_handshake = metrics.shook_hands
@@ -153,17 +157,17 @@ def add_security_gauges(metrics: Metrics, security: Security) -> None:
     """Register the gauge of the OpenID provider's keys."""
     metrics.reads(
         "plainsong_jwks_age_seconds",
-        "Seconds since the keys of the OpenID provider were last had; 0 without one.",
+        "Seconds since the OpenID provider's keys were last fetched; 0 without a provider.",
         lambda: 0.0 if security.provider is None else min(security.provider.age_s, 1e9),
     )
 
 
 def add_link_gauges(metrics: Metrics, links: Links) -> None:
     """Register the gauges of links to other instances."""
-    metrics.reads("plainsong_links_open", "Links to other instances that are open.", lambda: sum(1 for _ in links))
+    metrics.reads("plainsong_links_open", "Open links to other instances.", lambda: sum(1 for _ in links))
     metrics.reads(
         "plainsong_forwards_under_way",
-        "Requests of this instance's clients that others are answering.",
+        "Requests of this instance's clients that other instances are answering.",
         lambda: sum(link.under_way for _, link in links),
     )
 
@@ -172,16 +176,16 @@ def add_cluster_gauges(metrics: Metrics, membership: Membership) -> None:
     """Register the gauges of membership and ownership."""
     metrics.reads("plainsong_zookeeper_connected", "1 while ZooKeeper is connected.", lambda: int(membership.connected))
     metrics.reads(
-        "plainsong_instances", "Instances that are there, and have not left all.", lambda: len(membership.instances)
+        "plainsong_instances", "Instances that are available, and are not leaving.", lambda: len(membership.instances)
     )
     metrics.reads(
         "plainsong_slices",
-        "Of the 64 slices of all topics, those in which this instance takes part; below while it comes or goes.",
+        "Slices, of 64, in which this instance takes its share of the topics; fewer while it enters or leaves.",
         lambda: membership.slices,
     )
     metrics.reads(
         "plainsong_cluster_changes_total",
-        "Times that instances, pins or drains were seen to change.",
+        "Observed changes of instances, pins or drains.",
         lambda: membership.changes,
     )
 
@@ -247,22 +251,22 @@ def add_transaction_gauges(
         ("plainsong_transactions_invalid", "Pointers on the invalid list.", figure(lambda figures: figures.invalid)),
         (
             "plainsong_undecided_pointers",
-            "Write pointers that topics have messages of and have not seen decided.",
+            "Write pointers with messages in topics and no known decision.",
             lambda: len(pointers),
         ),
         (
             "plainsong_hidden_messages",
-            "Messages that undecided transactions keep from committed readers, over all open topics.",
+            "Messages that undecided transactions hide from committed readers, over all open topics.",
             lambda: _hidden(authority.transactions, directory),
         ),
         (
             "plainsong_held_polls",
-            "Committed polls that wait for a transaction to be decided.",
+            "Committed polls waiting for a transaction to be decided.",
             lambda: pointers.waiters,
         ),
         (
             "plainsong_tephra_state_age_seconds",
-            "Age of the last state learnt from the Tephra that decides; without any, seconds since it was first asked.",
+            "Age of the last state received from Tephra; without one, seconds since it was first asked.",
             lambda: None if authority.foreign is None else authority.foreign.silent_s,
         ),
     ):

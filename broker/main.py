@@ -270,13 +270,11 @@ class Running:
 def banner(running: Running) -> str:
     """Return the start message: a few lines, the last of which can be pasted into a shell."""
     first, *others = running.addresses
-    names = (
-        ["  names       required: $TOKEN is a token of yours (plainsong token create)"] if running.needs_names else []
-    )
+    names = ["  names       required: $TOKEN is your token (plainsong token create)"] if running.needs_names else []
     console = [f"  console     {_named(running, url)}/console" for url in running.addresses if not url.startswith(UNIX)]
     where = running.place if running.data_dir is None else str(running.data_dir.absolute())
     thrift = "".join(f", also for Tephra's clients at {address}" for address in running.thrift)
-    testing = [f"  UNDER TEST  whoever can write to {running.testing} makes it fail"] if running.testing else []
+    testing = [f"  UNDER TEST  any user who can write to {running.testing} can make it fail"] if running.testing else []
     cluster = [f"  cluster     {running.cluster}"] if running.cluster else []
     return "\n".join(
         [

@@ -74,12 +74,12 @@ class Metrics:
         registry = self.registry
         self._producer_events = Counter(
             "plainsong_producer_events_total",
-            "What became of producers' requests and of producers, by event.",
+            "Outcomes of producers' requests, and changes of producers, by event.",
             ["event"],
             registry=registry,
         )
         self._falls = Counter(
-            "plainsong_actor_falls_total", "Times a topic's actor fell and was loaded again.", registry=registry
+            "plainsong_actor_falls_total", "Times a topic's actor failed and was reloaded.", registry=registry
         )
         self._handshakes = Counter(
             "plainsong_tls_handshakes_total", "TLS handshakes, by result.", ["result"], registry=registry
@@ -88,7 +88,7 @@ class Metrics:
         self.on_deposed: Callable[[], None] | None = None
         self._deposed = Counter(
             "plainsong_topics_deposed_total",
-            "Times another instance had claimed a topic that was open here.",
+            "Times another instance claimed a topic that was open here.",
             registry=registry,
         )
         self._expired = Counter("plainsong_expired_rows_total", "Expired rows removed.", registry=registry)
@@ -99,21 +99,23 @@ class Metrics:
             "plainsong_transactions_decided_total", "Transactions decided, by state.", ["state"], registry=registry
         )
         self._timed_out = Counter(
-            "plainsong_transaction_timeouts_total", "Transactions whose time was over.", registry=registry
+            "plainsong_transaction_timeouts_total", "Transactions that timed out.", registry=registry
         )
         self._conflicts = Counter(
-            "plainsong_transaction_conflicts_total", "Change sets that met a committed one.", registry=registry
+            "plainsong_transaction_conflicts_total",
+            "Change sets that conflicted with a committed one.",
+            registry=registry,
         )
         self._service_falls = Counter(
             "plainsong_transaction_service_falls_total",
-            "Times the transaction service fell and was loaded again.",
+            "Times the transaction service failed and was reloaded.",
             registry=registry,
         )
         self._held = Counter(
-            "plainsong_polls_held_total", "Polls that an undecided transaction held up.", registry=registry
+            "plainsong_polls_held_total", "Polls that an undecided transaction held.", registry=registry
         )
         self._scrape_errors = Counter(
-            "plainsong_metric_errors_total", "Metrics that could not be read at a scrape.", registry=registry
+            "plainsong_metric_errors_total", "Metrics that could not be read for a scrape.", registry=registry
         )
 
         self._forwarded = Counter(
@@ -123,7 +125,7 @@ class Metrics:
             registry=registry,
         )
         self._forward_retries = Counter(
-            "plainsong_forward_retries_total", "Times an owner was looked for again.", registry=registry
+            "plainsong_forward_retries_total", "Retries while locating a topic's owner.", registry=registry
         )
         self._no_owner = Counter(
             "plainsong_no_owner_answers_total", "Requests whose owner was not found in time.", registry=registry
@@ -131,31 +133,37 @@ class Metrics:
 
         self._authentications = Counter(
             "plainsong_authentications_total",
-            "Credentials looked at, by how a name is proved and the result; a connection's is looked at once.",
+            "Credentials checked, by method and result; those of a connection are checked once.",
             ["via", "result"],
             registry=registry,
         )
         self._forbidden = Counter(
-            "plainsong_forbidden_total", "Requests of names without the verb.", ["verb"], registry=registry
+            "plainsong_forbidden_total",
+            "Requests refused because the name lacks the verb.",
+            ["verb"],
+            registry=registry,
         )
         self._security_reload_failures = Counter(
             "plainsong_security_reload_failures_total",
-            "Changed files of tokens, grants or keys that could not be used; what was there stays in force.",
+            "Changed files of tokens, grants or keys that could not be used; the previous ones stay in force.",
             registry=registry,
         )
 
         self._quota_refusals = Counter(
-            "plainsong_quota_refusals_total", "Requests over a quota of the grants file.", ["quota"], registry=registry
+            "plainsong_quota_refusals_total",
+            "Requests beyond a quota of the grants file.",
+            ["quota"],
+            registry=registry,
         )
         self._audit_lost = Counter(
-            "plainsong_audit_lost_total", "Records that could not be written to system:audit.", registry=registry
+            "plainsong_audit_lost_total", "Audit records that could not be written to system:audit.", registry=registry
         )
 
     def _histograms(self) -> None:
         registry = self.registry
         self._latency = Distributions(
             "plainsong_request_duration_seconds",
-            "Time from the whole request to its answer, by route; polls that wait included.",
+            "Time from the complete request to its answer, by route, including polls that wait.",
             LATENCY_BUCKETS_S,
             label="route",
         )
@@ -164,7 +172,7 @@ class Metrics:
         sync = Distributions("plainsong_sync_duration_seconds", "Time to make one commit durable.", LATENCY_BUCKETS_S)
         end_to_end = Distributions(
             "plainsong_end_to_end_seconds",
-            "Time from a message's publish to its delivery, of polls that had waited for it.",
+            "Time from a message's publish to its delivery, for polls that waited for it.",
             LATENCY_BUCKETS_S,
         )
         self._commit_messages, self._commit_requests, self._sync = messages.of(), requests.of(), sync.of()
@@ -179,13 +187,13 @@ class Metrics:
         )
         self._handed_over = Histogram(
             "plainsong_handover_duration_seconds",
-            "Time from a change of who owns what until all topics that went to others were let go.",
+            "Time from a change of ownership until all topics that moved away are released.",
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
         self._loop_lag = Histogram(
             "plainsong_loop_lag_seconds",
-            "How much later than asked the event loop woke a task.",
+            "Delay between a task's scheduled time and its start on the event loop.",
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
@@ -511,17 +519,17 @@ def render_topics(topics: Sequence[TopicSample], readers: Sequence[ReaderSample]
 #: Metric → its help text, and the field with its value.
 _OF_TOPICS = {
     "messages": ("Messages that have not expired.", "messages"),
-    "bytes": ("What they take, as stats counts it.", "bytes"),
-    "oldest_age_seconds": ("Age of the oldest of them.", "oldest_age_s"),
-    "hidden_messages": ("Messages that undecided transactions keep from committed readers.", "hidden_messages"),
+    "bytes": ("Bytes of these messages, as stats counts them.", "bytes"),
+    "oldest_age_seconds": ("Age of the oldest message.", "oldest_age_s"),
+    "hidden_messages": ("Messages that undecided transactions hide from committed readers.", "hidden_messages"),
     "published_total": ("Messages published here since the start.", "published"),
     "polled_total": ("Messages read here since the start.", "polled"),
 }
 _OF_READERS = {
-    "visible_messages": ("Messages that a committed reader has before it.", "visible"),
-    "hidden_messages": ("Messages before it that undecided transactions keep from it.", "hidden"),
+    "visible_messages": ("Messages that the reader can read now, as a committed reader.", "visible"),
+    "hidden_messages": ("Messages ahead of the reader that undecided transactions hide.", "hidden"),
     "expired_unread_messages": (
-        "Messages that expired before it read them, as far as they are there.",
+        "Messages that expired before the reader read them, while they are still stored.",
         "expired_unread",
     ),
 }

@@ -33,7 +33,7 @@ class Reloads:
         with trio.open_signal_receiver(signal.SIGHUP) as signals:
             task_status.started()
             async for _ in signals:
-                log.info("looking at files again", extra={"signal": "SIGHUP"})
+                log.info("checking files again", extra={"signal": "SIGHUP"})
                 for look in list(self._looks):
                     look()
         raise AssertionError("signals do not end")

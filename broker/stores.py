@@ -143,7 +143,7 @@ def _lowered(name: str, config: Config, most: int) -> int:
         # A default is not the operator's choice, so there is nothing to warn about.
         level = logging.INFO if wanted == every_setting()[name].default else logging.WARNING
         what = {"setting": name, "from": wanted, "to": most}
-        log.log(level, "a setting is lowered to what the store holds", extra=what)
+        log.log(level, "a setting is lowered to what the store supports", extra=what)
     return min(wanted, most)
 
 
@@ -182,7 +182,7 @@ class StoreUrl:
             place, _, query = rest.partition("?")
             name, _, prefix = query.partition("=")
             if query and (name != "prefix" or not prefix):
-                raise ValueError(f"{query!r} is not like prefix=NAME")
+                raise ValueError(f"{query!r} is not prefix=NAME")
             parse_addresses(place)
             return cls(kind, place, prefix or default_prefix)
         raise ValueError(f"{text!r} is not like {EXPECTED}")
@@ -202,7 +202,9 @@ async def open_named(url: StoreUrl, settings: HBaseConfig, *, make: bool) -> Asy
     store: Store
     if url.kind == "leveldb":
         if not make and not is_there(url):
-            raise StoreUnusable(f"{url.place} is no store: it has no FORMAT", hint="name the daemon's data directory")
+            raise StoreUnusable(
+                f"{url.place} is not a store: it has no FORMAT", hint="name the daemon's data directory"
+            )
         store = await LevelDBStore.open(Path(url.place), address="plainsong copy")
     else:
         from storage.hbase.store import HBaseStore  # here, since its library is slow to load

@@ -80,7 +80,7 @@ class Testing:
         elif kind == "refused":
             answered(Overloaded("refused by a test", hint="nothing happened"))
         else:
-            lost = OutcomeUnknown("a test has the answer lost", hint="it may have happened")
+            lost = OutcomeUnknown("a test dropped the answer", hint="it may have happened")
             handler(request, lambda outcome: answered(outcome if isinstance(outcome, Exception) else lost))
 
     # --- the tests' side -----------------------------------------------------------------------

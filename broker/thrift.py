@@ -111,7 +111,7 @@ class TephraMethods:
             return encode_error(call, declared) if declared else failure(call, error.detail)
         except Exception:
             log.exception("a method failed", extra={"method": call.method})
-            return failure(call, "the log says more")
+            return failure(call, "the log has details")
 
     # --- beginning --------------------------------------------------------------------------------
 
@@ -389,7 +389,7 @@ class ThriftConnection:
                     with trio.fail_after(SEND_TIMEOUT_S):
                         await self._stream.send_all(answer)
         except (ThriftFrameTooLarge, MalformedThrift) as error:
-            log.warning("a Thrift connection sent what is no call: %s", error)
+            log.warning("a Thrift connection sent an invalid call: %s", error)
         except Overloaded as error:
             log.warning("a Thrift connection was closed: %s", error.detail)
         except (trio.BrokenResourceError, trio.TooSlowError):

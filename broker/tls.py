@@ -115,7 +115,7 @@ class Certificates:
                 self.failures += 1
                 self.stale = f"{error.setting}: {error.why}"
                 log.error(
-                    "the certificate could not be loaded again; the one before stays",
+                    "the certificate could not be reloaded; the previous one stays",
                     extra={"setting": error.setting, "why": error.why},
                 )
             self._failed = stamps
@@ -190,7 +190,7 @@ def _show(context: ssl.SSLContext, certificate: str, key: str, setting: str) -> 
     try:
         context.load_cert_chain(certificate, key, password=_refuse_password)
     except (OSError, ValueError) as error:
-        why = f"{certificate} and {key} are no pair: {_reason(error)}"
+        why = f"{certificate} and {key} do not match: {_reason(error)}"
         raise FileUnusable(setting, why, "PEM, the key without a password") from error
 
 
@@ -202,7 +202,7 @@ def _trust(context: ssl.SSLContext, setting: str, path: str) -> None:
 
 
 def _refuse_password() -> str:
-    raise ValueError("it has a password")
+    raise ValueError("it is encrypted with a password")
 
 
 def _check_key(path: Path, setting: str) -> None:
@@ -212,7 +212,7 @@ def _check_key(path: Path, setting: str) -> None:
     except OSError as error:
         raise FileUnusable(setting, _reason(error), "chmod 600, owned by the daemon's user or root") from error
     if mode & stat.S_IROTH:
-        raise FileUnusable(setting, f"{path} can be read by everybody (mode {mode & 0o777:04o})", "chmod 600")
+        raise FileUnusable(setting, f"{path} can be read by all users (mode {mode & 0o777:04o})", "chmod 600")
 
 
 def _first_certificate(path: str) -> x509.Certificate:

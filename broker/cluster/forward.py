@@ -261,5 +261,5 @@ class _RoutedTopics:
             except (Forbidden, Unauthenticated):
                 raise  # the owner refused it: reading the store here would bypass that
             except (LinkBroken, PlainsongError) as error:
-                log.debug("a page is read here, since its owner did not give it", exc_info=error)
+                log.debug("a page is read here, since the owner did not return it", exc_info=error)
         return await self._local.page(name, span, limit, max_bytes, view)

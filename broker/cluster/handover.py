@@ -189,7 +189,7 @@ class Handover:
                 await link.call(kind, value, deadline_s=until_s)
         except (LinkBroken, PlainsongError, trio.TooSlowError) as error:
             why = str(error) or "it did not answer in time"
-            log.debug("another instance did not hear of a hand-over", extra={"instance": to.name, "why": why})
+            log.debug("another instance was not reached for a handover", extra={"instance": to.name, "why": why})
             return False
         return True
 
@@ -211,7 +211,7 @@ class Handover:
     async def _on_open(self, call: Call) -> Reply:
         names = [TopicName(str(namespace), str(topic)) for namespace, topic in call.value]
         if len(names) > MAX_NAMES:
-            raise BadRequest(f"{len(names)} topics at once are too many")
+            raise BadRequest(f"{len(names)} topics at once exceed the limit")
         seen_until_s = trio.current_time() + VIEW_S
         with trio.move_on_after(OPEN_S):
             async with trio.open_nursery() as nursery:

@@ -71,9 +71,9 @@ def instance_of(config: Config) -> str:
 def describe_membership(membership: Membership) -> str:
     """Return this instance's state in the cluster, for the banner."""
     if membership.kept_out_by is not None:
-        return f"{membership.me.name}, kept out: cluster.secret_file is not that of {membership.kept_out_by}"
+        return f"{membership.me.name}, kept out: cluster.secret_file differs from that of {membership.kept_out_by}"
     if not membership.entered:
-        return f"{membership.me.name}, not reached yet: nothing is owned"
+        return f"{membership.me.name}, not reached yet: no topics are owned"
     return f"{membership.me.name} at {membership.me.address}, one of {len(membership.instances)}"
 
 
@@ -115,7 +115,7 @@ async def hand_over(directory: Directory, stopping: trio.Event, rebalance: Rebal
         await directory.drained()
     took_s = round(trio.current_time() - begun_s, 3)
     if patience.cancelled_caught:
-        log.warning("left the cluster before all topics were let go", extra={"topics": topics, "seconds": took_s})
+        log.warning("left the cluster before all topics were handed over", extra={"topics": topics, "seconds": took_s})
     else:
         log.info("left the cluster", extra={"topics": topics, "seconds": took_s})
 
@@ -127,7 +127,7 @@ async def hand_over(directory: Directory, stopping: trio.Event, rebalance: Rebal
 WHO = "who"
 #: The time-out of the verification.
 WITHIN_S = 5.0
-_HINT = "cluster.advertise must be an address by which the others reach this instance, and it reaches itself"
+_HINT = "cluster.advertise must be an address at which this instance and the others can reach it"
 
 
 def who_handler(name: str) -> CallHandler:
@@ -155,7 +155,7 @@ async def verify_advertised_address(
     why = await _why_not(name, address, dial, within_s, secret)
     if why:
         log.warning(
-            "this instance is not found at its own address",
+            "this instance cannot reach itself at its own address",
             extra={"instance": name, "address": address, "why": why, "hint": _HINT},
         )
     return why
@@ -174,10 +174,10 @@ async def _why_not(
         except (OSError, ValueError) as error:
             return str(error)
         except LinkBroken as error:
-            return f"no instance of ours is there: {error.why}"
+            return f"it is not an instance of this cluster: {error.why}"
         except PlainsongError:
             return ""  # an older version, which does not support the call
-        return "" if found == name else f"the instance {str(found)[:100]!r} is there"
+        return "" if found == name else f"the instance {str(found)[:100]!r} answers there"
     return "it does not answer"
 
 

@@ -120,7 +120,7 @@ class Owners:
                     return await local(waited_ms)
                 owner = self.remote_owner(name)
                 if owner is None:
-                    raise NoOwner(f"no instance owns {name} just now")
+                    raise NoOwner(f"no instance owns {name} at the moment")
                 return await self._forward(name, owner, remote, waited_ms, repeatable=repeatable)
             except NoOwner as error:
                 refusal = error
@@ -149,7 +149,8 @@ class Owners:
         except LinkBroken as broken:
             if broken.sent and not repeatable:
                 raise OutcomeUnknown(
-                    f"the owner of {name} was lost before it answered", hint="read to see whether it happened"
+                    f"the owner of {name} was lost before it answered",
+                    hint=("read the topic to check whether it happened"),
                 ) from broken
             raise NoOwner(f"the owner of {name} cannot be reached") from broken
 
@@ -183,7 +184,7 @@ class Owners:
                 return await answer
         finally:
             self._bound.discard(bound)
-        raise LinkBroken(f"{owner.name} does not own all of what it was asked for any more", sent=True)
+        raise LinkBroken(f"{owner.name} no longer owns all of the requested topics", sent=True)
 
 
 class _BoundToOwner:

@@ -366,7 +366,9 @@ class RemoteStream:
 
 
 def _unknown(error: Exception) -> PlainsongError:
-    unknown = OutcomeUnknown("the topic's owner was lost before it answered", hint="read to see whether it happened")
+    unknown = OutcomeUnknown(
+        "the topic's owner was lost before it answered", hint=("read the topic to check whether it happened")
+    )
     unknown.__cause__ = error
     return unknown
 

@@ -166,7 +166,10 @@ class Dispatcher:
         """Answer a call. Raises NoOwner: this instance does not own the call's subject, and nothing happened."""
         handler = self.kinds.get(call.kind)
         if handler is None:
-            raise BadRequest(f"{call.kind[:80]!r} is nothing this version answers", hint="are all of one version?")
+            raise BadRequest(
+                f"{call.kind[:80]!r} is not a call that this version knows",
+                hint=("do all instances run the same version?"),
+            )
         return await handler(call)
 
     def _refuse_unless_mine(self, name: TopicName | None) -> None:

@@ -115,7 +115,7 @@ async def announce_namespace(owners: Owners, namespace: str) -> None:
         except (LinkBroken, PlainsongError, trio.TooSlowError) as error:
             why = error.detail if isinstance(error, PlainsongError) else str(error) or "it did not answer in time"
             log.warning(
-                "instance not told of a namespace",
+                "instance not notified of a namespace",
                 extra={"instance": instance.name, "namespace": namespace, "why": why},
             )
 

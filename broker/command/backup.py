@@ -70,7 +70,7 @@ def backup() -> None:
     ],
 )
 @_FOLDER
-@click.option("--without-damaged", is_flag=True, help="Leave out what cannot be read, and name it.")
+@click.option("--without-damaged", is_flag=True, help="Leave out what cannot be read, and list it.")
 @json_option
 @where_options
 def create(folder: Path, without_damaged: bool, as_json: bool, where: Where) -> None:
@@ -125,7 +125,7 @@ def _end(cut: HeldCut, *, complete: bool) -> None:
     try:
         cut.end(complete=complete)
     except PlainsongError:
-        note("the daemon lets go of the cut by itself (backup.hold_s)")
+        note("the daemon releases the cut by itself (backup.hold_s)")
 
 
 class Making:
@@ -292,8 +292,8 @@ def _sum(manifest: Mapping[str, Any], field: str) -> int:
 
 @backup.command(cls=Verb, examples=["plainsong backup verify /backup/plainsong --deep"])
 @_FOLDER
-@click.option("--id", "backup_id", metavar="ID", help="Which backup; the newest by default.")
-@click.option("--deep", is_flag=True, help="Parse every row, too.")
+@click.option("--id", "backup_id", metavar="ID", help="Backup to use; default: the newest.")
+@click.option("--deep", is_flag=True, help="Also parse every row.")
 @json_option
 def verify(folder: Path, backup_id: str | None, deep: bool, as_json: bool) -> None:
     """Read every object of a backup, and name what is missing or damaged.
@@ -327,7 +327,7 @@ def _findings(manifest: Mapping[str, Any], found: Verified) -> Iterator[str]:
         yield f"missing  {name}  {_held(topic, messages, entry['fromMs'], entry['toMs'])}"
     for each in found.damaged:
         yield f"damaged  {each.sha256}  {_held(each.topic, each.messages, each.from_ms, each.to_ms)}: {each.why}"
-    verdict = "all is there and whole" if found.ok else "NOT whole"
+    verdict = "complete and intact" if found.ok else "NOT whole"
     yield f"backup {manifest['id']}: {counted(found.objects, 'object')} read, {verdict}"
 
 
@@ -367,7 +367,7 @@ def prune(folder: Path, keep_ms: int | None, keep_last: int | None, as_json: boo
     if done.damaged:
         raise CommandFailed(
             f"no object was removed, since {', '.join(done.damaged)} may need any of them",
-            hint="to give such a backup up, remove its file in backups, and prune again",
+            hint="to discard such a backup, remove its file in backups, and prune again",
         )
 
 
@@ -385,9 +385,9 @@ def prune(folder: Path, keep_ms: int | None, keep_last: int | None, as_json: boo
 @_FOLDER
 @click.argument("topics", nargs=-1, metavar="[NS:TOPIC]...")
 @click.option("--to", "target", required=True, metavar="STORE", help="leveldb:DIR or hbase:HOST:PORT[?prefix=NAME]")
-@click.option("--id", "backup_id", metavar="ID", help="Which backup; the newest by default.")
+@click.option("--id", "backup_id", metavar="ID", help="Backup to use; default: the newest.")
 @click.option("--at", "at", metavar="TIME", help="Leave out what was published later.")
-@click.option("--now", "now", metavar="TIME", help="The present time, where this machine's clock is behind.")
+@click.option("--now", "now", metavar="TIME", help="The present time, if this machine's clock is behind.")
 @click.option("--as", "renamed", metavar="NS:TOPIC", help="New name of the one topic restored.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Read storage.hbase from this TOML file.")
 @click.option("--progress/--no-progress", "shown", default=None, help="Show progress; default: on a terminal.")
@@ -487,12 +487,12 @@ def _present_ms(kept: BackupFolder, given_ms: int | None) -> int:
     if behind_ms <= 0:
         return now_ms
     if given_ms is not None:
-        raise CommandFailed(f"--now is before backup {last}", hint="say what time it is", code=Exit.USAGE)
+        raise CommandFailed(f"--now is before backup {last}", hint="give the present time", code=Exit.USAGE)
     if behind_ms <= SKEW_MS:
         return cut_ms + SKEW_MS
     raise CommandFailed(
-        f"this machine's clock is behind backup {last}, so ids that were given since might be given again",
-        hint="set the clock, or say what time it is: --now TIME",
+        f"this machine's clock is behind backup {last}, so ids assigned since then might be assigned again",
+        hint="set the clock, or give the time: --now TIME",
         code=Exit.FAILED,
     )
 
@@ -509,8 +509,8 @@ def _refuse_damaged(manifest: Mapping[str, Any], kept: BackupFolder, request: Re
     if not found.ok:
         lines = list(_findings(manifest, found))
         raise CommandFailed(
-            "\n".join([f"backup {manifest['id']} is not whole, and nothing was restored", *lines[:-1]]),
-            hint="restore another backup, or the topics that are whole by their names",
+            "\n".join([f"backup {manifest['id']} is incomplete, and nothing was restored", *lines[:-1]]),
+            hint="restore another backup, or its complete topics by name",
         )
 
 
@@ -559,7 +559,7 @@ def _time_ms(option: str, text: str) -> int:
         except ValueError:
             pass
     raise CommandFailed(
-        f"{option} {text[:60]!r} is no time",
+        f"{option} {text[:60]!r} is not a time",
         hint="write 2026-11-22T05:00Z (in UTC), or milliseconds since 1970",
         code=Exit.USAGE,
     )

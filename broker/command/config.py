@@ -70,7 +70,7 @@ def refuse_unusable_files(config: Config) -> None:
     """Raises CommandFailed where a file that the settings name cannot be used; it has all of them, one a line."""
     problems = problems_of_files(config)
     if len(problems) == 1:
-        hint = "it has to be there, and its group and others may not write it"
+        hint = "it must exist, and not be writable by its group or others"
         raise CommandFailed(problems[0], hint=hint, code=Exit.USAGE)
     if problems:
         lines = [f"{len(problems)} files cannot be used", *(f"  {problem}" for problem in problems)]

@@ -134,7 +134,7 @@ def _failed(error: PlainsongError) -> CommandFailed:
         code = Exit.STORE
     elif isinstance(error, StoresDiffer | Deposed):
         code = Exit.FAILED
-    hint = error.hint or ("run it again: it goes on where it ended" if code is Exit.UNAVAILABLE else "")
+    hint = error.hint or ("run it again: it continues where it stopped" if code is Exit.UNAVAILABLE else "")
     failed = CommandFailed(error.detail, hint=hint, code=code)
     failed.word = error.code
     return failed
@@ -188,7 +188,7 @@ class CopyReport:
         if self._as_json:
             echo_json({"event": "done-before"})
         else:
-            click.echo(f"this {what} was done before; nothing was changed{hint}")
+            click.echo(f"this {what} is already done; nothing was changed{hint}")
 
     def _table(self, rows: Sequence[tuple[str, Figures, Figures | None]]) -> None:
         if self._as_json:

@@ -31,9 +31,9 @@ def grants() -> None:
 
 
 @grants.command(name="list", examples=["plainsong grants list --file grants.toml --as billing"])
-@click.option("--as", "name", metavar="NAME", help="Only what this name is granted.")
+@click.option("--as", "name", metavar="NAME", help="Only grants of this name.")
 @click.option(
-    "--group", "groups", multiple=True, metavar="GROUP", help="Group that its identity provider reports. Repeatable."
+    "--group", "groups", multiple=True, metavar="GROUP", help="Group reported by its identity provider. Repeatable."
 )
 @file_options("grants")
 @json_option
@@ -62,9 +62,9 @@ def list_grants(
         "    operate service",
     ]
 )
-@click.option("--as", "name", metavar="NAME", required=True, help="Name that would ask.")
+@click.option("--as", "name", metavar="NAME", required=True, help="Name to check.")
 @click.option(
-    "--group", "groups", multiple=True, metavar="GROUP", help="Group that its identity provider reports. Repeatable."
+    "--group", "groups", multiple=True, metavar="GROUP", help="Group reported by its identity provider. Repeatable."
 )
 @click.argument("verb", type=click.Choice(VERBS), metavar="VERB")
 @click.argument("resource", metavar="NS:TOPIC|service")
@@ -97,7 +97,7 @@ def check(
     if as_json:
         echo_json({"granted": found is not None, "line": None if found is None else found.line})
     elif found is None:
-        click.echo(f"no: nothing grants {name} {verb} on {resource}")
+        click.echo(f"no: no line grants {name} {verb} on {resource}")
     else:
         click.echo(f"yes: {path}, line {found.line}")
     if found is None:
@@ -139,7 +139,7 @@ def _resource(text: str) -> tuple[str, str]:
         topic_name(namespace, "x" if topic == "*" else topic)
     except InvalidName as error:
         raise CommandFailed(
-            f"{text[:80]!r} is no resource: {error.detail}",
+            f"{text[:80]!r} is not a resource: {error.detail}",
             hint="write shop:orders, shop:* or service",
             code=Exit.USAGE,
         ) from None

@@ -30,7 +30,7 @@ def notes_of_files(config: Config) -> list[str]:
     try:
         read_guarded(Path(jwks), 1 << 20)
     except OSError as error:
-        return [f"security.oidc.jwks: {jwks}: {error.strerror or error}: tokens of the provider are answered 503"]
+        return [f"security.oidc.jwks: {jwks}: {error.strerror or error}: requests with tokens of the provider get 503"]
     return []
 
 

@@ -21,7 +21,7 @@ def file_options(what: str) -> Callable[[F], F]:
     options = (
         click.option("--file", type=click.Path(path_type=Path), help=f"The {what} file."),
         click.option(
-            "--config", type=click.Path(path_type=Path), help=f"Settings file that names it, as security.{what}_file."
+            "--config", type=click.Path(path_type=Path), help=f"Settings file that names it (security.{what}_file)."
         ),
         click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Set a setting. Repeatable."),
     )

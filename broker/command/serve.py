@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: The system's errors for an address that cannot be listened on, and what they mean.
 _BIND_ERRORS = {
-    errno.EADDRINUSE: ("is in use", "another daemon, or another program, listens there; choose a port with --bind"),
-    errno.EADDRNOTAVAIL: ("is no address of this machine", "choose another with --bind"),
-    errno.EACCES: ("may not be listened on", "ports below 1024 need a privilege; choose another with --bind"),
+    errno.EADDRINUSE: ("is in use", "another daemon or program listens there; choose a port with --bind"),
+    errno.EADDRNOTAVAIL: ("is not an address of this machine", "choose another with --bind"),
+    errno.EACCES: ("permission denied", "ports below 1024 need privileges; choose another with --bind"),
 }
 
 
@@ -119,9 +119,9 @@ def _run(config: Config, logs: Logs, testing: Path | None) -> None:
                 raise leaf from None
         failed = failure_of(error, config)
         if failed is None:
-            logger.critical("the daemon fell", exc_info=True)
+            logger.critical("the daemon failed", exc_info=True)
             failed = CommandFailed(
-                f"the daemon fell: {_last_line(error)}", hint="this is a bug; the log has the traceback"
+                f"the daemon failed: {_last_line(error)}", hint="this is a bug; the log has the traceback"
             )
         raise failed from error
 
@@ -139,7 +139,7 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
             hint = "plainsong token list and plainsong grants validate check these files"
             return CommandFailed(str(leaf), hint=hint, code=Exit.USAGE)
         if isinstance(leaf, FrontEndFailed):
-            return CommandFailed(str(leaf), hint="what it said stands above; http.processes = 1 does without")
+            return CommandFailed(str(leaf), hint="its messages are above; http.processes = 1 avoids it")
         if isinstance(leaf, socket.gaierror):
             return CommandFailed(f"http.bind {config.http.bind}: {leaf.strerror}", hint="choose another with --bind")
         if isinstance(leaf, BindFailed):

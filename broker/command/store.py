@@ -141,7 +141,7 @@ def explain_command(file: Path | None, data_dir: str | None, sets: tuple[str, ..
     _fail_if_stopped({table: counted.stopped for table, counted in summary.tables.items()})
     if not summary.whole:
         count = sum(counted.unparseable for counted in summary.tables.values())
-        raise CommandFailed(f"{count} rows do not parse", hint="they stay as they are; keep a copy of the directory")
+        raise CommandFailed(f"{count} rows do not parse", hint="they stay unchanged; keep a copy of the directory")
 
 
 @contextmanager
@@ -283,9 +283,9 @@ def _transactions(summary: Summary) -> list[str]:
         lines.append(f"              oldest invalid pointer {min(pruning.invalid)}")
     oldest = _oldest(summary)
     if oldest is not None:
-        lines.append(f"              oldest pointer that a topic still has rows of {oldest}")
+        lines.append(f"              oldest pointer with rows in a topic {oldest}")
     if pruning.safe_bound is None or pruning.last_pass_ms is None:
-        lines.append("              no pass over all topics was complete yet: nothing is safe to prune")
+        lines.append("              no pass over all topics is complete yet: nothing is safe to prune")
     else:
         lines.append(
             f"              safe to prune up to {pruning.safe_bound}, by the pass of {_time(pruning.last_pass_ms)}"

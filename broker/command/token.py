@@ -62,11 +62,11 @@ class Expiry(click.ParamType["int | None"]):
             return 0
         at_ms = self._time_ms(text)
         if at_ms is None:
-            self.fail(f"{text[:40]!r} is no end; use for example 90d, 2027-01-31 or never", param, ctx)
+            self.fail(f"{text[:40]!r} is not an expiry; use for example 90d, 2027-01-31 or never", param, ctx)
         if at_ms <= now_ms():
-            self.fail(f"{text} is over already", param, ctx)
+            self.fail(f"{text} is in the past", param, ctx)
         if at_ms > now_ms() + MAX_LIFE_S * 1000:
-            self.fail(f"{text} is more than 397 days away; say never if that is meant", param, ctx)
+            self.fail(f"{text} is more than 397 days away; use never if that is intended", param, ctx)
         return at_ms
 
     @staticmethod
@@ -90,7 +90,7 @@ class Overlap(click.ParamType[int]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         seconds = parse_length_s(str(value))
         if seconds is None or seconds > MAX_LIFE_S:
-            self.fail(f"{str(value)[:40]!r} is no length of time; use for example 30s, 12h or 7d", param, ctx)
+            self.fail(f"{str(value)[:40]!r} is not a duration; use for example 30s, 12h or 7d", param, ctx)
         return round(seconds * 1000)
 
 
@@ -107,7 +107,7 @@ def token() -> None:
 def new_token_options(command: F) -> F:
     """Adds what every verb that makes a token takes besides: where to write it, which file to change, ``--json``."""
     write_to = click.option(
-        "--write-to", type=click.Path(path_type=Path), help="Write it to this new file, for its owner alone."
+        "--write-to", type=click.Path(path_type=Path), help="Write it to this new file, readable only by its owner."
     )
     return write_to(file_options("tokens")(json_option(command)))
 
@@ -123,7 +123,7 @@ def new_token_options(command: F) -> F:
 @click.option(
     "--expires", "expires_ms", type=Expiry(), required=True, help="90d, 2027-01-31 or never; at most 397 days."
 )
-@click.option("--note", default="", help="What it is for; `list` shows it.")
+@click.option("--note", default="", help="Purpose; `list` shows it.")
 @new_token_options
 def create(
     name: str,
@@ -197,7 +197,7 @@ def revoke(
     open too.
     """
     if (token_id is None) == (name is None):
-        raise CommandFailed("which token?", hint="give an ID of `plainsong token list`, or --name", code=Exit.USAGE)
+        raise CommandFailed("which token?", hint="give an ID from `plainsong token list`, or --name", code=Exit.USAGE)
     path = chosen_file("tokens", file, config, sets)
 
     def chosen(entry: TokenEntry) -> bool:
@@ -225,10 +225,10 @@ def revoke(
     type=Overlap(),
     default="24h",
     show_default=True,
-    help="How long the old one still works.",
+    help="How long the old one keeps working.",
 )
 @click.option(
-    "--expires", "expires_ms", type=Expiry(), help="When the new one ends; by default as long as the old one."
+    "--expires", "expires_ms", type=Expiry(), help="Expiry of the new one; default: the same period as the old one."
 )
 @new_token_options
 def rotate(
@@ -248,7 +248,7 @@ def rotate(
     if old is None:
         raise _no_token(token_id)
     if old.state(now) != "active":
-        raise CommandFailed(f"{token_id} is {old.state(now)}", hint="make one with `plainsong token create`")
+        raise CommandFailed(f"{token_id} is {old.state(now)}", hint="create one with `plainsong token create`")
     if expires_ms is None:
         expires_ms = 0 if old.expires_ms is None else now + min(old.expires_ms - old.created_ms, MAX_LIFE_S * 1000)
     made = new_token(secrets.choice)
@@ -312,7 +312,7 @@ def check(source: str, file: Path | None, config: Path | None, sets: tuple[str, 
     if as_json:
         echo_json(found)
     elif fault is not None:
-        click.echo(f"this is no token: {fault}")
+        click.echo(f"this is not a token: {fault}")
     else:
         state, name = found["state"], found["name"]
         click.echo(f"{found['id']}  well-formed" + (f"  {state}" if state else "") + (f"  {name}" if name else ""))
@@ -328,7 +328,7 @@ def _read(path: Path) -> TokenTable:
         data, _ = read_guarded(path, MAX_FILE_BYTES, secret=True)
         return parse_tokens(data)
     except FileNotFoundError:
-        raise CommandFailed(f"there is no {path}", hint="plainsong token create makes it", code=Exit.USAGE) from None
+        raise CommandFailed(f"{path} does not exist", hint="plainsong token create makes it", code=Exit.USAGE) from None
     except (OSError, BadTokensFile) as error:
         raise _unusable(path, error) from None
 
@@ -347,7 +347,7 @@ def _changed(
                 write_secret(write_to, made)
             write_guarded(path, format_tokens(change(table.entries)))
     except FileExistsError:
-        raise CommandFailed(f"{write_to} is there already", hint="it is never replaced", code=Exit.USAGE) from None
+        raise CommandFailed(f"{write_to} already exists", hint="it is never overwritten", code=Exit.USAGE) from None
     except OSError as error:
         raise _unusable(path, error) from None
 
@@ -367,7 +367,7 @@ def _no_token(what: str) -> CommandFailed:
 def _refuse_name(name: str) -> None:
     if not is_name(name, of_token=True):
         raise CommandFailed(
-            f"{name[:80]!r} is no name of a token",
+            f"{name[:80]!r} is not a name for a token",
             hint="use 1 to 255 of A-Z a-z 0-9 _ . @ / + = -; anonymous is reserved",
             code=Exit.USAGE,
         )
@@ -395,7 +395,7 @@ def _show_made(made: str, entry: TokenEntry, write_to: Path | None, *, as_json: 
         echo_json(shown | ({"token": made} if write_to is None else {"writtenTo": str(write_to)}))
     elif write_to is None:
         click.echo(made)
-        output.note(f"{entry.id} is {entry.name}; it is shown this once")
+        output.note(f"{entry.id} is {entry.name}; it is shown only this once")
     else:
         click.echo(f"{entry.id} is {entry.name}, in {write_to}")
 

@@ -121,7 +121,7 @@ class FrontForwarding:
             packed = await off_loop(size, JSON, packing)
             reply = await self._call("publish_packed", None, packed)
         if not isinstance(reply.value, PublishResponse | Receipt):
-            raise Internal("the owning process answered with something else")
+            raise Internal("the owning process sent an unexpected answer")
         return reply.value
 
 
@@ -133,8 +133,10 @@ def _is_plain(body: PublishRequest) -> bool:
 def _error_of(broken: LinkBroken) -> PlainsongError:
     """Return the client's error for the end of the owning process."""
     if broken.sent:
-        return OutcomeUnknown("the daemon ended before it answered", hint="read to see whether it happened")
-    return ShuttingDown("the daemon is not there any more")
+        return OutcomeUnknown(
+            "the daemon ended before it answered", hint=("read the topic to check whether it happened")
+        )
+    return ShuttingDown("the daemon has ended")
 
 
 # --- streams ---------------------------------------------------------------------------------------
@@ -169,7 +171,7 @@ class FrontStream:
             self._remote = RemoteStream(channel, self._owner, self._reservation)
             headers = await channel.receive()
         except LinkBroken as broken:
-            raise ShuttingDown("the daemon is not there any more") from broken
+            raise ShuttingDown("the daemon has ended") from broken
         if headers is None:
             raise Internal("a stream ended as it began")
         self.headers = [(name, value) for name, value in VOCABULARY.unpack(headers)]

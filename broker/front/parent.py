@@ -369,7 +369,7 @@ class Answering:
         """Answer one call of a front end."""
         handler = self._kinds.get(call.kind)
         if handler is None:
-            raise BadRequest(f"{call.kind[:80]!r} is no call of front ends")
+            raise BadRequest(f"{call.kind[:80]!r} is not a call of front ends")
         return await handler(call)
 
     def batcher(self) -> PublishBatcher:

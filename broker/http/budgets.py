@@ -172,8 +172,8 @@ class BodyBudget:
         missing_bytes = others + size - bound
         if missing_bytes > 0 and not self._take(asking, missing_bytes):
             raise Overloaded(
-                f"bodies of {self.reserved_bytes} bytes are under way, of {self.max_bytes} that may be",
-                hint="retry a little later, or raise http.max_inflight_bytes",
+                f"request bodies use {self.reserved_bytes} of {self.max_bytes} bytes",
+                hint="retry later, or raise http.max_inflight_bytes",
             )
 
     def _take(self, asking: Reservation, missing_bytes: int) -> bool:
@@ -257,8 +257,8 @@ class Reservation:
     def refusal() -> Overloaded:
         """Return the error for a request that had to give way."""
         return Overloaded(
-            "the request came too slowly, or waited, while others needed its room",
-            hint="retry a little later, send bodies faster, or raise http.max_inflight_bytes",
+            "the request was too slow, or waited too long, while others needed its memory",
+            hint="retry later, send bodies faster, or raise http.max_inflight_bytes",
         )
 
     def shrink(self, fewer_bytes: int) -> None:
@@ -319,17 +319,17 @@ class LongWork:
 
 def too_large(max_body_bytes: int) -> BodyTooLarge:
     return BodyTooLarge(
-        f"a body may have {max_body_bytes} bytes", hint="send several requests, or raise http.max_body_bytes"
+        f"a body is limited to {max_body_bytes} bytes", hint="send several requests, or raise http.max_body_bytes"
     )
 
 
 def too_slow(received_bytes: int) -> MalformedBody:
-    return MalformedBody(f"the body did not arrive in time: {received_bytes} bytes did", hint="send it faster")
+    return MalformedBody(f"the body did not arrive in time: only {received_bytes} bytes did", hint="send it faster")
 
 
 def broke_off(received_bytes: int) -> MalformedBody:
     """Return the error for a body whose sender stopped early."""
-    return MalformedBody(f"the body breaks off after {received_bytes} bytes")
+    return MalformedBody(f"the body ends early, after {received_bytes} bytes")
 
 
 def body_deadline(started: float, received_bytes: int, settings: HttpSettings) -> float:
@@ -361,7 +361,7 @@ async def decoded_body(
     if coding in ("", "identity") or not body:
         return body
     if coding not in ("gzip", "x-gzip"):
-        raise UnsupportedMediaType(f"the content encoding {coding!r} is not read here", hint="send gzip or identity")
+        raise UnsupportedMediaType(f"the content encoding {coding!r} is not supported", hint="send gzip or identity")
     unpacking = _Gunzip(body, max_body_bytes)
     if len(body) <= TINY_BYTES:
         unpacking.step(TINY_STEP_BYTES)
@@ -429,12 +429,12 @@ class _Gunzip:
             raise too_large(self._max_bytes)
         if self.size > MAX_RATIO * len(self._packed):
             raise BodyTooLarge(
-                f"the body decompresses to more than {MAX_RATIO} times its size", hint="send it as it is"
+                f"the body decompresses to more than {MAX_RATIO} times its size", hint="send it uncompressed"
             )
         if unpacker.eof:
             self._next_member(len(unpacker.unused_data))
         elif not part and not data:
-            raise MalformedBody(f"the gzip body breaks off after {len(self._packed)} bytes")
+            raise MalformedBody(f"the gzip body ends early, after {len(self._packed)} bytes")
 
     def _next_member(self, unused_bytes: int) -> None:
         self._at -= unused_bytes
@@ -445,7 +445,7 @@ class _Gunzip:
         if self._members > _FREE_MEMBERS and self._members * LEAST_MEMBER_BYTES > self._at:
             raise MalformedBody(
                 f"the gzip body has {self._members} members in its first {self._at} bytes",
-                hint="compress it as a whole",
+                hint="compress it as one member",
             )
         self._unpacker = zlib.decompressobj(_GZIP_WINDOW)
         self._left = b""
@@ -586,8 +586,8 @@ class AnswerBudget:
         """Count a refusal for lack of room, and return its error."""
         self.refused += 1
         return Overloaded(
-            f"answers of {self.reserved_bytes} bytes wait for their readers, of {self.max_bytes} that may",
-            hint="retry a little later, or raise http.max_answer_bytes",
+            f"answers waiting for their clients use {self.reserved_bytes} of {self.max_bytes} bytes",
+            hint="retry later, or raise http.max_answer_bytes",
         )
 
     def give_back(self, fewer_bytes: int) -> None:

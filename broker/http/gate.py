@@ -313,7 +313,7 @@ class Gate:
         if "transfer-encoding" in passage.headers:
             return MalformedBody("a body has a Content-Length or is chunked, never both")
         if not (length.isascii() and length.isdigit()):
-            return MalformedBody("Content-Length is no number, or there are two of them")
+            return MalformedBody("Content-Length is not a number, or occurs twice")
         if len(length) > MAX_LENGTH_DIGITS or int(length) > self._settings.max_body_bytes:
             return too_large(self._settings.max_body_bytes)
         return None
@@ -386,7 +386,7 @@ class Gate:
 
 async def _refuse_websocket(send: Any) -> None:
     """Refuse a WebSocket over HTTP/2, which hypercorn accepts and which would bypass all checks."""
-    answer = answer_for(BadRequest("there are no WebSockets over HTTP/2 here", hint="open it over HTTP/1.1"))
+    answer = answer_for(BadRequest("WebSockets are not supported over HTTP/2", hint="open it over HTTP/1.1"))
     headers = [
         *_encoded([("content-type", str(answer.content_type)), *answer.headers]),
         (b"x-request-id", new_request_id().encode("ascii")),

@@ -497,7 +497,7 @@ class Http1:
 
     async def _refuse(self, status: int) -> None:
         """Refuse a head that cannot be parsed: 400; 431 if too long; 501 for an unknown coding or method; or 505."""
-        error = BadRequest("this is no HTTP/1.1 request that we can read", hint="see the status for what is wrong")
+        error = BadRequest("this is not a valid HTTP/1.1 request", hint="the status says what is wrong")
         answer = answer_for(error)
         assert isinstance(answer.body, bytes)
         answer.status, answer.body = status, answer.body.replace(b'"status": 400', b'"status": %d' % status)
@@ -710,9 +710,9 @@ class Http1:
             except Exception as error:
                 plain, about = only_plain(error), {"request_id": request_id}
                 if plain is None:
-                    log.exception("a streamed answer broke off", extra=about)
+                    log.exception("a streamed answer was cut off", extra=about)
                 else:  # not a bug, such as no room for the next block
-                    log.warning("a streamed answer broke off", extra={**about, "why": plain.detail})
+                    log.warning("a streamed answer was cut off", extra={**about, "why": plain.detail})
                 raise CutShort from error
 
     async def _send_stream(self, stream: BodyStream, length: int | None, *, chunks: bool) -> None:

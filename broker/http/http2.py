@@ -261,18 +261,18 @@ def fault_of(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
         for _ in validate_headers(headers, _OF_REQUEST):
             pass
     except ProtocolError:
-        return "a header that is malformed, missing or not allowed"
+        return "a malformed, missing or forbidden header"
     for name, value in headers:
         if name == b":method":
             if not _TOKEN.fullmatch(value):
-                return "the method is no token"
+                return "the method is not a token"
         elif name in (b":path", b":authority", b":scheme"):
             if not _VISIBLE.fullmatch(value):
                 return f"{name.decode()} has bytes beyond visible ASCII"
             if name == b":path" and not (value.startswith(b"/") or value == b"*"):
                 return "the path does not begin with a slash"
         elif name != b":protocol" and not _TOKEN.fullmatch(name):
-            return "the name of a header is no token"
+            return "the name of a header is not a token"
     return None
 
 

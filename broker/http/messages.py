@@ -137,7 +137,7 @@ class Request:
     def parameters(self, *known: str) -> dict[str, str]:
         """The query's parameters. Raises InvalidParameter for one that is not in ``known``."""
         if self.query and not known:
-            raise InvalidParameter("this route has no query parameters", hint="leave out what stands after the ?")
+            raise InvalidParameter("this route has no query parameters", hint="remove everything after the ?")
         return parse_query(self.query, known)
 
     def json(self) -> Any:

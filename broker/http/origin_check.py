@@ -90,7 +90,9 @@ class OriginCheck:
             return None  # HTTP/1.0; other requests without it are refused by the parsers
         found = _HOST.fullmatch(host)
         if found is None:
-            return BadRequest("the header Host names no host", hint="send Host: as HTTP/1.1 says (RFC 9112, 3.2)")
+            return BadRequest(
+                "the header Host does not name a host", hint="send Host: as HTTP/1.1 requires (RFC 9112, 3.2)"
+            )
         if found[1] or peer.unix is not None:  # a page cannot open a Unix socket
             return None
         name = found[2].lower().removesuffix(".")

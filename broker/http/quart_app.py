@@ -59,7 +59,7 @@ class _Rule(QuartRule):
 
 
 def _makes_no_paths(*_: object, **__: object) -> NoReturn:
-    raise NotImplementedError("no path is made of a route here")
+    raise NotImplementedError("a route cannot be turned into a path here")
 
 
 class Application(QuartTrio):
@@ -206,7 +206,7 @@ async def _read_small(max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> BodyTooLarge:
-    return BodyTooLarge(f"a body here may have {max_bytes} bytes", hint="this route takes no messages")
+    return BodyTooLarge(f"a body is limited to {max_bytes} bytes on this route", hint="this route accepts no messages")
 
 
 def _options(allowed: set[str]) -> Callable[..., Awaitable[Response]]:

@@ -187,7 +187,7 @@ class _Server:
     ) -> None:
         self._settings = settings
         self._descriptors = descriptors
-        self._cannot_accept = CountedWarning("cannot accept connections for now")
+        self._cannot_accept = CountedWarning("cannot accept connections at the moment")
         self._parts = parts
         self._application = application
         self._tls = tls

@@ -58,4 +58,4 @@ class Watch:
                     nursery.start_soon(connection.watch)
                 self._grown = self._young
                 self._young = {}
-        raise AssertionError("the loop ends by cancellation only")
+        raise AssertionError("the loop ends only by cancellation")

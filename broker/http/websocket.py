@@ -119,7 +119,9 @@ class StreamSocket:
             admission = await self._admitted(headers, path, query, request_id)
             found = _PATH.match(unquote(path))
             if found is None:
-                raise NotFound("there is no WebSocket here", hint="a topic's is at …/topics/{topic}/stream")
+                raise NotFound(
+                    "this path has no WebSocket", hint=("the stream of a topic is at …/topics/{topic}/stream")
+                )
             places = {"namespace": found[1], "topic": found[2]}
             self._shared.guard.enter(admission, _ROUTE, places, self._peer, request_id, 0)
             self._hold = Hold(self._shared.guard, admission.who, _ROUTE, places, self._end_for)
@@ -170,10 +172,10 @@ class StreamSocket:
         if self._stopping.is_set():
             raise ShuttingDown("the daemon is shutting down")
         if length:  # else its bytes would be taken for frames
-            raise BadRequest("a request that opens a WebSocket has no body")
+            raise BadRequest("a request that opens a WebSocket must have no body")
         key = headers.get(b"sec-websocket-key", b"")
         if headers.get(b"sec-websocket-version") != _VERSION or not key:
-            raise BadRequest("this is no WebSocket handshake that we can read", hint="Sec-WebSocket-Version: 13")
+            raise BadRequest("this is not a valid WebSocket handshake", hint="Sec-WebSocket-Version: 13")
         return key
 
     async def _refuse(self, error: PlainsongError, request_id: str) -> None:
@@ -263,7 +265,7 @@ class StreamSocket:
                     self._message.clear()
                 self._is_begun = False
         elif isinstance(event, TextMessage):
-            return CloseReason.UNSUPPORTED_DATA, "a stream speaks msgpack, in binary messages"
+            return CloseReason.UNSUPPORTED_DATA, "a stream uses msgpack, in binary messages"
         elif isinstance(event, Ping):
             taken.pongs.append(self._socket.send(event.response()))
         elif isinstance(event, CloseConnection):
@@ -275,7 +277,7 @@ class StreamSocket:
         """Store a piece of a message. Return the code and reason of the close if that is not possible."""
         max_bytes = self._shared.settings.max_body_bytes
         if len(self._message) + len(piece) > max_bytes:
-            return CloseReason.MESSAGE_TOO_BIG, f"a message may have {max_bytes} bytes"
+            return CloseReason.MESSAGE_TOO_BIG, f"a message is limited to {max_bytes} bytes"
         try:
             self._reservation.grow(len(piece))
         except PlainsongError as error:
@@ -348,7 +350,7 @@ class StreamSocket:
         elif self._is_begun:
             self._end(CloseReason.POLICY_VIOLATION, "the message did not arrive in time")
         elif self._pinged:
-            self._end(CloseReason.GOING_AWAY, "nothing was heard, not even an answer to a ping")
+            self._end(CloseReason.GOING_AWAY, "nothing was received, not even an answer to a ping")
         else:
             self._pinged, self._heard_s = True, trio.current_time()
             await self._send_data(self._socket.send(Ping()))

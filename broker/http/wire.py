@@ -386,7 +386,7 @@ class ChunkedBody:
             if self._left is not None and self._left >= 0:
                 line_end = data[at : at + 2]
                 if not b"\r\n".startswith(line_end):
-                    raise MalformedBody("a chunk is longer than its size says")
+                    raise MalformedBody("a chunk is longer than its size")
                 if len(line_end) < 2 or self._left > 2:
                     return self._stop(data, at)
                 at += 2
@@ -401,7 +401,7 @@ class ChunkedBody:
                 self.is_behind = False
                 return data[at:]
             elif not _TRAILER_LINE.fullmatch(line):
-                raise MalformedBody("the trailers of the chunked body are no headers")
+                raise MalformedBody("the trailers of the chunked body are not headers")
         return self._stop(data, at, is_behind=True)
 
     def _stop(self, data: bytes, at: int, *, is_behind: bool = False) -> bytes | None:

@@ -176,9 +176,9 @@ class Link:
             raise LinkBroken(self._why if not self._wire.is_open else "the peer is leaving", sent=False)
         bounds = self._bounds
         if len(self._waiting) >= bounds.requests:
-            raise Overloaded(f"{len(self._waiting)} calls are under way on one link", hint="retry a little later")
+            raise Overloaded(f"{len(self._waiting)} calls are in progress on one link", hint="retry later")
         if self._bytes and self._bytes + size > bounds.bytes:
-            raise Overloaded(f"bodies of {self._bytes} bytes are under way on one link", hint="retry a little later")
+            raise Overloaded(f"bodies in progress on one link use {self._bytes} bytes", hint="retry later")
         self._number += 1
         self._bytes += size
         waiting = self._waiting[self._number] = PendingCall(size)
@@ -224,7 +224,10 @@ class Link:
             waiting.settle(Reply(frame[2], frame[3]))
         elif kind == FrameKind.FAILED:
             self._fail(
-                waiting, frame[2] if isinstance(frame[2], PlainsongError) else Internal("the peer sent no error")
+                waiting,
+                frame[2]
+                if isinstance(frame[2], PlainsongError)
+                else Internal("the peer sent a reply that is not an error"),
             )
             self._end_stream(number, waiting)
         elif kind == FrameKind.HEAD:
@@ -242,7 +245,7 @@ class Link:
         elif kind == FrameKind.CREDIT and waiting.outflow is not None and isinstance(frame[2], int):
             waiting.outflow.credit(frame[2])
         else:
-            raise MalformedBody(f"a frame of kind {kind}, which no caller gets")
+            raise MalformedBody(f"a frame of kind {kind}, which callers never receive")
 
     def flush(self) -> None:
         """See ``FrameHandler``: frames are handled one by one."""
@@ -491,7 +494,7 @@ class Links:
         if link.is_peer:
             peer.backoff.reset()
         else:
-            self._failed(peer, f"{address} is no peer: {why}")
+            self._failed(peer, f"{address} is not a peer: {why}")
             if why.startswith(UNPROVEN):  # retrying at the usual rate would help only someone who guesses the secret
                 peer.not_before_s = trio.current_time() + UNPROVEN_PAUSE_S
 

@@ -141,7 +141,7 @@ class Inflow:
         cost = len(piece) + PIECE_OVERHEAD_BYTES
         self._unused += cost
         if self._unused > bounds.window_bytes + PIECE_BYTES + PIECE_OVERHEAD_BYTES:
-            raise MalformedBody(f"more was sent under {self._number} than there was credit for")
+            raise MalformedBody(f"more was sent under {self._number} than the credit allowed")
         if not more and not self._partial:
             self._messages.append((piece, cost))
             self._arrived.set()

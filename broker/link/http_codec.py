@@ -71,7 +71,7 @@ def decode_identity(value: list[Any] | None) -> Identity:
     if value is None:
         return ANONYMOUS
     if not isinstance(value, list) or len(value) != 5 or not isinstance(value[3], list):
-        raise ValueError("a name on a link lacks a part or has a wrong one")
+        raise ValueError("a name on a link lacks a part or has an invalid one")
     name, via, credential, groups, expires_ms = value
     return Identity(name, via, credential, tuple(groups), expires_ms)
 
@@ -133,7 +133,7 @@ async def decode_page(reply: Reply) -> Page:
     page, sizes = reply.value
     body = await collect(reply.body)
     if not isinstance(page, Page) or sum(sizes) != len(body):
-        raise MalformedBody("this is no page")
+        raise MalformedBody("this is not a page")
     ends = list(accumulate(sizes))
     page.parts = [body[end - size : end] for size, end in zip(sizes, ends, strict=True)]
     return page

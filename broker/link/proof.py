@@ -81,7 +81,7 @@ class LinkSecret:
 
     async def _check(self, talk: Talk, word: str, acceptor: bytes, connector: bytes, binding: bytes) -> None:
         if not hmac.compare_digest(await talk.read(MAC_BYTES), self._mac(word, acceptor, connector, binding)):
-            raise NotProven("its answer is not that of the secret on this connection")
+            raise NotProven("its answer does not match the secret on this connection")
 
     def _mac(self, word: str, acceptor: bytes, connector: bytes, binding: bytes) -> bytes:
         numbers = acceptor[:NONCE_BYTES] + connector[:NONCE_BYTES]
@@ -124,7 +124,7 @@ def link_secret(config: Config, name: str) -> LinkSecret | None:
     except OSError as error:
         raise FileUnusable(setting, error.strerror or str(error), "one line, chmod 600") from error
     if mode & 0o004:
-        raise FileUnusable(setting, f"{file} can be read by everybody (mode {mode & 0o777:04o})", "chmod 600")
+        raise FileUnusable(setting, f"{file} can be read by all users (mode {mode & 0o777:04o})", "chmod 600")
     secret = data.strip()
     if len(secret) < MIN_SECRET_BYTES or b"\n" in secret:
         raise FileUnusable(

@@ -166,7 +166,7 @@ class _ServingSide:
         elif kind == FrameKind.CREDIT and known.outflow is not None and isinstance(frame[2], int):
             known.outflow.credit(frame[2])
             return
-        raise MalformedBody(f"a frame of kind {kind}, which only callers get")
+        raise MalformedBody(f"a frame of kind {kind}, which only callers receive")
 
     def flush(self) -> None:
         if self._inline is not None:
@@ -208,14 +208,14 @@ class _ServingSide:
         """Return True if the limits allow one more call. If not, refuse it, and drop its further frames."""
         bounds = self.wire.bounds
         if number in self.calls:
-            raise MalformedBody(f"call {number} is under way already")
+            raise MalformedBody(f"call {number} is already in progress")
         if len(self.calls) >= bounds.requests:
-            detail = f"{len(self.calls)} calls are under way on one link"
+            detail = f"{len(self.calls)} calls are in progress on one link"
         elif self._bytes and self._bytes + size > bounds.bytes:
-            detail = f"bodies of {self._bytes} bytes are under way on one link"
+            detail = f"bodies in progress on one link use {self._bytes} bytes"
         else:
             return True
-        self.wire.put(FrameKind.FAILED, number, Overloaded(detail, hint="retry a little later"))
+        self.wire.put(FrameKind.FAILED, number, Overloaded(detail, hint="retry later"))
         return False
 
     def _on_piece(self, number: int, known: _PendingAnswer, piece: bytes, *, more: bool) -> None:
@@ -223,11 +223,11 @@ class _ServingSide:
             known.inflow.take(piece, more=more)
             return
         if known.pieces is None:
-            raise MalformedBody("a piece of a body that is whole")
+            raise MalformedBody("a piece of a body that is already complete")
         known.pieces.append(piece)
         known.received += len(piece)
         if known.received > known.size or (not more and known.received < known.size):
-            raise MalformedBody(f"a body of {known.size} bytes was announced, {known.received} came")
+            raise MalformedBody(f"a body of {known.size} bytes was announced, {known.received} arrived")
         if not more:
             known.call.body = b"".join(known.pieces)
             known.pieces = None
@@ -261,7 +261,7 @@ class _ServingSide:
                 except Exception as error:  # noqa: BLE001 - a bug is logged, and answered as one
                     self.wire.put(FrameKind.FAILED, number, _plain(error, call))
             if scope.cancelled_caught and self.wire.is_open:
-                late = OutcomeUnknown("there was no answer in time", hint="what was taken still happens")
+                late = OutcomeUnknown("there was no answer in time", hint="accepted requests still happen")
                 self.wire.put(FrameKind.FAILED, number, late)
         finally:
             if under_way.inflow is not None:
@@ -273,7 +273,7 @@ def _deadline(left_s: Any) -> float | None:
     if left_s is None:
         return None
     if not isinstance(left_s, int | float):
-        raise MalformedBody("the time that is left is a number of seconds")
+        raise MalformedBody("the remaining time is a number of seconds")
     return trio.current_time() + left_s
 
 
@@ -283,7 +283,7 @@ def _plain(error: Exception, call: Call) -> PlainsongError:
     if known is not None:
         return known
     if isinstance(error, LinkBroken):  # another link that this call needed
-        return Internal(f"a link on the way broke: {error.why}")
+        return Internal(f"a link to the owner broke: {error.why}")
     log.error("a call failed", exc_info=error, extra={"kind": call.kind})
     return Internal(hint="the log of the instance that was called has more")
 

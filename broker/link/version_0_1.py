@@ -24,7 +24,7 @@ HOT, VIEW = "hot", "view"
 #: The hot routes of 0.1, which it calls verbs. All of them exist under these names in both versions.
 VERBS = frozenset(("publish", "store", "rollback", "poll", "begin", "prepare", "commit", "abort"))
 #: The refusal of an unknown kind ends with these words in both versions.
-_UNKNOWN = "is nothing this version answers"
+_UNKNOWN = "is not a call that this version knows"
 
 
 async def call_route(link: Link, route: str, request: Request) -> Reply:
@@ -41,7 +41,7 @@ async def call_route(link: Link, route: str, request: Request) -> Reply:
                 raise
             link.is_0_1 = True
     if request.who != ANONYMOUS:
-        raise Forbidden("the owner is of version 0.1, which knows no names", hint="upgrade it first")
+        raise Forbidden("the owner runs version 0.1, which has no authentication", hint="upgrade it first")
     if route not in VERBS:
         return await link.call(VIEW, _view(route, request), request.body)
     kept = _view(route, request)[3]
@@ -58,7 +58,7 @@ def hot_as_request(value: list[Any]) -> list[Any]:
     """Return a ``hot`` call as a ``request``; a ``view`` has that form already. Raises ValueError."""
     verb, namespace, topic, transaction, query, headers, request_id, waited_ms = value
     if verb not in VERBS:
-        raise ValueError(f"{verb!r:.80} is no route of the lane")
+        raise ValueError(f"{verb!r:.80} is not a hot route")
     places = {"namespace": namespace, "topic": topic, "transaction": transaction}
     path = {place: given for place, given in places.items() if given}
     return [verb, path, query, headers, request_id, waited_ms]

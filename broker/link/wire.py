@@ -278,7 +278,7 @@ class Wire:
                     break
                 data += more
         if not data.startswith(PREFACE):
-            raise MalformedBody("it did not begin as a link does", hint=f"it began with {data[:20]!r}")
+            raise MalformedBody("it did not begin with the preface of a link", hint=f"it began with {data[:20]!r}")
         data = data[len(PREFACE) :]
         if self._prove is not None:
             data = await self._proven(self._prove, data)
@@ -293,7 +293,7 @@ class Wire:
             await self._greeted.wait()
             await prove(talk)
             return talk.rest
-        raise NotProven("it said nothing in time")
+        raise NotProven("it sent nothing in time")
 
     async def _watch(self) -> None:
         """Ping a silent peer, and end the link if it stays silent."""
@@ -426,4 +426,4 @@ class Heartbeat:
         self._times_heard += 1
 
     def _reason(self) -> str:
-        return f"nothing was heard for {trio.current_time() - self._heard_s:.1f} s, not even an answer to a ping"
+        return f"nothing was received for {trio.current_time() - self._heard_s:.1f} s, not even an answer to a ping"

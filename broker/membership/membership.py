@@ -193,7 +193,7 @@ class Membership:
         if self.taken_by is not None:
             raise NameTaken(self._me.name, self.taken_by)
         if not self.entered and self.kept_out_by is None:
-            log.warning("the cluster is not reached yet, nothing is owned", extra={"instance": self._me.name})
+            log.warning("the cluster has not been reached yet, nothing is owned", extra={"instance": self._me.name})
 
     async def begin_to_leave(self) -> None:
         """Announce that this instance leaves; it keeps its topics until ``take_slices`` or ``leave`` changes that."""
@@ -243,7 +243,7 @@ class Membership:
         try:
             await self._nodes.change_placement(edit)
         except Disconnected as error:
-            raise ClusterUnavailable(str(error), hint="ask again; topics are served meanwhile") from error
+            raise ClusterUnavailable(str(error), hint="retry; topics are still served") from error
         await self._reread()
 
     # --- reading the nodes ------------------------------------------------------------------------
@@ -253,9 +253,11 @@ class Membership:
             self._was_connected = self._zookeeper.connected
             self.since_ms = self._clock.now_ms()
             if self._was_connected:
-                log.info("zookeeper is there", extra={"session": f"{self._zookeeper.session:#x}"})
+                log.info("zookeeper is available", extra={"session": f"{self._zookeeper.session:#x}"})
             else:
-                log.warning("zookeeper is away, owners go on", extra={"session": f"{self._zookeeper.session:#x}"})
+                log.warning(
+                    "zookeeper is unavailable, owners continue", extra={"session": f"{self._zookeeper.session:#x}"}
+                )
         self._event.set()
         self._event = trio.Event()
 
@@ -323,7 +325,7 @@ class Membership:
         """Log, once, why a connected ZooKeeper does not answer: its ACLs may deny access to the nodes."""
         if self._zookeeper.connected and str(error) != self._logged_why:
             self._logged_why = str(error)
-            log.warning("zookeeper cannot be used, owners go on", extra={"why": self._logged_why})
+            log.warning("zookeeper cannot be used, owners continue", extra={"why": self._logged_why})
 
     async def _keep(self) -> bool:
         """Write our node. Return False while another instance has our name."""

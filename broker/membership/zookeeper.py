@@ -113,7 +113,7 @@ def _digest(path: Path) -> tuple[str, str]:
     except OSError as error:
         raise FileUnusable(setting, error.strerror or str(error), "digest USER:PASSWORD, chmod 600") from error
     if mode & 0o004:
-        raise FileUnusable(setting, f"{path} can be read by everybody (mode {mode & 0o777:04o})", "chmod 600")
+        raise FileUnusable(setting, f"{path} can be read by all users (mode {mode & 0o777:04o})", "chmod 600")
     scheme, _, given = data.decode("utf-8", "replace").strip().partition(" ")
     name, colon, secret = given.partition(":")
     if scheme != "digest" or not (colon and name and secret) or not given.isprintable():
@@ -365,7 +365,7 @@ class Nodes:
             except (Changed, Exists):
                 continue
             return after
-        raise ClusterUnavailable("others change the placement all the time", hint="nothing happened; ask again")
+        raise ClusterUnavailable("other instances keep changing the placement", hint="nothing happened; retry")
 
     async def remove(self, name: str) -> None:
         """Delete our node of this name, if it belongs to one of our sessions."""
@@ -404,7 +404,7 @@ class Nodes:
                     await self._zookeeper.delete(path, node.version)
             except (Changed, Exists):
                 pass
-        raise Disconnected("the node of this instance changes all the time")
+        raise Disconnected("the node of this instance keeps changing")
 
 
 def encode_member(member: Member) -> bytes:

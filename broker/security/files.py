@@ -47,13 +47,13 @@ def read_guarded(path: Path, max_bytes: int, *, secret: bool = False) -> tuple[b
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise UnsafeFile(f"{path} is no file")
+            raise UnsafeFile(f"{path} is not a file")
         if found.st_uid not in (0, os.geteuid()):
-            raise UnsafeFile(f"{path} belongs to another user than the daemon's and root")
+            raise UnsafeFile(f"{path} belongs to a user other than the daemon's and root")
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise UnsafeFile(f"{path} can be written by its group or by others (mode {found.st_mode & 0o777:04o})")
         if secret and found.st_mode & stat.S_IROTH:
-            raise UnsafeFile(f"{path} can be read by everybody (mode {found.st_mode & 0o777:04o}): chmod 600 it")
+            raise UnsafeFile(f"{path} can be read by all users (mode {found.st_mode & 0o777:04o}): chmod 600 it")
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise UnsafeFile(f"{path} is larger than {max_bytes} bytes")

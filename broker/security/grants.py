@@ -88,7 +88,9 @@ def parse_pattern(text: str) -> Pattern:
         return Pattern(SERVICE, "")
     found = _PATTERN.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text[:80]!r} is neither service nor namespace:topic, each a name or a beginning and *")
+        raise ValueError(
+            f"{text[:80]!r} is neither service nor namespace:topic, each part a name or a prefix followed by *"
+        )
     return Pattern(found[1], found[2])
 
 
@@ -166,7 +168,7 @@ def parse_grants(data: bytes) -> GrantTable:
     except tomllib.TOMLDecodeError as error:
         raise _syntax_fault(error, text) from None
     except (ValueError, RecursionError) as error:  # an impossible date; nested too deeply
-        raise BadGrantsFile(f"it is no TOML that can be read: {error}"[:200]) from None
+        raise BadGrantsFile(f"it is not valid TOML: {error}"[:200]) from None
     return _Reader(text, given).table()
 
 
@@ -203,7 +205,7 @@ class _Reader:
         self._keys("", 0, self._given, ("format", "groups", "grant", "quota"))
         form = self._given.get("format")
         if type(form) is not int or form != FORMAT:
-            raise self._fault(f"format is not {FORMAT}, which is all that this version reads", "", 0, "format")
+            raise self._fault(f"format is not {FORMAT}, the only one that this version reads", "", 0, "format")
         groups = self._groups()
         grants = tuple(self._grant(at, each, groups) for at, each in enumerate(self._tables("grant")))
         quotas = tuple(self._quota(at, each, groups) for at, each in enumerate(self._tables("quota")))
@@ -212,11 +214,11 @@ class _Reader:
     def _groups(self) -> dict[str, frozenset[str]]:
         given = self._given.get("groups", {})
         if not isinstance(given, dict):
-            raise self._fault("groups is no table", "", 0, "groups")
+            raise self._fault("groups is not a table", "", 0, "groups")
         groups = {}
         for group, members in given.items():
             if not _GROUP_NAME.fullmatch(group):
-                raise self._fault(f"{group[:80]!r} is no name of a group", "groups", 0, group)
+                raise self._fault(f"{group[:80]!r} is not the name of a group", "groups", 0, group)
             for member in self._texts(members, "groups", 0, group):
                 if member.startswith((_GROUP, _OIDC_GROUP)):
                     raise self._fault(f"{member[:80]!r}: a group cannot be in a group", "groups", 0, group, member)
@@ -227,7 +229,7 @@ class _Reader:
     def _tables(self, key: str) -> list[dict[str, Any]]:
         given = self._given.get(key, [])
         if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
-            raise self._fault(f"write [[{key}]], once for each", "", 0, key)
+            raise self._fault(f"write [[{key}]] once for each", "", 0, key)
         return given
 
     def _grant(self, at: int, given: dict[str, Any], groups: Mapping[str, frozenset[str]]) -> Grant:
@@ -244,18 +246,18 @@ class _Reader:
     def _quota(self, at: int, given: dict[str, Any], groups: Mapping[str, frozenset[str]]) -> Quota:
         self._keys("quota", at, given, ("to", "on", *RATES, *COUNTS, "burst_s"))
         if ("to" in given) == ("on" in given):
-            raise self._fault("a quota is either to names or on topics", "quota", at, "to" if "to" in given else "")
+            raise self._fault("a quota is either for names or for topics", "quota", at, "to" if "to" in given else "")
         to = self._to(given, "quota", at, groups) if "to" in given else ()
         on = self._on(given, "quota", at) if "on" in given else ()
         for pattern in on:
             if pattern.is_service:
-                raise self._fault("a quota on topics names topics", "quota", at, "on", SERVICE)
+                raise self._fault("a quota for topics must name topics", "quota", at, "on", SERVICE)
         limits = {key: self._limit(given[key], key, at) for key in (*RATES, *COUNTS) if key in given}
         if not limits:
-            raise self._fault("a quota limits something: " + ", ".join((*RATES, *COUNTS)), "quota", at, "")
+            raise self._fault("a quota must limit something: " + ", ".join((*RATES, *COUNTS)), "quota", at, "")
         if on and set(limits) & {"connections", "open_transactions", "topics", "requests_per_s"}:
             key = next(key for key in limits if key not in ("parked_polls", *RATES[1:]))
-            raise self._fault(f"{key} is not counted by topic; give it to names", "quota", at, key)
+            raise self._fault(f"{key} is not counted per topic; set it for names", "quota", at, key)
         burst_s = given.get("burst_s", BURST_S)
         if isinstance(burst_s, bool) or not isinstance(burst_s, int | float) or not 0.1 <= burst_s <= 3600:
             raise self._fault("burst_s is a number of seconds, 0.1 to 3600", "quota", at, "burst_s")
@@ -284,7 +286,7 @@ class _Reader:
                     raise self._fault(f"unknown group {group[:80]!r}, {near}", table, at, "to", each)
             elif each.startswith(_OIDC_GROUP):
                 if not _CLAIM.fullmatch(each.removeprefix(_OIDC_GROUP)):
-                    raise self._fault(f"{each[:80]!r} names no group", table, at, "to", each)
+                    raise self._fault(f"{each[:80]!r} does not name a group", table, at, "to", each)
             elif each != EVERYBODY:
                 self._name(each, table, at, "to")
         return tuple(to)
@@ -300,13 +302,13 @@ class _Reader:
 
     def _name(self, name: str, table: str, at: int, key: str) -> None:
         if name == "anonymous":
-            raise self._fault("anonymous is nobody's name", table, at, key, name)
+            raise self._fault("anonymous is a reserved name", table, at, key, name)
         if not NAME.fullmatch(name):
-            raise self._fault(f"{name[:80]!r} is no name: use A-Z a-z 0-9 _ . @ : / + = -", table, at, key, name)
+            raise self._fault(f"{name[:80]!r} is not a name: use A-Z a-z 0-9 _ . @ : / + = -", table, at, key, name)
 
     def _texts(self, value: Any, table: str, at: int, key: str) -> list[str]:
         if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
-            raise self._fault(f"{key} is a list of texts, and not empty", table, at, key)
+            raise self._fault(f"{key} is a non-empty list of strings", table, at, key)
         return value
 
     def _keys(self, table: str, at: int, given: dict[str, Any], known: tuple[str, ...], *, every: bool = False) -> None:

@@ -247,13 +247,13 @@ class Guard:
                 self.counters.authenticated("none", "missing")
                 raise _no_credential()
             if who.expires_ms is not None and who.expires_ms <= self._now_ms():
-                raise self._refused(who.via, "the certificate is expired", result="expired")
+                raise self._refused(who.via, "the certificate has expired", result="expired")
             return self._admitted(who)
         token = self._bearer(authorization)
         if token.startswith(PREFIX):
             return self._admitted(self._of_token(token))
         if self.provider is None:
-            raise self._refused("oidc", "the token is not one of this daemon")
+            raise self._refused("oidc", "the token was not issued by this daemon")
         known = self.provider.known(token, peer)
         return None if known is None else self._admitted(known)
 
@@ -282,7 +282,7 @@ class Guard:
         scheme, _, token = authorization.partition(" ")
         token = token.strip(" ")
         if scheme.lower() != "bearer" or not token or len(token) > MAX_CREDENTIAL_BYTES:
-            raise self._refused("token", "the header Authorization is not Bearer and a token")
+            raise self._refused("token", "the header Authorization is not Bearer with a token")
         return token
 
     def _of_token(self, token: str) -> Identity:
@@ -291,7 +291,7 @@ class Guard:
             raise self._refused("token", f"the token is malformed: {fault}")
         entry = self.tokens.by_hash.get(hash_of(token))
         if entry is None:
-            raise self._refused("token", "the token is not known here")
+            raise self._refused("token", "unknown token")
         state = entry.state(self._now_ms())
         if state != "active":
             raise self._refused("token", f"the token is {state}", result=state)
@@ -350,8 +350,8 @@ class Guard:
         namespace, topic = path.get("namespace", ""), path.get("topic", "")
         if writes_audit(route.name, path):
             raise Forbidden(
-                "the audit is written by the daemon alone, whatever the verbs",
-                hint="its properties stay as they are too: with a shorter ttl whoever changed something could remove the record",
+                "only the daemon writes the audit, whatever the grants",
+                hint="its properties cannot change either: a shorter ttl could remove the record of a change",
             )
         if not self.required or (self._open_metrics and route.name == "metrics"):
             return
@@ -461,7 +461,7 @@ class Guard:
             if entry is None or state != "active":
                 return invalid_token(f"the token is {state}")
         elif who.expires_ms is not None and who.expires_ms <= now_ms:
-            return invalid_token("the token is expired")
+            return invalid_token("the token has expired")
         elif who.via == "oidc" and self.provider is not None:
             problem = self.provider.problem_of(who)
             if problem is not None:
@@ -518,7 +518,7 @@ def target_of(path: Mapping[str, str]) -> str:
 
 def _no_credential() -> Unauthenticated:
     error = Unauthenticated(
-        "this daemon asks for a name, and the request has no credential",
+        "authentication is required, and the request has no credential",
         hint="send the header Authorization: Bearer with a token; plainsong token create makes one",
     )
     error.challenge = REALM
@@ -527,7 +527,7 @@ def _no_credential() -> Unauthenticated:
 
 def invalid_token(why: str) -> Unauthenticated:
     """Return the refusal of a credential; ``why`` is a fixed text, never a part of the credential."""
-    error = Unauthenticated(why, hint="plainsong token check says what is wrong with a token")
+    error = Unauthenticated(why, hint="plainsong token check explains what is wrong with a token")
     error.challenge = f'{REALM}, error="invalid_token", error_description="{_DESCRIPTION.sub("", why)}"'
     return error
 
@@ -542,7 +542,7 @@ def forbidden(who: Identity, verb: str, target: str) -> Forbidden:
 def refuse_query_token(query: str) -> None:
     """Raises InvalidParameter for a token in a URL, which would end up in logs. Never repeats the token."""
     if query and _QUERY_TOKEN.search(query):
-        raise InvalidParameter("a token does not belong into a URL", hint="send it in the header Authorization")
+        raise InvalidParameter("a token does not belong in a URL", hint="send it in the header Authorization")
 
 
 def _quotable(name: str) -> str:

@@ -98,13 +98,13 @@ def parse_keys(data: bytes) -> tuple[PublicKey, ...]:
     try:
         given = json.loads(data)
     except (ValueError, RecursionError):
-        raise BadKeySet("it is no JSON") from None
+        raise BadKeySet("it is not JSON") from None
     keys = given.get("keys") if isinstance(given, dict) else None
     if not isinstance(keys, list) or len(keys) > MAX_KEYS:
-        raise BadKeySet(f"it is no object with at most {MAX_KEYS} keys")
+        raise BadKeySet(f"it is not an object with at most {MAX_KEYS} keys")
     found = [key for key in map(_public_key, keys) if key is not None]
     if not found:
-        raise BadKeySet("none of its keys can verify a signature")
+        raise BadKeySet("none of its keys can verify signatures")
     return tuple(found)
 
 
@@ -263,16 +263,16 @@ class OidcProvider:
         header, claims, signed, signature = _parts(token)
         alg = header.get("alg")
         if not isinstance(alg, str) or alg not in self._algorithms or alg not in _NEEDS:
-            raise invalid_token("the token is signed in a way that is not accepted here")
+            raise invalid_token("the token's signature algorithm is not accepted")
         if "crit" in header:
-            raise invalid_token("the token has a header that must be understood and is not")
+            raise invalid_token("the token has a critical header that is not supported")
         if self._config.require_typ and str(header.get("typ", "")).lower().removeprefix("application/") != "at+jwt":
-            raise invalid_token("the token is no access token: its typ is not at+jwt")
+            raise invalid_token("the token is not an access token: its typ is not at+jwt")
         key = await self._key_for(header.get("kid"), alg)
         async with self._limit:
             is_good = await trio.to_thread.run_sync(_is_signed, alg, key, signed, signature)
         if not is_good:
-            raise invalid_token("the signature of the token does not verify")
+            raise invalid_token("the token's signature is not valid")
         claimed = _object(claims, "claims")
         who = self._named(claimed, key, peer)
         while len(self._known) >= MAX_KNOWN:
@@ -305,15 +305,15 @@ class OidcProvider:
     def _named(self, claims: dict[str, Any], key: PublicKey, peer: Peer) -> Identity:
         config, now_s, skew_s = self._config, self._now_s(), self._config.skew_s
         if claims.get("iss") != config.issuer:
-            raise invalid_token("the token is of another issuer")
+            raise invalid_token("the token is from another issuer")
         audience = claims.get("aud")
         if audience != config.audience and not (isinstance(audience, list) and config.audience in audience):
             raise invalid_token("the token is for another audience")
         expires_s = claims.get("exp")
         if not _is_time(expires_s):
-            raise invalid_token("the token does not say when it ends")
+            raise invalid_token("the token has no expiry")
         if expires_s + skew_s <= now_s:
-            raise invalid_token("the token is expired")
+            raise invalid_token("the token has expired")
         for name in ("nbf", "iat"):
             if name in claims and (not _is_time(claims[name]) or claims[name] - skew_s > now_s):
                 raise invalid_token("the token is not valid yet")
@@ -322,7 +322,7 @@ class OidcProvider:
         subject = claims.get(config.name_claim)
         name = f"{config.name_prefix}{subject}" if isinstance(subject, str) and subject else ""
         if not is_name(name):
-            raise invalid_token(f"the claim {config.name_claim} of the token is no name")
+            raise invalid_token(f"the claim {config.name_claim} of the token is not a name")
         groups = tuple(_groups(claims.get(config.groups_claim)))
         ends_ms = round(min(expires_s + skew_s, LAST_S) * 1000)
         return Identity(name, "oidc", key.id, groups, ends_ms, key.made_of)
@@ -330,8 +330,8 @@ class OidcProvider:
 
 def _no_keys() -> AuthenticationUnavailable:
     return AuthenticationUnavailable(
-        "the keys of the provider cannot be had",
-        hint="its tokens may be good: retry; is security.oidc.jwks reachable?",
+        "the provider's keys cannot be fetched",
+        hint="its tokens may be valid: retry; is security.oidc.jwks reachable?",
     )
 
 
@@ -339,7 +339,7 @@ def _parts(token: str) -> tuple[dict[str, Any], bytes, bytes, bytes]:
     """Return header, claims, the signed bytes, and the signature. Raises Unauthenticated."""
     pieces = token.split(".")
     if len(pieces) != 3 or len(token) > MAX_CREDENTIAL_BYTES:
-        raise invalid_token("the token is neither one of this daemon nor a signed JSON Web Token")
+        raise invalid_token("the token was not issued by this daemon and is not a signed JWT")
     header, claims, signature = map(_decoded, pieces)
     return _object(header, "header"), claims, f"{pieces[0]}.{pieces[1]}".encode(), signature
 
@@ -350,7 +350,7 @@ def _decoded(piece: str) -> bytes:
             raise ValueError(piece)
         return urlsafe_b64decode(piece.encode("ascii") + b"=" * (-len(piece) % 4))
     except (ValueError, binascii.Error):
-        raise invalid_token("the token is not encoded as a JSON Web Token is") from None
+        raise invalid_token("the token is not encoded as a JWT") from None
 
 
 def _object(data: bytes, what: str) -> dict[str, Any]:
@@ -359,7 +359,7 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise invalid_token(f"the {what} of the token cannot be read")
+        raise invalid_token(f"the token's {what} cannot be read")
     return found
 
 

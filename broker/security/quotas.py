@@ -351,7 +351,7 @@ class Quotas:
 
 def _exceeded(limit: str, bucket: _Bucket, cost: float) -> QuotaExceeded:
     wait_s = max(1, ceil((min(cost, bucket.capacity) - bucket.level) / bucket.rate))
-    error = QuotaExceeded(f"{limit} is used up", hint=f"go slower, or wait {wait_s} s; an operator can raise it")
+    error = QuotaExceeded(f"{limit} is used up", hint=f"slow down, or wait {wait_s} s; an operator can raise it")
     unit = f';qu="{_UNITS[limit]}"' if limit in _UNITS else ""
     error.retry_after_s = wait_s
     error.policy = f'"{limit}";q={int(bucket.rate)};w=1{unit}'

@@ -140,23 +140,23 @@ def parse_tokens(data: bytes) -> TokenTable:
     except json.JSONDecodeError as error:
         raise BadTokensFile(f"line {error.lineno}, column {error.colno}: {error.msg}") from None
     except (ValueError, RecursionError):
-        raise BadTokensFile("it is no JSON that can be read") from None
+        raise BadTokensFile("it is not JSON that can be read") from None
     if not isinstance(given, dict) or given.get("format") != FORMAT or isinstance(given.get("format"), bool):
-        raise BadTokensFile(f'it is no object with "format": {FORMAT}, which is all that this version reads')
+        raise BadTokensFile(f'it is not an object with "format": {FORMAT}, the only one that this version reads')
     if set(given) != {"format", "tokens"} or not isinstance(given["tokens"], list):
-        raise BadTokensFile('it has other fields than "format" and "tokens", or "tokens" is no list')
+        raise BadTokensFile('it has fields other than "format" and "tokens", or "tokens" is not a list')
     entries: dict[str, TokenEntry] = {}
     for number, fields in enumerate(given["tokens"], 1):
         entry = _entry(fields, f"token {number}")
         if entry.hash in entries:
-            raise BadTokensFile(f"token {number}: its hash is there twice")
+            raise BadTokensFile(f"token {number}: its hash occurs twice")
         entries[entry.hash] = entry
     return TokenTable.of(entries.values())
 
 
 def _entry(fields: Any, where: str) -> TokenEntry:
     if not isinstance(fields, dict) or not set(fields) <= set(_FIELDS):
-        raise BadTokensFile(f"{where}: it is no object of " + ", ".join(_FIELDS))
+        raise BadTokensFile(f"{where}: it is not an object of " + ", ".join(_FIELDS))
     name, hashed, note = fields.get("name"), fields.get("hash"), fields.get("note")
     if not isinstance(name, str) or not is_name(name, of_token=True):
         raise BadTokensFile(f"{where}: its name is not 1 to 255 of A-Z a-z 0-9 _ . @ / + = -, or reserved")
@@ -165,10 +165,10 @@ def _entry(fields: Any, where: str) -> TokenEntry:
     if fields.get("id") != id_of(hashed):
         raise BadTokensFile(f"{where}: its id is not the first 12 digits of its hash")
     if note is not None and (not isinstance(note, str) or len(note) > MAX_NOTE):
-        raise BadTokensFile(f"{where}: its note is no text of at most {MAX_NOTE} characters")
+        raise BadTokensFile(f"{where}: its note is not text of at most {MAX_NOTE} characters")
     created, expires, revoked = (_time_ms(fields.get(key), f"{where}: {key}") for key in _FIELDS[3:6])
     if created is None:
-        raise BadTokensFile(f"{where}: it does not say when it was created")
+        raise BadTokensFile(f"{where}: it lacks the time of creation")
     return TokenEntry(id_of(hashed), name, hashed, created, expires, revoked, note or "")
 
 
@@ -180,7 +180,7 @@ def _time_ms(value: Any, where: str) -> int | None:
             return round(datetime.fromisoformat(value).timestamp() * 1000)
         except (ValueError, OverflowError):
             pass
-    raise BadTokensFile(f"{where} is no time such as 2027-01-31T12:00:00Z")
+    raise BadTokensFile(f"{where} is not a time such as 2027-01-31T12:00:00Z")
 
 
 def format_tokens(entries: Iterable[TokenEntry]) -> bytes:

@@ -152,7 +152,9 @@ async def test_a_read_that_fails_when_nobody_waits_any_more_is_logged_and_the_da
         with trio.move_on_after(1):
             await catalogue.figures()
         await trio.sleep(READ_S)
-        assert [record.message for record in caplog.records] == ["topics not read, and nobody waits for them any more"]
+        assert [record.message for record in caplog.records] == [
+            "topics not read, and no request waits for them any more"
+        ]
         store.failing = False
         assert list(await catalogue.figures()) == [FIRST]
 

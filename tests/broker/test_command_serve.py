@@ -126,7 +126,7 @@ def test_a_bug_leaves_its_traceback_in_the_log_and_one_line_for_people(serving):
     assert code == Exit.FAILED
     assert "CRITICAL" in out
     assert "Traceback" in out
-    assert error.splitlines()[0] == "error: the daemon fell: ZeroDivisionError: by nought"
+    assert error.splitlines()[0] == "error: the daemon failed: ZeroDivisionError: by nought"
 
 
 def test_an_interrupt_is_no_failure(serving):
@@ -140,8 +140,8 @@ def test_an_interrupt_is_no_failure(serving):
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (BindFailed(errno.EADDRNOTAVAIL, "x", "127.0.0.1:7420"), "is no address of this machine"),
-        (BindFailed(errno.EACCES, "x", "127.0.0.1:7420"), "may not be listened on"),
+        (BindFailed(errno.EADDRNOTAVAIL, "x", "127.0.0.1:7420"), "is not an address of this machine"),
+        (BindFailed(errno.EACCES, "x", "127.0.0.1:7420"), "permission denied"),
         (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
     ],
 )

@@ -28,7 +28,7 @@ def test_that_another_daemon_takes_topics_is_said_once_in_a_while_and_not_for_ea
         now_s += PAUSE_S
         metrics.deposed(TopicName("ns", "t"))
     second = caplog.records[1]
-    assert first.getMessage() == second.getMessage() == "another daemon is at work on this store"
+    assert first.getMessage() == second.getMessage() == "another daemon uses this store"
     assert (first.__dict__["topics_taken"], second.__dict__["topics_taken"]) == (1, 50)
     assert "cluster.zookeeper" in first.__dict__["hint"]
 

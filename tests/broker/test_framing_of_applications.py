@@ -204,7 +204,7 @@ async def test_a_stream_with_other_bytes_than_its_length_ends_its_connection(
         await stream.send_all(post(f"length-{length}/rollback"))
         with pytest.raises(trio.BrokenResourceError):
             await all_of(stream)
-    assert [record for record in caplog.records if record.getMessage() == "a streamed answer broke off"]
+    assert [record for record in caplog.records if record.getMessage() == "a streamed answer was cut off"]
 
 
 UPGRADE = ("Upgrade: websocket", "Connection: keep-alive", "Connection: Upgrade, x", "Sec-WebSocket-Version: 13")

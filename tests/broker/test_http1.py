@@ -129,7 +129,7 @@ async def test_a_stream_that_breaks_is_never_ended_properly_and_only_a_bug_is_to
         await stream.send_all(post(f"{why}/rollback"))
         with pytest.raises((EOFError, trio.BrokenResourceError)):
             await Reader(stream).reply()
-    (told,) = [record for record in caplog.records if record.getMessage() == "a streamed answer broke off"]
+    (told,) = [record for record in caplog.records if record.getMessage() == "a streamed answer was cut off"]
     assert (told.levelname, told.exc_info is None) == (("ERROR", False) if why == "broken" else ("WARNING", True))
 
 

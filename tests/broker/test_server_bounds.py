@@ -380,7 +380,7 @@ async def test_a_connection_with_one_of_the_last_descriptors_is_refused_in_one_l
             reply = await ask(listener, post("t/publish"))
             assert (reply.status, reply.code) == (503, "overloaded")
     assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [
-        "cannot accept connections for now"
+        "cannot accept connections at the moment"
     ]
 
 

@@ -123,7 +123,7 @@ def test_explain_says_what_is_needed_for_pruning_the_invalid_list_of_a_stopped_d
     _, out, _ = store_command("explain", "--data-dir", directory)
     assert "service embedded, 1 in progress, 2 pointers invalid" in out
     assert f"oldest invalid pointer {NOW_MS * 1_000_000}" in out
-    assert f"oldest pointer that a topic still has rows of {NOW_MS * 1_000_000}" in out
+    assert f"oldest pointer with rows in a topic {NOW_MS * 1_000_000}" in out
     assert f"safe to prune up to {NOW_MS * 1_000_000 - 7}, by the pass of 2023-11-14 22:13:19.995Z" in out
     assert f"1 undecided write pointers, the oldest {NOW_MS * 1_000_000}" in out
     assert "1 of invalid transactions" in out

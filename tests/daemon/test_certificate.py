@@ -96,7 +96,7 @@ def test_the_banner_of_a_daemon_with_tls_and_names_has_a_command_that_works(daem
     port = banner["plainsong"].rpartition(":")[2]
     host = "plainsong.example" if names else "127.0.0.1"
     assert banner["console"] == f"https://{host}:{port}/console"
-    assert banner["names"].startswith("required: $TOKEN is a token of yours")
+    assert banner["names"].startswith("required: $TOKEN is your token")
     command = ["sh", "-c", f"{banner['try']} -sSf"]
     environ = {"PATH": os.environ["PATH"], "TOKEN": token, "NO_PROXY": "*"}
     done = subprocess.run(command, env=environ, timeout=PATIENCE_S, check=False, capture_output=True, text=True)
@@ -193,8 +193,8 @@ def test_what_cannot_be_served_changes_nothing_and_is_counted(daemon, authority,
     assert served(running, authority) == before
     (found,) = needed(running, authority)
     assert (found["severity"], found["subject"]) == ("warning", "tls.certificate")
-    assert "The certificate of before is still served" in found["text"]
-    running.wait_for_line("the certificate could not be loaded again")
+    assert "The previous certificate is still served" in found["text"]
+    running.wait_for_line("the certificate could not be reloaded")
     authority.issue("server")
     eventually("a good one is taken", lambda: served(running, authority) != before)
     assert gauge(running, authority, failures) == 1
@@ -212,7 +212,7 @@ def needed(running: Daemon, authority: Authority) -> list[dict[str, Any]]:
     [
         ("no key", "TLS needs tls.key"),
         ("no pair", "tls.key: "),
-        ("mode", "can be read by everybody"),
+        ("mode", "can be read by all users"),
         ("writable", "can be written"),
         ("expired", "which is not now"),
         ("missing", "No such file"),

@@ -253,7 +253,7 @@ def test_the_daemon_of_the_stateful_set_would_not_take_a_key_that_everybody_may_
     daemon = pod.daemon()
     daemon.spawn()
     assert daemon.wait() == Exit.USAGE
-    assert "can be read by everybody" in daemon.errors
+    assert "can be read by all users" in daemon.errors
     daemon.end()
 
 

@@ -108,7 +108,7 @@ def test_a_store_that_a_daemon_holds_is_refused_with_its_process(tmp_path):
     [
         ("leveldb:nowhere", "leveldb:new", "is no store", 3),
         ("redis:x", "leveldb:new", "is not like leveldb:PATH", 2),
-        ("hbase:h:9090?prefiks=x", "leveldb:new", "is not like prefix=NAME", 2),
+        ("hbase:h:9090?prefiks=x", "leveldb:new", "is not prefix=NAME", 2),
         ("leveldb:same", "leveldb:same", "the same store", 2),
     ],
 )

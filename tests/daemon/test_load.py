@@ -222,7 +222,7 @@ def test_more_connections_than_open_files_are_refused_and_the_daemon_stays_and_s
         first.connect()
         for _ in range(100):  # the kernel accepts them all
             stack.enter_context(socket.create_connection(running.address))
-        running.wait_for_line("cannot accept connections for now")
+        running.wait_for_line("cannot accept connections at the moment")
         said = b""
         while (
             b"file descriptors" not in said
@@ -240,4 +240,4 @@ def test_more_connections_than_open_files_are_refused_and_the_daemon_stays_and_s
 
     eventually("there is room", is_published)
     assert [payload for _, payload in read_all(running.address, "t")] == [b"before", b"after"]
-    assert len([line for line in running.lines if "cannot accept connections for now" in line]) == 1
+    assert len([line for line in running.lines if "cannot accept connections at the moment" in line]) == 1

@@ -190,13 +190,13 @@ def test_a_providers_token_that_ends_is_refused_on_open_connections_and_in_parke
     published = ann.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})
     assert published[0] == 200, published
     polled = waiting.ask("POST", f"{ORDERS}/poll", {"waitMs": 60_000, "startFrom": 4_000_000_000_000})
-    assert (polled[0], polled[1]["detail"]) == (401, "the token is expired")
+    assert (polled[0], polled[1]["detail"]) == (401, "the token has expired")
     assert time.time() < ends_s + 40  # long before the wait would end
     assert ann.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})[0] == 401
 
 
 @pytest.mark.parametrize(
-    ("mode", "why"), [(0o666, "can be written by its group or by others"), (0o644, "can be read by everybody")]
+    ("mode", "why"), [(0o666, "can be written by its group or by others"), (0o644, "can be read by all users")]
 )
 def test_a_daemon_does_not_start_with_a_file_that_others_can_write_or_with_tokens_that_they_can_read(
     tmp_path, mode, why

@@ -66,7 +66,7 @@ def test_messages_keep_their_ids_through_kills_and_nothing_is_kept_in_files(daem
 def test_a_message_that_no_cell_holds_is_too_large_and_its_topic_goes_on(daemon):
     running = daemon("storage.hbase.max_cell_bytes=1 MiB")
     create(running.address, "t")
-    lowered = json.loads(running.wait_for_line("a setting is lowered to what the store holds"))
+    lowered = json.loads(running.wait_for_line("a setting is lowered to what the store supports"))
     assert lowered["setting"] == "topic.max_message_bytes"
     publish(running.address, "t", bytes(lowered["to"]))
     path = topic_path("t", "/publish")

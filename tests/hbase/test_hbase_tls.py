@@ -205,7 +205,7 @@ def test_a_file_that_cannot_be_used_is_a_mistake_in_the_settings(hbase, authorit
                     mine.key,
                 )
                 done = run("maintain", "--url", "http://{}:{}".format(*own.address), "--thrift", proxy.text, *shown)
-        assert "can be read by everybody (mode 0644)" in done.stderr
+        assert "can be read by all users (mode 0644)" in done.stderr
         assert "chmod 600" in done.stderr
     assert proxy.passed == 0
 

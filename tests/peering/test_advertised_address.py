@@ -13,11 +13,11 @@ from test_peer_handler import serving
 from broker.cluster.join import WHO, verify_advertised_address, who_handler
 from plainsong.protocol.errors import BadRequest
 
-SAYS = "this instance is not found at its own address"
+SAYS = "this instance cannot reach itself at its own address"
 
 
 async def an_older_version(call):
-    raise BadRequest(f"{call.kind} is nothing this version answers")
+    raise BadRequest(f"{call.kind} is not a call that this version knows")
 
 
 def as_instance(name):
@@ -61,7 +61,7 @@ async def test_whoever_is_no_instance_and_whoever_is_silent_is_told(caplog):
     async with trio.open_nursery() as nursery:
         (listener,) = await nursery.start(partial(trio.serve_tcp, other, 0, host="127.0.0.1"))
         address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
-        assert "no instance of ours" in await verify_advertised_address("a", address)
+        assert "not an instance of this cluster" in await verify_advertised_address("a", address)
         nursery.cancel_scope.cancel()
     ours, theirs = trio.testing.memory_stream_pair()
 

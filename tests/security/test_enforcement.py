@@ -329,7 +329,7 @@ async def test_an_expired_token_is_said_to_be_expired(daemon):
     daemon.files.change("writer", expires_ms=1)
     await daemon.reload()
     answer = await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["m"]})
-    assert 'error_description="the token is expired"' in answer.headers["www-authenticate"]
+    assert 'error_description="the token has expired"' in answer.headers["www-authenticate"]
 
 
 async def test_a_token_that_expires_is_refused_on_its_connection_and_in_a_parked_poll(daemon):
@@ -462,7 +462,7 @@ async def test_a_websocket_over_http_2_is_refused_before_anything_else_sees_it(d
                         told += event.data
                 await stream.send_all(client.data_to_send())
     assert (head[":status"], head["content-type"]) == ("400", "application/problem+json")
-    assert json.loads(told)["detail"] == "there are no WebSockets over HTTP/2 here"
+    assert json.loads(told)["detail"] == "WebSockets are not supported over HTTP/2"
     assert not [each for each in caplog.records if each.name != "plainsong.audit"]
 
 

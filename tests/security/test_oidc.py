@@ -460,7 +460,7 @@ async def test_a_token_that_ends_is_refused_on_the_connection_that_it_opened_and
                 assert await publish() == 200
                 now.s += 2
                 guard.expire_ended()
-        assert (waited[0].status_code, waited[0].json()["detail"]) == (401, "the token is expired")
+        assert (waited[0].status_code, waited[0].json()["detail"]) == (401, "the token has expired")
         assert await publish() == 401
         assert guard.holds == 0
 

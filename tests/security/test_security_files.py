@@ -28,7 +28,7 @@ def test_what_others_can_read_is_not_read_where_it_is_secret(tmp_path):
         path.chmod(mode)
         assert read_guarded(path, 10, secret=True)[0] == b"{}"
     path.chmod(0o604)
-    with pytest.raises(UnsafeFile, match="can be read by everybody"):
+    with pytest.raises(UnsafeFile, match="can be read by all users"):
         read_guarded(path, 10, secret=True)
 
 

@@ -54,13 +54,15 @@ def _run(*, master: str | None, conf: tuple[str, ...], **fields: Any) -> JobRun:
     type=click.IntRange(1, 1000),
     default=2,
     show_default=True,
-    help="Parts to cut expired ranges into, by time.",
+    help="Number of parts to split expired ranges into, by time.",
 )
-@click.option("--thrift", metavar="HOST:PORT", help="HBase's Thrift gateways, comma-separated: storage.hbase.thrift.")
-@click.option("--thrift-ca", metavar="FILE", help="Speak TLS to them: as storage.hbase.tls_ca.")
-@click.option("--thrift-certificate", metavar="FILE", help="As storage.hbase.tls_certificate.")
-@click.option("--thrift-key", metavar="FILE", help="As storage.hbase.tls_key.")
-@click.option("--table-prefix", default="plainsong_", show_default=True, help="As storage.hbase.table_prefix.")
+@click.option(
+    "--thrift", metavar="HOST:PORT", help=("HBase's Thrift gateways, comma-separated; like storage.hbase.thrift.")
+)
+@click.option("--thrift-ca", metavar="FILE", help="CA file for TLS to them; like storage.hbase.tls_ca.")
+@click.option("--thrift-certificate", metavar="FILE", help="Like storage.hbase.tls_certificate.")
+@click.option("--thrift-key", metavar="FILE", help="Like storage.hbase.tls_key.")
+@click.option("--table-prefix", default="plainsong_", show_default=True, help="Like storage.hbase.table_prefix.")
 @job_options(_run, _OF_SPARK)
 def maintain(
     run: JobRun,
@@ -84,8 +86,8 @@ def maintain(
         kind = store_kind(client)
         if kind not in STANDALONE and kind != "hbase":
             raise CommandFailed(
-                f"the daemon's store is {kind!r}, which this version does not clean from outside",
-                hint="use the version of the daemon",
+                f"the daemon's store is {kind!r}, which this version cannot clean from outside",
+                hint="use the daemon's version",
                 code=Exit.USAGE,
             )
         cleans = kind == "hbase" and not run.dry_run
@@ -246,7 +248,7 @@ def _pruning(client: Client) -> dict[str, Any]:
 def _pruning_facts(pruning: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The same for people."""
     if "unavailable" in pruning:
-        return [("invalid transactions", f"nobody can say: {pruning['unavailable']}")]
+        return [("invalid transactions", f"not known: {pruning['unavailable']}")]
     kept_because = pruning["keptBecause"]
     return [
         ("invalid transactions", show_count(pruning["invalid"])),

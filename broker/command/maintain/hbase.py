@@ -80,7 +80,7 @@ def gateways(thrift: str) -> list[Address]:
         host, colon, port = part.strip().rpartition(":")
         if not (colon and host and port.isdigit()):
             raise CommandFailed(
-                f"--thrift {part[:60]!r} is not like host:port",
+                f"--thrift {part[:60]!r} is not host:port",
                 hint="name HBase's Thrift gateways as storage.hbase.thrift does",
                 code=Exit.USAGE,
             )
@@ -188,7 +188,7 @@ async def _carry_out(
 
 
 def _failed(error: PlainsongError, code: Exit) -> CommandFailed:
-    return CommandFailed(f"HBase: {error.detail}", hint="run it again: it goes on where it ended", code=code)
+    return CommandFailed(f"HBase: {error.detail}", hint="run it again: it continues where it stopped", code=code)
 
 
 # --- tables ------------------------------------------------------------------------------------------
@@ -231,8 +231,8 @@ class HBaseTables:
         planned = (plan.limits.generation, plan.waiting.created_ms)
         if stored is None or (stored.generation, stored.created_ms) != planned:
             raise CommandFailed(
-                f"the tables have another topic {name} than the daemon, or none",
-                hint="--thrift and --table-prefix have to be the daemon's storage.hbase.thrift and table_prefix",
+                f"the tables' topic {name} differs from the daemon's, or does not exist",
+                hint="--thrift and --table-prefix must equal the daemon's storage.hbase.thrift and table_prefix",
                 code=Exit.USAGE,
             )
 

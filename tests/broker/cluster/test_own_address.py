@@ -11,7 +11,7 @@ from daemons import daemons
 from broker.config.sections import Ensemble
 from tests.patience import PATIENCE_S
 
-SAYS = "this instance is not found at its own address"
+SAYS = "this instance cannot reach itself at its own address"
 
 
 def said(caplog):

@@ -39,6 +39,6 @@ async def test_two_daemons_without_zookeeper_on_one_store_say_once_that_they_tak
                     await asked(by, f"t{number}/publish", {"messages": [f"{turn}"]})
             for number in range(NUMBER):
                 assert [each["payload"] for each in (await asked(one, f"t{number}/poll", {})).json()] == list("0123")
-    said = [record for record in caplog.records if record.getMessage() == "another daemon is at work on this store"]
+    said = [record for record in caplog.records if record.getMessage() == "another daemon uses this store"]
     assert 1 <= len(said) <= 2  # at most once from each daemon
     assert not [record for record in caplog.records if record.getMessage() == "topic taken over"]
