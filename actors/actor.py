@@ -400,7 +400,7 @@ def settle_all(answers: Answers) -> None:
         try:
             as_ticket(ticket).settle(answer)
         except Exception:
-            log.exception("an answer could not be given")
+            log.exception("an answer could not be delivered")
 
 
 def _shutting_down() -> ShuttingDown:
@@ -494,7 +494,7 @@ class Supervision(ABC):
         """Report a fall, and refuse requests if they would have to wait; return the pause before the next load."""
         pause_s = self._backoff.failed()
         log.error(
-            "%s fell, loading it again",
+            "%s failed, loading it again",
             self._what,
             extra={**self._extra, "why": str(error), "failures": self._backoff.failures},
             exc_info=None if isinstance(error, PlainsongError) else error,

@@ -111,7 +111,7 @@ async def read_part(
         rows = reading.rows
     view = await directory.ask(name, DescribeChain(_MAX_UNDECIDED))
     if view.generation != head.generation:
-        raise GenerationChanged(f"topic {name} has generation {view.generation} now", hint="verify that one")
+        raise GenerationChanged(f"topic {name} has generation {view.generation} now", hint="verify that generation")
     behind = cut if cut is not None else entries[-1][0] + NO_PAYLOAD_PART if entries else None
     return ChainPart(view, entries, rows, None if is_last else behind)
 

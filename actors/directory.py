@@ -47,8 +47,8 @@ MANY = 100
 #: Rows of a topic that cannot be loaded cannot be set aside: the producers' requests in them are unknown. A restore
 #: does not need to know them, since it gives every producer a new epoch.
 _DAMAGED_HINT = (
-    "the daemon keeps trying; if that does not help, `plainsong backup create DIR --without-damaged` backs up all that can "
-    "be read, and a restore of it is served"
+    "the daemon keeps trying; if that does not help, back up everything readable with `plainsong backup create DIR "
+    "--without-damaged`, and restore that"
 )
 
 
@@ -169,7 +169,9 @@ class Directory:
         if not self.environment.ownership.is_mine(name) or self._pauses.holds(name, trio.current_time()):
             raise topic_moved(name)
         if len(self._entries) >= self._max_open and not self._close_idle_one():
-            raise Overloaded(f"{len(self._entries)} topics are open", hint="raise topic.max_open, or use fewer at once")
+            raise Overloaded(
+                f"{len(self._entries)} topics are open", hint=("raise topic.max_open, or use fewer topics at once")
+            )
         previous = self._ending.get(name)
         entry = DirectoryEntry(name, self, None if previous is None else previous.done)
         self._entries[name] = entry

@@ -160,11 +160,11 @@ class Mailbox:
             raise self.closed_for()
         size = ticket.ask.size
         if self._bytes and self._bytes + size > self._max_bytes:
-            raise Overloaded(f"{self._bytes} bytes wait for this topic already")
+            raise Overloaded(f"{self._bytes} bytes are already queued for this topic")
         if self._is_closed:
             raise ShuttingDown("the daemon is shutting down")
         if len(self._queue) >= self._max_requests:
-            raise Overloaded(f"{len(self._queue)} requests wait for this topic already")
+            raise Overloaded(f"{len(self._queue)} requests are already queued for this topic")
         self._queue.append(ticket)
         self._bytes += size
         if wake:

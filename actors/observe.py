@@ -174,7 +174,7 @@ class SpaceGuard:
         self.free_bytes = self._store.statistics().free_bytes
         low = self.free_bytes is not None and self.free_bytes < self._min_free_bytes
         if low != self.low:
-            text = "disk nearly full: publishes are refused" if low else "disk has room again: publishes are taken"
+            text = "disk nearly full: publishes are refused" if low else "disk has room again: publishes are accepted"
             log.warning(text, extra={"free_bytes": self.free_bytes, "min_free_bytes": self._min_free_bytes})
         self.low = low
         return low

@@ -221,10 +221,10 @@ async def producer_of(
     value = await store.get(Table.METADATA, system_key(PRODUCERS, name, generation))
     if value is None:
         raise ProducerExpired(
-            f"nothing is known of producers of generation {generation} of topic {name}: it is gone, or never was",
-            hint="what became of its last messages is not known any more",
+            f"generation {generation} of topic {name} has been removed or never existed: its producers are not known",
+            hint="the outcome of its last messages is not known any more",
         )
     row = await store.get(Table.METADATA, system_key(PRODUCER, name, generation, producer.encode()))
     if row is None:
-        raise ProducerNotFound(f"generation {generation} of topic {name} knew no producer {producer!r}")
+        raise ProducerNotFound(f"generation {generation} of topic {name} had no producer {producer!r}")
     return old_producer_view(Producer.decode(producer, row), DeduplicationRecord.decode(value), generation)

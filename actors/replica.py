@@ -169,7 +169,8 @@ class Replica:
 
     def _unreached(self) -> TransactionsUnavailable:
         return TransactionsUnavailable(
-            f"the transaction service cannot be reached: {self._why}", hint="plain work goes on meanwhile"
+            f"the transaction service cannot be reached: {self._why}",
+            hint=("publishing and polling without transactions still work"),
         )
 
 
@@ -396,6 +397,6 @@ class RoutedTransactions:
                 pause_s = backoff.failed()
                 if trio.current_time() + pause_s >= until_s:
                     if isinstance(error, OutcomeUnknown):
-                        raise TransactionsUnavailable(error.detail, hint="nothing happened; ask again") from error
+                        raise TransactionsUnavailable(error.detail, hint="nothing happened; retry") from error
                     raise
             await trio.sleep(pause_s)

@@ -339,7 +339,7 @@ class Scrub:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(write_whole, self._file, json.dumps(kept).encode())
         except OSError as error:
-            log.warning("the scrub's report is not kept", extra={"why": str(error)})
+            log.warning("the scrub's report was not saved", extra={"why": str(error)})
 
     def _read_kept(self) -> None:
         """Load the report from before the restart, if there is one that can be read."""

@@ -116,7 +116,7 @@ class SetAsides:
             except OSError as error:
                 raise LowSpace(
                     f"the rows cannot be written to {self._folder / 'set-aside'}: {error.strerror}",
-                    hint="make room there; nothing has changed",
+                    hint="free some space there; nothing has changed",
                 ) from error
             finally:
                 work.close()
@@ -137,7 +137,9 @@ class SetAsides:
             return (await self._directory.ask(name, PlanCleaning(self._delete_grace_ms))).prefix
         except OutcomeUnknown as error:
             # The outcome does not matter: no row was touched, and saving the state again is safe.
-            raise StoreError(f"{error.detail}; no row was touched", hint="look at the disk, and do it again") from error
+            raise StoreError(
+                f"{error.detail}; no row was touched", hint="check the disk, and repeat the command"
+            ) from error
 
     async def _remove(self, name: TopicName, work: _Work, stretch: Stretch, prefix: bytes) -> None:
         if stretch.gaps:

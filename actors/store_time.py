@@ -61,10 +61,10 @@ class StoreTime:
         ahead_ms = self._clock.now_ms() - self._started_ms
         if 0 < max_ahead_s * 1000 < ahead_ms:
             raise StoreUnusable(
-                f"the clock is {shown_ms(ahead_ms)} ahead of the newest time in the store, and messages that expire are "
-                "never shown again",
-                hint="set the clock right; or, if the store was not used for as long, start once with "
-                "--set storage.max_clock_ahead_s=0",
+                f"the clock is {shown_ms(ahead_ms)} ahead of the newest time in the store, and messages that expire "
+                "never come back",
+                hint="correct the clock; or, if the store was unused for that long, start once with --set "
+                "storage.max_clock_ahead_s=0",
             )
         if ahead_ms < -SLACK_MS:
             log.warning(
@@ -73,7 +73,7 @@ class StoreTime:
             )
         elif ahead_ms > _DAY_MS:
             log.warning(
-                "the clock is far ahead of the store: it was stopped for as long, or the clock is wrong",
+                "the clock is far ahead of the store: the daemon was stopped for that long, or the clock is wrong",
                 extra={"ahead_s": ahead_ms // 1000},
             )
         elif ahead_ms > SLACK_MS:

@@ -169,7 +169,7 @@ class ForeignTephra:
         del at_ms
         await trio.lowlevel.checkpoint()
         raise TransactionsUnavailable(
-            "a Tephra decides transactions here, and does not keep when it did",
+            "a Tephra decides transactions here, and does not record when",
             hint="reading as of a moment needs the daemon's own transaction service",
         )
 
@@ -243,8 +243,8 @@ class ForeignTephra:
         if known is None or age_s is None or age_s > STALE_AFTER * self._refresh_s:
             since = "never" if age_s is None else f"{age_s:.0f} s ago"
             raise TransactionsUnavailable(
-                f"the state of the Tephra at {self.address} was last learnt {since}: {self._why}",
-                hint="look after it; publishing, and polls that bring a transaction, go on meanwhile",
+                f"the state of the Tephra at {self.address} was last received {since}: {self._why}",
+                hint="check that Tephra; publishing, and polls with a transaction, still work",
             )
         return known
 
@@ -315,7 +315,7 @@ class TephraClient:
         except (trio.BrokenResourceError, EOFError):
             raise self._unavailable("it closed the connection") from None
         except (MalformedThrift, ThriftFrameTooLarge) as error:
-            raise self._unavailable(f"what it answers is no Tephra's: {error}") from None
+            raise self._unavailable(f"its answer is not Tephra's: {error}") from None
         except (TephraError, ApplicationError) as error:
             raise self._unavailable(f"it answers {error.message!r}") from None
 
@@ -348,5 +348,6 @@ class TephraClient:
 
     def _unavailable(self, why: str) -> TransactionsUnavailable:
         return TransactionsUnavailable(
-            f"the Tephra at {self.address} does not serve: {why}", hint="look after it, or correct transactions.tephra"
+            f"the Tephra at {self.address} does not serve: {why}",
+            hint=("check that Tephra, or correct transactions.tephra"),
         )

@@ -326,15 +326,15 @@ class TopicActor(Actor[TopicCore, Step]):
         return topic_moved(self.name)
 
     def _fallen(self) -> PlainsongError:
-        return StorageFailed("the topic is being loaded again", hint="poll again")
+        return StorageFailed("the topic is being reloaded", hint="poll again")
 
     def _unavailable(self, why: str) -> PlainsongError:
-        return StorageFailed(why, hint="nothing happened; ask again")
+        return StorageFailed(why, hint="nothing happened; retry")
 
     def _outcome_unknown(self, why: str) -> PlainsongError:
-        return OutcomeUnknown(why, hint="read the topic to see whether it happened, or send it again")
+        return OutcomeUnknown(why, hint="read the topic to check whether it happened, or send it again")
 
 
 def topic_moved(name: TopicName) -> NoOwner:
     """Return the error for: another instance owns the topic, or is about to; nothing happened."""
-    return NoOwner(f"another instance owns topic {name}", hint="nothing happened; ask again")
+    return NoOwner(f"another instance owns topic {name}", hint="nothing happened; retry")

@@ -502,7 +502,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         rolling_back = [ticket for waiting in self._aborting.values() for ticket in waiting]
         self._aborting.clear()
         for ticket in (*rolling_back, *self._returning):
-            ticket.settle(self._outcome_unknown("the transaction service fell, or shuts down"))
+            ticket.settle(self._outcome_unknown("the transaction service failed, or is shutting down"))
         self._returning.clear()
         self.wake_replicas()
 
@@ -619,23 +619,25 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     def _fallen(self) -> PlainsongError:
         if self._mailbox.closed_for is not None:
             return self._mailbox.closed_for()  # the daemon shuts down, or the service moves
-        return TransactionsUnavailable("the transaction service fell", hint="nothing happened; ask again")
+        return TransactionsUnavailable("the transaction service failed", hint="nothing happened; retry")
 
     def _unavailable(self, why: str) -> PlainsongError:
-        return TransactionsUnavailable(why, hint="nothing happened; ask again")
+        return TransactionsUnavailable(why, hint="nothing happened; retry")
 
     def _outcome_unknown(self, why: str) -> PlainsongError:
-        return OutcomeUnknown(why, hint="ask what became of the transaction, or send it again")
+        return OutcomeUnknown(why, hint="look up the transaction's outcome, or send the request again")
 
 
 def service_moved() -> NoOwner:
     """Return the error for: another instance owns the service; nothing happened."""
-    return NoOwner("another instance owns the transaction service", hint="nothing happened; ask again")
+    return NoOwner("another instance owns the transaction service", hint="nothing happened; retry")
 
 
 def service_not_loaded() -> TransactionsUnavailable:
     """Return the error for: the actor is not loaded yet, or has fallen; nothing happened."""
-    return TransactionsUnavailable("the transaction service is being loaded", hint="plain work goes on meanwhile")
+    return TransactionsUnavailable(
+        "the transaction service is being loaded", hint=("publishing and polling without transactions still work")
+    )
 
 
 class ServiceSupervision(Supervision):
@@ -737,7 +739,7 @@ class ReplicaServer:
 
     async def _change(self, wait_ms: int) -> None:
         if self._waiting >= MAX_REPLICAS:
-            raise Overloaded(f"{self._waiting} instances wait for the transaction service")
+            raise Overloaded(f"{self._waiting} instances already wait for the transaction service")
         self._waiting += 1
         try:
             with trio.move_on_after(wait_ms / 1000):

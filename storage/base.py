@@ -44,14 +44,14 @@ class Unreadable(StoreError):
 class NothingWritten(StoreError):
     """The store had failed before: this commit was not begun. The store must still be reopened."""
 
-    title = "The store had failed before"
+    title = "The store has failed before"
 
 
 class StoreConflict(PlainsongError):
     """An expectation of a commit did not hold. Nothing was written, and the store works."""
 
     code = "storage_failed"
-    title = "A row is not what was expected"
+    title = "A row is not as expected"
 
 
 class Deposed(PlainsongError):

@@ -94,7 +94,9 @@ class Contents:
             return
         self.others.add((table, key))
         if len(self.others) > MAX_OTHERS:
-            raise StoreUnusable(f"there are more than {MAX_OTHERS} rows that belong to no topic", hint="is it a store?")
+            raise StoreUnusable(
+                f"there are more than {MAX_OTHERS} rows that belong to no topic", hint=("is it a Plainsong store?")
+            )
 
 
 async def contents_of(store: Store) -> Contents:
@@ -354,5 +356,5 @@ async def refuse_unfinished(store: Store) -> None:
     if row is not None and row.state == WRITING:
         raise StoreUnusable(
             f"a copy of {row.origin} into this store is not complete",
-            hint="run the same `plainsong copy` again: it goes on where it ended",
+            hint="run the same `plainsong copy` again: it continues where it stopped",
         )

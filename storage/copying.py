@@ -212,7 +212,9 @@ class CopyRun:
         except Deposed as error:
             raise Deposed(
                 f"{part.label} was taken over by a daemon while it was copied",
-                hint="stop the daemons of both stores, and run this again: it goes on, unless they wrote what was copied",
+                hint=(
+                    "stop the daemons of both stores, and run this again: it continues, unless they changed copied rows"
+                ),
             ) from error
 
     async def _tidy_up(self, name: TopicName) -> None:
@@ -234,8 +236,11 @@ def refuse_differences(compared: Sequence[PartComparison]) -> None:
     if different := [each.part.label for each in compared if not each.is_same]:
         shown = ", ".join(different[:MAX_NAMED]) + (" and others" if len(different) > MAX_NAMED else "")
         raise StoresDiffer(
-            f"{shown}: the target has other rows than the source",
-            hint="one of them was written since it was copied: stop what writes there, and copy into an empty target",
+            f"{shown}: the target's rows differ from the source's",
+            hint=(
+                "one of them was changed after the copy: stop the daemon that writes there, and copy into an empty "
+                "target"
+            ),
         )
 
 
@@ -273,8 +278,8 @@ async def refuse_without_room(source: Store, target: Store, found: Mapping[Part,
         shown = ", ".join(taken[:MAX_NAMED]) + (f" and {len(taken) - MAX_NAMED} more" if len(taken) > MAX_NAMED else "")
         raise StoreUnusable(
             f"the target has topics of the same names: {shown}",
-            hint="name an empty target: another directory, or another prefix of tables. A name that a deleted topic had "
-            "stays taken, so that no id is given twice: `backup restore --as` gives one topic another name",
+            hint="name an empty target: another directory, or another table prefix. The name of a deleted topic "
+            "stays taken, so that no id is assigned twice: `backup restore --as` renames one topic",
         )
     for part in found:
         if part.name == NAMESPACES_NAME:
@@ -295,7 +300,8 @@ async def _refuse_other_namespaces(source: Store, target: Store, part: Part) -> 
             if await source.get(span.table, key) != value:
                 name = key.removeprefix(SYSTEM + NAMESPACE).decode("ascii", "replace").rstrip(":")
                 raise StoreUnusable(
-                    f"namespace {name} has other properties in the target", hint="set them alike on both sides"
+                    f"namespace {name} has other properties in the target",
+                    hint=("set them to the same values on both sides"),
                 )
 
 
@@ -304,8 +310,8 @@ def _refuse_other_service(found: Mapping[Part, Figures]) -> None:
     transactional = [part.label for part, figures in found.items() if part.is_topic and figures.transactional]
     if transactional:
         raise StoreUnusable(
-            f"the target has a transaction service of its own, and {transactional[0]} has messages of transactions that it "
-            "does not know",
+            f"the target has a transaction service of its own, and {transactional[0]} has messages of transactions "
+            "that are unknown to it",
             hint="name an empty target, or wait until those messages have expired",
         )
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 #: Prefix of a file's name until the file is complete.
 NEW_PREFIX = ".new-"
 DAMAGED_HINT = (
-    "keep the daemon stopped, copy the whole directory, look at it with `plainsong store explain`, "
-    "and restore a copy; nothing was changed, and nothing is repaired by itself"
+    "keep the daemon stopped, copy the whole directory, inspect it with `plainsong store explain`, and restore a "
+    "backup; nothing was changed, and nothing is repaired automatically"
 )
 FULL_HINT = "free some space on this file system and start again; nothing is lost"
 READ_ONLY_HINT = "make the directory writable for this user, or name another one with --data-dir"
@@ -267,7 +267,7 @@ def _refuse_foreign(path: Path) -> None:
     if foreign:
         shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
         raise StoreUnusable(
-            f"{path} holds other files ({shown}) and no FORMAT: it is no store of ours",
+            f"{path} holds other files ({shown}) and no FORMAT: it is not a Plainsong store",
             hint="name an empty directory, or one that does not exist yet, with --data-dir",
         )
 
@@ -294,4 +294,4 @@ def _holder(lock: int) -> str:
         serving = f", serving {who['address']}" if who.get("address") else ""
         return f"process {int(who['pid'])} on {who['host']} since {since}{serving}"
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError):
-        return "another process that has not said who it is"
+        return "a process that has not identified itself"

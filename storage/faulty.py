@@ -334,4 +334,4 @@ def _single_rows(memory: MemoryStore, commit: Sequence[Operation]) -> Iterator[O
 
 
 def _failed(op: Op) -> StoreError:
-    return StoreError(f"this {op} was told to fail")
+    return StoreError(f"this {op} was set to fail")

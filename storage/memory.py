@@ -149,7 +149,7 @@ class MemoryStore(SpawnsWrites):
 
     traits = StoreTraits(
         kind="memory",
-        durability="acknowledged messages live in this process's memory: they are lost when it ends, however it ends",
+        durability="acknowledged messages are only in this process's memory: they are lost when it ends",
         max_row_bytes=None,
         whole_commits=True,
     )
@@ -341,4 +341,4 @@ class SharedMemoryStore(MemoryStore):
 
     def _refuse_if_deposed(self, claim: Claim) -> None:
         if self._shared.epochs.get(claim.name) != claim.epoch:
-            raise Deposed(f"topic {claim.name} is not owned in epoch {claim.epoch} any more", happened=False)
+            raise Deposed(f"topic {claim.name} is no longer owned in epoch {claim.epoch}", happened=False)

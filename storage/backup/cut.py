@@ -442,8 +442,8 @@ def _place(after: str | None) -> tuple[str, int]:
         return "metadata", 0
     table, dot, floor = after.partition(".")
     if table not in ("messages", "payloads") or not dot or len(floor) > 40:
-        raise ValueError(f"{after[:60]!r} is no place in a topic")
+        raise ValueError(f"{after[:60]!r} is not a place in a topic")
     at = int(floor, 16)
     if at < 0:
-        raise ValueError(f"{after[:60]!r} is no place in a topic")
+        raise ValueError(f"{after[:60]!r} is not a place in a topic")
     return table, at

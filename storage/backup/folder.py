@@ -131,7 +131,7 @@ class BackupFolder:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if any(each.name != "lock" for each in path.iterdir()):
-                raise StoreUnusable(f"{path} has files and is no folder of backups", hint="name an empty directory")
+                raise StoreUnusable(f"{path} has files and is not a folder of backups", hint="name an empty directory")
             path.chmod(0o700)
             folder._objects.mkdir(exist_ok=True)
             folder._backups.mkdir(exist_ok=True)
@@ -147,7 +147,7 @@ class BackupFolder:
             text = (path / FORMAT_NAME).read_bytes()
         except OSError as error:
             raise StoreUnusable(
-                f"{path} is no folder of backups: it has no FORMAT", hint="`plainsong backup create` makes one"
+                f"{path} is not a folder of backups: it has no FORMAT", hint="`plainsong backup create` makes one"
             ) from error
         try:
             number = json.loads(text)["format"]
@@ -190,7 +190,7 @@ class BackupFolder:
     def put(self, name: str, data: bytes) -> str:
         """Store an object, durably; return the digest of its file. Raises DamagedObject: the name is wrong; OSError."""
         if name_of(data) != name:
-            raise DamagedObject(f"object {name} arrived with other bytes than its name says")
+            raise DamagedObject(f"object {name} arrived with bytes that do not match its name")
         place = self._place(name)
         place.parent.mkdir(exist_ok=True)
         kept = compress(data)
@@ -233,7 +233,7 @@ class BackupFolder:
     def manifest(self, backup_id: str) -> dict[str, Any]:
         """Read and check a manifest. Raises DamagedManifest; StoreUnusable: there is none; StoreTooNew."""
         if not _ID.fullmatch(backup_id):
-            raise StoreUnusable(f"{backup_id!r} is no id of a backup", hint="`plainsong backup list` shows them")
+            raise StoreUnusable(f"{backup_id!r} is not the id of a backup", hint="`plainsong backup list` shows them")
         try:
             text = (self._backups / f"{backup_id}.json").read_bytes()
         except FileNotFoundError as error:

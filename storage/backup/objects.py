@@ -90,7 +90,7 @@ def decompress(kept: bytes, name: str) -> bytes:
     except zlib.error as error:
         raise DamagedObject(f"object {name} cannot be decompressed: {error}") from error
     if not inflating.eof or inflating.unused_data or name_of(data) != name:
-        raise DamagedObject(f"object {name} has other bytes than its name says")
+        raise DamagedObject(f"object {name} has bytes that do not match its name")
     return data
 
 

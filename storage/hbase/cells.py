@@ -137,7 +137,9 @@ class Slots:
                 break
             pair = await self.get(key)
         else:
-            raise StoreError(f"row {key.hex()} of the metadata table is being written by others", hint="try again")
+            raise StoreError(
+                f"row {key.hex()} of the metadata table is being written by other instances", hint="try again"
+            )
         self._remember(key, pair)
 
     async def _swap(self, key: bytes, column: bytes, before: bytes | None, after: bytes) -> bool:

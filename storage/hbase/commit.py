@@ -119,7 +119,8 @@ class CommitWriter:
         largest = max((largest, *(max(map(len, put.values), default=0) for put in batch.rows)))
         if largest > self._max_row_bytes:
             raise StoreError(
-                f"a row of {largest} bytes is over storage.hbase.max_cell_bytes", hint="nothing was written; raise it"
+                f"a row of {largest} bytes exceeds storage.hbase.max_cell_bytes",
+                hint=("nothing was written; raise that setting"),
             )
 
     async def _put_free_cells(
@@ -276,7 +277,7 @@ class RowWriter:
                 stamp := stamp_of(before)
             ):
                 if stamp.epoch <= claim.epoch:
-                    raise StoreError(f"row {packed.key.hex()} was put before with other bytes")
+                    raise StoreError(f"row {packed.key.hex()} was put earlier with other bytes")
                 raise Deposed(f"row {packed.key.hex()} of {name.decode()} was put in epoch {stamp.epoch}")
 
 

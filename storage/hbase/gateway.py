@@ -145,7 +145,7 @@ class Gateway:
             tls = "" if isinstance(self._stream, trio.SSLStream) else ": does it want TLS (storage.hbase.tls)?"
             raise OSError(f"it closed the connection{tls}")
         if not (await self._frame()).startswith(GREETED):
-            raise OutOfStep("what answers is no Thrift gateway")
+            raise OutOfStep("the server is not a Thrift gateway")
 
     async def _frame(self) -> bytes:
         (size,) = _SIZE.unpack(await self._exactly(_SIZE.size))
@@ -218,11 +218,11 @@ async def connect(address: Address, tls: Callable[[], ssl.SSLContext] | None) ->
 
 def _tls_failure(cause: BaseException | None) -> str:
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"its certificate is not good: {cause.verify_message}"
+        return f"its certificate is not valid: {cause.verify_message}"
     ended = isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError)  # which of them depends on Python's version
     if ended or not isinstance(cause, ssl.SSLError):
-        return "it closed the connection where TLS begins: does it speak TLS?"
-    return f"no TLS: {(cause.reason or str(cause)).replace('_', ' ').lower()}"
+        return "it closed the connection at the TLS handshake: does it use TLS?"
+    return f"TLS failed: {(cause.reason or str(cause)).replace('_', ' ').lower()}"
 
 
 class TrioClient:

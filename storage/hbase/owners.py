@@ -77,7 +77,7 @@ class Owners:
                     return Claim(name, epoch)
                 self._kinds[prefix] = recorded
                 return Claim(name, epoch, lacks=layout.ALL_KINDS - recorded)
-        raise StoreError(f"topic {name} is being claimed by many instances", hint="try again")
+        raise StoreError(f"topic {name} is being claimed by many instances at once", hint="try again")
 
     async def _keep_fence(self, prefix: bytes, head: Head) -> None:
         """Copy what the head is about to drop to a fence, which is right whichever instance claims next."""
@@ -207,7 +207,7 @@ def encode_epoch(epoch: int) -> bytes:
 
 
 def _deposed(claim: Claim, *, happened: Literal[False] | None = False) -> Deposed:
-    return Deposed(f"topic {claim.name} is not owned in epoch {claim.epoch} any more", happened=happened)
+    return Deposed(f"topic {claim.name} is no longer owned in epoch {claim.epoch}", happened=happened)
 
 
 def _cell(head: Head) -> bytes | None:

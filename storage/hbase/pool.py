@@ -148,7 +148,7 @@ class Pool:
                         entered.append(bound)
             except trio.TooSlowError:
                 raise NoConnectionFree(
-                    f"no connection to HBase was free in {wait_s:g} s",
+                    f"no connection to HBase became free in {wait_s:g} s",
                     hint="raise storage.hbase.max_connections, or find out why HBase answers slowly",
                 ) from None
             yield

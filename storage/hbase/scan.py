@@ -128,7 +128,10 @@ async def _next_page(scanner: _Scanner, size: _PageSize, left: ScanRange, attemp
             where = f"last row before {left.stop.hex()}" if left.reverse else f"first row from {left.start.hex()} on"
             raise StoreError(
                 f"the {where} of HBase's table {left.table.decode()} cannot be read: {error}",
-                hint="look for it in hbase shell: perhaps another program wrote it, or storage.hbase.max_cell_bytes is too high",
+                hint=(
+                    "inspect it in hbase shell: perhaps another program wrote it, or storage.hbase.max_cell_bytes "
+                    "is too high"
+                ),
             ) from error
         size.failed()  # even if the connection broke: the gateway may have run out of memory
         raise

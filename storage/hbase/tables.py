@@ -81,7 +81,7 @@ async def _check_gateway(address: Address, tls: Callable[[], ssl.SSLContext] | N
     except BROKEN_CONNECTION as error:
         await _is_there(address, tls)
         raise StoreUnusable(
-            f"the Thrift gateway at {_named(address)} does not take frames of {least} MiB",
+            f"the Thrift gateway at {_named(address)} does not accept frames of {least} MiB",
             hint=f"set its hbase.regionserver.thrift.framed.max_frame_size_in_mb to {least} or more, "
             "or lower storage.hbase.max_cell_bytes",
         ) from error
@@ -182,8 +182,8 @@ class Tables:
         if used and (lost := set(self._names.values()) - set(await self._there(pool))):
             raise StoreUnusable(
                 f"HBase has rows in table {used[0].decode()}, and no table {min(lost).decode()}",
-                hint="it was lost, and messages with it: look for a snapshot of it; hbase shell -n etc/hbase/tables.rb "
-                "makes an empty one",
+                hint="it was lost, and messages with it: look for a snapshot of it; hbase shell -n "
+                "etc/hbase/tables.rb creates an empty one",
             )
 
     async def _there(self, pool: Pool) -> list[bytes]:
@@ -191,7 +191,7 @@ class Tables:
             return list(await pool.call("getTableNames"))
         except GatewayRefused as error:
             raise StoreUnusable(
-                f"the gateway does not tell which tables there are: {error.detail}",
+                f"the gateway does not list its tables: {error.detail}",
                 hint="it has to be HBase's Thrift 1 gateway: hbase thrift start -f, not thrift2",
             ) from error
 
@@ -202,7 +202,7 @@ class Tables:
                     await _create_through(gateway, name)
         except (*BROKEN_CONNECTION, trio.TooSlowError) as error:
             why = str(error) or "no answer in time"
-            raise StoreUnusable(f"HBase does not make table {name.decode()}: {why}", hint="start again") from error
+            raise StoreUnusable(f"HBase does not create table {name.decode()}: {why}", hint="start again") from error
 
 
 async def _wait_until_enabled(pool: Pool, names: Sequence[bytes]) -> None:
@@ -231,8 +231,8 @@ async def _create_through(gateway: Gateway, name: bytes) -> None:
         if "TableExistsException" in refusal_text(error):
             return  # the same, detected later
         raise StoreUnusable(
-            f"HBase does not make table {name.decode()}: {refusal_text(error)}",
-            hint="make it by hand: hbase shell -n etc/hbase/tables.rb",
+            f"HBase does not create table {name.decode()}: {refusal_text(error)}",
+            hint="create it by hand: hbase shell -n etc/hbase/tables.rb",
         ) from error
 
 
@@ -241,4 +241,4 @@ def _hint(there: set[bytes]) -> str:
     ending = NAMES[Table.METADATA].encode()
     prefixes = sorted(name[: -len(ending)].decode() for name in there if name.endswith(ending))
     others = f"; there are tables with storage.hbase.table_prefix {', '.join(map(repr, prefixes))}" if prefixes else ""
-    return f"make it: hbase shell -n etc/hbase/tables.rb{others}"
+    return f"create it: hbase shell -n etc/hbase/tables.rb{others}"

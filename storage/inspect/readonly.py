@@ -76,7 +76,7 @@ def _open_leniently(directory: Path, copy: Path, complaint: str) -> LevelDBTable
     except OSError as error:
         raise opening_failed(error, directory) from error
     except StoreUnusable as error:
-        raise StoreDamaged(f"{complaint}; not even a part of it can be read", hint=error.hint) from error
+        raise StoreDamaged(f"{complaint}; no part of it can be read", hint=error.hint) from error
 
 
 @contextmanager
@@ -84,7 +84,9 @@ def _copy(directory: Path) -> Iterator[Path]:
     """Copy the store next to ``directory`` or into the temporary folder, under a lock that keeps daemons out."""
     try:
         if read_format(directory) is None:
-            raise StoreUnusable(f"{directory} is no store: it has no FORMAT", hint="name the daemon's data directory")
+            raise StoreUnusable(
+                f"{directory} is not a store: it has no FORMAT", hint="name the daemon's data directory"
+            )
         lock = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
         try:
             take_lock(lock, directory, fcntl.LOCK_SH)

@@ -139,7 +139,7 @@ class Committer:
           StoreError: the tables must be reopened.
         """
         if self.failed:
-            raise StoreError("a write failed before, and the store was not opened again")
+            raise StoreError("a write failed before, and the store has not been reopened")
         self._next.look()
         refused = self._refused()
         if refused is not None:

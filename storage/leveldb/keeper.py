@@ -212,7 +212,7 @@ class Keeper:
           OSError: the list is unchanged.
         """
         if self._list_unknown:
-            raise StoreError("the volume list may not have been saved; the store must be opened again")
+            raise StoreError("the volume list may not have been saved; the store must be reopened")
         try:
             write_list(
                 self._directory,
@@ -258,7 +258,7 @@ class Keeper:
             # The list has changed and the set has not: nothing may be written before the store is reopened.
             raise StoreError(error.detail, hint=error.hint) from error
         if operation.number is None:
-            raise StoreError("volumes were replaced that are not in the set")
+            raise StoreError("replaced volumes are not in the set")
         for volume in sources:
             self._replaced[volume] = target
             self.touched.discard(volume)

@@ -168,7 +168,7 @@ class KeeperThread:
             if error is not None:
                 return running.work.throw(error)
             if self.leaving and not resumed:
-                return running.work.throw(Stopped("the store is being closed or opened again", hint="try again"))
+                return running.work.throw(Stopped("the store is being closed or reopened", hint="try again"))
             return next(running.work)
 
         try:

@@ -105,7 +105,7 @@ def _lost_by_a_race(directory: Path, listed: Sequence[Listed], options: LevelDBO
         if volume.is_empty and not volume.journal_last:
             continue
         log.warning(
-            "a volume that the list had lost is part of the store again: messages in it were acknowledged",
+            "a volume missing from the list was added again: it has acknowledged messages",
             extra={"volume": path.name, "rows": volume.rows, "journal": volume.journal_last},
         )
         return Volume(volume.number, path, volume.shape)

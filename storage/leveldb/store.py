@@ -189,7 +189,7 @@ class LevelDBStore:
         assert completed is not None  # given with the commit
         if error is not None:
             if done.is_rest and isinstance(error, NothingWritten):
-                completed(StoreError(f"in the middle of a rollback: {error.detail}", hint=error.hint))
+                completed(StoreError(f"during a rollback: {error.detail}", hint=error.hint))
             else:
                 completed(own_error(error))
         elif done.rest:
@@ -387,7 +387,7 @@ class LevelDBStore:
         self._refuse_if_closed()
         tables = self._db
         if self._broken or tables is None:
-            raise NothingWritten("a write failed before, and the store was not opened again", hint="send it again")
+            raise NothingWritten("a write failed before, and the store has not been reopened", hint="send it again")
         failed = tables.failed
         if failed is not None:
             self._broken = True
@@ -444,7 +444,7 @@ class LevelDBStore:
         self._refuse_if_closed()
         tables = self._db
         if tables is None:
-            raise StoreError("the store could not be opened again", hint="claim the topic again")
+            raise StoreError("the store could not be reopened", hint="claim the topic again")
         return tables
 
     def loop_runs(self) -> bool:
@@ -488,9 +488,9 @@ class LevelDBStore:
             try:
                 self._db = await trio.to_thread.run_sync(self._opened)
             except StoreUnusable as error:
-                log.error("the store cannot be opened again", extra={"why": error.detail})
+                log.error("the store cannot be reopened", extra={"why": error.detail})
                 detail = without_folders(error.detail)
-                raise StoreError(f"the store cannot be opened again: {detail}", hint=error.hint) from error
+                raise StoreError(f"the store cannot be reopened: {detail}", hint=error.hint) from error
             self._broken = self._shows_undurable = False
 
     def _refuse_if_closed(self) -> None:

@@ -181,7 +181,7 @@ class LevelDBTables:
                 self.metadata.checkpoint()
                 self.sets.current.newest.write_index()
             except (StoreError, OSError) as error:
-                log.warning("the next start reads the newest volume through", extra={"why": str(error)})
+                log.warning("the next start reads the whole newest volume", extra={"why": str(error)})
         for view in self.sets.current.views:
             view.close()
         self.databases.close()
@@ -279,7 +279,7 @@ class LevelDBTables:
                             return
                         between()
                         if self.leaving:
-                            raise StoreError("the store was closed or opened again during a scan", hint="ask again")
+                            raise StoreError("the store was closed or reopened during a scan", hint="ask again")
                         _give_way(loop_runs, PATIENCE * (time.perf_counter() - began_s))
 
     def _first_messages(self, start: bytes, stop: bytes, max_bytes: int, row_bytes: int) -> list[Row]:

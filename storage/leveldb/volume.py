@@ -360,7 +360,7 @@ class Volume:
                 yield from look(database, table, found)
             except FOREIGN as error:
                 # Assume every key, so that a reader that needs the damaged block, and only that, gets the error.
-                call_failed(error, "reading a volume through")
+                call_failed(error, "reading a whole volume")
                 found = {b"": Extent(self, b"", b"\xff" * 64, 1, self.size, self.size)}
                 self.is_unread = True
             if self.shape.packed and table is PACKED_TABLE:
@@ -484,7 +484,7 @@ def check_log(log: Path, size: int, checksum: int | None) -> None:
     except FileNotFoundError:
         return  # its rows are in a table by now; ``check_files`` finds out if LevelDB needs the log
     if found < size:
-        detail = f"{log} has {found} bytes and had {size} when it was closed: commits are missing"
+        detail = f"{log} has {found} bytes but had {size} when it was closed: commits are missing"
     else:
         detail = f"{log} has changed since it was closed: commits in it are damaged or missing"
     raise StoreDamaged(detail, hint=DAMAGED_HINT)

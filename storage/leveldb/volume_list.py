@@ -59,7 +59,7 @@ def read_list(directory: Path) -> list[Listed] | None:
     try:
         check, _, content = raw.partition(b"\n")
         if int(check, 16) != zlib.crc32(content):
-            raise ValueError("its checksum is another")
+            raise ValueError("its checksum is wrong")
         found = [
             Listed(each["number"], each["folder"], each.get("large", False), each.get("packed", False))
             for each in json.loads(content)

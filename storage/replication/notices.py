@@ -83,7 +83,7 @@ def _parsed(data: bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise DamagedLog(f"the {what} is no JSON object: {data[:40]!r}")
+        raise DamagedLog(f"the {what} is not a JSON object: {data[:40]!r}")
     return found
 
 

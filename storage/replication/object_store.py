@@ -101,7 +101,7 @@ class ObjectStore:
                 )
         except (OSError, BaseError) as error:
             raise StoreUnusable(f"{url} cannot be used: {_kind(error)}") from error
-        raise StoreUnusable(f"{url} is no object store", hint="s3://bucket/prefix or file:/path")
+        raise StoreUnusable(f"{url} is not an object store", hint="s3://bucket/prefix or file:/path")
 
     async def get(self, name: str) -> Fetched | None:
         """Read an object; None if it does not exist. Raises StoreError."""

@@ -106,7 +106,7 @@ class ReignOver(StorageFailed):
 class BucketWentBack(StorageFailed):
     """The object store lacks what this directory knows to have been there."""
 
-    title = "The commit log has lost its end"
+    title = "The commit log is truncated"
 
 
 class NumberReused(StorageFailed):

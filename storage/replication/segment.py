@@ -137,7 +137,7 @@ def encode_segment(segment: Segment) -> bytes:
 def decode_segment(data: bytes) -> Segment:
     """Decode and check a segment. Raises DamagedLog."""
     if len(data) < _HEAD.size + _LENGTH.size or not is_segment(data):
-        raise DamagedLog(f"{len(data)} bytes are no segment")
+        raise DamagedLog(f"{len(data)} bytes are not a segment")
     _, form, mode, epoch, number, run, first, last, first_ms, last_ms, before, size = _HEAD.unpack_from(data)
     if form > FORMAT:
         raise DamagedLog(f"a segment has format {form}; this version reads {FORMAT}", hint="use a newer plainsong")

@@ -205,4 +205,4 @@ def test_a_notification_that_raises_keeps_no_other_caller_from_its_answer(caplog
     second.on_settled(told.append)
     settle_all([(first, 1), (second, 2)])
     assert told == [2]
-    assert "an answer could not be given" in caplog.text
+    assert "an answer could not be delivered" in caplog.text

@@ -242,7 +242,7 @@ def test_a_full_disk_keeps_the_rows_where_they_are_and_the_scrub_goes_on(tmp_pat
         rest = fill(disk / "data")
         assert scrubbed(daemon)["findings"] == [damaged.finding]
         assert not (disk / "data/scrub.json").exists()
-        daemon.wait_for_line("the scrub's report is not kept")
+        daemon.wait_for_line("the scrub's report was not saved")
         refused = set_aside(daemon, damaged.stretch)
         assert (refused.status, refused.json()["outcome"]) == (503, "not-applied"), refused
 

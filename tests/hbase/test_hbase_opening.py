@@ -90,7 +90,7 @@ async def test_a_gateway_whose_frames_are_too_small_is_refused_before_a_message_
         site.read_text().replace("max_frame_size_in_mb</name><value>64<", "max_frame_size_in_mb</name><value>2<")
     )
     error = await refused([gateway("-f", configured=tmp_path)])
-    assert "does not take frames of 19 MiB" in error.detail
+    assert "does not accept frames of 19 MiB" in error.detail
     assert "max_frame_size_in_mb" in error.hint
 
 
@@ -126,7 +126,7 @@ async def test_a_gateway_that_ends_while_a_large_frame_is_sent_is_one_that_is_no
         error = await refused([address], QUICK)
         nursery.cancel_scope.cancel()
     assert "no Thrift gateway of HBase answers" in error.detail
-    assert "does not take frames" not in error.detail
+    assert "does not accept frames" not in error.detail
 
 
 async def test_a_table_that_is_missing_names_the_script_and_the_prefixes_there_are(hbase, store):

@@ -90,7 +90,7 @@ def find_none_free(store, wanted) -> None:
     async def busy(name: str, *args: object):
         if wanted(name, args):
             store._pool.call_counting = ask
-            raise NoConnectionFree("no connection to HBase was free in 20 s")
+            raise NoConnectionFree("no connection to HBase became free in 20 s")
         return await ask(name, *args)
 
     store._pool.call_counting = busy
@@ -100,7 +100,7 @@ def find_none_free(store, wanted) -> None:
 async def test_a_commit_for_which_no_connection_became_free_did_not_happen(store, table):
     claim = await store.claim(NAME)
     find_none_free(store, puts_to(table))
-    with pytest.raises(NothingWritten, match="no connection to HBase was free"):
+    with pytest.raises(NothingWritten, match="no connection to HBase became free"):
         await store.write(M, claim=claim)
     await store.claim(NAME)
     assert await values(store) == []
@@ -117,7 +117,7 @@ async def test_a_commit_whose_first_part_happened_is_unknown_if_no_connection_is
 
     find_none_free(store, moves_again)
     rollback = RollBack(M[0].prefix, M[0].prefix + b"\xff", 7)
-    with pytest.raises(StoreError, match="no connection to HBase was free") as caught:
+    with pytest.raises(StoreError, match="no connection to HBase became free") as caught:
         await store.write([*M, rollback, put_one(METADATA, KEY, b"behind")], claim=claim)
     assert not isinstance(caught.value, NothingWritten)
     await store.claim(NAME)
@@ -136,7 +136,7 @@ async def test_a_commit_is_unknown_if_no_connection_is_free_to_look_what_became_
         return answer
 
     store._pool.call_counting = then_busy
-    with pytest.raises(StoreError, match="no connection to HBase was free") as caught:
+    with pytest.raises(StoreError, match="no connection to HBase became free") as caught:
         await store.write(M, claim=claim)
     assert not isinstance(caught.value, NothingWritten)
     assert await values(others[0]) == [b"m"]

@@ -174,7 +174,7 @@ async def test_a_row_that_counts_is_replaced_by_nobody(store, others):
     claim = await store.claim(NAME)
     await store.write([rows(MESSAGE, b"acknowledged", 1)], claim=claim)
     claim = await others[0].claim(NAME)
-    with pytest.raises(StoreError, match="put before with other bytes"):
+    with pytest.raises(StoreError, match="put earlier with other bytes"):
         await others[0].write([rows(MESSAGE, b"other", 1)], claim=claim)
     await others[0].claim(NAME)
     assert await values(others[0]) == [b"acknowledged"]

@@ -78,7 +78,7 @@ async def test_all_that_a_store_does_goes_through_tls(hbase, proxy, authority):
 async def test_a_gateway_of_another_authority_is_refused_and_is_sent_nothing(hbase, proxy, tmp_path):
     stranger = Authority(tmp_path, "stranger")
     said = await refused(proxy.address, trusting(stranger, options=QUICK))
-    assert "its certificate is not good: " in said
+    assert "its certificate is not valid: " in said
     assert "self-signed certificate in certificate chain" in said
     assert proxy.passed == 0
 
@@ -86,7 +86,7 @@ async def test_a_gateway_of_another_authority_is_refused_and_is_sent_nothing(hba
 async def test_a_certificate_of_another_machine_is_refused(hbase, authority):
     with TlsProxy(hbase.address, authority.issue("elsewhere", "other.example", addresses=["127.0.0.9"])) as proxy:
         said = await refused(proxy.address, trusting(authority, options=QUICK))
-    assert "its certificate is not good: " in said
+    assert "its certificate is not valid: " in said
     assert "127.0.0.1" in said
 
 

@@ -212,7 +212,7 @@ class StoreWorld(World):
                 return await self.store.claim(name)
             except StoreError as error:
                 self._allow(error, "a claim")
-        raise Wrong("the store cannot be opened again on a disk that is well")
+        raise Wrong("the store cannot be reopened on a disk that is well")
 
     async def _settle(self, prefix: bytes) -> None:
         """Replace unknown outcomes by the present rows: the topic is claimed and has no commit in progress."""

@@ -196,7 +196,7 @@ class OwnDiskStore(DiskStore):
 
     async def _write_group(self, group: Sequence[Queued]) -> list[PlainsongError | None]:
         if self._broken:
-            return [NothingWritten("a write failed before, and the store was not opened again")] * len(group)
+            return [NothingWritten("a write failed before, and the store has not been reopened")] * len(group)
         # Whatever happens to the process now happens before or after the group is on the disk.
         await self._reach(self.weather.write_s / 2)
         failed = self._fail_or_apply(group)
@@ -354,7 +354,7 @@ class SharedDiskStore(DiskStore):
 
     def _refuse_if_deposed(self, claim: Claim) -> None:
         if self.disk.epochs.get(claim.name) != claim.epoch:
-            raise Deposed(f"topic {claim.name} is not owned in epoch {claim.epoch} any more", happened=False)
+            raise Deposed(f"topic {claim.name} is no longer owned in epoch {claim.epoch}", happened=False)
 
 
 class ChangingView(MemoryView):

@@ -40,7 +40,7 @@ def test_only_its_owner_may_look_into_a_folder(folder):
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"")
-    with pytest.raises(StoreUnusable, match="is no folder of backups"):
+    with pytest.raises(StoreUnusable, match="is not a folder of backups"):
         BackupFolder.make(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["photo.jpg"]
 

@@ -145,7 +145,7 @@ async def test_a_call_that_broke_off_before_it_waited_in_vain_is_not_said_to_hav
             await trio.sleep(10 * TIMEOUT_S)
 
     async def write() -> None:
-        with pytest.raises(StoreError, match="no connection to HBase was free") as caught:
+        with pytest.raises(StoreError, match="no connection to HBase became free") as caught:
             await pool.call("mutateRow")
         assert not isinstance(caught.value, NoConnectionFree)
         nursery.cancel_scope.cancel()

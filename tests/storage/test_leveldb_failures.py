@@ -605,7 +605,7 @@ async def test_a_store_that_cannot_be_opened_again_is_reported_without_folders(s
     await fill(store, 40)
     store._db.keeper.thread.failed = StoreError("the disk says no")
     (tmp_path / "data" / "volumes" / "00000001").rename(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="cannot be opened again") as caught:
+    with pytest.raises(StoreError, match="cannot be reopened") as caught:
         await store.claim(NAME)
     assert "00000001" in caught.value.detail
     assert "/" not in caught.value.detail

@@ -55,7 +55,7 @@ async def test_while_the_disk_stays_full_a_claim_says_so_and_succeeds_when_there
             claim = await store.claim(NAME)
             with pytest.raises(StoreError):
                 await store.write([numbered(1, b"x", bytes(1 << 20))], claim=claim)
-            with pytest.raises(StoreError, match="cannot be opened again"):
+            with pytest.raises(StoreError, match="cannot be reopened"):
                 await store.claim(NAME)
             with pytest.raises(StoreError):
                 await store.get(MESSAGE, b"k")
@@ -78,7 +78,7 @@ async def test_a_claim_waits_for_the_readers_inside_who_are_told_to_ask_again(st
         return True
 
     async def read() -> None:
-        with pytest.raises(StoreError, match="opened again"):
+        with pytest.raises(StoreError, match="reopened"):
             await store.scan(MESSAGE, b"", LAST, feed, first_chunk=1)
 
     async def claim_again() -> None:

@@ -62,7 +62,7 @@ class BackgroundThread:
                 self._lower_priority(*unknown)
         except OSError as error:
             self._is_over = True
-            log.debug("LevelDB's thread does not give way", extra={"why": str(error)})
+            log.debug("LevelDB's thread does not yield", extra={"why": str(error)})
 
 
 #: The instance of this process.

@@ -207,7 +207,7 @@ def _opened(path: Path, shape: Shape, *, create: bool, check: bool) -> Any:
         if not torn:
             raise
         log.warning(
-            "a record that a power cut or a kill has torn was left out: it was not acknowledged",
+            "a record torn by a power cut or a kill was skipped: it had not been acknowledged",
             extra={"files": [str(file) for file, _ in torn], "at": [at for _, at in torn], "why": damaged.detail},
         )
         return attempt(path)
@@ -292,7 +292,7 @@ class Database(Readable):
         """
         if self._failed_write:
             # The log may end in a torn record: later records would be lost, or make the log damaged.
-            raise StoreError(f"a write failed before, and the database was not opened again: {self._failed_write}")
+            raise StoreError(f"a write failed before, and the database has not been reopened: {self._failed_write}")
         self._log.begins()
         try:
             return _GuardedBatch(self, self._db.write_batch(transaction=True, sync=sync))

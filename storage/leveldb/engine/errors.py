@@ -18,11 +18,11 @@ _FOLDERS = re.compile(r"/(?:[^/:]+/)+")
 FOREIGN = (plyvel.Error, OSError, RuntimeError, MemoryError)
 #: Text in LevelDB's message → hint. The first match counts.
 _RUNNING: tuple[tuple[str, str], ...] = (
-    ("No space left", "free some space; the store opens itself again"),
-    ("Disk quota exceeded", "raise the quota; the store opens itself again"),
+    ("No space left", "free some space; the store then reopens by itself"),
+    ("Disk quota exceeded", "raise the quota; the store then reopens by itself"),
     ("Corruption", DAMAGED_HINT),
     ("No such file", "a file of the store is missing: put it back from a copy, or restore a backup"),
-    ("Input/output error", "the disk fails: see the kernel's log, and have a copy ready"),
+    ("Input/output error", "the disk is failing: check the kernel's log, and have a copy ready"),
 )
 #: Texts in LevelDB's messages about an unreadable block or table, next to which other rows can be read.
 _UNREADABLE = ("Corruption", "Input/output error", "No such file")

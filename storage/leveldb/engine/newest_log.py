@@ -119,7 +119,7 @@ class NewestLog:
                 # LevelDB has just removed the log, or the file system cannot extend it: commits are only slower.
                 self._length = self._end + self._step_bytes
                 if not self._refused:
-                    log.info("a log was not made longer ahead of commits", extra={"why": str(error)})
+                    log.info("a log was not extended ahead of commits", extra={"why": str(error)})
                 self._refused = True
         elif self._end > self._zeroed and size < SMALL_BYTES and self.is_known and not self._refused:
             self._write_zeros(begin)

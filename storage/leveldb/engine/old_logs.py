@@ -77,7 +77,7 @@ class OldLogs:
         try:
             file = _file_of(os.fstat(descriptor))
         except OSError as error:
-            log.debug("an old log was not looked at", extra={"why": str(error)})
+            log.debug("an old log was not checked", extra={"why": str(error)})
             close_quietly(descriptor)
             return
         with self._lock:
@@ -134,7 +134,7 @@ class OldLogs:
                 for _ in shrunk(held.descriptor, about.st_size):
                     self._pause()
         except OSError as error:
-            log.debug("an old log is closed unshortened", extra={"why": str(error)})
+            log.debug("an old log was closed without being shortened", extra={"why": str(error)})
         close_quietly(held.descriptor)
         with self._lock:
             self._files.discard(held.file)
