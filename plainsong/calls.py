@@ -547,7 +547,7 @@ def _page_of_many(origin: Origin, fields: Mapping[str, Any]) -> Page[Any] | Plai
     if "error" in fields:
         return problem_error(fields["error"])
     if fields["end"] not in _ENDS:
-        raise MalformedBody("a page that ends in no known way")
+        raise MalformedBody("a page with an unknown end")
     messages = [
         Message(origin, bytes.fromhex(each["id"]), _payload(each["payload"]), 0, each.get("attributes") or {})
         for each in fields["messages"]
@@ -617,7 +617,7 @@ def _seen(fields: Mapping[str, Any]) -> Seen:
 
 def _rows(count: int | None) -> str:
     if count is None:
-        return "rows, some of which cannot be read,"
+        return "rows, some of them unreadable,"
     return "1 row" if count == 1 else f"{count} rows"
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.topic.verify import Verification, Verifier
 
-_HINT = "a head is what `plainsong topic head TOPIC --json` prints"
+_HINT = "give the output of `plainsong topic head TOPIC --json`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class ChainHead:
             )
             is_head = len(bytes.fromhex(head.id)) == ID_BYTES and len(bytes.fromhex(head.hash)) == 32
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InvalidParameter(f"this is no head of a chain: {error!r}", hint=_HINT) from None
+            raise InvalidParameter(f"this is not the head of a chain: {error!r}", hint=_HINT) from None
         if not is_head:
-            raise InvalidParameter("this is no head of a chain: its id or its hash has another length", hint=_HINT)
+            raise InvalidParameter("this is not the head of a chain: its id or its hash has another length", hint=_HINT)
         return head
 
     @classmethod
@@ -64,7 +64,7 @@ class ChainHead:
         try:
             return cls.of(json.loads(text))
         except ValueError:
-            raise InvalidParameter("this is no head of a chain: it is no JSON", hint=_HINT) from None
+            raise InvalidParameter("this is not the head of a chain: it is no JSON", hint=_HINT) from None
 
     def shown(self) -> dict[str, Any]:
         """As the daemon writes it."""
@@ -177,11 +177,13 @@ class Verifying:
         try:
             self._take(page)
         except (KeyError, TypeError, ValueError, binascii.Error) as error:
-            raise MalformedBody(f"the daemon's answer is no page of a chain: {error!r}") from error
+            raise MalformedBody(f"the daemon's answer is not a page of a chain: {error!r}") from error
 
     def _take(self, page: Mapping[str, Any]) -> None:
         if page["head"]["generation"] != self._head.generation:
-            raise GenerationChanged(f"topic {self._head.topic} was created anew meanwhile", hint="verify it again")
+            raise GenerationChanged(
+                f"topic {self._head.topic} was created again during the verification", hint="verify it again"
+            )
         entries = [(_position(each["id"]), b64decode(each["base64"])) for each in page["entries"]]
         self._undecided = set(map(int, page["undecided"]))
         if self._stage == "verify":

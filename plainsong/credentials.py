@@ -74,7 +74,7 @@ class Credentials:
             if not self.may_go_to(url):
                 raise InvalidParameter(
                     f"the token would be sent to {url} unencrypted",
-                    hint="use https://, or say insecure=True (--insecure) where nobody can listen",
+                    hint="use https://, or insecure=True (--insecure) on a network without eavesdroppers",
                 )
 
     def may_go_to(self, url: str) -> bool:

@@ -205,7 +205,7 @@ class ConnectionLost(PlainsongError):
     """The connection broke after the first byte of the request and before the complete answer: unknown."""
 
     code = "connection_lost"
-    title = "The connection broke before the answer came"
+    title = "The connection broke before the answer arrived"
     outcome: Outcome = "unknown"
 
 
@@ -213,7 +213,7 @@ class DeadlineExceeded(PlainsongError):
     """A request or call passed its time limit. ``outcome`` is ``not-applied`` if no attempt can have taken effect, else ``unknown``."""
 
     code = "deadline_exceeded"
-    title = "The time is over"
+    title = "The call timed out"
 
     def __init__(self, detail: str = "", *, outcome: Outcome = "not-applied", hint: str = "") -> None:
         super().__init__(detail, hint=hint)
@@ -224,7 +224,7 @@ class UnexpectedAnswer(PlainsongError):
     """The answer is not one of this version's daemon: a proxy's page, a redirect, a body that does not decode."""
 
     code = "unexpected_answer"
-    title = "This is no answer of ours"
+    title = "This is not an answer of Plainsong"
     outcome: Outcome = "unknown"
 
 
@@ -236,7 +236,7 @@ class NotSent(PlainsongError):
     """
 
     code = "not_sent"
-    title = "Not everything was sent"
+    title = "Some messages were not sent"
 
     def __init__(self, unsent: int, unknown: int, causes: Iterable[PlainsongError] = ()) -> None:
         details: dict[str, PlainsongError] = {}
@@ -248,9 +248,9 @@ class NotSent(PlainsongError):
             more = f", and {others} other error{'s' * (others > 1)}" if others else ""
             detail += f": {next(iter(details))}{more}"
         first = next(iter(details.values()), None)
-        hint = "their futures say which"
+        hint = "their futures tell which"
         if first is None or unknown:
-            hint += "; give close a longer timeout_s"
+            hint += "; pass a longer timeout_s to close"
         super().__init__(detail, hint=first.hint if first is not None and first.hint else hint)
         self.unsent = unsent
         self.unknown = unknown
@@ -289,7 +289,7 @@ class MessageDropped(PlainsongError):
     """The publisher gave the message up. ``outcome`` says whether it may have been published nevertheless."""
 
     code = "message_dropped"
-    title = "The message was given up"
+    title = "The message was dropped"
 
     def __init__(self, detail: str = "", *, outcome: Outcome = "not-applied", hint: str = "") -> None:
         super().__init__(detail, hint=hint)
@@ -300,14 +300,14 @@ class PositionNotSaved(PlainsongError):
     """A position could not be loaded or saved. Messages read since the last save will be delivered again."""
 
     code = "position_not_saved"
-    title = "The position cannot be kept"
+    title = "The position cannot be loaded or saved"
 
 
 class NotEncodable(PlainsongError):
     """The serializer cannot encode a value: nothing happened. ``__cause__`` is the serializer's error."""
 
     code = "not_encodable"
-    title = "This value cannot be written"
+    title = "This value cannot be serialized"
 
 
 class Closed(PlainsongError):
@@ -347,7 +347,7 @@ class TransactionInDoubt(PlainsongError):
     """
 
     code = "transaction_in_doubt"
-    title = "Nobody knows whether the transaction was committed"
+    title = "It is not known whether the transaction was committed"
     outcome: Outcome = "unknown"
 
     def __init__(self, detail: str = "", *, hint: str = "", transaction_id: int = 0) -> None:
@@ -366,20 +366,20 @@ class TransactionInProgress(PlainsongError):
     """A transaction is already under way here; transactions do not nest. Nothing happened."""
 
     code = "transaction_in_progress"
-    title = "A transaction is under way here"
+    title = "A transaction is already in progress here"
 
 
 class NoTransaction(PlainsongError):
     """No transaction is under way, or it has ended. Nothing happened."""
 
     code = "no_transaction"
-    title = "There is no transaction under way"
+    title = "There is no transaction in progress"
 
 
 class SequenceIdsMixed(InvalidSequenceIds, ValueError):
     """Some messages of one producer have sequence ids and some have none. Nothing happened."""
 
-    title = "All messages have sequence ids, or none"
+    title = "Give all messages sequence ids, or none"
 
 
 class ProducerStopped(PlainsongError):
@@ -395,13 +395,13 @@ class ProducerStopped(PlainsongError):
 class MaxTransactionSizeExceeded(TransactionTooLarge):
     """This write would pass the size limit of the lightweight transaction, which stays open without it."""
 
-    title = "A lightweight transaction may not be as large"
+    title = "The lightweight transaction is too large"
 
 
 class TransactionOutcomeUnknown(OutcomeUnknown):
     """The daemon no longer knows whether a lightweight transaction was stored. The client did not send it again."""
 
-    title = "Nobody knows whether this transaction took"
+    title = "It is not known whether this transaction was published"
 
 
 # A traceback names a class by the module that users import it from.

@@ -33,10 +33,10 @@ LightweightState = Literal["open", "committing", "committed", "aborted", "unknow
 def check_size(messages: int, size: int) -> None:
     """Raises MaxTransactionSizeExceeded beyond the limits of one atomic request."""
     if messages > MAX_MESSAGES:
-        raise MaxTransactionSizeExceeded(f"there are {messages} messages", hint=f"at most {MAX_MESSAGES} go together")
+        raise MaxTransactionSizeExceeded(f"there are {messages} messages", hint=f"the maximum is {MAX_MESSAGES}")
     if size > MAX_BYTES:
         raise MaxTransactionSizeExceeded(
-            f"the messages have {size} bytes", hint=f"at most {MAX_BYTES} serialized bytes go together"
+            f"the messages have {size} bytes", hint=f"the maximum is {MAX_BYTES} serialized bytes"
         )
 
 
@@ -86,11 +86,11 @@ class Lightweight:
         """
         self.check_open(now_s)
         if value is None or (isinstance(value, Outgoing) and value.value is None):
-            raise InvalidParameter("None is no message", hint="write bytes, or what the serializer takes")
+            raise InvalidParameter("None is not a message", hint="write bytes, or a value that the serializer accepts")
         request = outgoing_request([value], self._serializer, ttl_s, numbered=True)
         attributes = dict(request.attributes[0]) if request.attributes else {}
         if attributes.setdefault("routingKey", self.routing_key) != self.routing_key:
-            raise InvalidParameter("the message has another routing key", hint="one transaction, one routing key")
+            raise InvalidParameter("the message has another routing key", hint="use one transaction per routing key")
         del attributes["routingKey"]
         payload = request.messages[0]
         own_id = value.sequence_id if isinstance(value, Outgoing) else None
@@ -112,7 +112,7 @@ class Lightweight:
         with self._lock:
             self.check_open(now_s)
             if not self._messages:
-                raise NoMessages("the transaction is empty", hint="write something, or abort it")
+                raise NoMessages("the transaction is empty", hint="write a message, or abort it")
             request = outgoing_request(list(self._messages), None, None)
             request.atomic = True
             request.routing_key = self.routing_key

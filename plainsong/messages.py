@@ -85,7 +85,7 @@ Strings: TypeAlias = Mapping[str, str] | None
 
 
 #: For text that came from a file name or an environment variable: Python keeps bytes that are not UTF-8 as half surrogates.
-UTF8_HINT = "any text except half a surrogate pair can be written"
+UTF8_HINT = "the text has half a surrogate pair, which UTF-8 cannot encode"
 
 
 def check_ttl(ttl_s: object) -> None:
@@ -159,14 +159,14 @@ def attributes_of(attributes: Mapping[str, str] | None, routing_key: str | None)
     if attributes is None and routing_key is None:
         return None
     if attributes is not None and not isinstance(attributes, Mapping):
-        raise InvalidParameter(f"{attributes!r} are no attributes", hint="use a dict of strings")
+        raise InvalidParameter(f"{attributes!r} are not attributes", hint="use a dict of strings")
     strings = dict(attributes or {})
     if routing_key is not None and strings.setdefault("routingKey", routing_key) != routing_key:
-        raise InvalidParameter("there are two routing keys", hint="give it once")
+        raise InvalidParameter("the routing key is given twice", hint="give it once")
     try:
         size = len("".join([text for pair in strings.items() for text in pair]).encode())
     except TypeError:
-        raise InvalidParameter(f"{strings!r} are no attributes", hint="use a dict of strings") from None
+        raise InvalidParameter(f"{strings!r} are not attributes", hint="use a dict of strings") from None
     except UnicodeEncodeError as error:
         raise InvalidParameter(f"the attributes {strings!r} cannot be written as UTF-8", hint=UTF8_HINT) from error
     if size > MAX_ATTRIBUTE_BYTES:
@@ -404,7 +404,7 @@ def _unpickled(
 
 def passed_rows(topic: str, count: int) -> str:
     """What readers are told of damaged rows that a page has passed."""
-    return f"{topic}: {count} damaged rows were passed, which an operator has set aside"
+    return f"{topic}: {count} damaged rows were skipped, which an operator has set aside"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -75,7 +75,9 @@ def producer_bounds(
 ) -> Bounds:
     """Checks the options of a producer. Raises InvalidParameter."""
     if overflow == "drop":
-        raise InvalidParameter("a producer drops nothing", hint='use wait, or raise; client.publisher has "drop"')
+        raise InvalidParameter(
+            "a producer never drops messages", hint='use wait or raise; "drop" is for client.publisher'
+        )
     return publisher_bounds(
         linger_ms=linger_ms,
         max_batch_messages=max_batch_messages,
@@ -173,7 +175,7 @@ class Numbering:
         if self.next_id + count - 1 > MAX_SEQUENCE_ID:
             raise InvalidSequenceIds(
                 f"{max(0, MAX_SEQUENCE_ID - self.next_id + 1)} automatic sequence ids are left for {count} messages",
-                hint=f"the last one is {MAX_SEQUENCE_ID}; go on with a producer of another name",
+                hint=f"the last one is {MAX_SEQUENCE_ID}; continue with a producer under another name",
             )
 
     def _decide(self, explicit: bool) -> None:
@@ -189,7 +191,9 @@ class Numbering:
 def checked_sequence_id(given: object) -> int:
     """Raises InvalidSequenceIds unless ``given`` can be a sequence id."""
     if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= MAX_SEQUENCE_ID:
-        raise InvalidSequenceIds(f"{given!r} is no sequence id", hint=f"use a whole number from 0 to {MAX_SEQUENCE_ID}")
+        raise InvalidSequenceIds(
+            f"{given!r} is not a sequence id", hint=f"use a whole number from 0 to {MAX_SEQUENCE_ID}"
+        )
     return given
 
 
@@ -221,7 +225,7 @@ class Session:
 def check_name(name: str) -> None:
     """Raises InvalidParameter unless ``name`` can name a producer."""
     if not name:
-        raise InvalidParameter("the producer's name is empty", hint="leave it out: the daemon makes one")
+        raise InvalidParameter("the producer's name is empty", hint="omit it: the daemon generates one")
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -318,7 +322,7 @@ def as_found(known: Known, sequence_ids: Sequence[int], before: int) -> Delivere
 
 def refusal(over: PlainsongError) -> PlainsongError:
     """Make the error for a request after the end of the session: nothing happened."""
-    error = type(over)(f"the producer's session is over: {over.detail}", hint=over.hint)
+    error = type(over)(f"the producer's session has ended: {over.detail}", hint=over.hint)
     error.outcome = "not-applied"
     error.__cause__ = over
     return error
@@ -333,7 +337,7 @@ def error_after_stop(stopped: PlainsongError) -> PlainsongError:
         return refusal(stopped)
     error = ProducerStopped(
         f"an earlier message was not delivered: {stopped.detail}",
-        hint="open the producer again and go on after its last_sequence_id",
+        hint="open the producer again, and continue after its last_sequence_id",
     )
     error.__cause__ = stopped
     return error
@@ -556,7 +560,7 @@ def atomic_request(
     request.routing_key = check_routing_key(routing_key)
     for each in request.attributes or ():
         if each.get("routingKey", routing_key) != routing_key:
-            raise InvalidParameter("a message has another routing key", hint="one request, one routing key")
+            raise InvalidParameter("a message has another routing key", hint="use one request per routing key")
     check_size(len(request.messages), sum(map(len, request.messages)))
     return request, ids
 

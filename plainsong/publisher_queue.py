@@ -143,13 +143,13 @@ def publisher_bounds(
         if not number > 0:
             raise InvalidParameter(f"{name} is {number}", hint="use a number above 0")
     if linger_ms < 0:
-        raise InvalidParameter(f"linger_ms is {linger_ms}", hint="0 sends at once what there is")
+        raise InvalidParameter(f"linger_ms is {linger_ms}", hint="0 sends at once")
     if mode not in ("reliable", "best_effort"):
         raise InvalidParameter(f"mode is {mode!r}", hint="use reliable or best_effort")
     if overflow not in ("wait", "raise", "drop"):
         raise InvalidParameter(f"overflow is {overflow!r}", hint="use wait, raise or drop")
     if mode == "best_effort" and overflow != "drop":
-        raise InvalidParameter("best effort never waits and never raises", hint='leave overflow out, or say "drop"')
+        raise InvalidParameter("best effort never waits and never raises", hint='omit overflow, or use "drop"')
     if delivery_timeout_s is None:
         delivery_timeout_s = RELIABLE_TIMEOUT_S if mode == "reliable" else BEST_EFFORT_TIMEOUT_S
     return Bounds(
@@ -309,8 +309,10 @@ class PublisherQueue(Generic[S]):
 
     def full(self, size: int) -> BufferFull:
         """Make the error for a message of this size that has no room."""
-        detail = f"{self.pending_bytes} of {self.bounds.max_pending_bytes} bytes wait, this message has {size}"
-        return BufferFull(detail, hint="wait for messages to be delivered, or give a larger max_pending_bytes")
+        detail = (
+            f"{self.pending_bytes} of {self.bounds.max_pending_bytes} bytes are waiting, and this message has {size}"
+        )
+        return BufferFull(detail, hint="wait for messages to be delivered, or use a larger max_pending_bytes")
 
     # --- out -----------------------------------------------------------------------------------
 
@@ -640,8 +642,8 @@ def made(make: Callable[[], M]) -> M:
     except PlainsongError:
         raise
     except Exception as bug:
-        log.exception("a request could not be made")
-        detail = f"the message cannot be written: {type(bug).__name__}: {bug}"
+        log.exception("a request could not be built")
+        detail = f"the message cannot be serialized: {type(bug).__name__}: {bug}"
         raise InvalidParameter(detail, hint="this is a bug of the client: please report it") from bug
 
 

@@ -58,7 +58,7 @@ def read_answer(call: Call[T], answer: Answer | Failure, url: str) -> tuple[Any,
         return call.read(answer), None
     except (MalformedBody, BrokenFrames, ValueError, KeyError, TypeError) as broken:
         lost = UnexpectedAnswer(
-            f"{url}: the answer cannot be read: {broken!r}", hint="is the daemon of another version?"
+            f"{url}: the answer cannot be read: {broken!r}", hint="does the daemon have another version?"
         )
         lost.__cause__ = broken
         # The status was a success, so the request took effect.
@@ -86,8 +86,8 @@ class ReaderStopped(Exception):
 
 #: Logged once by a default read if the daemon does not decide transactions itself, by ``transactions.service``.
 UNCOMMITTED = {
-    "off": "the daemon has no transaction service: reading everything, also messages that are undecided or rolled back",
-    "tephra": "the daemon's Tephra does not answer: reading everything, also messages that are undecided or rolled back",
+    "off": "the daemon has no transaction service: reading everything, including undecided and rolled-back messages",
+    "tephra": "the daemon's Tephra does not answer: reading everything, including undecided and rolled-back messages",
 }
 
 
@@ -101,7 +101,9 @@ def cover_attempts(error: PlainsongError, in_doubt: bool) -> PlainsongError:
     if in_doubt and error.outcome == "not-applied":
         error.outcome = "unknown"
         error.hint = (
-            f"an earlier attempt may have taken; {error.hint}" if error.hint else "an earlier attempt may have taken"
+            f"an earlier attempt may have succeeded; {error.hint}"
+            if error.hint
+            else ("an earlier attempt may have succeeded")
         )
     return error
 
@@ -159,7 +161,7 @@ def _failed(failure: Failure, url: str) -> PlainsongError:
     detail = f"{url}: {failure.detail}"
     error: PlainsongError
     if failure.kind == "connect":
-        hint = "plainsong serve starts one; or give another url"
+        hint = "start one with plainsong serve, or give another url"
         if any(sign in failure.detail.lower() for sign in _NOT_TLS):
             hint = "that port does not speak TLS: use http://"
         said = f"no daemon answers at {detail}"

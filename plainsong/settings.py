@@ -80,7 +80,9 @@ class Settings:
         """
         given = [url] if isinstance(url, str) else url
         if not isinstance(given, Sequence) or not all(isinstance(each, str) for each in given):
-            raise InvalidParameter(f"url is {url!r}", hint=f"use a text or a list of texts, for example {DEFAULT_URL}")
+            raise InvalidParameter(
+                f"url is {url!r}", hint=(f"use a string or a list of strings, for example {DEFAULT_URL}")
+            )
         urls = [part for text in given for part in text.split(",")]
         if not urls:
             raise InvalidParameter("no URL is given", hint=f"for example {DEFAULT_URL}")
@@ -144,5 +146,5 @@ def _checked_url(url: str) -> str:
     except ValueError:
         usable = False
     if not usable or parts.query or parts.fragment or parts.username:
-        raise InvalidParameter(f"{url[:200]!r} is no URL of a daemon", hint=f"for example {DEFAULT_URL}")
+        raise InvalidParameter(f"{url[:200]!r} is not the URL of a daemon", hint=f"for example {DEFAULT_URL}")
     return url.rstrip("/")

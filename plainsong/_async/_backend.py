@@ -38,7 +38,7 @@ T = TypeVar("T")
 log = logging.getLogger("plainsong.client")
 
 #: The hint of Closed for use outside an ``async with`` block.
-BLOCK_HINT = "use it within its async with block"
+BLOCK_HINT = "use it inside its async with block"
 
 now = anyio.current_time
 sleep = anyio.sleep

@@ -107,7 +107,7 @@ class AsyncEvents:
             if data is None:
                 return  # it was stopped
             if not data:
-                raise ConnectionLost(f"{self._url}: nothing has come for {SILENCE_S:g} s")
+                raise ConnectionLost(f"{self._url}: nothing has arrived for {SILENCE_S:g} s")
             self._failing_since_s = None  # events, or a ping
             self._take(self._source.receive(data))
         except (*BROKEN_STREAM, BROKEN_BODY) as error:
@@ -122,7 +122,7 @@ class AsyncEvents:
             try:
                 self._found.append(ServiceEvent(each.kind, json.loads(each.data)))
             except ValueError as error:
-                raise UnexpectedAnswer(f"{self._url} sent an event that is no JSON") from error
+                raise UnexpectedAnswer(f"{self._url} sent an event that is not JSON") from error
             self._last_id = each.event_id
             self._failing_since_s = None
             self._backoff.reset()
@@ -190,7 +190,7 @@ class AsyncEvents:
             self._failing_since_s, self._told = now_s, False
         if now_s - self._failing_since_s >= TELL_AFTER_S and not self._told:
             self._told = True
-            log.warning("no events come; trying on: %s", error.detail)
+            log.warning("no events arrive; still trying: %s", error.detail)
         else:
-            log.debug("events go on in %.2f s: %s", pause_s, error.detail)
+            log.debug("reconnecting to the events in %.2f s: %s", pause_s, error.detail)
         await channel.sleep(pause_s)

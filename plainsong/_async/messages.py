@@ -470,7 +470,7 @@ class AsyncMessages:
         as_of_ms, isolation = checked_as_of(as_of, isolation, self._channel.wall_ms())
         if isolation is not None and snapshot is not None:
             raise InvalidParameter(
-                "a transaction reads its own snapshot", hint="leave isolation and as_of out, or say direct=True"
+                "a transaction reads its own snapshot", hint="omit isolation and as_of, or use direct=True"
             )
         if wait_ms is not None and not 0 <= wait_ms <= MAX_WAIT_MS:
             raise InvalidParameter(f"wait_ms is {wait_ms}", hint=f"use 0 to {MAX_WAIT_MS}")

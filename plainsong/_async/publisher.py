@@ -57,7 +57,7 @@ G = TypeVar("G")
 
 #: An idle worker ends after this; the next message starts another.
 IDLE_S = 10.0
-NO_THREAD = "no thread can be started that would send this message"
+NO_THREAD = "no thread can be started to send this message"
 NO_THREAD_HINT = "try again later: the process is out of threads, or it is ending"
 
 
@@ -164,7 +164,7 @@ class AsyncSender(Generic[W, G]):
         if self.closed:
             raise Closed(closed, hint=BLOCK_HINT)
         if self._late_bytes + size > room:
-            raise BufferFull(f"a message of {size} bytes has no room", hint="give a larger max_pending_bytes")
+            raise BufferFull(f"a message of {size} bytes does not fit", hint="use a larger max_pending_bytes")
         if not self._is_admitting and not self.workers.start(self._admit_later):
             raise BufferFull(NO_THREAD, hint=NO_THREAD_HINT)
         self._is_admitting = True
@@ -379,7 +379,7 @@ class AsyncBuffered(Generic[Q, F]):
             kind,
             self.aclose,
             self.exit_timeout_s,
-            lambda detail: self._log.warning("a block with a %s was left by an error: %s", self._noun, detail),
+            lambda detail: self._log.warning("a block with a %s ended with an error: %s", self._noun, detail),
         )
 
     @property
@@ -431,10 +431,10 @@ class AsyncBuffered(Generic[Q, F]):
         except PlainsongError as failed:
             error = failed
         except Exception as bug:  # noqa: BLE001 - one that escaped would leave the futures pending for ever
-            self._log.exception("a request could not be made")
+            self._log.exception("a request could not be built")
             error = client_bug(bug)
         except BaseException:
-            given_up = MessageDropped(f"the {self._noun} was cancelled under way", outcome="unknown")
+            given_up = MessageDropped(f"the {self._noun} was cancelled while it was sending", outcome="unknown")
             with self._lock:
                 lost = queue.abandoned(batch, given_up)
             self._give_up(lost)
@@ -530,7 +530,7 @@ class AsyncPublisher(AsyncBuffered["PublisherQueue[AsyncSent]", AsyncSent]):
         payload = message if self._as_it_is and type(message) is bytes else encoded(self._serializer, message)
         name = topic or self._topic
         if name is None:
-            raise InvalidParameter("no topic is named", hint="name it here, or when making the publisher")
+            raise InvalidParameter("no topic is named", hint="name it here, or when creating the publisher")
         if topic is not None:
             topic_name(self._channel.namespace, topic)
         future = AsyncSent(self._settling)
@@ -563,7 +563,7 @@ class AsyncPublisher(AsyncBuffered["PublisherQueue[AsyncSent]", AsyncSent]):
         payload = message if self._as_it_is and type(message) is bytes else encoded(self._serializer, message)
         name = topic or self._topic
         if name is None:
-            raise InvalidParameter("no topic is named", hint="name it here, or when making the publisher")
+            raise InvalidParameter("no topic is named", hint="name it here, or when creating the publisher")
         if topic is not None:
             topic_name(self._channel.namespace, topic)
         future = AsyncSent(self._settling)
@@ -609,7 +609,7 @@ class AsyncPublisher(AsyncBuffered["PublisherQueue[AsyncSent]", AsyncSent]):
         while queue.fits(payload):
             await self._sender.room.wait()
             if self._sender.closed:
-                raise Closed("the publisher was closed while this message waited for room")
+                raise Closed("the publisher was closed while this message waited for space")
             lane = queue.put(topic, payload, ttl_s, future, now(), attributes)
             if lane is not None:
                 return lane

@@ -546,7 +546,7 @@ def reading_in(
     if context is None:
         return AsyncReading(channel, plan, position)
     if plan.isolation is not None:
-        raise InvalidParameter("a transaction reads its own snapshot", hint="leave isolation out, or say direct=True")
+        raise InvalidParameter("a transaction reads its own snapshot", hint="omit isolation, or use direct=True")
     context._require("reading")
     reading = AsyncReading(channel, plan, position, lambda: context._require("reading"))
     context._enlist(reading)

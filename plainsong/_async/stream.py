@@ -86,7 +86,7 @@ class AsyncStream:
         await self._sender.open()
         if not self._sender.workers.start(self._receive):
             await self._connection.aclose()
-            raise ConnectFailed("no thread can be started that would receive the answers")
+            raise ConnectFailed("no thread can be started to receive the answers")
 
     @property
     def _is_open(self) -> bool:
@@ -109,7 +109,7 @@ class AsyncStream:
         if unreported is not None:
             if kind is None:
                 raise unreported
-            log.warning("a block with a stream was left by an error: %s", unreported.detail)
+            log.warning("a block with a stream ended with an error: %s", unreported.detail)
 
     def __repr__(self) -> str:
         return f"<AsyncStream to {self._topic}: {len(self._queue)} without an answer>"
@@ -200,7 +200,7 @@ class AsyncStream:
 
     async def _receive(self) -> None:
         """Receives answers until the connection ends."""
-        error: PlainsongError = ConnectionLost("the stream was left")
+        error: PlainsongError = ConnectionLost("the stream was closed")
         orderly = False
         try:
             error, orderly = await self._received()
@@ -276,7 +276,7 @@ class AsyncStream:
         with self._lock:
             self._closing = True
             self._sender.stop()
-            lost = self._queue.end(ConnectionLost("the stream was left"), orderly=False)
+            lost = self._queue.end(ConnectionLost("the stream was closed"), orderly=False)
         self._lose(lost)
         return 0
 
@@ -344,7 +344,7 @@ class AsyncStream:
         def put_or_fail() -> AsyncTicket[Any] | None:
             try:
                 if not put():
-                    raise BufferFull("the buffer is full", hint="give a larger max_pending_bytes")
+                    raise BufferFull("the buffer is full", hint="use a larger max_pending_bytes")
                 if queue.unsent == 1:
                     self._sender.wake_worker()
             except PlainsongError as error:
@@ -360,7 +360,7 @@ class AsyncStream:
         while True:
             await self._sender.room.wait()
             if self._closing:
-                raise Closed("the stream was closed while this request waited for room")
+                raise Closed("the stream was closed while this request waited for space")
             if put():
                 return
 
@@ -389,7 +389,7 @@ class AsyncStream:
             is_over = self._queue.ended is not None
         if not is_over:
             await self._close_in_order(min(self.exit_timeout_s, max(CLOSE_S, until_s - now())))
-        await self._end(OutcomeUnknown("the stream was closed before the answer came"), orderly=False)
+        await self._end(OutcomeUnknown("the stream was closed before the answer arrived"), orderly=False)
         await self._sender.aclose(0)
         self._tally.raise_if_unretrieved(0)
 
@@ -406,7 +406,7 @@ class AsyncStream:
             with self._lock:  # wait for the daemon's close frame
                 await self._sender.room.wait_for(lambda: self._queue.ended is not None, max(0.0, until_s - now()))
         except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
-            log.debug("a stream was over before it was closed: %s", error)
+            log.debug("a stream ended before it was closed: %s", error)
 
     # --- fork and exit hooks of the synchronous client -----------------------------------------
 

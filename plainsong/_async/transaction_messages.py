@@ -94,7 +94,7 @@ class AsyncTransactionMessages:
     def take(self, topic: str, request: PublishRequest) -> bool:
         """Buffers messages; whether the caller must call ``spill``. Raises NoTransaction."""
         if self._transaction is None:
-            raise NoTransaction("there is no transaction to publish in", hint="begin one first")
+            raise NoTransaction("there is no transaction to publish under", hint="begin one first")
         tracing.stamp(request)
         waiting = self._topics.get(topic)
         if waiting is None:

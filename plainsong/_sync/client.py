@@ -139,7 +139,7 @@ class Client(Messages):
         except NotSent as error:
             if kind is None:
                 raise
-            log.warning("a client was left by an error: %s", error.detail)
+            log.warning("a client was closed after an error: %s", error.detail)
 
     def __repr__(self) -> str:
         return f"<Client of {self.namespace} at {self._channel.places.current}>"

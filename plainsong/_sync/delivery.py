@@ -162,8 +162,8 @@ class Delivery:
             self._session.passed(delivered.last_sequence_id)
         if not delivered.deduplicated and not self._session.optional and self._request.write_pointer is None:
             self._session.over = DeduplicationDisabled(
-                "deduplication was switched off while the producer was at work",
-                hint="its messages are stored, but not protected; open it with optional=True to go on",
+                "deduplication was switched off while the producer was in use",
+                hint="its messages are stored, but not protected; open it with optional=True to continue",
             )
         return delivered
 
@@ -178,7 +178,7 @@ class Delivery:
                 if delivered is not None:
                     return delivered
                 if not self._channel.settings.retry:
-                    self._check_certain("it was not to be sent again", error)
+                    self._check_certain("it must not be sent again", error)
                     error.outcome = "not-applied"
                     raise error
                 if self._may_split and isinstance(error, DeadlineExceeded):
@@ -208,7 +208,7 @@ class Delivery:
         pause_s = pause_after(error, self._backoff)
         now_s = self._channel.now()
         if now_s + pause_s >= self._until_s:
-            self._check_certain("its time was over before the daemon could judge it", error)
+            self._check_certain("it timed out before the daemon could process it", error)
             late = DeadlineExceeded(f"not delivered in time; the last attempt: {error.detail}", hint=error.hint)
             late.__cause__ = error
             raise late
@@ -220,13 +220,13 @@ class Delivery:
         """The delivered request, if it was stored; None: send it again. The old attempt can no longer take effect."""
         session = self._session
         if session.epoch is None:
-            self._raise_unknown("there is no session to ask, since deduplication is switched off", doubt)
+            self._raise_unknown("there is no session to query, since deduplication is switched off", doubt)
         try:
             known = self._query()
         except (ProducerNotFound, Gone):
             self._raise_expired(doubt)
         except PlainsongError as error:
-            self._raise_unknown(f"it cannot be found out: {error.detail}", doubt)
+            self._raise_unknown(f"the outcome cannot be found out: {error.detail}", doubt)
         self._check_holder(known, 0, doubt)
         if self._was_stored(known):
             return as_found(known, self._ids, self._before)
@@ -238,7 +238,7 @@ class Delivery:
         except (GenerationChanged, TopicNotFound) as gone:
             return self._find_out_in_deleted_topic(gone, doubt)
         except PlainsongError as error:
-            self._raise_unknown(f"it cannot be found out: {error.detail}", doubt)
+            self._raise_unknown(f"the outcome cannot be found out: {error.detail}", doubt)
         self._check_holder(known, openings, doubt)
         session.epoch = known.epoch
         session.passed(known.last_sequence_id)
@@ -279,7 +279,7 @@ class Delivery:
         try:
             known = self._query()
         except PlainsongError as error:
-            self._raise_unknown(f"the topic was deleted, and tells no more: {error.detail}", doubt)
+            self._raise_unknown(f"the topic was deleted, so the outcome cannot be found out: {error.detail}", doubt)
         if not self._was_stored(known):
             self._check_certain("the topic was deleted", doubt)
             gone.outcome = "not-applied"
@@ -294,28 +294,33 @@ class Delivery:
             self._raise_expired(doubt)
         if known.epoch > epoch + openings:
             fenced = ProducerFenced(
-                f"somebody else has opened producer {self._session.name!r}", hint="one name, one producer at a time"
+                f"another program has opened producer {self._session.name!r}",
+                hint=("use a name for one producer at a time"),
             )
             if known.last_sequence_id >= self._ids[0]:
                 self._session.over = fenced
-                self._raise_unknown("somebody else has opened the producer, and came as far as this or further", doubt)
+                self._raise_unknown(
+                    ("another program has opened the producer, and has used this sequence id or a higher one"), doubt
+                )
             raise fenced from doubt
 
     def _check_certain(self, why: str, doubt: PlainsongError) -> None:
         """Raises OutcomeUnknown if its ids are used, perhaps by an earlier request."""
         if self._in_doubt:
-            self._raise_unknown(f"its sequence ids are taken, perhaps by an earlier request; {why}", doubt)
+            self._raise_unknown(f"its sequence ids are already used, perhaps by an earlier request; {why}", doubt)
 
     def _raise_expired(self, doubt: PlainsongError) -> NoReturn:
         self._session.over = ProducerExpired(
-            f"producer {self._session.name!r} was forgotten by the topic", hint="open it anew, if you know where it was"
+            f"producer {self._session.name!r} was forgotten by the topic",
+            hint=("open it again, if you know its last sequence id"),
         )
-        self._raise_unknown("the topic remembers the producer no more", doubt)
+        self._raise_unknown("the topic no longer remembers the producer", doubt)
 
     def _raise_unknown(self, why: str, doubt: PlainsongError) -> NoReturn:
         kind = TransactionOutcomeUnknown if self._request.atomic else OutcomeUnknown
         raise kind(
-            f"{doubt.detail}; {why}", hint="look into the topic before you send it again: it was not sent again here"
+            f"{doubt.detail}; {why}",
+            hint=("check the topic before you send it again: the client did not send it again"),
         ) from doubt
 
     def _left_s(self) -> float:

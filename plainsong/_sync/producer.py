@@ -71,7 +71,7 @@ class Producer(Buffered["ProducerQueue[Settled[Any]]", "Settled[Any]"]):
 
     def _open(self) -> None:
         if self._is_taken:
-            raise Closed("the producer was opened before", hint="ask the client for another one")
+            raise Closed("the producer was already opened", hint="create another one with the client")
         self._is_taken = True
         topic, name = self._topic_and_name
         initial_sequence_id, optional, retention_s, deadline_s = self._session_options
@@ -254,8 +254,8 @@ class Producer(Buffered["ProducerQueue[Settled[Any]]", "Settled[Any]"]):
         queue = self._opened
         if self._is_inside():
             raise BufferFull(
-                "a signal handler or a finalizer has interrupted the producer, which this call would wait for",
-                hint="use send there, which does not wait",
+                "this call would wait for a producer that a signal handler or a finalizer has interrupted",
+                hint="use send there: it does not wait",
             )
         with self._lock:
             self._wait_for_room(queue, sum(map(len, request.messages)), len(request.messages))
@@ -322,7 +322,7 @@ class Producer(Buffered["ProducerQueue[Settled[Any]]", "Settled[Any]"]):
         except PlainsongError:
             raise
         except Exception as bug:
-            self._log.exception("a request could not be made")
+            self._log.exception("a request could not be built")
             error = client_bug(bug)
             error.outcome = "unknown"  # it may have been sent
             raise error from bug

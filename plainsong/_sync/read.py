@@ -543,7 +543,7 @@ def reading_in(context: ReadingBlock | None, channel: Channel, plan: Plan, posit
     if context is None:
         return Reading(channel, plan, position)
     if plan.isolation is not None:
-        raise InvalidParameter("a transaction reads its own snapshot", hint="leave isolation out, or say direct=True")
+        raise InvalidParameter("a transaction reads its own snapshot", hint="omit isolation, or use direct=True")
     context._require("reading")
     reading = Reading(channel, plan, position, lambda: context._require("reading"))
     context._enlist(reading)

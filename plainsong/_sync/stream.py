@@ -84,7 +84,7 @@ class Stream:
         self._sender.open()
         if not self._sender.workers.start(self._receive):
             self._connection.close()
-            raise ConnectFailed("no thread can be started that would receive the answers")
+            raise ConnectFailed("no thread can be started to receive the answers")
 
     @property
     def _is_open(self) -> bool:
@@ -106,7 +106,7 @@ class Stream:
         if unreported is not None:
             if kind is None:
                 raise unreported
-            log.warning("a block with a stream was left by an error: %s", unreported.detail)
+            log.warning("a block with a stream ended with an error: %s", unreported.detail)
 
     def __repr__(self) -> str:
         return f"<Stream to {self._topic}: {len(self._queue)} without an answer>"
@@ -197,7 +197,7 @@ class Stream:
 
     def _receive(self) -> None:
         """Receives answers until the connection ends."""
-        error: PlainsongError = ConnectionLost("the stream was left")
+        error: PlainsongError = ConnectionLost("the stream was closed")
         orderly = False
         try:
             error, orderly = self._received()
@@ -273,7 +273,7 @@ class Stream:
         with self._lock:
             self._closing = True
             self._sender.stop()
-            lost = self._queue.end(ConnectionLost("the stream was left"), orderly=False)
+            lost = self._queue.end(ConnectionLost("the stream was closed"), orderly=False)
         self._lose(lost)
         return 0
 
@@ -337,7 +337,7 @@ class Stream:
         def put_or_fail() -> Ticket[Any] | None:
             try:
                 if not put():
-                    raise BufferFull("the buffer is full", hint="give a larger max_pending_bytes")
+                    raise BufferFull("the buffer is full", hint="use a larger max_pending_bytes")
                 if queue.unsent == 1:
                     self._sender.wake_worker()
             except PlainsongError as error:
@@ -353,7 +353,7 @@ class Stream:
         while True:
             self._sender.room.wait()
             if self._closing:
-                raise Closed("the stream was closed while this request waited for room")
+                raise Closed("the stream was closed while this request waited for space")
             if put():
                 return
 
@@ -382,7 +382,7 @@ class Stream:
             is_over = self._queue.ended is not None
         if not is_over:
             self._close_in_order(min(self.exit_timeout_s, max(CLOSE_S, until_s - now())))
-        self._end(OutcomeUnknown("the stream was closed before the answer came"), orderly=False)
+        self._end(OutcomeUnknown("the stream was closed before the answer arrived"), orderly=False)
         self._sender.close(0)
         self._tally.raise_if_unretrieved(0)
 
@@ -399,7 +399,7 @@ class Stream:
             with self._lock:  # wait for the daemon's close frame
                 self._sender.room.wait_for(lambda: self._queue.ended is not None, max(0.0, until_s - now()))
         except (*BROKEN_STREAM, *BROKEN_FRAMES) as error:
-            log.debug("a stream was over before it was closed: %s", error)
+            log.debug("a stream ended before it was closed: %s", error)
 
     # --- fork and exit hooks of the synchronous client -----------------------------------------
 

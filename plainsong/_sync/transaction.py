@@ -140,7 +140,7 @@ class Member:
         """``participant.tx_changes``; raises TypeError unless it returns a collection of bytes."""
         changes: Any = call_participant(self.participant.tx_changes)
         if isinstance(changes, (bytes, bytearray, str)) or not all(isinstance(each, bytes) for each in changes):
-            raise TypeError("tx_changes has to return a collection of bytes")
+            raise TypeError("tx_changes must return a collection of bytes")
         return list(changes)
 
     def commit_tx(self) -> bool:
@@ -243,7 +243,7 @@ class TransactionContext:
     def remove(self, participant: TransactionAware) -> bool:
         """Removes a participant; whether it was one. Raises TransactionInProgress while one is under way."""
         if self._under_way is not None:
-            raise TransactionInProgress("participants cannot leave a transaction under way")
+            raise TransactionInProgress("participants cannot leave a transaction in progress")
         before = len(self._participants)
         self._participants = [each for each in self._participants if each.participant is not participant]
         return len(self._participants) < before
@@ -385,7 +385,9 @@ class TransactionContext:
         """The transaction under way. Raises NoTransaction."""
         if self._under_way is None:
             ended = "none was begun" if self._state is None else f"the last one is {self._state.replace('_', ' ')}"
-            raise NoTransaction(f"{what} needs a transaction, and {ended}", hint="direct=True stays outside of any")
+            raise NoTransaction(
+                f"{what} needs a transaction, and {ended}", hint=("direct=True works outside of any transaction")
+            )
         return self._under_way
 
     @property
@@ -399,7 +401,9 @@ class TransactionContext:
     def _start(self) -> Transaction:
         """Begins at the service, then starts each member."""
         if self._under_way is not None:
-            raise TransactionInProgress(f"transaction {self._under_way.id} is under way", hint="finish it, or abort it")
+            raise TransactionInProgress(
+                f"transaction {self._under_way.id} is in progress", hint="finish it, or abort it"
+            )
         transaction = begun(self._channel, *self._options)
         self._under_way, self._deciding, self._state, self._readers = transaction, False, None, []
         started: list[Member] = []
@@ -420,7 +424,7 @@ class TransactionContext:
             try:
                 member.abandon_tx()
             except Exception as failed:  # noqa: BLE001 - the failed start is what is raised
-                raised.add_note(f"{member.name} did not let go: {failed!r}")
+                raised.add_note(f"{member.name} did not end its part: {failed!r}")
         try:
             self._state = self._channel.call(service.abort(transaction.id), self._undo_s)
         except PlainsongError as failed:
@@ -504,20 +508,18 @@ class TransactionContext:
             except TransactionNotInProgress:
                 continue  # it was decided between the two
             except PlainsongError as failed:
-                raise in_doubt(transaction, f"nobody can be asked: {failed.detail}") from error
+                raise in_doubt(transaction, f"the transaction service cannot be asked: {failed.detail}") from error
         if state == "committed":
             return
         if state in ("aborted", "invalid"):
-            raise TransactionFailed(
-                f"the commit of transaction {transaction.id} did not take: it is {state}"
-            ) from error
+            raise TransactionFailed(f"the commit of transaction {transaction.id} failed: it is {state}") from error
         raise in_doubt(transaction, f"the service calls it {state.replace('_', ' ')}") from error
 
     def _after_commit(self, transaction: Transaction) -> None:
         """Calls every member and saves positions, even if some of them fail."""
-        failures = Failures("following the commit")
+        failures = Failures("after the commit")
         steps: list[tuple[str, Callable[[], None]]] = [
-            (f"following the commit: {member.name}", member.post_tx_commit) for member in self._members
+            (f"after the commit: {member.name}", member.post_tx_commit) for member in self._members
         ]
         steps.append(("saving positions", lambda: self._save_positions(transactional=False)))
         for doing, step in steps:
@@ -541,7 +543,7 @@ class TransactionContext:
         failures = Failures()
         try:
             self._persist(failures)
-            failures.doing = "making a checkpoint"
+            failures.doing = "creating a checkpoint"
             call = waiting_for_service(service.checkpoint(transaction))
             transaction = self._channel.call(call, left_s(self._channel, transaction))
             self._under_way = transaction

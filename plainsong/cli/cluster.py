@@ -61,8 +61,8 @@ def security_differences(instances: list[dict[str, Any]]) -> list[str]:
     """Return a sentence per security file that differs between instances; empty if no difference is known."""
     found = []
     for what, hint in (
-        ("grants", "names may do more at some than at others"),
-        ("tokens", "some refuse what others take"),
+        ("grants", "grants differ between instances"),
+        ("tokens", "some instances refuse tokens that others accept"),
     ):
         kinds: dict[str, list[str]] = {}
         for each in instances:

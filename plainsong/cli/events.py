@@ -96,7 +96,7 @@ class Changes:
 
 
 _NOTHING = {
-    "topics": "none of these topics is there",
+    "topics": "none of these topics exists",
     "transactions": "none is open",
     "attention": "nothing needs attention",
     "cluster": "no instances",

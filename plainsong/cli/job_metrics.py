@@ -32,15 +32,15 @@ METRICS: dict[str, JobMetric] = {
     "bytes_total": JobMetric(Counter, "Bytes of payloads handled by this run.", ("topic",)),
     "batches_total": JobMetric(Counter, "Batches, chunks or key ranges finished by this run.", ("topic",)),
     "dead_letters_total": JobMetric(
-        Counter, "Messages that this run could not read, and kept as dead letters.", ("topic",)
+        Counter, "Messages that this run could not read and saved as dead letters.", ("topic",)
     ),
-    "lag_seconds": JobMetric(Gauge, "Age of the oldest message that waits for the job.", ("topic",)),
-    "ttl_used_ratio": JobMetric(Gauge, "That age, as a part of the topic's time to live.", ("topic",)),
-    "warnings_total": JobMetric(Counter, "Warnings of this run, by what they warn of.", ("warning",)),
-    "last_start_time_seconds": JobMetric(Gauge, "When the last run began, since 1970."),
-    "last_success_time_seconds": JobMetric(Gauge, "When a run last ended well, since 1970."),
-    "run_seconds": JobMetric(Gauge, "How long the last run took, or has taken so far."),
-    "exit_code": JobMetric(Gauge, "Exit code of the last run; -1 while it runs."),
+    "lag_seconds": JobMetric(Gauge, "Age of the oldest message waiting for the job.", ("topic",)),
+    "ttl_used_ratio": JobMetric(Gauge, "That age, as a fraction of the topic's time to live.", ("topic",)),
+    "warnings_total": JobMetric(Counter, "Warnings of this run, by kind.", ("warning",)),
+    "last_start_time_seconds": JobMetric(Gauge, "Start time of the last run, in seconds since 1970."),
+    "last_success_time_seconds": JobMetric(Gauge, "End time of the last successful run, in seconds since 1970."),
+    "run_seconds": JobMetric(Gauge, "Duration of the last run, or of the current one so far."),
+    "exit_code": JobMetric(Gauge, "Exit code of the last run; -1 while it is running."),
 }
 
 

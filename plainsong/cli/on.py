@@ -185,7 +185,7 @@ def on(
     )
     options.check()
     if dead_letter == topic:
-        raise click.UsageError("--dead-letter cannot be the topic itself: its messages would come back for ever")
+        raise click.UsageError("--dead-letter cannot be the topic itself: its messages would come back forever")
     derived = derived_name(command, post_to)
     keeper = kept_position(position, derived)
     from plainsong.cli.on_run import OnRun  # here, so that help and completion need no HTTP

@@ -157,7 +157,7 @@ def _get(ask_one: Ask, url: str, path: str, found: ProbeResult) -> Any:
     ],
 )
 @click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N", help="Pings to each.")
-@click.option("--live", is_flag=True, help="Check only that it is alive, as for restarting it when it is not.")
+@click.option("--live", is_flag=True, help="Check only that it is alive, to decide whether to restart it.")
 @json_option
 @where_options
 def ping(count: int, live: bool, as_json: bool, where: Where) -> None:
@@ -175,7 +175,10 @@ def ping(count: int, live: bool, as_json: bool, where: Where) -> None:
             click.echo(_line(each, live=live))
     if not any(each.answers if live else each.ready for each in found):
         if any(each.answers for each in found):
-            hint = "it runs, and says above why it is not ready; --live checks only that it runs, plainsong doctor more"
+            hint = (
+                "it is running, and reports above why it is not ready; --live checks only that it runs, plainsong "
+                "doctor checks more"
+            )
         else:
             hint = "is it running? plainsong serve starts one; plainsong doctor checks more"
         raise CommandFailed("no daemon answers" if live else "no daemon is ready", hint=hint, code=Exit.UNAVAILABLE)
@@ -187,5 +190,5 @@ def _line(found: ProbeResult, *, live: bool = False) -> str:
     if live:
         return f"{found.url}  {show_seconds(min(found.seconds))}  alive"
     ready = "ready" if found.ready else "NOT READY: " + one_line("; ".join(found.reasons))
-    version = one_line(found.version) or "(shows its version to names alone)"
+    version = one_line(found.version) or "(shows its version only to authenticated clients)"
     return f"{found.url}  {show_seconds(min(found.seconds))}  plainsong {version}  {ready}"

@@ -297,7 +297,7 @@ def set_properties(
         hidden = _hidden_by_ttl(client, topic, changes.get("ttl"))
         if hidden:
             shown = show_property("ttl", changes["ttl"])
-            confirmed(f"A ttl of {shown} hides {output.show_messages(hidden)} of {topic} for ever. Set it?", yes=yes)
+            confirmed(f"A ttl of {shown} hides {output.show_messages(hidden)} of {topic} forever. Set it?", yes=yes)
         done = run_call(client, call)
         now = client.admin.properties(topic)
     if as_json:
@@ -404,7 +404,7 @@ def set_aside(topic: str, first: str, last: str, yes: bool, dry_run: bool, as_js
         note("\n".join(f"  {line}" for line in effect_lines(told)))
         effect = told["effect"]
         shown = output.show_messages(effect["removes"]["messages"], estimated=effect["removes"]["estimated"])
-        confirmed(f"Take {shown} out of {topic} for ever, {effect['damagedRows']} damaged?", yes=yes)
+        confirmed(f"Take {shown} out of {topic} forever, {effect['damagedRows']} damaged?", yes=yes)
         done = run_call(client, call)
     if as_json:
         echo_json(done)
@@ -461,7 +461,7 @@ def head(topic: str, as_json: bool, where: Where) -> None:
 @click.option(
     "--known",
     type=click.Path(dir_okay=False, allow_dash=True),
-    help="A file with a head that was kept (topic head --json), which the topic must still have; - is stdin.",
+    help="File with an earlier head (topic head --json), which must still be part of the chain; - is stdin.",
 )
 @json_option
 @where_options
@@ -483,8 +483,8 @@ def verify(topic: str, known: str | None, as_json: bool, where: Where) -> None:
     if not found.is_good:
         first, count = found.faults[0], len(found.faults) + found.more_faults
         raise CommandFailed(
-            f"topic {topic} is not as its chain says: {output.counted(count, 'fault')}, the first at {first.id}",
-            hint=f"plainsong peek {topic} shows what is there; compare it with a backup",
+            f"topic {topic} does not match its chain: {output.counted(count, 'fault')}, the first at {first.id}",
+            hint=f"plainsong peek {topic} shows the messages; compare them with a backup",
         )
 
 
@@ -521,13 +521,13 @@ def _verified(topic: str, found: ChainReport) -> list[str]:
         lines.append(f"the chain begins at {found.begins_at} ({show_time(begun_ms)}); it covers nothing before")
     notes = {
         "known": {
-            "found": "the head that was kept is one of the chain",
-            "cleaned": "the head that was kept has expired: it cannot be compared",
+            "found": "the earlier head is part of the chain",
+            "cleaned": "the earlier head has expired: it cannot be compared",
         }.get(found.known or "", ""),
         "expired": f"{_entries(found.expired)} with messages that have expired",
         "set aside": f"{_entries(found.set_aside)} with rows that were set aside",
-        "found": f"{_entries(found.found)} were added at a start, after a crash",
-        "restored": f"the topic came back from a backup {output.counted(found.restored, 'time')}",
+        "found": f"{_entries(found.found)} were added at a start after a crash",
+        "restored": f"the topic was restored from a backup {output.counted(found.restored, 'time')}",
     }
     given = {"known": found.known, "expired": found.expired, "set aside": found.set_aside, "found": found.found}
     given["restored"] = found.restored
@@ -588,7 +588,7 @@ def apply(file: str, dry_run: bool, prune: bool, yes: bool, as_json: bool, where
                 shorter = change.send.get("ttl") if change.action == "change" and "ttl" in change.properties else None
                 if hidden := _hidden_by_ttl(client, change.topic, shorter):
                     shown = show_property("ttl", str(shorter))
-                    says = f"A ttl of {shown} hides {output.show_messages(hidden)} of {change.topic} for ever. Set it?"
+                    says = f"A ttl of {shown} hides {output.show_messages(hidden)} of {change.topic} forever. Set it?"
                     confirmed(says, yes=yes)
             _carry_out(client, changes)
     if as_json:

@@ -348,7 +348,8 @@ def _confirm(client: Client, verb: str, transaction: int, call: Call[Any], *, ye
         age = show_length(max(0, now_ms() - status.issued_ms))
         note(
             "\n".join(
-                f"  {line}" for line in effect_lines(run_call(client, calls.dry_run(call))) or ["nobody waits for it"]
+                f"  {line}"
+                for line in effect_lines(run_call(client, calls.dry_run(call))) or [("no reader waits for it")]
             )
         )
         confirmed(f"{verb} {status.id} of client {escaped(status.client_id or '-')}, {age} old?", yes=yes)

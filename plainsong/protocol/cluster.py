@@ -164,7 +164,7 @@ class Placement:
                 return cls(dict(pins), frozenset(drained))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
-        raise UnreadablePlacement(f"{text[:80]!r} is no placement")
+        raise UnreadablePlacement(f"{text[:80]!r} is not a placement")
 
     def pinned(self, name: TopicName, instance: str) -> Placement:
         """A copy with a topic pinned to an instance."""
@@ -190,7 +190,7 @@ class NameTaken(Conflict):
     def __init__(self, instance: str, address: str) -> None:
         super().__init__(
             f"cluster.instance {instance} is taken by the instance at {address}",
-            hint="give each instance a name of its own, or end that one",
+            hint="give each instance a name of its own, or stop that one",
         )
         self.address = address
 

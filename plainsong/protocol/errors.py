@@ -309,7 +309,7 @@ class BackupRunning(Conflict):
     """Another backup is under way, and one at a time is."""
 
     code = "backup_running"
-    title = "Another backup is under way"
+    title = "Another backup is running"
     retry_after_s = 20
 
 
@@ -335,7 +335,7 @@ class AsOfTooOld(Gone):
     """A read as of a moment before which it is not known any more what had been committed."""
 
     code = "as_of_too_old"
-    title = "What was committed by then is not known any more"
+    title = "What was committed by then is no longer known"
 
 
 # --- too large, of the wrong type, too often ---------------------------------------------------
@@ -408,7 +408,7 @@ class AuthenticationUnavailable(Unavailable):
     """Nobody can say now whether a token of the OpenID provider is good: its keys cannot be had."""
 
     code = "authentication_unavailable"
-    title = "Tokens of the provider cannot be checked now"
+    title = "The provider's tokens cannot be checked now"
     retry_after_s = 5
 
 
@@ -430,7 +430,7 @@ class Recovering(Unavailable):
     """The topic is being loaded from disk after a failure: the request was not accepted."""
 
     code = "recovering"
-    title = "The topic is being loaded again"
+    title = "The topic is being reloaded"
 
 
 class ShuttingDown(Unavailable):
@@ -444,7 +444,7 @@ class NoOwner(Unavailable):
     """The topic has no owner at the moment, or another instance owns it: the request was not accepted."""
 
     code = "no_owner"
-    title = "The topic is changing its owner"
+    title = "The topic is moving to another owner"
 
 
 class ClusterUnavailable(Unavailable):

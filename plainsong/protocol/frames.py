@@ -93,7 +93,7 @@ def decode_frames(
     except struct.error:
         raise BrokenFrames(f"cut off: {len(data)} bytes hold {len(found)} messages and no end") from None
     if count != len(found) or at + 24 != len(data):
-        raise BrokenFrames(f"the end at byte {at} counts {count} messages, {len(found)} came before it")
+        raise BrokenFrames(f"the end at byte {at} counts {count} messages, but {len(found)} precede it")
     return found
 
 
@@ -131,7 +131,7 @@ def decode_attributes(packed: bytes) -> dict[str, str]:
             key, at = _string(packed, at)
             found[key], at = _string(packed, at)
     except (IndexError, UnicodeDecodeError):
-        raise BrokenFrames("attributes that are no map of strings") from None
+        raise BrokenFrames("attributes that are not a map of strings") from None
     if at != len(packed):
         raise BrokenFrames(f"{len(packed) - at} bytes after the attributes of a message")
     return found

@@ -122,7 +122,7 @@ def namespace_of(key: bytes) -> str:
     """The namespace of a key from ``namespace_key``. Raises DamagedRow."""
     head, name, colon = key[:2], key[2:-1], key[-1:]
     if head != SYSTEM + NAMESPACE or colon != b":" or not name or not name.isascii():
-        raise DamagedRow(f"key {key.hex()} is no namespace's")
+        raise DamagedRow(f"key {key.hex()} is not that of a namespace")
     return name.decode("ascii")
 
 
@@ -140,7 +140,7 @@ def parse_pointer_key(key: bytes) -> tuple[TopicName, int, int]:
     """Topic, generation and write pointer of a key from ``pointer_key``. Raises DamagedRow."""
     parsed = parse_system_key(key)
     if parsed.kind != POINTER or len(parsed.rest) != _POINTER.size:
-        raise DamagedRow(f"key {key.hex()} is no pointer's")
+        raise DamagedRow(f"key {key.hex()} is not that of a pointer")
     return parsed.name, parsed.generation, _POINTER.unpack(parsed.rest)[0]
 
 
@@ -199,7 +199,7 @@ def parse_payload_key(key: bytes) -> PayloadKey:
 def parse_system_key(key: bytes) -> SystemKey:
     """The parts of a system key. Raises DamagedRow."""
     if key[:1] != SYSTEM or len(key) < 2:
-        raise DamagedRow(f"key {key.hex()} is no system key")
+        raise DamagedRow(f"key {key.hex()} is not a system key")
     name, rest = topic_of(key[2:])
     if len(rest) < 4:
         raise DamagedRow(f"system key {key.hex()} has no generation")

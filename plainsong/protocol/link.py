@@ -67,7 +67,7 @@ class Vocabulary:
             elif issubclass(cls, tuple) and hasattr(cls, "_fields"):
                 self.register_as(cls, lambda value: value._asdict(), lambda given, cls=cls: cls(**given))  # type: ignore[misc]
             else:
-                raise TypeError(f"{cls.__name__} is no dataclass, named tuple or enum")
+                raise TypeError(f"{cls.__name__} is not a dataclass, named tuple or enum")
 
     def register_as(
         self, cls: type, to_fields: Callable[[Any], dict[str, Any]], from_fields: Callable[[dict[str, Any]], Any]
@@ -124,7 +124,7 @@ class Vocabulary:
             return dict(value)
         if isinstance(value, bytes | memoryview):
             return bytes(value)
-        raise TypeError(f"a {cls.__name__} does not travel: it is not registered")
+        raise TypeError(f"a {cls.__name__} cannot be sent: it is not registered")
 
     def _error_fields(self, error: PlainsongError) -> list[Any]:
         more = {}

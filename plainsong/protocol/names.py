@@ -73,7 +73,7 @@ def instance_name(text: str) -> str:
 def refuse_credential(text: str) -> str:
     """Return ``text``. Raises InvalidName: it is a token, and names are shown in lists, logs and metrics."""
     if len(text) >= _SHORTEST_TOKEN and holds_credential(text):
-        raise InvalidName("this looks like a token, and names are no secrets", hint="make a new one in its place")
+        raise InvalidName("this looks like a token, and names are not secret", hint="replace it with a new one")
     return text
 
 

@@ -134,7 +134,7 @@ class Metadata:
                 restored=_checked_position(record.get("l")),
             )
         except (KeyError, TypeError, ValueError, PlainsongError) as error:
-            raise DamagedRow(f"a metadata row lacks a field or has a wrong one: {error!r}") from error
+            raise DamagedRow(f"a metadata row has a missing or invalid field: {error!r}") from error
 
 
 def _chain_end(position: object, number: object, link: object) -> ChainEnd:
@@ -147,7 +147,7 @@ def _chain_end(position: object, number: object, link: object) -> ChainEnd:
 def _set_aside(each: list[Any]) -> SetAside:
     first, last, rows = each
     if _checked_position(first) is None or _checked_position(last) is None:
-        raise ValueError("a stretch has two positions")
+        raise ValueError("a range has two positions")
     return SetAside(first, last, None if rows is None else checked_number(rows))
 
 
@@ -205,7 +205,7 @@ class HighWater:
                 _checked_position(record.get("e")),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRow(f"a high-water row lacks a field or has a wrong one: {error!r}") from error
+            raise DamagedRow(f"a high-water row has a missing or invalid field: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class Reader:
         try:
             return cls(checked_id(record["p"]), checked_number(record["c"]))
         except (KeyError, TypeError, ValueError, PlainsongError) as error:
-            raise DamagedRow(f"a reader row lacks a field or has a wrong one: {error!r}") from error
+            raise DamagedRow(f"a reader row has a missing or invalid field: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,19 +246,19 @@ class NamespaceProperties:
             properties = parse_properties({"deduplication": record["d"]})
             return cls(properties.deduplication, checked_number(record["s"]))
         except (KeyError, TypeError, ValueError, PlainsongError) as error:
-            raise DamagedRow(f"a namespace row lacks a field or has a wrong one: {error!r}") from error
+            raise DamagedRow(f"a namespace row has a missing or invalid field: {error!r}") from error
 
 
 def checked_number(value: object, low: int = 0, high: int = MAX_TIMESTAMP_MS) -> int:
     """Return ``value`` if it is a whole number from ``low`` to ``high``. Raises ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError(f"{str(value)[:40]!r} is no number from {low} to {high}")
+        raise ValueError(f"{str(value)[:40]!r} is not a number from {low} to {high}")
     return value
 
 
 def _checked_position(value: object) -> bytes | None:
     if value is not None and (not isinstance(value, bytes) or len(value) != POSITION_BYTES):
-        raise ValueError(f"{value!r} is no position")
+        raise ValueError(f"{value!r} is not a position")
     return value
 
 
@@ -303,5 +303,5 @@ def unpack_record(value: bytes, what: str) -> dict[str, Any]:
     except (ValueError, msgpack.UnpackException) as error:
         raise DamagedRow(f"a {what} row is garbled: {value[:24].hex()}…") from error
     if not isinstance(record, dict):
-        raise DamagedRow(f"a {what} row is no map")
+        raise DamagedRow(f"a {what} row is not a map")
     return record

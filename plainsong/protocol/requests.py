@@ -201,7 +201,7 @@ def _check_staged(request: PublishRequest, segments: Sequence[str]) -> None:
     if request.producer is None:
         raise InvalidParameter(
             "segments without a write pointer are a producer's",
-            hint="name the producer that stored them, or the write pointer they were stored under",
+            hint="give the producer that staged them, or the write pointer they were stored under",
         )
     if request.sequence_ids is None:
         raise InvalidSequenceIds("staged segments are published once", hint="give one sequence id for all of them")
@@ -218,7 +218,7 @@ def check_store(request: PublishRequest) -> None:
       InvalidSequenceIds, InvalidParameter: as for ``check_publish``.
     """
     if request.segments is not None:
-        raise InvalidParameter("segments is for publish", hint="a store names its own one as segment")
+        raise InvalidParameter("segments is for publish", hint="a store gives its own one as segment")
     if request.atomic:
         raise InvalidParameter("atomic is for publish", hint="stored messages are published in one moment anyway")
     if not request.messages:
@@ -257,7 +257,7 @@ def check_poll(request: PollRequest) -> None:
     if request.transaction is not None and request.isolation is not None:
         raise InvalidParameter(
             "transaction and isolation exclude each other",
-            hint="transaction brings a snapshot, isolation=committed takes the daemon's own",
+            hint="transaction supplies a snapshot; isolation=committed uses the daemon's",
         )
     if request.as_of_ms is not None:
         _check_as_of(request)
@@ -310,7 +310,7 @@ def check_producer_name(text: str) -> None:
     _check_bytes("producer", text, 1, MAX_PRODUCER_BYTES)
     if holds_credential(text):
         raise InvalidParameter(
-            "the producer's name looks like a token, and everybody would see it", hint="make a new one"
+            "the producer's name looks like a token, and names are not secret", hint="make a new one"
         )
 
 
@@ -319,7 +319,7 @@ def _check_producer(request: PublishRequest) -> None:
         check_producer_name(request.producer)
     elif request.producer_epoch is not None or request.sequence_ids is not None:
         # Ignoring them would break a promise that the client relies on.
-        raise InvalidParameter("producerEpoch and sequenceIds belong to a producer", hint="name it as producer")
+        raise InvalidParameter("producerEpoch and sequenceIds belong to a producer", hint="give its name as producer")
     if request.producer_epoch is not None and request.producer_epoch < 0:
         raise InvalidParameter(f"producerEpoch is {request.producer_epoch}", hint="use the session's own")
     if request.sequence_ids is not None:

@@ -192,7 +192,7 @@ class Stamp:
         if packed is None:
             return None
         if not isinstance(packed, list) or len(packed) not in (4, 5):
-            raise DamagedRow("a row's stamp is no list")
+            raise DamagedRow("a row's stamp is not a list")
         producer, epoch, count, ids = packed[:4]
         if isinstance(ids, int) and _is_count(count):
             ids = range(ids, ids + count)
@@ -282,7 +282,7 @@ def _decoded(value: bytes) -> MessageRow:
         (size,) = _U32.unpack_from(value, at)
         extras = msgpack.unpackb(value[at + 4 : at + 4 + size], strict_map_key=True)
         if not isinstance(extras, dict):
-            raise DamagedRow("a row's extras are no map")
+            raise DamagedRow("a row's extras are not a map")
         row.extras = extras
         at += 4 + size
     if not flags & NO_PAYLOAD:
@@ -314,7 +314,7 @@ def attributes_in(extras: Mapping[str, object]) -> dict[str, str] | None:
     if not isinstance(strings, dict) or not all(
         isinstance(name, str) and isinstance(text, str) for name, text in strings.items()
     ):
-        raise DamagedRow("a row's attributes are no map of strings")
+        raise DamagedRow("a row's attributes are not a map of strings")
     return strings
 
 

@@ -29,7 +29,7 @@ def secrets_in(data: bytes) -> tuple[bytes, ...]:
     """The secrets of a file, one a line. Raises NoSecret."""
     lines = [line.strip() for line in data.splitlines() if line.strip()]
     if len(data) > MAX_FILE_BYTES or not 1 <= len(lines) <= MAX_SECRETS:
-        raise NoSecret("there are not one or two secrets")
+        raise NoSecret("one or two secrets are needed")
     return tuple(_secret(number, line) for number, line in enumerate(lines, 1))
 
 
@@ -41,7 +41,7 @@ def _secret(number: int, line: bytes) -> bytes:
     except binascii.Error:
         secret = b""
     if not line.startswith(prefix) or not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
-        raise NoSecret(f"line {number} is no secret")
+        raise NoSecret(f"line {number} is not a secret")
     return secret
 
 

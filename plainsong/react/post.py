@@ -72,7 +72,7 @@ class Poster:
         signer: Signer | None = None,
     ) -> None:
         if signer is not None and (taken := [name for name, _ in headers if name.lower() in _OF_SIGNATURES]):
-            raise InvalidParameter(f"the header {taken[0]} is set for each message", hint="leave it out")
+            raise InvalidParameter(f"the header {taken[0]} is set for each message", hint="remove it")
         self._outward = outward
         self._base, self._target = place_and_target(url)
         self._namespace = namespace
@@ -106,9 +106,7 @@ def place_and_target(url: str) -> tuple[str, str]:
     if not usable:
         raise InvalidParameter(f"cannot post to {url[:200]!r}", hint="for example https://example.com/hook")
     if parts.username is not None or parts.fragment:
-        raise InvalidParameter(
-            "a URL to post to must have neither user nor fragment", hint="use --header @FILE for secrets"
-        )
+        raise InvalidParameter("the URL must have neither user nor fragment", hint="use --header @FILE for secrets")
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
     query = quote(parts.query, safe="/%:@!$&'()*+,;=~-._?[]")
     return f"{parts.scheme}://{parts.netloc}", path + (f"?{query}" if query else "")
@@ -121,7 +119,7 @@ def checked_header(line: str) -> tuple[str, str]:
     if not colon or not _TOKEN.match(name) or not all(" " <= char <= "~" or char == "\t" for char in value):
         raise InvalidParameter(f"invalid header {name[:80]!r}", hint="use 'Name: value', in printable ASCII")
     if _OURS.match(name):
-        raise InvalidParameter(f"the header {name} is set for each message", hint="leave it out")
+        raise InvalidParameter(f"the header {name} is set for each message", hint="remove it")
     return name, value
 
 

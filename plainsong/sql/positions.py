@@ -125,7 +125,7 @@ class SqlPosition:
     def _write(self, namespace: str, positions: Mapping[str, bytes]) -> None:
         if self._is_stale:
             detail = "the session was rolled back, and with it the work of this reader"
-            raise PositionChanged(detail, hint="read again with a new reader: the same messages come again")
+            raise PositionChanged(detail, hint="read again with a new reader: it returns the same messages again")
         for topic, position in positions.items():
             stand = self._known[topic]
             key = {"namespace": namespace, "topic": topic, "reader": self.reader}
@@ -137,7 +137,7 @@ class SqlPosition:
             except SQLAlchemyError as error:
                 raise PositionNotSaved(f"cannot write the position in {topic}: {first_line(error)}") from error
             if not is_ours:
-                detail = f"reader {self.reader} of {topic} is not where this session left it"
+                detail = f"reader {self.reader} of {topic} is not at the position that this session saved"
                 raise PositionChanged(detail, hint="roll back; another process reads under the same name")
             self._known[topic] = Stand(stand.generation, row)
 

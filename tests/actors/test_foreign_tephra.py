@@ -132,7 +132,7 @@ async def test_a_state_that_is_too_old_serves_no_committed_reader_and_every_publ
     foreign.view()
     mock_clock.jump(0.01)
     for ask in (foreign.view, foreign.invalids, foreign.prune_bound, foreign.begin_pass):
-        with pytest.raises(TransactionsUnavailable, match="last learnt"):
+        with pytest.raises(TransactionsUnavailable, match="last received"):
             ask()
     assert foreign.standing(50) == "invalid"
 

@@ -157,7 +157,7 @@ def test_a_file_that_is_not_there_is_an_error_and_not_a_default(tmp_path):
             'http.max_inflight_bytes = "127 MiB" is less than 2 times http.max_body_bytes',
         ),
         ({"topic.mailbox_bytes": "1 MiB"}, "would not fit into any mailbox"),
-        ({"topic.max_message_bytes": "65 MiB"}, "would fit into no body"),
+        ({"topic.max_message_bytes": "65 MiB"}, "would not fit into any body"),
         ({"transactions.timeout_s": "3601"}, "the default time-out would not be allowed"),
         ({"deduplication.max_retention_s": "604799"}, "the default retention would not be allowed"),
         ({"deduplication.max_producers": "999"}, "is less than deduplication.max_long_producers = 1000"),
@@ -183,7 +183,7 @@ def test_a_tephra_is_chosen_with_its_address():
 
 def test_an_address_that_may_be_none_is_empty_or_an_address():
     assert load_config(None, {}, {"transactions.thrift": " "}).config.transactions.thrift == ""
-    assert "is no address" in refused(flags={"transactions.thrift": "15165"})[0]
+    assert "is not an address" in refused(flags={"transactions.thrift": "15165"})[0]
 
 
 def test_a_smaller_body_alone_needs_a_smaller_message_too():
@@ -226,8 +226,8 @@ def test_a_section_within_another_is_read_from_all_places(tmp_path):
         ("[storage.hbsae]\nthrift = 'a:1'", "unknown section [storage.hbsae]"),
         ("[storage]\nhbase = 'a:1'", "'storage.hbase' is a section"),
         ("[storage.hbase]\nthrif = 'a:1'", "unknown setting 'storage.hbase.thrif'"),
-        ("[storage.hbase]\nthrift = 'a:1,,b:2'", "storage.hbase.thrift: '' is no address"),
-        ("[storage.hbase]\nthrift = ''", "storage.hbase.thrift: '' is no address"),
+        ("[storage.hbase]\nthrift = 'a:1,,b:2'", "storage.hbase.thrift: '' is not an address"),
+        ("[storage.hbase]\nthrift = ''", "storage.hbase.thrift: '' is not an address"),
         ("[storage.hbase]\ntable_prefix = 'a b'", "storage.hbase.table_prefix: 'a b' is not letters"),
     ],
 )

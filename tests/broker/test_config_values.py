@@ -56,7 +56,7 @@ def test_a_count_is_a_whole_number_and_true_is_none(raw):
         read_value(COUNT, raw, text=False)
 
 
-@pytest.mark.parametrize(("raw", "word"), [(0, "the least is 1"), (1001, "the most is 1000")])
+@pytest.mark.parametrize(("raw", "word"), [(0, "the minimum is 1"), (1001, "the maximum is 1000")])
 def test_bounds_are_told(raw, word):
     with pytest.raises(ValueError, match=word):
         read_value(COUNT, raw, text=False)

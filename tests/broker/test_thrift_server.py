@@ -207,7 +207,7 @@ async def test_what_is_no_call_ends_its_connection_and_no_other(server, sent, ca
     await client.stream.send_all(sent)
     assert await client.message() is None
     assert await other.call("status") == "OK"
-    assert "sent what is no call" in caplog.text
+    assert "sent an invalid call" in caplog.text
 
 
 async def test_sixty_connections_stay_open_and_served(server, mock_clock):

@@ -143,7 +143,7 @@ async def test_a_deleted_generation_without_producers_is_gone_like_one_that_was_
     await daemon.call("GET", f"{PRODUCERS}/p?generation=1", status=404, code="producer_not_found")
     await daemon.create()
     answer = await daemon.call("GET", f"{PRODUCERS}/p?generation=1", status=410, code="producer_expired")
-    assert "or never was" in answer.json()["detail"]
+    assert "or never existed" in answer.json()["detail"]
 
 
 async def test_a_deleted_topic_tells_what_it_knew_of_a_producer_and_a_new_one_knows_nothing(daemon):

@@ -120,7 +120,7 @@ def test_an_existing_context_is_replaced_only_on_demand(alone):
     ("arguments", "says"),
     [
         (("bad name", "--url", A), "invalid context name 'bad name'"),
-        (("one", "--url", "ftp://a"), "'ftp://a' is no URL of a daemon"),
+        (("one", "--url", "ftp://a"), "'ftp://a' is not the URL of a daemon"),
         (("one", "--url", A, "--namespace", "a-b"), "namespace 'a-b' is not allowed"),
         (("one", "--url", A, "--token-file", "/does/not/exist"), "the token file cannot be read"),
     ],

@@ -119,7 +119,7 @@ def test_rows_are_set_aside_after_a_question_and_peek_shows_that_they_were(
     shown = [(str(each.id), each.state, each.detail) for each in client.admin.messages("a")]
     assert shown == [(first, "set-aside", f"2 rows up to {second}"), (third, "plain", "")]
     assert "set-aside" in cli("peek", "a", code=0).out
-    passed = "a: 2 damaged rows were passed, which an operator has set aside"
+    passed = "a: 2 damaged rows were skipped, which an operator has set aside"
     assert passed in cli("poll", "a", code=0).err
     cli("tail", "a", "--from", "oldest", "--limit", "1", code=0)
     assert passed in caplog.messages  # a warning, which goes to standard error
@@ -156,7 +156,7 @@ def test_a_drain_is_previewed(cli: Cli):
     assert "alone" in cli("cluster", "drain", "host-1", "--dry-run", code=1).err
     nothing = {"messages": 0, "bytes": 0, "estimated": False}
     effect = {"hides": nothing, "returns": nothing, "removes": nothing, "moves": {"topicsOpen": 3}}
-    told = {"dryRun": True, "effect": effect, "warnings": ["no other instance would be left"]}
+    told = {"dryRun": True, "effect": effect, "warnings": ["no other instance would remain"]}
     assert effect_lines(told) == [
         "moves 3 open topics to other instances",
         "warning: no other instance would be left",

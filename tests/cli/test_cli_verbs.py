@@ -84,7 +84,7 @@ def test_creating_a_topic_twice_says_how_to_change_it(cli):
         (("publish", "a", "--file", "/does/not/exist"), "cannot be read"),
         (("tail", "a", "b", "--last", "3", "--from", "oldest"), "exclude each other"),
         (("poll", "a", "--json", "-f", "%p"), "exclude each other"),
-        (("poll", "a", "--url", "nonsense"), "is no URL of a daemon"),
+        (("poll", "a", "--url", "nonsense"), "is not the URL of a daemon"),
         (("topic", "delete", "a"), "there is no topic"),
     ],
 )
@@ -246,7 +246,7 @@ def test_a_verb_that_takes_away_does_not_suggest_to_create(cli, greetings):
     assert "topic greetings has no readers" in said.err
 
 
-@pytest.mark.parametrize(("answers", "hint"), [(True, "it runs, and says above why"), (False, "is it running?")])
+@pytest.mark.parametrize(("answers", "hint"), [(True, "it is running, and reports above why"), (False, "is it running?")])
 def test_a_daemon_that_is_there_and_not_ready_is_not_asked_whether_it_runs(cli, monkeypatch, answers, hint):
     found = ProbeResult("http://a", answers=answers, seconds=[0.1], reasons=["10 bytes are free"], detail="refused")
     monkeypatch.setattr("plainsong.cli.ping.ask", lambda *_, **__: [found])
@@ -314,10 +314,12 @@ def test_ping_live_takes_a_daemon_that_is_not_ready_and_nothing_that_is_none(alo
 def test_ping_and_doctor_know_a_daemon_that_shows_its_version_to_names_alone(alone, tmp_path):
     with Daemon(tmp_path / "data", "security.authentication=required") as daemon:
         url = url_of(daemon)
-        assert alone("ping", "--url", url, code=0).out.endswith("(shows its version to names alone)  ready\n")
+        assert alone("ping", "--url", url, code=0).out.endswith(
+            "(shows its version only to authenticated clients)  ready\n"
+        )
         (told,) = alone("ping", "--url", url, "--json", code=0).json
         assert (told["ready"], told["version"]) == (True, None)
-        assert "its version is shown to names alone" in alone("doctor", "--url", url).out
+        assert "it shows its version only to authenticated clients" in alone("doctor", "--url", url).out
 
 
 def test_bench_measures_and_leaves_nothing_behind(cli):

@@ -158,7 +158,7 @@ def test_retries_are_told_and_counted(on, orders):
         (("--run", "cat", "--retries", "-1"), "invalid number of retries"),
         (("--run", "cat", "--position", "reader:a b"), "--position reader:a b"),
         (("--run", "cat", "--position", "."), "is not a file"),
-        (("--run", "cat", "--dead-letter", "orders"), "come back for ever"),
+        (("--run", "cat", "--dead-letter", "orders"), "come back forever"),
     ],
 )
 def test_a_wrong_command_line_does_nothing(on, cli, orders, arguments, says):

@@ -142,7 +142,7 @@ def test_a_handler_is_refused_what_would_wait_for_the_thread_that_it_interrupts(
     refused = []
 
     def publish() -> None:
-        with pytest.raises(BufferFull, match="has interrupted the producer") as error:
+        with pytest.raises(BufferFull, match="a finalizer has interrupted") as error:
             producer.publish(b"from the handler")
         refused.append(error.value.outcome)
 

@@ -128,9 +128,9 @@ def test_a_failure_nobody_asked_about_is_told_when_closing(client: Client, topic
 
 
 def test_only_what_time_may_help_is_said_to_need_time():
-    assert NotSent(1, 0).hint == "their futures say which; give close a longer timeout_s"
-    assert NotSent(0, 1, [ConnectionLost("gone")]).hint == "their futures say which; give close a longer timeout_s"
-    assert NotSent(1, 0, [MessageTooLarge("9 MiB")]).hint == "their futures say which"
+    assert NotSent(1, 0).hint == "their futures tell which; pass a longer timeout_s to close"
+    assert NotSent(0, 1, [ConnectionLost("gone")]).hint == "their futures tell which; pass a longer timeout_s to close"
+    assert NotSent(1, 0, [MessageTooLarge("9 MiB")]).hint == "their futures tell which"
 
 
 def test_a_message_without_a_topic_is_refused(client: Client):

@@ -91,7 +91,7 @@ def test_a_file_that_is_no_socket_is_never_removed(tmp_path):
     path.write_text("kept")
     ended = serve("--bind", f"unix:{path}", "--data-dir", str(tmp_path / "data"))
     assert ended.returncode == Exit.FAILED
-    assert "is no socket" in ended.stderr
+    assert "is not a socket" in ended.stderr
     assert path.read_text() == "kept"
 
 

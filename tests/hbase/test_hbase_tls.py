@@ -104,7 +104,7 @@ async def test_a_gateway_that_wants_a_certificate_is_shown_one(hbase, authority)
 
 async def test_plain_and_tls_that_meet_are_told_apart(hbase, proxy, authority):
     assert "does it want TLS (storage.hbase.tls)?" in await refused(proxy.address, QUICK)
-    assert "does it speak TLS?" in await refused(hbase.address, trusting(authority, options=QUICK))
+    assert "does it use TLS?" in await refused(hbase.address, trusting(authority, options=QUICK))
 
 
 async def test_renewed_files_are_followed_by_the_next_connections(hbase, authority, tmp_path):
@@ -213,6 +213,6 @@ def test_a_file_that_cannot_be_used_is_a_mistake_in_the_settings(hbase, authorit
 def test_a_daemon_does_not_start_on_a_gateway_whose_certificate_is_not_good(hbase, proxy, tmp_path):
     stranger = Authority(tmp_path, "stranger")
     sets = [*settings(proxy, stranger, "tlsf_"), "storage.hbase.timeout_s=1"]
-    with pytest.raises(DaemonEnded, match="its certificate is not good"):
+    with pytest.raises(DaemonEnded, match="its certificate is not valid"):
         Daemon(tmp_path / "data", *sets).start()
     assert proxy.passed == 0

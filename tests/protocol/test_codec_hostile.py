@@ -220,10 +220,10 @@ def test_a_damaged_answer_is_malformed_however_many_items_it_claims():
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b"", "no JSON at byte 0"),
-        (b"\xef\xbb\xbf{}", "no JSON at byte 0: Unexpected byte order mark"),
+        (b"", "invalid JSON at byte 0"),
+        (b"\xef\xbb\xbf{}", "invalid JSON at byte 0: Unexpected byte order mark"),
         (b'{"messages":["\xff"]}', "no UTF-8 at byte 14"),
-        ('{"messages":["é",]}'.encode(), "no JSON at byte 18"),
+        ('{"messages":["é",]}'.encode(), "invalid JSON at byte 18"),
         (b'{"messages":["a"],"messages":[]}', "'messages' is there twice"),
         (b'{"messages":NaN}', "NaN is no JSON"),
         (b'{"ttlSeconds":-Infinity}', "-Infinity is no JSON"),

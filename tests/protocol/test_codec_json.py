@@ -54,7 +54,7 @@ def test_base64_is_strict(wrong):
 
 
 def test_a_character_beyond_iso_8859_1_is_no_byte():
-    with pytest.raises(MalformedBody, match=r"messages\[0\]: character 1 is no byte"):
+    with pytest.raises(MalformedBody, match=r"messages\[0\]: character 1 is not a byte"):
         publish(messages=[{"bytes": "a\u20ac"}])
 
 

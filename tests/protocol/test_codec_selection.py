@@ -50,12 +50,12 @@ def test_only_version_1_is_streamed():
         (None, "there is no Content-Type", "add the header Content-Type: application/json"),
         ("", "there is no Content-Type", "add the header"),
         ("  ", "there is no Content-Type", "add the header"),
-        ("application/x-www-form-urlencoded", "is not read here", "add -H 'Content-Type: application/json'"),
-        ("text/plain", "'text/plain' is not read here", "add the header"),
+        ("application/x-www-form-urlencoded", "is not accepted", "add -H 'Content-Type: application/json'"),
+        ("text/plain", "'text/plain' is not accepted", "add the header"),
         ("avro/binary; version=3", "avro/binary has no version '3'", "versions 1 (the default) and 2"),
         ("avro/binary; version=", "avro/binary has no version ''", "versions 1"),
         ("application/json; charset=iso-8859-1", "JSON in 'iso-8859-1'", "send JSON in UTF-8"),
-        ("application/json, avro/binary", "is not read here", "add the header"),
+        ("application/json, avro/binary", "is not accepted", "add the header"),
     ],
 )
 def test_any_other_type_is_refused_naming_both_and_the_header_to_add(content_type, detail, hint):

@@ -63,7 +63,7 @@ TTL = "ttlSeconds", msgpack.packb(5)
 )
 def test_a_key_that_is_there_twice_is_refused_and_what_stood_before_it_is_read(fields, before):
     parts, fault = read(before + b"\x92\x07" + fields)
-    assert fault.detail == "a key of a map is there twice"
+    assert fault.detail == "a key of a map occurs twice"
     assert flat(parts) == ([(1, [b"x"])] if before else [])
 
 

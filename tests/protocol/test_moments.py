@@ -128,7 +128,7 @@ def test_a_moment_before_what_was_forgotten_is_refused_with_the_earliest_possibl
     at.new()
     assert at.state(old) == "unknown"
     for _ in range(2):
-        with pytest.raises(AsOfTooOld, match=f"earliest moment to read as of is {forgotten_ms} "):
+        with pytest.raises(AsOfTooOld, match=f"earliest readable moment is {forgotten_ms} "):
             as_of(at, forgotten_ms - 1)
         assert shown(at, forgotten_ms, old) == "DELIVER"
         at.load()

@@ -37,7 +37,7 @@ def test_what_belongs_to_another_user_is_not_read(tmp_path):
     path = tmp_path / "tokens.json"
     write_guarded(path, b"{}")
     os.chown(path, 12345, 12345)
-    with pytest.raises(UnsafeFile, match="another user"):
+    with pytest.raises(UnsafeFile, match="a user other than"):
         read_guarded(path, 10)
 
 

@@ -221,7 +221,7 @@ def test_a_segment_whose_beginning_went_with_another_save_is_not_gone_on_with(sp
     with closing(calls_of(topics.url)) as calls:
         calls.store(topic, store_body(StoredUnder("job", "half", 1), [b"lost"], 0))
         save_plainly(spark, topics.options(topic, producerName="job", sequenceId=0), 100)
-        with pytest.raises(BrokerError, match="already_published: segment 'half' goes on with sequence id 1"):
+        with pytest.raises(BrokerError, match="already_published: segment 'half' continues with sequence id 1"):
             calls.store(topic, store_body(StoredUnder("job", "half", 1), [b"on"], 1))
 
 

@@ -58,7 +58,7 @@ _CODECS: dict[tuple[str, str], Codec] = {
     ("application/json", "2"): JSON,
 }
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
-_READ_HERE = "avro/binary and application/json are read here"
+_READ_HERE = "avro/binary and application/json are accepted here"
 _ADD_HEADER = "add the header Content-Type: application/json (or avro/binary)"
 #: curl's default for ``--data``.
 _CURL = "application/x-www-form-urlencoded"
@@ -91,4 +91,4 @@ def _unsupported(name: str, version: str) -> UnsupportedMediaType:
     hint = _ADD_HEADER
     if name == _CURL:
         hint = "curl sends this type with --data unless told otherwise: add -H 'Content-Type: application/json'"
-    return UnsupportedMediaType(f"{name[:80]!r} is not read here; {_READ_HERE}", hint=hint)
+    return UnsupportedMediaType(f"{name[:80]!r} is not accepted; {_READ_HERE}", hint=hint)

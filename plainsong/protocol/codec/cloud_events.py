@@ -115,7 +115,7 @@ def _attributes_in_headers(headers: Mapping[str, str]) -> dict[str, str]:
     found = {name[3:]: _header_value(name, value) for name, value in headers.items() if name.startswith("ce-")}
     for name in found.keys() & _NO_ATTRIBUTES:
         hint = "Content-Type says it" if name == "datacontenttype" else "the body is the data"
-        raise InvalidParameter(f"the header ce-{name} is none of an event's", hint=hint)
+        raise InvalidParameter(f"the header ce-{name} is not an attribute of an event", hint=hint)
     return _as_message(found, headers.get(CONTENT_TYPE) or None, "ce-")
 
 
@@ -126,7 +126,7 @@ def _header_value(name: str, value: str) -> str:
     try:
         return unquote_to_bytes(value.encode("latin-1")).decode()
     except UnicodeError:
-        raise InvalidParameter(f"the header {name[:80]} is no UTF-8", hint="percent-encode its UTF-8 bytes") from None
+        raise InvalidParameter(f"the header {name[:80]} is not UTF-8", hint="percent-encode its UTF-8 bytes") from None
 
 
 def _attributes_in_event(event: Mapping[str, Any], where: str) -> dict[str, str]:
@@ -165,10 +165,12 @@ def _as_message(found: Mapping[str, str], content_type: str | None, where: str) 
         if not found.get(name):
             raise InvalidParameter(f"{where}{name} is missing", hint=_NEEDED)
     if found["specversion"] != VERSION:
-        raise InvalidParameter(f"{where}specversion is {found['specversion'][:40]!r}", hint=f"{VERSION} is read here")
+        raise InvalidParameter(
+            f"{where}specversion is {found['specversion'][:40]!r}", hint=(f"{VERSION} is supported here")
+        )
     for name in found:
         if not _NAME.fullmatch(name):
-            raise InvalidParameter(f"{where}{name[:80]} is no attribute's name", hint="use a to z and 0 to 9")
+            raise InvalidParameter(f"{where}{name[:80]} is not the name of an attribute", hint="use a to z and 0 to 9")
     for name in ("subject", "dataschema"):
         if found.get(name) == "":
             _refuse_empty(where + name)

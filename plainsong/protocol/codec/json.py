@@ -104,7 +104,7 @@ def _refuse_object(entry: dict[str, Any], where: str) -> None:
 def _put_list(request: dict[str, Any], name: str, shown: str, column: list[Any]) -> None:
     if request.get(name) is not None:
         error = InvalidSequenceIds if name == "sequence_ids" else MalformedBody
-        raise error(f"{shown} is given as a list, and by items of messages too", hint="use one of the two")
+        raise error(f"{shown} is given both as a list and in the items of messages", hint="use one of the two")
     if name == "sequence_ids" and None in column:
         raise InvalidSequenceIds(
             f"messages[{column.index(None)}] has no sequenceId, others have one", hint="give all of them one, or none"
@@ -232,7 +232,7 @@ class JsonCodec:
     def decode_page(self, body: bytes) -> list[Message]:
         given = values.parse_json(body)
         if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
-            raise MalformedBody("the answer is no list of messages")
+            raise MalformedBody("the answer is not a list of messages")
         for entry in given:
             _require(entry, ("id", "payload"))
         return [Message(**values.fields_of(entry, _MESSAGE)) for entry in given]

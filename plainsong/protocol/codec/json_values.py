@@ -92,7 +92,7 @@ def parse_json(body: bytes) -> Any:
         return _DECODER.decode(text)
     except json.JSONDecodeError as error:
         at = sum(len(text[start : min(start + _PIECE_BYTES, error.pos)].encode()) for start in _starts(error.pos))
-        raise MalformedBody(f"no JSON at byte {at}: {error.msg}") from None
+        raise MalformedBody(f"invalid JSON at byte {at}: {error.msg}") from None
     except RecursionError:
         raise MalformedBody("the body is nested too deeply") from None
     except ValueError:  # a number of thousands of digits
@@ -122,7 +122,7 @@ def _decoded(body: bytes) -> str:
             pieces.append(decoder.decode(body[start:end], end >= len(body)))
         except UnicodeDecodeError as error:
             at = start - before + error.start
-            raise MalformedBody(f"no UTF-8 at byte {at}", hint="JSON is sent in UTF-8") from None
+            raise MalformedBody(f"invalid UTF-8 at byte {at}", hint="JSON is sent in UTF-8") from None
     return "".join(pieces)
 
 
@@ -245,13 +245,13 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise MalformedBody(f"the field {key[:80]!r} is there twice")
+                raise MalformedBody(f"the field {key[:80]!r} occurs twice")
             seen.add(key)
     return found
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise MalformedBody(f"{name} is no JSON", hint="numbers here are whole")
+    raise MalformedBody(f"{name} is not JSON", hint="numbers must be whole")
 
 
 #: Shared: ``json.loads`` makes a decoder per call, which takes longer than decoding a small body.
@@ -378,11 +378,11 @@ def _tagged_bytes(value: Any, name: str) -> bytes:
 
 def _base64(value: str, name: str) -> bytes:
     if len(value) % 4:  # the library lets some superfluous padding pass
-        raise MalformedBody(f"{name} is no base64: {len(value)} characters", hint="a multiple of 4, padded with =")
+        raise MalformedBody(f"{name} is not base64: {len(value)} characters", hint="a multiple of 4, padded with =")
     try:
         return binascii.a2b_base64(value, strict_mode=True)
     except ValueError as error:
-        raise MalformedBody(f"{name} is no base64: {str(error).lower()}", hint="A-Z a-z 0-9 + / and =") from None
+        raise MalformedBody(f"{name} is not base64: {str(error).lower()}", hint="A-Z a-z 0-9 + / and =") from None
 
 
 def _latin1(value: str, name: str) -> bytes:
@@ -390,7 +390,8 @@ def _latin1(value: str, name: str) -> bytes:
         return value.encode("latin-1")
     except UnicodeEncodeError as error:
         raise MalformedBody(
-            f"{name}: character {error.start} is no byte", hint='{"bytes": …} is ISO-8859-1; {"base64": …} is any bytes'
+            f"{name}: character {error.start} is not a byte",
+            hint='{"bytes": …} is ISO-8859-1; {"base64": …} is any bytes',
         ) from None
 
 
@@ -442,7 +443,7 @@ def parse_position(value: object, name: str = "startFrom") -> bytes | int:
         return parse_id(value)
     if type(value) is int and value <= MAX_TIMESTAMP_MS:
         return _checked_time(value, name)
-    raise MalformedBody(f"{name} is no position", hint="40 hex digits for an id, or a number of milliseconds")
+    raise MalformedBody(f"{name} is not a position", hint="40 hex digits for an id, or a number of milliseconds")
 
 
 def parse_query_position(text: str, name: str = "from") -> bytes | int:

@@ -101,9 +101,9 @@ def accept_frames(accept: str | None) -> FramesOptions | None:
             fields, version = parameters.get("fields", ""), parameters.get("version", "1")
             if fields in ("", "pointer") and version in ("1", "2"):
                 return FramesOptions(pointers=fields == "pointer", attributes=version == "2")
-            refused = f"frames with fields={fields[:40]!r} and version={version[:40]!r} are not written here"
+            refused = f"frames with fields={fields[:40]!r} and version={version[:40]!r} are not supported here"
     if refused:
-        raise InvalidParameter(refused, hint="fields=pointer and version=1 or 2 are")
+        raise InvalidParameter(refused, hint="use fields=pointer and version=1 or 2")
     return None
 
 

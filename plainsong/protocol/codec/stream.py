@@ -144,7 +144,9 @@ class RequestReader:
             if self._plain:
                 return None
             # Its words are the library's, and may quote what was sent.
-            return parts, MalformedBody(f"no msgpack behind request {_count(parts)} of the message", hint=_said(broken))
+            return parts, MalformedBody(
+                f"invalid msgpack after request {_count(parts)} of the message", hint=_said(broken)
+            )
         return parts, None
 
 
@@ -168,7 +170,7 @@ def _without_doubles(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     """A map. Raises MalformedBody: a key is there twice, and two readers could take another value each."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise MalformedBody("a key of a map is there twice")
+        raise MalformedBody("a key of a map occurs twice")
     return found
 
 

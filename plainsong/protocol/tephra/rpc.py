@@ -164,7 +164,7 @@ def read_value(reader: ThriftReader, kind: Kind) -> Any:
             return reader.longs()
         case Kind.TRANSACTION:
             return _transaction(reader)
-    raise AssertionError(f"no value of kind {kind}")
+    raise AssertionError(f"a value of unknown kind {kind}")
 
 
 def _transaction(reader: ThriftReader) -> Any:
@@ -203,7 +203,7 @@ def put_value(kind: Kind, value: Any) -> bytes:
             return pack(f">Bi{len(value)}q", I64, len(value), *value)
         case Kind.TRANSACTION:
             return encode_transaction(value)
-    raise AssertionError(f"no value of kind {kind}")
+    raise AssertionError(f"a value of unknown kind {kind}")
 
 
 # --- messages of Thrift's strict binary protocol ----------------------------------------------------

@@ -106,7 +106,7 @@ def decode_transaction(data: bytes) -> Transaction:
 def _malformed_transaction(what: str) -> MalformedTransaction:
     return MalformedTransaction(
         f"the transaction does not decode: {what}",
-        hint="send the bytes of Tephra's TransactionCodec, or the snapshot that begin answered",
+        hint="send the bytes of Tephra's TransactionCodec, or the snapshot that begin returned",
     )
 
 
@@ -247,7 +247,7 @@ def _read_list(cursor: Cursor, read: Callable[[], T]) -> list[T]:
 def _malformed_snapshot(what: str) -> MalformedTransaction:
     return MalformedTransaction(
         f"the snapshot of a transaction manager does not decode: {what}",
-        hint="take it from Tephra's getSnapshot, or from a snapshot file, whole",
+        hint="use the complete bytes of Tephra's getSnapshot, or of a snapshot file",
     )
 
 

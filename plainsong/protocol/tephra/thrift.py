@@ -60,7 +60,7 @@ class ThriftReader:
         try:
             return self.octets().decode()
         except UnicodeDecodeError:
-            raise MalformedThrift(f"no UTF-8 at byte {at}") from None
+            raise MalformedThrift(f"invalid UTF-8 at byte {at}") from None
 
     def boolean(self) -> bool:
         """One byte; 1 is true."""

@@ -136,7 +136,7 @@ class ChainEntry:
             or not isinstance(self.digest, bytes | None)
             or (self.kind in COVERING and (self.first > self.position or self.rows > MAX_ROWS))
         ):
-            raise DamagedRow(f"the chain's entry at {self.position.hex()} is none that this version knows")
+            raise DamagedRow(f"the chain's entry at {self.position.hex()} is of a kind that this version does not know")
 
     @property
     def rows(self) -> int:

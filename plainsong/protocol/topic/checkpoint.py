@@ -61,7 +61,7 @@ def touch_pointer(state: TopicState, step: Step, pointer: int) -> Pending:
         if len(state.pending) >= state.limits.max_pending:
             raise Overloaded(
                 f"{len(state.pending)} write pointers are undecided in topic {state.name}",
-                hint="have transactions committed or aborted, or raise transactions.max_per_topic",
+                hint="commit or abort transactions, or raise transactions.max_per_topic",
             )
         pending = state.pending[pointer] = Pending(pointer, state.time_ms, state.time_ms)
         state.forgotten.discard(pointer)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.state import Now, TopicState
     from plainsong.protocol.topic.step import Step
 
-NEW_IDS = "under another write pointer, also after a rollback, messages need new ids"
+NEW_IDS = "messages under another write pointer need new ids, also after a rollback"
 
 
 def deduplicate(state: TopicState, step: Step, request: PublishRequest, pointer: int = 0) -> DeduplicationVerdict:
@@ -67,7 +67,7 @@ def deduplicate(state: TopicState, step: Step, request: PublishRequest, pointer:
     _check_pointer(state, dedup, producer)
     if request.atomic and not dedup.duplicate:
         raise PartialDuplicate(
-            f"ids {ids[0]} to {ids[dedup.new - 1]} of {ids[0]} to {ids[-1]} are not new, the last one is {pushed}",
+            f"ids {ids[0]} to {ids[dedup.new - 1]} of {ids[0]} to {ids[-1]} are not new: the last one is {pushed}",
             hint="an atomic request is stored as a whole: send the new messages with ids above the last one",
         )
     state.producers.touch(producer, state.time_ms)
@@ -154,7 +154,7 @@ def _check_pointer(state: TopicState, dedup: DeduplicationVerdict, producer: Pro
     if (dedup.pointer and not known) or (not dedup.pointer and low <= producer.highest_transactional):
         error = SequenceConsumed(
             f"producer {dedup.name!r} has used ids from {low} on, under a write pointer that is not remembered",
-            hint="read the topic to see whether they are there; " + NEW_IDS,
+            hint="read the topic to check whether they are stored; " + NEW_IDS,
         )
         error.outcome = "unknown"  # this may be a repetition of the request that used them
         raise error
@@ -205,13 +205,13 @@ def session_of(state: TopicState, step: Step, request: PublishRequest) -> Produc
         return producer
     if producer is None or epoch > producer.epoch:
         raise ProducerExpired(
-            f"topic {state.name} knows no session {epoch} of producer {name!r}",
+            f"topic {state.name} has no session {epoch} of producer {name!r}",
             hint="open the producer again; its earlier messages are not remembered",
         )
     if epoch < producer.epoch:
         raise ProducerFenced(
-            f"session {epoch} of producer {name!r} is over: session {producer.epoch} was opened",
-            hint="two programs use one name, or this one opened it again",
+            f"session {epoch} of producer {name!r} has ended: session {producer.epoch} was opened",
+            hint="two programs use the same name, or this one opened it again",
         )
     return producer
 
@@ -222,7 +222,7 @@ def find_producer(state: TopicState, step: Step, name: str) -> Producer | None:
     if name in producers.damaged:
         raise DamagedRow(
             f"the row of producer {name!r} in topic {state.name} cannot be read",
-            hint="delete the producer; its sequence ids then begin anew",
+            hint="delete the producer; its sequence ids then start again",
         )
     producer = producers.known.get(name)
     if producer is None or state.time_ms <= producer.active_ms + producers.retention_ms:
@@ -265,7 +265,7 @@ def make_room_for_producer(state: TopicState, step: Step) -> None:
     gone = producers.idle(state.time_ms - limits.producer_active_ms, at_most)
     if len(producers.known) - len(gone) >= limits.max_producers:
         raise TooManyProducers(
-            f"topic {state.name} remembers {len(producers.known)} producers, all of them active lately",
+            f"topic {state.name} remembers {len(producers.known)} producers, all of them active recently",
             hint="use fewer names, delete producers that are done, or raise deduplication.max_producers",
         )
     forget_producers(state, step, gone)

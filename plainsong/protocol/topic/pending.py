@@ -219,7 +219,7 @@ class Pending:
         try:
             return _decoded(pointer, record)
         except (AttributeError, KeyError, TypeError, ValueError, struct.error) as error:
-            raise DamagedRow(f"a pointer row lacks a field or has a wrong one: {error!r}") from error
+            raise DamagedRow(f"a pointer row has a missing or invalid field: {error!r}") from error
 
 
 class PointerRun(NamedTuple):
@@ -326,7 +326,7 @@ def _link(value: object) -> bytes:
 
 def _position(value: object) -> bytes:
     if not isinstance(value, bytes) or len(value) != POSITION_BYTES:
-        raise ValueError(f"{value!r} is no position")
+        raise ValueError(f"{value!r} is not a position")
     return value
 
 

@@ -43,7 +43,7 @@ def open_producer(state: TopicState, step: Step, ask: OpenProducer, now: Now) ->
         raise GenerationChanged(f"the topic is in generation {generation}, not {ask.generation}")
     if not producers.enabled:
         raise DeduplicationDisabled(
-            f"topic {state.name} remembers no producers (decided by the {producers.policy.level})",
+            f"topic {state.name} remembers no producers (set by the {producers.policy.level})",
             hint="switch deduplication on, or publish without a session: messages are stored unchecked",
         )
     if ask.retention_ms is not None and not 0 <= ask.retention_ms <= limits.max_retention_ms:
@@ -53,7 +53,7 @@ def open_producer(state: TopicState, step: Step, ask: OpenProducer, now: Now) ->
     forget_expired_producers(state, step)
     producer = find_producer(state, step, ask.name)
     if producer is not None and ask.must_be_new:
-        raise ProducerFenced(f"producer {ask.name!r} exists already", hint="ask for another name")
+        raise ProducerFenced(f"producer {ask.name!r} exists already", hint="choose another name")
     retention_ms = _retention_ms(state, producer, ask)
     if producer is None:
         producer = add_producer(state, step, ask.name)
@@ -105,7 +105,7 @@ def get_producer(state: TopicState, step: Step, ask: GetProducer, now: Now) -> P
         raise ProducerExpired(f"generation {metadata.generation} of topic {state.name} is gone")
     producer = find_producer(state, step, ask.name)
     if producer is None:
-        raise ProducerNotFound(f"topic {state.name} knows no producer {ask.name!r}")
+        raise ProducerNotFound(f"topic {state.name} has no producer {ask.name!r}")
     return producer_view(state, producer, durable=True)
 
 
@@ -154,13 +154,13 @@ def remove_producer(state: TopicState, step: Step, ask: RemoveProducer, now: Now
     producers = state.producers
     if ask.dry_run:
         if ask.name not in producers.known and ask.name not in producers.damaged and ask.name not in state.staged:
-            raise ProducerNotFound(f"topic {state.name} knows no producer {ask.name!r}")
+            raise ProducerNotFound(f"topic {state.name} has no producer {ask.name!r}")
         return
     staged = _discard_staged(state, ask.name)
     if ask.name not in producers.known and ask.name not in producers.damaged:
         if staged:
             return
-        raise ProducerNotFound(f"topic {state.name} knows no producer {ask.name!r}")
+        raise ProducerNotFound(f"topic {state.name} has no producer {ask.name!r}")
     forget_producers(state, step, [ask.name])
     step.producer_outcomes["removed"] += 1
 

@@ -127,7 +127,7 @@ class Producer:
                 recent=tuple(map(_result, record.get("r", ()))),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRow(f"a producer row lacks a field or has a wrong one: {error!r}") from error
+            raise DamagedRow(f"a producer row has a missing or invalid field: {error!r}") from error
 
 
 def _result(packed: Any) -> Result:
@@ -174,12 +174,12 @@ class DeduplicationRecord:
                 checked_number(record["x"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRow(f"a producers row lacks a field or has a wrong one: {error!r}") from error
+            raise DamagedRow(f"a producers row has a missing or invalid field: {error!r}") from error
 
 
 def _position(value: object) -> bytes:
     if not isinstance(value, bytes) or len(value) != POSITION_BYTES:
-        raise ValueError(f"{str(value)[:40]!r} is no position")
+        raise ValueError(f"{str(value)[:40]!r} is not a position")
     return value
 
 

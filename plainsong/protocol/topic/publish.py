@@ -95,7 +95,7 @@ def check_publish(state: TopicState, step: Step, ask: CheckPublish, now: Now) ->
 
 
 def _transaction_required(state: TopicState) -> TransactionRequired:
-    return TransactionRequired(f"topic {state.name} takes messages only with a write pointer")
+    return TransactionRequired(f"topic {state.name} accepts messages only with a write pointer")
 
 
 def _publish_once(state: TopicState, step: Step, metadata: Metadata, request: PublishRequest, now: Now) -> Receipt:
@@ -290,7 +290,7 @@ def check_messages(state: TopicState, metadata: Metadata, request: PublishReques
             f"message {index} has {len(messages[index])} bytes; {limits.message_bound} allows {limits.max_message_bytes}"
         )
     if now.low_space:
-        raise LowSpace("free space is below storage.min_free_bytes", hint="free some disk space; polls go on")
+        raise LowSpace("free space is below storage.min_free_bytes", hint="free some disk space; polls still work")
     if messages and metadata.properties.max_bytes is not None:
         _check_room(state, metadata.properties.max_bytes, request.lengths.total)
 
@@ -332,7 +332,7 @@ def admit_pointer(state: TopicState, metadata: Metadata, pointer: int | None) ->
     if pointer is None:
         raise TransactionRequired("there is no write pointer")
     if metadata.properties.transactional == "disabled":
-        raise TransactionRefused(f"topic {state.name} takes no write pointers", hint="publish without a transaction")
+        raise TransactionRefused(f"topic {state.name} accepts no write pointers", hint="publish without a transaction")
     check_pointer(pointer)
     pending = state.pending.get(pointer)
     if too_old(state, pointer) or (pending is not None and pending.orphaned and not pending.rolled_back):

@@ -42,10 +42,10 @@ def set_reader(state: TopicState, step: Step, ask: SetReader, now: Now) -> Reade
         old = None
     if ask.compare and (None if old is None else old.position) != ask.expected:
         there = "there is none" if old is None else f"it is {old.position.hex()}"
-        raise PositionChanged(f"reader {ask.name} is not where it was expected: {there}")
+        raise PositionChanged(f"reader {ask.name} is not at the expected position: {there}")
     if old is None and ask.name not in state.readers and len(state.readers) >= state.limits.max_readers:
         raise QuotaExceeded(
-            f"topic {state.name} keeps {len(state.readers)} readers already",
+            f"topic {state.name} already has {len(state.readers)} readers",
             hint="delete unused ones, or raise readers.max_per_topic",
         )
     reader = Reader(ask.position, state.time_ms)
@@ -61,7 +61,7 @@ def remove_reader(state: TopicState, step: Step, ask: RemoveReader, now: Now) ->
     del now
     state.living()
     if ask.name not in state.readers:
-        raise NotFound(f"topic {state.name} keeps no reader {ask.name}")
+        raise NotFound(f"topic {state.name} has no reader {ask.name}")
     if ask.dry_run:
         return
     del state.readers[ask.name]

@@ -144,7 +144,7 @@ def row_extras_of(request: PublishRequest) -> RowExtras | None:
     shared = {} if key is None else {ROUTING_KEY: key}
     if attributes is not None and key is not None:
         if any(each.get(ROUTING_KEY, key) != key for each in attributes):
-            raise InvalidParameter("a message has another routingKey than its request", hint="give one of them")
+            raise InvalidParameter("a message's routingKey differs from its request's", hint="give one of them")
         attributes = [{**each, **shared} for each in attributes]
     if request.atomic and attributes is not None and len({each.get(ROUTING_KEY) for each in attributes} - {None}) > 1:
         raise InvalidParameter("an atomic request has one routingKey", hint="give it as the request's routingKey")

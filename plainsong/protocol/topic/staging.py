@@ -281,7 +281,7 @@ def _check_topic(state: TopicState, request: PublishRequest) -> Metadata:
     metadata = state.living()
     check_generation(metadata, request)
     if metadata.properties.transactional == "required":
-        raise TransactionRequired(f"topic {state.name} takes messages only with a write pointer")
+        raise TransactionRequired(f"topic {state.name} accepts messages only with a write pointer")
     return metadata
 
 
@@ -304,8 +304,8 @@ def _check_continuation(state: TopicState, known: Pending | None, request: Publi
     who = (request.producer or "", request.segment or "")
     if first_id and (known is None or who not in known.stored_by):
         raise AlreadyPublished(
-            f"segment {request.segment!r} goes on with sequence id {first_id} in topic {state.name}, and nothing "
-            f"of it is staged: producer {request.producer!r} has published since, or it was cleaned",
+            f"segment {request.segment!r} continues with sequence id {first_id} in topic {state.name}, and nothing of "
+            f"it is staged: producer {request.producer!r} has published since, or it was cleaned",
             hint="begin a new segment with id 0",
         )
 

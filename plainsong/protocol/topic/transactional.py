@@ -176,8 +176,8 @@ def _check_listed(state: TopicState, pending: Pending | None, request: PublishRe
         return
     if digest_of(request.segments) != pending.listed_digest:
         raise AlreadyPublished(
-            f"the messages stored under write pointer {pending.pointer} in topic {state.name} have been published, by a "
-            "request that listed other segments",
+            f"the messages stored under write pointer {pending.pointer} in topic {state.name} have been published by "
+            "a request that listed other segments",
             hint="one publish of a transaction lists all segments of a topic; messages in other segments are never seen",
         )
 
@@ -294,7 +294,7 @@ def roll_back(state: TopicState, step: Step, ask: RollBackPointer, now: Now) -> 
         close_enlistment(state, (ask.pointer,))
     elif standing_to_roll_back(state, ask.pointer) in ("deciding", "committed"):
         raise TransactionNotInProgress(
-            f"write pointer {ask.pointer} is committed, or about to be",
+            f"write pointer {ask.pointer} is committed, or is being committed",
             hint="a committed transaction cannot be rolled back",
         )
     if ask.within is None:

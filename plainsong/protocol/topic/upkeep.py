@@ -191,7 +191,7 @@ def note_set_aside(state: TopicState, step: Step, ask: NoteSetAside, now: Now) -
         first, last = min(first, each.first), max(last, each.last)
         rows = None if rows is None or each.rows is None else rows + each.rows
     if len(kept) >= MAX_SET_ASIDE:
-        raise Conflict(f"topic {state.name} has {len(kept)} stretches that are set aside", hint="set larger ones aside")
+        raise Conflict(f"topic {state.name} has {len(kept)} ranges set aside", hint=("set larger ranges aside"))
     noted = tuple(sorted([*kept, SetAside(first, last, rows)]))
     change = TopicChange(old, replace(old, set_aside=noted), _held(state))
     add_entry(state, step, SET_ASIDE, f=ask.first, l=ask.last)

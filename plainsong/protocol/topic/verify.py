@@ -131,7 +131,7 @@ class Verifier:
         """Position of an open row → its stored messages."""
         self._unexplained: dict[bytes, int] = {}
         if known is not None and known.generation != generation:
-            there = f"generation {generation} is there, and {known.generation} known"
+            there = f"the topic has generation {generation}, the known head {known.generation}"
             self._fault("other-chain", known.position, there)
             self._known = None
 
@@ -204,9 +204,9 @@ class Verifier:
             # The entries in between expired during the read, and this is the last link that cleaning kept.
             self._clean(last.number + 1, entry.number - 1)
         elif entry.number != last.number + 1:
-            self._fault("entry-removed", position, f"entry {entry.number} comes behind entry {last.number}")
+            self._fault("entry-removed", position, f"entry {entry.number} comes after entry {last.number}")
         elif not entry.follows(last.link):
-            self._fault("entry-changed", position, f"the link of entry {entry.number} is not that of what it says")
+            self._fault("entry-changed", position, f"the link of entry {entry.number} does not match its content")
         result.entries += 1
         result.last = entry
         if self._known is not None and entry.number == self._known.number:
@@ -251,12 +251,12 @@ class Verifier:
             self.result.known = "found"
             return
         self.result.known = ""
-        self._fault("other-chain", entry.position, f"entry {entry.number} is another one than the one that is known")
+        self._fault("other-chain", entry.position, f"entry {entry.number} differs from the known one")
 
     def _compare_head(self, entry: ChainEntry, head: KnownHead) -> None:
         self._compared.add(head.number)
         if (entry.position, entry.link) != (head.position, head.link):
-            self._fault("other-chain", entry.position, f"entry {entry.number} is not the head that the topic named")
+            self._fault("other-chain", entry.position, f"entry {entry.number} is not the head that the topic reported")
 
     def _verify(self, entry: ChainEntry, rows: Sequence[ChainedRow], oldest_ms: int, now_ms: int) -> None:
         """Compare the rows up to an entry with the entry."""
@@ -284,7 +284,7 @@ class Verifier:
             else:
                 good &= self._same(entry, sorted(indexes), group.expires_ms, group.digest, by_index)
         if left and entry.digest is None:
-            self._fault("entry-changed", entry.position, f"entry {entry.number} says nothing of some of its messages")
+            self._fault("entry-changed", entry.position, f"entry {entry.number} does not cover some of its messages")
             good = False
         elif entry.digest is not None:
             good &= self._same(entry, sorted(left), 0, entry.digest, by_index)
@@ -293,7 +293,7 @@ class Verifier:
                 good &= self._sign(entry, row)
             elif (row.item is not None or row.stored is not None) and row.expires_ms != dead[index]:
                 # The digest of expired rows is not checked any more, so a row that is still visible must not be there.
-                self._fault("changed", row.position, "a message has expired here, and this one has not")
+                self._fault("changed", row.position, "a message has expired although this one has not")
                 good = False
         result.expired += bool(dead)
         if good:
@@ -316,7 +316,7 @@ class Verifier:
         start = ordinal(entry.first)
         missing = [index for index in indexes if index not in by_index]
         if missing:
-            what = f"{len(missing)} of the {entry.rows} messages of entry {entry.number} are gone, this one first"
+            what = f"{len(missing)} of the {entry.rows} messages of entry {entry.number} are missing, this one first"
             self._fault("removed", position_at(start + missing[0]), what)
             return False
         rows = [by_index[index] for index in indexes]
@@ -332,7 +332,7 @@ class Verifier:
         attributes = {at: row.attributes for at, row in enumerate(rows) if row.attributes}
         if other is not None or digest_of_some(range(len(rows)), items, attributes) != digest:
             at = position_at(start + indexes[0]) if other is None else other.position
-            among = "" if len(rows) == 1 else f": it, or one of the {len(rows) - 1} that were published with it"
+            among = "" if len(rows) == 1 else f": it, or one of the {len(rows) - 1} published with it"
             self._fault("changed", at, f"the message is not what was published{among}")
             return False
         return True
@@ -345,9 +345,9 @@ class Verifier:
         if found.unreadable is not None:
             self._fault("unreadable", row.position, f"one of {what} cannot be read, at {found.unreadable.hex()}")
         elif found.messages < stored.messages:
-            self._fault("removed", row.position, f"{stored.messages - found.messages} of {what} are gone")
+            self._fault("removed", row.position, f"{stored.messages - found.messages} of {what} are missing")
         elif found.messages > stored.messages:
-            self._fault("inserted", row.position, f"{found.messages - stored.messages} are there besides {what}")
+            self._fault("inserted", row.position, f"{found.messages - stored.messages} exist in addition to {what}")
         else:
             self._fault("changed", row.position, f"{what}, or what publishes them, are not what was published")
         return False
@@ -357,9 +357,7 @@ class Verifier:
         pointer = abs(row.pointer)
         said = any(first <= row.position <= last for first, last in self._rolled_back.get(pointer, ()))
         if row.pointer > 0 and said:
-            self._fault(
-                "shown", row.position, f"entry {entry.number}: the message was rolled back, and is not any more"
-            )
+            self._fault("shown", row.position, f"entry {entry.number}: the message was rolled back, and now is not")
             return False
         if row.pointer < 0 and not said and row.position > self._restored:
             if len(self._unexplained) >= _MAX_UNEXPLAINED:
@@ -369,7 +367,7 @@ class Verifier:
         return True
 
     def _hidden(self, position: bytes, pointer: int) -> None:
-        self._fault("hidden", position, f"write pointer {pointer} is rolled back here, and no entry says so")
+        self._fault("hidden", position, f"write pointer {pointer} is rolled back here, but no entry records it")
 
     def _uncovered(self, rows: Sequence[ChainedRow]) -> None:
         if rows:
@@ -395,7 +393,7 @@ class Verifier:
         if self._known is not None and self._known.number not in self._compared:
             self._missed(self._known, "is known", is_known=True)
         if self._head is not None and self._head.number not in self._compared:
-            self._missed(self._head, "is the head that the topic named")
+            self._missed(self._head, "is the head that the topic reported")
         self.result.faults.sort(key=lambda fault: fault.position)
         return self.result
 

@@ -123,10 +123,10 @@ class ChangeConflict(TransactionConflict):
         self.transaction_id = transaction_id
         self.key = shown_key(key)
         self.client_id = client_id
-        other = f"client {client_id!r}" if client_id else "a client that is not known any more"
+        other = f"client {client_id!r}" if client_id else "a client that is no longer known"
         super().__init__(
             f"transaction {transaction_id} changed {self.key}, which {other} has changed since it began",
-            hint="roll back, abort, and run it again",
+            hint="roll back, abort, and run the transaction again",
         )
 
 

@@ -110,14 +110,14 @@ def find_record(ledger: Ledger, transaction_id: int, *, to_undo: bool = False) -
     if record is None:
         if ledger.may_be_lost(transaction_id) and not to_undo:
             raise TransactionNotInProgress(
-                f"transaction {transaction_id} is not in progress: a crash of the service has forgotten it, and nothing had "
-                "been published under it; or it was never begun",
+                f"transaction {transaction_id} is not in progress: either a crash of the service has lost it before "
+                "anything was published under it, or it was never begun",
                 hint="begin a new transaction",
             )
         raise TransactionNotFound(
             f"transaction {transaction_id} is not known",
-            hint="decisions are remembered for transactions.outcome_retention_s; a rollback of the topic takes back what it "
-            "has of a pointer that this service did not issue",
+            hint="decisions are remembered for transactions.outcome_retention_s; to undo messages of a pointer that "
+            "this service did not issue, roll it back in the topic",
         )
     if record.transaction_id != transaction_id:
         raise TransactionNotFound(
@@ -146,7 +146,7 @@ def not_in_progress(record: Record) -> TransactionNotInProgress:
     if record.state == "invalid":
         return TransactionNotInProgress(
             f"transaction {record.transaction_id} is invalid",
-            hint=f"its time-out was at {record.expires_ms} (ms since 1970); abort it, and run it again",
+            hint=f"its time-out was at {record.expires_ms} (ms since 1970); abort the transaction, and run it again",
         )
     return TransactionNotInProgress(f"transaction {record.transaction_id} was {record.state} before")
 
@@ -192,7 +192,7 @@ def _timeout_ms(settings: TransactionSettings, ask: Begin) -> int:
     if ask.type is TransactionType.LONG:
         if ask.timeout_s is not None:
             raise InvalidParameter(
-                "a long transaction takes no time-out", hint="its time-out is transactions.long_timeout_s"
+                "a long transaction has no time-out of its own", hint="its time-out is transactions.long_timeout_s"
             )
         timeout_ms = settings.long_timeout_ms
     elif ask.timeout_s is None:
@@ -213,7 +213,7 @@ def _check_client_id(settings: TransactionSettings, client_id: str) -> None:
             "the client id is empty or too long", hint=f"1 to {settings.max_client_id_bytes} bytes of text"
         )
     if holds_credential(client_id):
-        raise InvalidParameter("the client id looks like a token, and everybody would see it", hint="make a new one")
+        raise InvalidParameter("the client id looks like a token, and client ids are not secret", hint="make a new one")
 
 
 def _check_max_open(ledger: Ledger) -> None:
@@ -250,7 +250,7 @@ def enlist(ledger: Ledger, step: ManagerStep, ask: Enlist, now: ManagerNow) -> t
         if len(record.topics) >= ledger.settings.max_topics:
             raise Overloaded(
                 f"transaction {record.transaction_id} writes to {len(record.topics)} topics",
-                hint="commit it, and go on in another one",
+                hint="commit it, and continue in another one",
             )
         step.enlist(record, ask.name, now.wall_ms)
     return record.pointers
@@ -452,7 +452,7 @@ def _check_room(ledger: Ledger, changes: ChangeSet) -> None:
     prepared_bytes = ledger.prepared.bytes - (0 if replaced is None else replaced.size)
     if prepared_bytes + changes.size > ledger.settings.max_prepared_bytes:
         raise Overloaded(
-            f"open transactions have prepared {prepared_bytes} bytes of changes", hint="try again once some are decided"
+            f"open transactions have prepared {prepared_bytes} bytes of changes", hint="retry once some are decided"
         )
 
 

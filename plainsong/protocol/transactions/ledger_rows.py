@@ -107,7 +107,7 @@ class Record:
             return _decoded(transaction_id, record)
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise DamagedRow(
-                f"the row of transaction {transaction_id} lacks a field or has a wrong one: {error!r}"
+                f"the row of transaction {transaction_id} has a missing or invalid field: {error!r}"
             ) from error
 
 
@@ -140,7 +140,7 @@ def _decoded(transaction_id: int, record: dict[str, Any]) -> Record:
 def number(value: object) -> int:
     """Return ``value`` if it can be a pointer or a time. Raises ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or not -1 <= value <= _MAX_POINTER:
-        raise ValueError(f"{str(value)[:40]!r} is no pointer and no time")
+        raise ValueError(f"{str(value)[:40]!r} is neither a pointer nor a time")
     return value
 
 
@@ -187,7 +187,7 @@ def parse_service_key(key: bytes) -> tuple[bytes, int]:
     if kind == ENLISTED:
         rest = rest[: _POINTER.size]
     if not key.startswith(_PREFIX) or len(rest) not in (0, _POINTER.size):
-        raise DamagedRow(f"key {key.hex()} is none of the transaction service")
+        raise DamagedRow(f"key {key.hex()} is not a key of the transaction service")
     return kind, _POINTER.unpack(rest)[0] if rest else 0
 
 
@@ -242,7 +242,7 @@ class Head:
         try:
             return cls(*(number(record.get(key, 0)) for key in "lrfguiton"))
         except (TypeError, ValueError) as error:
-            raise DamagedRow(f"the transaction service's head lacks a field or has a wrong one: {error!r}") from error
+            raise DamagedRow(f"the transaction service's head has a missing or invalid field: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +276,7 @@ class ChangeSet:
             pointer = None if commit_pointer is None else number(commit_pointer)
             return cls(transaction_id, client_id, frozenset(keys), pointer)
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRow(
-                f"the change set of {transaction_id} lacks a field or has a wrong one: {error!r}"
-            ) from error
+            raise DamagedRow(f"the change set of {transaction_id} has a missing or invalid field: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,4 +295,4 @@ class LastPass:
         try:
             return cls(number(record["m"]), number(record["b"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRow(f"the row of the last pass lacks a field or has a wrong one: {error!r}") from error
+            raise DamagedRow(f"the row of the last pass has a missing or invalid field: {error!r}") from error

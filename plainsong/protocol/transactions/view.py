@@ -160,7 +160,7 @@ class Moment(NamedTuple):
             at_ms, undecided, invalids, first, last = msgpack.unpackb(packed)
             return cls(int(at_ms), frozenset(map(int, undecided)), tuple(map(int, invalids)), int(first), int(last))
         except (TypeError, ValueError, msgpack.exceptions.UnpackException) as error:
-            raise MalformedTransaction("what had been decided by a moment cannot be read") from error
+            raise MalformedTransaction("the decisions up to a moment cannot be read") from error
 
 
 class AsOfView(View):
