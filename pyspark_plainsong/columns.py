@@ -65,18 +65,18 @@ def check_schema(asked: StructType) -> StructType:
         kind = _ALL.get(field.name)
         if kind is None:
             close = get_close_matches(field.name.lower(), _ALL, 1, cutoff=0.5)
-            near = f"is {close[0]} meant?" if close else f"there are {', '.join(_ALL)}"
-            raise BadSchema(f"there is no column {field.name}: {near}")
+            near = f"did you mean {close[0]}?" if close else f"the columns are {', '.join(_ALL)}"
+            raise BadSchema(f"unknown column {field.name}: {near}")
         if field.name in seen:
-            raise BadSchema(f"the column {field.name} is there twice")
+            raise BadSchema(f"the column {field.name} occurs twice")
         seen.add(field.name)
         if not _same(field.dataType, kind):
             raise BadSchema(
-                f"the column {field.name} is {kind.simpleString()}, not {field.dataType.simpleString()}: "
-                "read it as it is, then cast it"
+                f"the column {field.name} is {kind.simpleString()}, not {field.dataType.simpleString()}: read it with "
+                "its own type, then cast it"
             )
         if not field.nullable and field.name in _MAY_BE_NULL:
-            raise BadSchema(f"the column {field.name} may be null: leave NOT NULL out")
+            raise BadSchema(f"the column {field.name} may be null: remove NOT NULL")
     return asked
 
 
@@ -134,10 +134,10 @@ class WriteColumns:
             name = field.name.lower()
             if name not in _KNOWN:
                 raise ValueError(
-                    f"column {field.name} cannot be written: a message has {', '.join(_KNOWN)}; select() those alone"
+                    f"column {field.name} cannot be written: a message has {', '.join(_KNOWN)}; select() only those"
                 )
             if name in found:
-                raise ValueError(f"column {field.name} is there twice")
+                raise ValueError(f"column {field.name} occurs twice")
             allowed, called = _KNOWN[name]
             if not isinstance(field.dataType, allowed) or not _map_of_strings(field.dataType):
                 raise ValueError(f"column {field.name} is {field.dataType.simpleString().upper()}; it must be {called}")
@@ -170,7 +170,9 @@ class WriteColumns:
     def _payloads(self, batch: pa.RecordBatch) -> list[bytes]:
         column = batch.column(self.payload)
         if column.null_count:
-            raise ValueError("payload is null: a message has bytes, if only none of them; filter or coalesce() first")
+            raise ValueError(
+                "payload is null: a message needs a payload, which may be empty; filter or coalesce() first"
+            )
         # Spark's STRING need not be valid UTF-8, and a payload is bytes: do not decode.
         found: list[bytes] = (column.cast("binary") if self.payload_is_text else column).to_pylist()
         return found
@@ -202,7 +204,7 @@ def _values(batch: pa.RecordBatch, index: int) -> list[Any]:
     except UnicodeDecodeError as error:
         name = batch.schema.names[index]
         raise ValueError(
-            f"column {name} has a value that is not UTF-8: {error}; only a payload may be any bytes"
+            f"column {name} has a value that is not UTF-8: {error}; only a payload can have arbitrary bytes"
         ) from error
     return values
 
@@ -211,7 +213,7 @@ def _header_map(pairs: Sequence[tuple[str, str | None]] | None) -> dict[str, str
     found: dict[str, str] = {}
     for name, value in pairs or ():
         if value is None:
-            raise ValueError(f"header {name} is null: an attribute is a string; leave the pair out of the map")
+            raise ValueError(f"header {name} is null: an attribute is a string; remove the pair from the map")
         if name == ROUTING_KEY:
             raise ValueError(f"headers hold {ROUTING_KEY}: it has a column of its own, routing_key")
         found[name] = value
@@ -222,7 +224,7 @@ def _rows_by_topic(topics: Sequence[str | None]) -> dict[str, list[int] | None]:
     """The rows of each topic; None: all rows."""
     distinct = dict.fromkeys(topics)
     if None in distinct:
-        raise ValueError("topic is null: every row must say where it goes")
+        raise ValueError("topic is null: every row needs a topic")
     if len(distinct) == 1:
         return {str(name): None for name in distinct}
     rows: dict[str, list[int]] = {}

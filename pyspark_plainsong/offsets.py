@@ -52,14 +52,14 @@ def from_offset(namespace: str, offset: Mapping[str, Any]) -> dict[str, Position
       ValueError: the offset has another version or another namespace.
     """
     if offset.get("v") != VERSION:
-        raise ValueError(f"the checkpoint has an offset of version {offset.get('v')}, this package knows {VERSION}")
+        raise ValueError(f"the checkpoint has an offset of version {offset.get('v')}, this package reads {VERSION}")
     positions = {}
     for name, each in offset["topics"].items():
         of, _, topic = name.partition(":")
         if of != namespace:
             raise ValueError(
-                f"the checkpoint is of the namespace {of}, and the option namespace is {namespace}: "
-                "a query cannot change it; give it another checkpoint"
+                f"the checkpoint is of the namespace {of}, and the option namespace is {namespace}: a query cannot "
+                "change it; use another checkpoint"
             )
         positions[topic] = Position(int(each["gen"]), bytes.fromhex(each["next"]))
     return positions

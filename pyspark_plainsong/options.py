@@ -43,7 +43,9 @@ ELSEWHERE = {
 }
 #: Options of other connectors without a counterpart here → the explanation in the error.
 WITHOUT = {
-    "minoffsetspertrigger": "a micro-batch takes what there is; a longer trigger(processingTime=…) makes fewer, larger ones",
+    "minoffsetspertrigger": (
+        "a micro-batch reads everything available; a longer trigger(processingTime=…) makes fewer, larger ones"
+    ),
     "maxtriggerdelay": "it belongs to minOffsetsPerTrigger, which is not supported; use trigger(processingTime=…)",
 }
 #: Accepted spellings of booleans.
@@ -79,7 +81,7 @@ class OptionText:
 
     def _why_not(self, name: str, use: str, others: Mapping[str, str]) -> str:
         if name == "includeheaders":
-            return "option includeHeaders is not needed: headers are the column headers, routing_key another"
+            return "option includeHeaders is not needed: headers and routing_key are columns"
         if name in WITHOUT:
             return f"option {name} is not supported: {WITHOUT[name]}"
         for other, other_use in others.items():
@@ -130,7 +132,7 @@ class OptionText:
             number = None
         if number is None or not least <= number <= most:
             upto = f" to {most}" if most < 2**63 - 1 else " or more"
-            raise BadOption(f"option {name} is {value!r}: a whole number, {least}{upto}, is expected")
+            raise BadOption(f"option {name} is {value!r}; expected a whole number, {least}{upto}")
         return number
 
     def count(self, name: str, default: int, *, least: int = 1, most: int = 2**63 - 1) -> int:
@@ -144,7 +146,7 @@ class OptionText:
         if value is None:
             return default
         if value.lower() not in TRUTH:
-            raise BadOption(f"option {name} is {value!r}: true or false is expected")
+            raise BadOption(f"option {name} is {value!r}; expected true or false")
         return TRUTH[value.lower()]
 
     def one_of(self, name: str, allowed: tuple[str, ...]) -> str:
@@ -175,8 +177,8 @@ class OptionText:
             moment = datetime.fromisoformat(value)
         except ValueError:
             raise BadOption(
-                f"option {name} is {value!r}: milliseconds since 1970 or ISO-8601 are expected, "
-                "such as 2026-01-31T12:00:00Z"
+                f"option {name} is {value!r}; expected milliseconds since 1970 or ISO-8601, such as "
+                "2026-01-31T12:00:00Z"
             ) from None
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
@@ -229,7 +231,7 @@ def parse_bounds(name: str, text: str, default: Bound, namespace: str) -> Bounds
     try:
         given = json.loads(text)
     except ValueError as error:
-        raise BadOption(f"option {name} is no JSON: {error}") from None
+        raise BadOption(f"option {name} is not JSON: {error}") from None
     if isinstance(given.get("topics"), dict) and given.get("v") == 1:
         given = given["topics"]
     return Bounds(default, {_topic(name, topic, namespace): _topic_bound(name, each) for topic, each in given.items()})
@@ -257,8 +259,8 @@ def _bound(name: str, given: Any) -> Bound:
         if _ID.match(given):
             return bytes.fromhex(given)
     raise BadOption(
-        f"option {name} has {given!r}: earliest, latest, a message id of 40 hex digits, or a JSON object of these "
-        "by topic is expected; a time has an option of its own"
+        f"option {name} has {given!r}; expected earliest, latest, a message id of 40 hex digits, or a JSON object of "
+        "these by topic; times have options of their own"
     )
 
 
@@ -309,7 +311,7 @@ class Connection:
         namespace = options.text("namespace") or DEFAULT_NAMESPACE
         assert url is not None
         if not _NAMESPACE.match(namespace):
-            raise BadOption(f"option namespace is {namespace!r}: letters, digits and underscores are expected")
+            raise BadOption(f"option namespace is {namespace!r}; expected letters, digits and underscores")
         options.exclude("tokenFile", "auth.tokenFile")
         token_file = options.text("tokenFile") or options.text("auth.tokenFile")
         urls = tuple(_url(each.strip()) for each in url.split(","))
@@ -431,13 +433,13 @@ class WriteOptions:
         options = OptionText(given, use, (*_CONNECTION, *_WRITE, *own), _OTHERS)
         topic = options.text("topic")
         if topic is not None and not _TOPIC.match(topic):
-            raise BadOption(f"option topic is {topic!r}: letters, digits, underscores and hyphens are expected")
+            raise BadOption(f"option topic is {topic!r}; expected letters, digits, underscores and hyphens")
         if not streaming:
             options.exclude("transactionWritePointer", "producerName", "sequenceId", "memoryDays")
             if ("producerName" in options) != ("sequenceId" in options):
-                raise BadOption("options producerName and sequenceId come together: a save is known by both, or not")
+                raise BadOption("options producerName and sequenceId need each other: a save is identified by both")
             if "memoryDays" in options and "producerName" not in options:
-                raise BadOption("option memoryDays is of use with producerName only: no other save is asked for again")
+                raise BadOption("option memoryDays needs producerName: no other save can be repeated")
         memory_days = options.number("memoryDays", STREAM_MEMORY_DAYS if streaming else None, most=36_500)
         return cls(
             Connection.parse(options),
@@ -469,13 +471,13 @@ def _is_private(url: str) -> bool:
 def _url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise BadOption(f"option url has {url!r}: http://host:port is expected")
+        raise BadOption(f"option url has {url!r}; expected http://host:port")
     try:
         parts.port  # noqa: B018  read to be judged
     except ValueError as error:
         raise BadOption(f"option url has {url!r}: {error}") from None
     if parts.username is not None or parts.password is not None:
-        raise BadOption("option url has a password in it, which every worker would get: use tokenFile")
+        raise BadOption("option url contains a password, which every worker would receive: use tokenFile")
     return url.rstrip("/")
 
 
@@ -493,7 +495,7 @@ def _subscription(options: OptionText) -> tuple[tuple[str, ...] | None, str]:
     topics = tuple(dict.fromkeys(topic.strip() for topic in subscribe.split(",")))
     for topic in topics:
         if not _TOPIC.match(topic):
-            raise BadOption(f"option subscribe has {topic!r}: letters, digits, underscores and hyphens are expected")
+            raise BadOption(f"option subscribe has {topic!r}; expected letters, digits, underscores and hyphens")
     return topics, ""
 
 
@@ -521,7 +523,7 @@ def _check_range(starting: Bounds, ending: Bounds, *, streaming: bool) -> None:
     for topic in ("", *starting.by_topic, *ending.by_topic):
         if _behind(starting.of(topic).bound, ending.of(topic).bound):
             of = f" of topic {topic}" if topic else ""
-            raise BadOption(f"the start{of} is behind the end: starting options come before ending ones")
+            raise BadOption(f"the start{of} is after the end")
 
 
 def _behind(first: Bound, last: Bound) -> bool:

@@ -75,8 +75,8 @@ def winners(tasks: Iterable[TaskStored]) -> list[Winners]:
         generations = {stored.generation for _, stored in parts}
         if len(generations) > 1:
             raise MixedGenerations(
-                f"topic {topic} was created anew while this was written (generations {sorted(generations)}): "
-                "nothing was published, write it again"
+                f"topic {topic} was created again during the write (generations {sorted(generations)}): nothing was "
+                "published; write it again"
             )
         segments = tuple(task.segment for task, _ in parts)
         found.append(Winners(topic, segments, sum(stored.rows for _, stored in parts), generations.pop()))
@@ -147,19 +147,19 @@ class Identity:
             return self._publish_unremembered(calls, won)
         if self.is_micro_batch and session.last_sequence_id > self.sequence_id:
             raise CheckpointRewound(
-                f"{won.rows} rows for topic {won.topic} were not published: they are micro-batch {self.sequence_id} of "
-                f"producer {self.producer}, and the topic has micro-batch {session.last_sequence_id} already, which no "
-                "query publishes before this one; was the checkpoint restored from an older copy, or is it new under "
-                "an old producerName? Bring back the newest checkpoint, or start from a new one without producerName "
-                "(what it reads is published again)"
+                f"{won.rows} rows for topic {won.topic} were not published: they are micro-batch {self.sequence_id} "
+                f"of producer {self.producer}, but the topic already has micro-batch {session.last_sequence_id}, "
+                "which no query publishes before this one; was the checkpoint restored from an older copy, or is it "
+                "new under an old producerName? Restore the newest checkpoint, or start from a new one without "
+                "producerName (its input is then published again)"
             )
         if self._is_there(session):
             return False
         if session.last_sequence_id > self.sequence_id:
             raise NotPublished(
                 f"{won.rows} rows for topic {won.topic} were not published: it has save {session.last_sequence_id} of "
-                f"producer {self.producer}, and save {self.sequence_id} is not among the last it remembers; "
-                "take a sequenceId above all that were used"
+                f"producer {self.producer}, and save {self.sequence_id} is not among the last it remembers; use a "
+                "sequenceId above all earlier ones"
             )
         try:
             self._send(calls, won, session.epoch)
@@ -234,7 +234,10 @@ class Identity:
         if error.code == _OFF:
             why += "; without it a second run would publish every row again"
         elif self.memory_s is not None and "retention" in error.detail:
-            why += f"; {self.memory_s // 86400} days of memory were asked for: lower memoryDays, or have the daemon allow it"
+            why += (
+                f"; {self.memory_s // 86400} days of memory were requested: lower memoryDays, or raise the "
+                "daemon's limit"
+            )
         return NotPublished(f"{won.rows} rows for topic {won.topic} were not published: {why}")
 
 

@@ -104,8 +104,8 @@ class RangeReader:
                 deadline_s = deadline_s or time.monotonic() + self._patience_s
                 if time.monotonic() >= deadline_s:
                     raise Undecided(
-                        f"transaction {page.held_by} in topic {part.topic} was decided when this range was made, and is "
-                        "not any more"
+                        f"transaction {page.held_by} in topic {part.topic} was decided when this range was planned, "
+                        "and no longer is"
                     )
 
     def _page(self, part: TopicRange, at: bytes, batches: FrameBatches) -> FramesPage:
@@ -274,7 +274,7 @@ def _bounds_walked(body: bytes, count: int, head_bytes: int, *, attributes: bool
     except struct.error:
         at = -1
     if at != stop or len(bounds) != 3 * count:
-        raise BrokenFrames(f"the end at byte {stop} counts {count} messages, {len(bounds) // 3} came before it")
+        raise BrokenFrames(f"the end at byte {stop} counts {count} messages, but {len(bounds) // 3} precede it")
     add(stop)
     return array("i", bounds), named
 

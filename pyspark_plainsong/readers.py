@@ -64,7 +64,9 @@ class BatchReader(DataSourceReader):
             return list(cut(self._calls, ranges, options.min_partitions, options.max_records_per_partition))
         except BrokerError as error:
             if error.code == "transactions_unavailable" and self._options.as_of_ms is None:
-                raise error.with_hint("isolation=uncommitted reads everything, undecided and rolled back") from error
+                raise error.with_hint(
+                    "isolation=uncommitted reads everything, including undecided and rolled-back messages"
+                ) from error
             raise
         finally:
             self._calls.close()

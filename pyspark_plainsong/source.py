@@ -76,6 +76,6 @@ def check_pyarrow() -> None:
     """Check that Spark's interpreter has pyarrow. Raises Lacking."""
     if find_spec("pyarrow") is None:
         raise Lacking(
-            f"Spark's Python workers run {sys.executable}, which has no pyarrow: install plainsong-spark for it, or set "
-            "PYSPARK_PYTHON to the interpreter that has it, before the session starts"
+            f"Spark's Python workers run {sys.executable}, which has no pyarrow: install plainsong-spark there, or "
+            "set PYSPARK_PYTHON to an interpreter that has it, before the session starts"
         )

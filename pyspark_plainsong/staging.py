@@ -51,13 +51,11 @@ class Staging:
           ValueError: options and columns contradict each other, or a column cannot be written.
         """
         if overwrite:
-            raise ValueError(
-                "a topic is only ever appended to: use mode('append'), and in streams outputMode('append')"
-            )
+            raise ValueError("a topic can only be appended to: use mode('append'), and in streams outputMode('append')")
         columns = WriteColumns.of(schema)
         if (options.topic is None) == (columns.topic is None):
             both = "both the option topic and a column topic" if columns.topic is not None else "neither"
-            raise ValueError(f"give the option topic, or a column topic of type STRING: there is {both}")
+            raise ValueError(f"give the option topic, or a column topic of type STRING; found {both}")
         return cls(
             columns,
             options.topic,
@@ -78,7 +76,7 @@ class Staging:
         query_id = None if context is None else context.getLocalProperty(QUERY_ID)
         producer = self.producer or query_id
         if producer is None:
-            raise RuntimeError(f"Spark did not say whose rows these are: no property {QUERY_ID}")
+            raise RuntimeError(f"Spark did not identify the query of these rows: no property {QUERY_ID}")
         segment = uuid.uuid4().hex
         topics: dict[str, _Topic] = {}
         for batch in batches:

@@ -160,7 +160,7 @@ def _id(bound: Bound) -> bytes:
 # --- lost messages ---------------------------------------------------------------------------------
 
 log = logging.getLogger("pyspark_plainsong")
-_WAY_OUT = "failOnDataLoss=false goes on with what there is"
+_WAY_OUT = "failOnDataLoss=false continues with the remaining messages"
 
 
 class DataLoss(RuntimeError):
@@ -179,26 +179,24 @@ class Losses:
         """Handle the expiry of messages from ``start`` on, if any were published then. Raises DataLoss."""
         self._lost(
             f"messages of topic {self._namespace}:{topic} published between {_when(start)} and {_when(earliest)} have "
-            f"expired by its time to live, and may not have been read"
+            "expired, and may not have been read"
         )
 
     def recreated(self, topic: str, known: int, found: int) -> None:
         """Handle a topic that was deleted and created again. Raises DataLoss."""
         self._lost(
-            f"topic {self._namespace}:{topic} was deleted and created anew (generation {known} before, {found} now): "
-            "what was not read of the former one is gone"
+            f"topic {self._namespace}:{topic} was deleted and created again (generation {known} before, {found} now): "
+            "unread messages of the former one are lost"
         )
 
     def deleted(self, topic: str) -> None:
         """Handle a deleted topic. Raises DataLoss."""
-        self._lost(
-            f"topic {self._namespace}:{topic} was deleted: what was not read of it is gone, unless it is undeleted"
-        )
+        self._lost(f"topic {self._namespace}:{topic} was deleted: its unread messages are lost, unless it is restored")
 
     def set_aside(self, topic: str, rows: int) -> None:
         """Warn about skipped damaged rows. It is no loss: an operator set them aside so that readers skip them."""
         self._warn(
-            f"{rows} damaged rows of topic {self._namespace}:{topic} were passed, which an operator has set aside"
+            f"{rows} damaged rows of topic {self._namespace}:{topic} were skipped, which an operator has set aside"
         )
 
     def _lost(self, what: str) -> None:

@@ -68,7 +68,7 @@ def refused(url: str, status: int, headers: Mapping[str, str], body: bytes) -> B
         problem = None
     if not isinstance(problem, dict) or "code" not in problem:
         shown = body[:200].decode("utf-8", "replace").strip()
-        detail = f"{url} answered {status}, and not as a Plainsong daemon does: {shown!r}"
+        detail = f"{url} answered {status}, but not as a Plainsong daemon does: {shown!r}"
         return BrokerError(status, "unexpected_answer", detail, "check the option url", "unknown")
     return BrokerError(
         status,
@@ -182,7 +182,7 @@ class Wire:
                 answer = self._exchange(connection, method, path, body, headers, statuses)
                 if whole is None or whole(answer.body):
                     return answer
-                raise HTTPException(f"the answer broke off after {len(answer.body)} bytes")
+                raise HTTPException(f"the answer ended early, after {len(answer.body)} bytes")
             except BrokerError as error:
                 last = error
                 if error.status == 401 and not read_again and self._token_changed():
@@ -281,7 +281,7 @@ def _token(file: str) -> str:
             0,
             "no_token",
             f"tokenFile cannot be read: {error}",
-            "it has to be on every host that runs Spark's Python",
+            "it must be on every host that runs Spark's Python",
         ) from error
 
 
@@ -290,7 +290,7 @@ def _trusting(ca_file: str | None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=ca_file)
     except (OSError, ValueError) as error:
         raise BrokerError(
-            0, "no_ca", f"caFile cannot be read: {error}", "it has to be on every host that runs Spark's Python"
+            0, "no_ca", f"caFile cannot be read: {error}", "it must be on every host that runs Spark's Python"
         ) from error
 
 

@@ -140,11 +140,11 @@ class BatchWriter(DataSourceArrowWriter):
     def _report(self, topics: Sequence[str], *, all_of_them: bool) -> str:
         """Describe the topics that have all their rows although the save failed."""
         if self._is_named:
-            advice = "run it again with the same producerName and sequenceId: what is there is not stored again"
+            advice = "run it again with the same producerName and sequenceId: stored rows are not stored again"
         elif all_of_them:
             advice = "do not run it again"
         else:
-            advice = "a second run would publish those rows again: write the rows of the other topics alone"
+            advice = "a second run would publish those rows again: write only the rows of the other topics"
         return f"these topics have all rows of the save, and keep them: {', '.join(topics)}; {advice}"
 
 
@@ -191,8 +191,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         identity = Identity(producer, batchId, self._memory_s)
         if self._name is not None and batchId == 0:
             LOG.warning(
-                "producerName=%s stands in for the query's id: a new checkpoint counts micro-batches from 0 again, and a "
-                "topic that remembers later ones by this name refuses them",
+                "producerName=%s replaces the query's id: a new checkpoint counts micro-batches from 0 again, and a "
+                "topic that remembers later ones under this name refuses them",
                 producer,
             )
         with closing(self._connection.calls()) as calls:

@@ -401,7 +401,9 @@ class AsyncTransactionContext:
     async def _start(self) -> Transaction:
         """Begins at the service, then starts each member."""
         if self._under_way is not None:
-            raise TransactionInProgress(f"transaction {self._under_way.id} is in progress", hint="finish it, or abort it")
+            raise TransactionInProgress(
+                f"transaction {self._under_way.id} is in progress", hint="finish it, or abort it"
+            )
         transaction = await begun(self._channel, *self._options)
         self._under_way, self._deciding, self._state, self._readers = transaction, False, None, []
         started: list[AsyncMember] = []

@@ -45,7 +45,7 @@ JOBS: dict[str, ListedJob] = {
     ),
     # The daemon's own command `plainsong maintain`, kept here for compatibility.
     "maintain": ListedJob(
-        "broker.command.maintain", "What waits to be cleaned, the plan; in HBase, the cleaning.", on_spark=False
+        "broker.command.maintain", "Show what waits to be cleaned; clean tables in HBase.", on_spark=False
     ),
 }
 ZIP = "plainsong-pipeline.zip"
@@ -85,8 +85,10 @@ def list_jobs(as_json: bool) -> None:
     ],
 )
 @click.option("--master", metavar="URL", help="Spark master; default: local[*].")
-@click.option("--print", "print_it", is_flag=True, help="Print the spark-submit line for a cluster, start nothing.")
-@click.option("--zip", "zip_name", default=ZIP, metavar="FILE", help=f"For --print: what executors get; {ZIP}.")
+@click.option("--print", "print_it", is_flag=True, help="Print the spark-submit command for a cluster; start nothing.")
+@click.option(
+    "--zip", "zip_name", default=ZIP, metavar="FILE", help=(f"For --print: the zip for the executors; default: {ZIP}.")
+)
 @json_option
 @click.argument("job")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -121,7 +123,7 @@ def run(master: str | None, print_it: bool, zip_name: str, as_json: bool, job: s
 def job_named(name: str) -> ListedJob:
     """Return the job of that name. Raises CommandFailed, which suggests the nearest job."""
     if name not in JOBS:
-        raise CommandFailed(f"there is no job {name[:60]!r}", hint=nearest(name, JOBS), code=Exit.USAGE)
+        raise CommandFailed(f"unknown job {name[:60]!r}", hint=nearest(name, JOBS), code=Exit.USAGE)
     return JOBS[name]
 
 

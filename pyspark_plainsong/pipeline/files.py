@@ -208,5 +208,8 @@ def check_replaceable(files: Files, folders: Iterable[str]) -> None:
     for folder in folders:
         others = [name for name in files.names(folder) if not _WRITTEN.fullmatch(name)]
         if others:
-            says = f"{files.url(folder)} is to be replaced, but holds other things than a table, such as {others[0]!r}"
+            says = (
+                f"{files.url(folder)} would be replaced, but it holds files that do not belong to a table, such as "
+                f"{others[0]!r}"
+            )
             raise CommandFailed(says, hint="name another folder", code=Exit.USAGE)

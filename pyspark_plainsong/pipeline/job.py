@@ -97,7 +97,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     for each in given:
         key, equals, value = each.partition("=")
         if not equals or not key.startswith("spark."):
-            raise click.BadParameter(f"{each!r} is not like spark.KEY=VALUE", ctx, param)
+            raise click.BadParameter(f"{each!r} is not spark.KEY=VALUE", ctx, param)
         pairs[key] = value
     return pairs
 
@@ -105,7 +105,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
 _OF_SPARK = {
     "master": click.option("--master", metavar="URL", help="Spark master; default: local[*]."),
     "conf": click.option(
-        "--conf", multiple=True, callback=_pairs, metavar="KEY=VALUE", help="A setting of Spark. Repeatable."
+        "--conf", multiple=True, callback=_pairs, metavar="KEY=VALUE", help="Spark setting. Repeatable."
     ),
 }
 
@@ -158,7 +158,7 @@ def reason_of(error: BaseException) -> str:
 
 def failure_of_spark(error: BaseException) -> CommandFailed:
     """Convert an error of Spark to the one that the program reports."""
-    return CommandFailed(reason_of(error), hint="the whole of it: --trace", code=Exit.FAILED)
+    return CommandFailed(reason_of(error), hint="--trace shows the full traceback", code=Exit.FAILED)
 
 
 def is_of_spark(error: BaseException) -> bool:

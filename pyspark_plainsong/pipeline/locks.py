@@ -73,7 +73,7 @@ def owner() -> str:
 def busy(what: str, by: str) -> Busy:
     """Make the error about a lock that another process holds."""
     who = escaped(by.strip()[:MAX_OWNER_CHARS]) or "another process"
-    return Busy(f"{what} is being written already, by {who}", hint="wait until it ends", code=Exit.STORE)
+    return Busy(f"{what} is already being written, by {who}", hint="wait until it ends", code=Exit.STORE)
 
 
 # --- leases ----------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Lease:
     def check(self) -> None:
         """As ``Hold``: the lease has the highest number, and was renewed too recently to count as stale."""
         if self._clock() - self._renewed_s > STALE_S / 2:
-            raise self._lost("it was not renewed for too long")
+            raise self._lost("it was not renewed in time")
         self._give_way()
 
     def renew(self) -> None:
@@ -188,7 +188,7 @@ def take(files: LeaseFiles, folder: str, what: str, *, say: Callable[[str], None
         age_s = (now_ms() - renewed_ms) / 1000
         if holder and age_s < STALE_S:
             raise busy(what, holder)
-        stale = f"{what}: taken over from {holder}, of which nothing was heard for {age_s:.0f} s" if holder else ""
+        stale = f"{what}: taken over from {holder}, which showed no sign of life for {age_s:.0f} s" if holder else ""
     if not files.create(_path(folder, number + 1), encode_lease(owner())):
         raise busy(what, "")
     lease = Lease(files, folder, what, number + 1)

@@ -211,7 +211,7 @@ def _check_workers(environ: Mapping[str, str]) -> None:
         python = environ.get(variable)
         if not python or python == sys.executable:
             continue
-        here = f"unset {variable}, or let it be {sys.executable}"
+        here = f"unset {variable}, or set it to {sys.executable}"
         needed = WORKERS_NEED if SUBMITTED in environ else WORKERS_NEED + OURS
         lines = [
             "import sys, importlib",
@@ -230,14 +230,14 @@ def _check_workers(environ: Mapping[str, str]) -> None:
         except (OSError, subprocess.SubprocessError) as error:
             raise _missing(f"{variable} is {python}, which cannot be run: {error}", here) from error
         if done.returncode:
-            why = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+            why = (done.stderr.strip().splitlines() or ["it ended without a message"])[-1]
             if any(repr(name.partition(".")[0]) in why for name in OURS):
-                here += "; executors that get the zip want spark-submit: plainsong pipeline run --print"
+                here += "; for executors that get the zip, use spark-submit: plainsong pipeline run --print"
             raise _missing(f"{variable} is {python}, which lacks what Spark's workers need: {why}", here)
         ours = "{}.{}".format(*sys.version_info[:2])
         if done.stdout.strip() != ours:
             says = f"{variable} is Python {done.stdout.strip()}, the job runs on {ours}"
-            raise _missing(f"{says}; Spark wants one version", here)
+            raise _missing(f"{says}; Spark needs the same version", here)
 
 
 def _not_installed(package: str) -> CommandFailed:

@@ -246,7 +246,9 @@ def test_a_verb_that_takes_away_does_not_suggest_to_create(cli, greetings):
     assert "topic greetings has no readers" in said.err
 
 
-@pytest.mark.parametrize(("answers", "hint"), [(True, "it is running, and reports above why"), (False, "is it running?")])
+@pytest.mark.parametrize(
+    ("answers", "hint"), [(True, "it is running, and reports above why"), (False, "is it running?")]
+)
 def test_a_daemon_that_is_there_and_not_ready_is_not_asked_whether_it_runs(cli, monkeypatch, answers, hint):
     found = ProbeResult("http://a", answers=answers, seconds=[0.1], reasons=["10 bytes are free"], detail="refused")
     monkeypatch.setattr("plainsong.cli.ping.ask", lambda *_, **__: [found])

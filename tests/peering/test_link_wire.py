@@ -126,7 +126,7 @@ async def test_a_frozen_or_cut_peer_is_noticed_within_the_bound(autojump_clock):
         await pair.link.call("x", None)
         begun_s = trio.current_time()
         pair.theirs.send_stream.send_all_hook = trio.sleep_forever
-        with pytest.raises(LinkBroken, match="nothing was heard") as caught:
+        with pytest.raises(LinkBroken, match="nothing was received") as caught:
             await pair.link.call("x", None)
         assert caught.value.sent
         assert trio.current_time() - begun_s <= 15
@@ -203,7 +203,7 @@ async def test_a_side_in_doubt_that_is_frozen_is_given_up_sooner_than_by_its_sil
         await wait_all_tasks_blocked()
         assert isinstance(caught.error, LinkBroken)
         assert caught.error.sent
-        assert "nothing was heard" in caught.error.why
+        assert "nothing was received" in caught.error.why
         assert trio.current_time() - begun_s == pytest.approx(3)
 
 

@@ -231,7 +231,7 @@ async def test_who_is_no_peer_gets_no_request_and_is_left_alone_for_a_while(mock
         await caught.run((await to.to(address)).call("x", None))
         assert isinstance(caught.error, LinkBroken)
         assert not caught.error.sent
-        with pytest.raises(LinkBroken, match="no peer"):
+        with pytest.raises(LinkBroken, match="not a peer"):
             await to.to(address)  # still too early: the clock does not advance
         nursery.cancel_scope.cancel()
     listener.close()

@@ -126,7 +126,7 @@ def test_a_checkpoint_restored_from_an_older_copy_ends_the_run_with_3_and_the_er
     shutil.rmtree(checkpoint)
     shutil.copytree(f"{root}-copy", checkpoint)
     published(client, 150, 50)
-    with pytest.raises(CommandFailed, match="is of other ids than the checkpoint says") as raised:
+    with pytest.raises(CommandFailed, match="has ids that do not match the checkpoint") as raised:
         append(run, ["orders"], root, every=None)
     assert (raised.value.code, raised.value.hint) == (Exit.STORE, "was the checkpoint restored, or edited?")
 

@@ -175,7 +175,7 @@ def test_rows_of_other_contents_are_damage_too(spark, archive):
         where = table.schema.get_field_index("payload")
         rewrite(file, table.set_column(where, table.schema.field("payload"), [other]))
     of_these_sizes = replace(entry, files=tuple(archive.files.sizes(entry.folder).items()))
-    assert damaged(spark, archive.files, [of_these_sizes]) == {entry.folder: "has rows of other contents"}
+    assert damaged(spark, archive.files, [of_these_sizes]) == {entry.folder: "has rows with different contents"}
 
 
 def test_what_killed_runs_left_is_taken_away_when_it_is_old(spark, archive, compaction, monkeypatch):

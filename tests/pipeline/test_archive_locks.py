@@ -65,7 +65,7 @@ def files(request, tmp_path):
 def test_a_lock_is_for_one_at_a_time_and_says_who_has_it(files):
     with files.lock("a/_appending", "the archive", print) as hold:
         hold.check()
-        with pytest.raises(Busy, match=rf"the archive is being written already, by process {os.getpid()} on") as raised:
+        with pytest.raises(Busy, match=rf"the archive is already being written, by process {os.getpid()} on") as raised:
             files.lock("a/_appending", "the archive", print).__enter__()
         assert raised.value.code == Exit.STORE
         with files.lock("b/_appending", "another", print):
@@ -103,7 +103,7 @@ def test_a_lease_is_taken_over_when_its_holder_was_silent_for_long_and_that_is_s
     assert said == []
     write_as_of(disk, STALE_S + 5)
     take(disk, "l", "it", say=said.append).check()
-    assert said == [f"it: taken over from somebody, of which nothing was heard for {STALE_S + 5:.0f} s"]
+    assert said == [f"it: taken over from somebody, which showed no sign of life for {STALE_S + 5:.0f} s"]
     assert numbers(disk, "l") == [2]
 
 

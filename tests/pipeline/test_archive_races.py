@@ -63,7 +63,7 @@ def test_a_second_compaction_of_a_topic_is_refused_and_told_who_is_at_it(spark, 
     run = Run("archive", spark=spark)
     with archive.files.lock(layout.lock_file("default", "orders", "compacting"), "it", print):
         before = sorted(Path(archive.root).rglob("*"))
-        with pytest.raises(Busy, match=r"days of default:orders is being written already, by process \d+ on") as raised:
+        with pytest.raises(Busy, match=r"days of default:orders is already being written, by process \d+ on") as raised:
             archiving.compact(run, [], archive.root, compression="zstd")
         assert raised.value.code == Exit.STORE
         assert sorted(Path(archive.root).rglob("*")) == before

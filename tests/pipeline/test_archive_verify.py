@@ -133,7 +133,7 @@ def test_what_is_gone_from_an_archive_is_told_also_when_the_topic_has_expired(
     words = ["verify", "orders", "--generation", "1", "--url", url_of(daemon), "-n", client.namespace, "--root"]
     assert run_program(archive_command, [*words, own_topic], "archive") == 0
     assert run_program(archive_command, [*words, str(tmp_path / "without-1")], "archive") == Exit.FAILED
-    assert "the archive is not what the topic was: 1 gaps that no entry holds" in capsys.readouterr().err
+    assert "the archive does not match the topic: 1 gaps that no entry covers" in capsys.readouterr().err
     assert run_program(archive_command, [*words, str(tmp_path / "none")], "archive") == Exit.NOT_FOUND
 
 
@@ -156,7 +156,7 @@ def test_a_hole_is_filled_from_the_topic_and_that_is_said(spark, client, run, ro
 def test_a_hole_that_may_have_expired_is_no_silent_loss(spark, client, run, root):
     open_files(root).remove(entries(root)[0].folder)  # the age of the first message is now unknown
     with pytest.raises(
-        CommandFailed, match=r"the archive has nothing before .*, though the checkpoint is past it"
+        CommandFailed, match=r"the archive has no messages before .*, although the checkpoint is past it"
     ) as told:
         append(run, ["orders"], root, every=None)
     assert told.value.code == Exit.STORE
@@ -170,7 +170,7 @@ def test_a_hole_that_may_have_expired_is_no_silent_loss(spark, client, run, root
 def test_a_second_append_of_a_topic_is_refused_and_changes_nothing(spark, client, run, root):
     before = sorted(Path(root).rglob("*"))
     with open_files(root).lock(layout.lock_file(client.namespace, "orders", "appending"), "it", print):
-        with pytest.raises(Busy, match=r"the archive of .*:orders is being written already, by process \d+ on") as told:
+        with pytest.raises(Busy, match=r"the archive of .*:orders is already being written, by process \d+ on") as told:
             append(run, ["orders"], root, every=None)
         assert told.value.code == Exit.STORE
     assert sorted(Path(root).rglob("*")) == before

@@ -269,7 +269,7 @@ def test_rows_for_people_are_tables(root):
     assert lines[0].split() == ["program", "dataset", "reads", "writes", "unknowns", "first", "seen", "last", "seen"]
     assert len(lines) == 4
     assert "…" not in done.stdout, "no terminal is there that would be too narrow"
-    assert done.stderr == "warning: only 3 rows are shown, there may be more\n"
+    assert done.stderr == "warning: only 3 rows are shown; there may be more\n"
 
 
 def test_what_is_not_there_or_not_meant_is_told(said, tmp_path):
@@ -279,12 +279,14 @@ def test_what_is_not_there_or_not_meant_is_told(said, tmp_path):
 
     root = ("--root", str(tmp_path / "none"))
     assert "there are no audit tables" in why("trail", *root)
-    assert "has no kind" in why("trail", *root, "--entity", "purchases")
+    assert "lacks a kind" in why("trail", *root, "--entity", "purchases")
     assert "neither a number" in why("lineage", "x", *root, "--depth", "0")
-    assert "no whole number" in why("generate", "--messages", "1.5", "--topic", "x")
+    assert "not a whole number" in why("generate", "--messages", "1.5", "--topic", "x")
     assert "either --topic or --out" in why("generate", "--messages", "1")
     assert "nosuch" in why("run", "nosuch", *root)
-    assert "is no folder; tables need one on a disk" in why("run", "audit", "--root", "hdfs://host/tables")
+    assert "is not a folder; tables need one on a local or mounted disk" in why(
+        "run", "audit", "--root", "hdfs://host/tables"
+    )
     assert "there are no audit tables" in why("usage", "--root", f"file://{tmp_path}/none")
     told = said("trail", *root, "--entity", "purchases", code=2)
     assert (told.exit_code, json.loads(told.stdout.splitlines()[-1])["exit"]) == (2, 2)
@@ -341,5 +343,5 @@ def test_tables_are_exported_as_plain_parquet_as_of_one_moment(root, expected, s
         "closure": sum(len(distances(pairs, start)) for start in {source for source, _ in pairs}),
     }
     for own in (root, root / "data"):
-        with pytest.raises(CommandFailed, match="the folder of the tables themselves"):
+        with pytest.raises(CommandFailed, match="the folder of the tables, or inside it"):
             export_tables(run, root, own, ("usage",), None, False)

@@ -193,7 +193,7 @@ def test_a_folder_without_tables_or_with_unreadable_ones_is_told(tmp_path):
         manifest_of(tmp_path)
     for text in ("{", "[]", '{"version": 2}', '{"version": 1}'):
         (tmp_path / MANIFEST).write_text(text, encoding="utf-8")
-        with pytest.raises(TablesUnreadable, match="no manifest of version 1"), keep(tmp_path, TABLES):
+        with pytest.raises(TablesUnreadable, match="not a manifest of version 1"), keep(tmp_path, TABLES):
             pass
 
 

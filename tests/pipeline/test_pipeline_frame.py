@@ -164,7 +164,7 @@ def test_an_interpreter_for_workers_without_the_packages_is_told(tmp_path, java)
     bare.chmod(0o755)
     says = lacking({"JAVA_HOME": java, "PYSPARK_PYTHON": str(bare)})
     assert "lacks what Spark's workers need: ModuleNotFoundError: No module named 'pyspark'" in says
-    assert f"let it be {sys.executable}" in says
+    assert f"set it to {sys.executable}" in says
 
 
 def test_an_interpreter_for_workers_that_is_not_there_is_told(java):

@@ -204,7 +204,7 @@ def test_a_replay_whose_plan_is_lost_is_refused_and_not_cut_anew(client, daemon,
     (plan_file,) = Path(root).rglob("_replays/*.json")
     plan_file.unlink()
     assert replayed(daemon, client, root, "--chunk-rows", "30") == 1
-    assert "its plan is gone" in capsys.readouterr().err
+    assert "its plan is missing" in capsys.readouterr().err
     assert len(list(client.read("again"))) == 300
     assert replayed(daemon, client, root, "--anew") == 0
     assert len(list(client.read("again"))) == 600
@@ -256,7 +256,7 @@ def test_the_lines_of_the_page_run_from_top_to_bottom(spark, daemon, beside_spar
     out = capsys.readouterr().out
     assert "orders: 2 messages, 6 B in 1 batch" in out
     assert "orders-again: would publish 2 messages in 1 chunks" in out
-    assert "           2  in the topic and in the archive, alike" in out
+    assert "           2  in the topic and in the archive, identical" in out
 
 
 def is_ours(line):

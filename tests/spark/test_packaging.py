@@ -160,5 +160,5 @@ def test_a_job_whose_workers_would_lack_the_package_says_which_interpreter(insta
     code, error = run(installed, *APPEND, "--url", url, PYSPARK_PYTHON=str(bare))
     assert code == Exit.USAGE
     why = "lacks what Spark's workers need: ModuleNotFoundError: No module named 'pyspark_plainsong'"
-    unset = f"unset PYSPARK_PYTHON, or let it be {installed}; executors that get the zip want spark-submit"
+    unset = f"unset PYSPARK_PYTHON, or set it to {installed}; for executors that get the zip, use spark-submit"
     assert error.startswith(f"error: PYSPARK_PYTHON is {bare}, which {why}\nhint: {unset}: ")

@@ -61,7 +61,7 @@ def test_options_of_another_use_are_refused_as_such():
     assert "endingOffsets is for reading a batch, not for reading a stream" in refusal(True, endingOffsets="latest")
     assert "maxOffsetsPerTrigger is for reading a stream" in refusal(maxOffsetsPerTrigger="5")
     assert "its topics are in subscribe" in refusal(topic="orders")
-    assert "headers are the column headers" in refusal(includeHeaders="true")
+    assert "headers and routing_key are columns" in refusal(includeHeaders="true")
     with pytest.raises(BadOption, match="subscribe is for reading, not for writing a batch"):
         WriteOptions.parse(NEEDED, streaming=False)
 
@@ -74,16 +74,16 @@ def test_options_of_another_use_are_refused_as_such():
         ({"endingOffsets": "latest", "endingTimestamp": "1"}, "exclude each other"),
         ({"startingOffsets": "latest"}, "always empty"),
         ({"endingOffsets": "earliest"}, "always empty"),
-        ({"startingTimestamp": "2000", "endingTimestamp": "1000"}, "the start is behind the end"),
+        ({"startingTimestamp": "2000", "endingTimestamp": "1000"}, "the start is after the end"),
         ({"startingOffsets": '{"prices": "earliest"}'}, "which subscribe does not"),
         ({"startingOffsets": '{"other:orders": "earliest"}'}, "not of the namespace demo"),
-        ({"startingOffsets": '{"orders": 5000}'}, "a time has an option of its own"),
-        ({"startingOffsets": f'{{"orders": "{ID}"}}', "endingTimestamp": "1"}, "of topic orders is behind the end"),
-        ({"startingOffsets": f'{{"orders": "{ID}"}}', "endingOffsets": "00" * 20}, "of topic orders is behind"),
+        ({"startingOffsets": '{"orders": 5000}'}, "times have options of their own"),
+        ({"startingOffsets": f'{{"orders": "{ID}"}}', "endingTimestamp": "1"}, "of topic orders is after the end"),
+        ({"startingOffsets": f'{{"orders": "{ID}"}}', "endingOffsets": "00" * 20}, "of topic orders is after"),
         ({"startingTimestamp": "²"}, "ISO-8601"),
         ({"url": "http://h:99999"}, "Port out of range"),
         ({"startingOffsets": "0000"}, "40 hex digits"),
-        ({"startingOffsets": "{"}, "no JSON"),
+        ({"startingOffsets": "{"}, "not JSON"),
         ({"startingTimestamp": "yesterday"}, "ISO-8601"),
         ({"startingTimestamp": "1769817600"}, "is it in seconds, or a date"),
         ({"endingTimestamp": "20260131"}, "is it in seconds, or a date"),

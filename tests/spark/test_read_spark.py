@@ -182,7 +182,7 @@ def test_expiry_and_recreation_stop_a_query_in_their_own_words(spark, tables):
     tables.publish(topic, "x")
     offsets = json.dumps({"v": 1, "topics": {f"{NAMESPACE}:{topic}": {"gen": 7, "next": "0" * 40}}})
     text = refusal(load(spark, tables, topic, startingOffsets=offsets).collect)
-    assert "created anew (generation 7 before, 1 now)" in text
+    assert "created again (generation 7 before, 1 now)" in text
     assert load(spark, tables, topic, startingOffsets=offsets, failOnDataLoss="false").count() == 1
 
 

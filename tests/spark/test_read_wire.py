@@ -102,7 +102,7 @@ def test_frames_without_their_end_are_asked_for_again_and_never_the_end_of_a_top
             "t", start=bytes(20), end_before=END, limit=1, isolation="committed"
         )
         assert (page.body, len(server.requests)) == (whole, 2)
-    with Server((200, b"")) as server, pytest.raises(BrokerError, match="broke off after 0 bytes"):
+    with Server((200, b"")) as server, pytest.raises(BrokerError, match="ended early, after 0 bytes"):
         Calls(wire(server.url), "n").poll_frames("t", start=bytes(20), end_before=END, limit=1, isolation="committed")
 
 

@@ -179,7 +179,7 @@ def test_complete_mode_is_refused(source, topics, tmp_path) -> None:
     counts = source.groupBy("payload").count().selectExpr("payload")
     options = topics.options(topic, checkpointLocation=tmp_path / "complete")
     query = counts.writeStream.format("plainsong").options(**options).outputMode("complete").start()
-    with pytest.raises(PySparkException, match="a topic is only ever appended to"):
+    with pytest.raises(PySparkException, match="a topic can only be appended to"):
         query.awaitTermination()
 
 
@@ -188,7 +188,7 @@ def test_a_daemon_that_remembers_for_less_says_so(run, tmp_path) -> None:
     with Daemon(tmp_path / "data", *limits) as daemon:
         topics = Topics("http://{}:{}".format(*daemon.address))
         topic = topics.create("short")
-        with pytest.raises(StreamingQueryException, match="90 days of memory were asked for: lower memoryDays"):
+        with pytest.raises(StreamingQueryException, match="90 days of memory were requested: lower memoryDays"):
             run(topics.options(topic))
         assert topics.counted(topic) == Counter()
         run(topics.options(topic, memoryDays=1))

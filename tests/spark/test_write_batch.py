@@ -128,7 +128,7 @@ def test_an_outer_transaction_decides_over_the_rows(spark, topics, decision) -> 
 
 def test_topics_are_only_ever_appended_to(spark, topics) -> None:
     topic = topics.create("append-only")
-    assert "a topic is only ever appended to" in refusal(numbers(spark, 1), topics.options(topic), "overwrite")
+    assert "a topic can only be appended to" in refusal(numbers(spark, 1), topics.options(topic), "overwrite")
     assert '"Append"' in refusal(numbers(spark, 1), topics.options(topic), "error")
 
 

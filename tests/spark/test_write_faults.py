@@ -265,7 +265,7 @@ def test_a_save_that_was_counted_down_to_is_refused_unless_it_is_known_to_be_the
         assert not save(10, is_micro_batch=False)
         assert not save(5, is_micro_batch=False)
         for sequence_id in (3, 6):  # the first is not remembered any more, the second never was
-            with pytest.raises(NotPublished, match="take a sequenceId above all that were used"):
+            with pytest.raises(NotPublished, match="use a sequenceId above all earlier ones"):
                 save(sequence_id, is_micro_batch=False)
             lower = Identity("job", sequence_id, is_micro_batch=False)
             assert not lower.is_complete(calls, Winners(topic, ("s6",), 1, 1))

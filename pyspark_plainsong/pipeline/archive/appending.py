@@ -103,7 +103,7 @@ class Subject:
         start = self.offsets.first()
         if start is None:
             if not self.offsets.is_new:
-                says = f"{self.checkpoint} is a checkpoint of something else"
+                says = f"{self.checkpoint} is the checkpoint of a different query"
                 raise CommandFailed(says, hint="choose another --checkpoint", code=Exit.STORE)
             start = self._end_of_archive()
             self.offsets.begin(start)
@@ -169,8 +169,8 @@ class Subject:
             return False
         used = f"{age_s / self.ttl_s:.0%} of its time to live"
         self.run.warn(
-            f"{self.log.name}: the oldest message that is not archived is {show_length(age_s * 1000)} old, {used}; "
-            "archive more often, or raise the ttl",
+            f"{self.log.name}: the oldest unarchived message is {show_length(age_s * 1000)} old, {used}; archive more "
+            "often, or raise the ttl",
             "behind",
             topic=self.topic,
             ageSeconds=round(age_s, 1),
@@ -246,15 +246,18 @@ def fill_holes(subject: Subject) -> int:
     for hole in found:
         if hole.start < expired_before and not subject.choices.may_lose:
             raise CommandFailed(
-                f"{subject.log.name}: the archive has nothing {layout.tell_range(*hole)}, though the checkpoint is past it, and the "
-                "messages may have expired in the topic",
-                hint="bring the folders back, or archive what is left of it, and go on: --may-lose",
+                f"{subject.log.name}: the archive has no messages {layout.tell_range(*hole)}, although the checkpoint "
+                "is past it, and the messages may have expired in the topic",
+                hint="restore the folders, or continue with the remaining messages: --may-lose",
                 code=Exit.STORE,
             )
     count = 0
     for hole in found:
         rows = fill(subject, hole)
-        says = f"{subject.log.name}: the archive had nothing {layout.tell_range(*hole)}; {show_count(rows)} messages were archived again"
+        says = (
+            f"{subject.log.name}: the archive had no messages {layout.tell_range(*hole)}; {show_count(rows)} "
+            "messages were archived again"
+        )
         bounds = {"start": hole.start.hex(), "end": hole.end.hex()}
         subject.run.warn(says, "hole", topic=subject.topic, rows=rows, **bounds)
         count += rows

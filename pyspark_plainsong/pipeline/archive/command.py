@@ -11,15 +11,19 @@ from plainsong.cli.command import CommandFailed, Exit, VerbGroup
 from plainsong.cli.options import Length, Place
 from pyspark_plainsong.pipeline.job import Run, job_options
 
-_root = click.option("--root", required=True, metavar="PATH|URL", help="Of the archive; other topics may be in it.")
+_root = click.option(
+    "--root", required=True, metavar="PATH|URL", help=("Folder of the archive; it can hold several topics.")
+)
 _checkpoint = click.option(
-    "--checkpoint", metavar="PATH|URL", help="Where queries keep their offsets; in the archive by default."
+    "--checkpoint", metavar="PATH|URL", help="Folder for the queries' offsets; default: in the archive."
 )
 _compression = click.option(
     "--compression", default="zstd", type=click.Choice(["zstd", "snappy", "lz4_raw", "gzip", "none"]), show_default=True
 )
 _isolation = click.option(
-    "--isolation", type=click.Choice(["committed", "uncommitted"]), help="Of reading; the connector's by default."
+    "--isolation",
+    type=click.Choice(["committed", "uncommitted"]),
+    help=("Isolation of reading; default: the connector's."),
 )
 
 
@@ -54,15 +58,27 @@ def archive() -> None:
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC|PATTERN...")
 @_root
 @_checkpoint
-@click.option("--follow", is_flag=True, help="Go on until interrupted, instead of ending when all is archived.")
-@click.option("--every", default="10s", metavar="TIME", type=Length(), help="How often --follow looks; 10s by default.")
-@click.option("--batch-rows", default=500_000, type=click.IntRange(1), show_default=True, help="Of one batch.")
-@click.option("--batch-bytes", default=256 << 20, type=click.IntRange(1), show_default=True, help="Of one batch.")
+@click.option(
+    "--follow", is_flag=True, help=("Continue until interrupted, instead of stopping when everything is archived.")
+)
+@click.option("--every", default="10s", metavar="TIME", type=Length(), help="Interval of --follow; default: 10s.")
+@click.option(
+    "--batch-rows", default=500_000, type=click.IntRange(1), show_default=True, help="Maximum rows of one batch."
+)
+@click.option(
+    "--batch-bytes", default=256 << 20, type=click.IntRange(1), show_default=True, help="Maximum bytes of one batch."
+)
 @_compression
 @_isolation
-@click.option("--may-lose", is_flag=True, help="Go on behind what expired before it was archived, instead of failing.")
 @click.option(
-    "--warn-at", default=0.5, type=click.FloatRange(0, 1), show_default=True, help="Part of the ttl that is too late."
+    "--may-lose", is_flag=True, help=("Skip messages that expired before they were archived, instead of failing.")
+)
+@click.option(
+    "--warn-at",
+    default=0.5,
+    type=click.FloatRange(0, 1),
+    show_default=True,
+    help=("Fraction of the ttl after which a message is late."),
 )
 @click.option("--fail-when-behind", is_flag=True, help="End with exit code 1 after such a warning.")
 @job_options("archive")
@@ -78,7 +94,7 @@ def append(run: Run, topics: tuple[str, ...], root: str, **options: Any) -> None
     behind = archiving.append(run, topics, root, every=f"{every} seconds" if follow else None, **options)
     if behind and fail:
         raise CommandFailed(
-            f"the archive was behind for {', '.join(behind)}", hint="it is not any more, unless it says so again"
+            f"the archive was behind for {', '.join(behind)}", hint="it has caught up, unless the warning is repeated"
         )
 
 
@@ -86,13 +102,13 @@ def append(run: Run, topics: tuple[str, ...], root: str, **options: Any) -> None
 @click.argument("topics", nargs=-1, metavar="[TOPIC|PATTERN]...")
 @_root
 @_compression
-@click.option("--today", is_flag=True, help="Also the day that the archive has not reached the end of.")
+@click.option("--today", is_flag=True, help="Also compact the day that is not complete in the archive.")
 @click.option(
     "--keep",
     default="1h",
     metavar="TIME",
     type=Keep(),
-    help="Take replaced files away so much later, for readers that have begun; 1h by default.",
+    help="Keep replaced files this long, for readers that use them; default: 1h.",
 )
 @job_options("archive")
 def compact(run: Run, topics: tuple[str, ...], root: str, compression: str, today: bool, keep: int) -> None:
@@ -115,13 +131,22 @@ def compact(run: Run, topics: tuple[str, ...], root: str, compression: str, toda
 @click.argument("topic")
 @_root
 @click.option(
-    "--from", "start", type=Place(now="ms"), default="oldest", metavar="PLACE", help="From here on; all by default."
+    "--from",
+    "start",
+    type=Place(now="ms"),
+    default="oldest",
+    metavar="PLACE",
+    help=("Start here; default: the beginning."),
 )
-@click.option("--to", "end", type=Place(now="ms"), default="now", metavar="PLACE", help="Before here; now by default.")
+@click.option(
+    "--to", "end", type=Place(now="ms"), default="now", metavar="PLACE", help=("Stop before this; default: now.")
+)
 @_isolation
 @_checkpoint
 @click.option(
-    "--generation", type=click.IntRange(1), help="Look at the files of this one alone: its topic is gone, or made anew."
+    "--generation",
+    type=click.IntRange(1),
+    help=("Check only the files of this generation, for a topic that was deleted or created again."),
 )
 @job_options("archive", dry_run=False)
 def verify(
@@ -153,8 +178,8 @@ def verify(
         bad = ("missing", "different", "twice")
         wrong = [f"{findings.counts[name]} messages {name}" for name in bad if findings.counts.get(name)]
         wrong += [f"{len(findings.damaged)} entries damaged"] if findings.damaged else []
-        wrong += [f"{len(findings.holes)} gaps that no entry holds"] if findings.holes else []
-        raise CommandFailed(f"the archive is not what the topic was: {', '.join(wrong)}", code=Exit.FAILED)
+        wrong += [f"{len(findings.holes)} gaps that no entry covers"] if findings.holes else []
+        raise CommandFailed(f"the archive does not match the topic: {', '.join(wrong)}", code=Exit.FAILED)
 
 
 def _bound(place: str | bytes | int) -> bytes:

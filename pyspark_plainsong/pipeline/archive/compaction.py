@@ -163,7 +163,7 @@ class Compaction:
         """
         stats, names = read_back(self._spark, self._files, folder)
         if stats != self._expected(day):
-            raise damage(f"{folder} came out different from its sources")
+            raise damage(f"{folder} differs from its sources")
         manifest = Manifest(
             kind="day",
             namespace=self._log.namespace,
@@ -250,4 +250,4 @@ def replaced(entries: Sequence[Manifest], before_ms: int, broken: Container[str]
 
 def _broken(entry: Manifest, why: str) -> CommandFailed:
     says = f"{entry.folder} is damaged: {why}; what it replaces was not removed"
-    return damage(says, hint="remove the folder: what it replaces is read again, and compacted")
+    return damage(says, hint="remove the folder: the files that it replaces are then read and compacted again")

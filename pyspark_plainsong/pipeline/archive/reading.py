@@ -67,9 +67,7 @@ def load_manifests(files: Files, under: str = "") -> list[Manifest]:
         now = {path for path in files.find(under, MANIFEST_NAME) if path in texts or "/batches/" not in path}
         if now == texts.keys() and None not in texts.values():
             return [parse_manifest(text or b"", path.rpartition("/")[0]) for path, text in texts.items()]
-    raise CommandFailed(
-        f"the archive below {files.url(under)} changed each time it was looked at", code=Exit.UNAVAILABLE
-    )
+    raise CommandFailed(f"the archive below {files.url(under)} kept changing while it was read", code=Exit.UNAVAILABLE)
 
 
 def pieces_of(entries: Iterable[Manifest]) -> list[Piece]:
@@ -150,7 +148,7 @@ def altered(files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
             if there.get(name) != size
         ]
         if entry.stats.count and not entry.files:
-            wrong.append(f"its {entry.stats.count} rows are in no file")
+            wrong.append(f"none of its files has its {entry.stats.count} rows")
         if wrong:
             found[entry.folder] = "; ".join(wrong)
     return found
@@ -162,7 +160,7 @@ def check_unaltered(files: Files, entries: Sequence[Manifest]) -> None:
         raise damage(f"{folder} is damaged: {why}")
 
 
-def damage(message: str, *, hint: str = "archive verify tells all that is damaged") -> CommandFailed:
+def damage(message: str, *, hint: str = "archive verify lists all damage") -> CommandFailed:
     """Make the error about damaged entries."""
     return CommandFailed(message, hint=hint, code=Exit.STORE)
 
@@ -187,11 +185,11 @@ def _changed(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> 
     for entry in entries:
         is_now = now[entry.folder]
         if is_now is None:
-            found[entry.folder] = "has rows whose columns contradict their ids, or are of another topic"
+            found[entry.folder] = "has rows whose columns contradict their ids, or of another topic"
         elif is_now.count != entry.stats.count:
             found[entry.folder] = f"has {is_now.count} rows, not {entry.stats.count}"
         elif is_now != entry.stats:
-            found[entry.folder] = "has rows of other contents"
+            found[entry.folder] = "has rows with different contents"
     return found
 
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 EXAMPLES = 5
 #: The verdicts on a message, and whether an archive promises them.
 VERDICTS: dict[str, tuple[str, bool]] = {
-    "same": ("in the topic and in the archive, alike", True),
-    "expired": ("in the archive, expired in the topic meanwhile", True),
-    "gone": ("in the archive, gone from the topic before its ttl: by a time to live of its own", True),
+    "same": ("in the topic and in the archive, identical", True),
+    "expired": ("in the archive, expired in the topic since", True),
+    "gone": ("in the archive, removed from the topic before its ttl, by a time to live of their own", True),
     "waiting": ("in the topic, not archived yet", True),
     "missing": ("in the topic, missing in the archive", False),
     "different": ("in both, with another payload, routing key or headers", False),

@@ -64,7 +64,7 @@ class Offsets:
         start = self.first() if batch == 0 else self._end(batch - 1)
         end = self._end(batch)
         if start is None or end is None:
-            raise CommandFailed(f"the checkpoint says nothing of batch {batch}", code=Exit.STORE)
+            raise CommandFailed(f"the checkpoint has no batch {batch}", code=Exit.STORE)
         return start, end
 
     def done(self) -> bytes | None:
@@ -174,7 +174,7 @@ class ArchiveWriter:
         stats, names = read_back(spark, self._files, folder)
         start, end = bounds
         if stats.count and not (start <= (stats.first or b"") and (stats.last or b"") < end):
-            raise CommandFailed(f"batch {batch} of {self._log.name} has ids outside of its range", code=Exit.STORE)
+            raise CommandFailed(f"batch {batch} of {self._log.name} has ids outside its range", code=Exit.STORE)
         manifest = Manifest(
             kind="batch",
             namespace=self._log.namespace,
@@ -208,7 +208,7 @@ class ArchiveWriter:
                 continue
             there = parse_manifest(text, folder)
             if (there.start, there.end) != (start, end):
-                says = f"{there.name} is of other ids than the checkpoint says"
+                says = f"{there.name} has ids that do not match the checkpoint"
                 raise CommandFailed(says, hint="was the checkpoint restored, or edited?", code=Exit.STORE)
             check_unaltered(self._files, [there])
             found = True
@@ -221,5 +221,5 @@ class ArchiveWriter:
 def _query_id(spark: SparkSession) -> str:
     """The archive id: the id of the query, which its checkpoint keeps."""
     found = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-    assert found is not None, "this runs inside of a streaming query"
+    assert found is not None, "this runs inside a streaming query"
     return found.replace("-", "")

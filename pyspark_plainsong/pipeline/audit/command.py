@@ -51,7 +51,7 @@ class Folder(click.Path):
         if text.startswith("file:"):
             text = "/" + text.removeprefix("file:").lstrip("/")
         elif "://" in text:
-            self.fail(f"{text[:80]!r} is no folder; tables need one on a disk, local or mounted", param, ctx)
+            self.fail(f"{text[:80]!r} is not a folder; tables need one on a local or mounted disk", param, ctx)
         return super().convert(text, param, ctx)
 
 
@@ -60,7 +60,7 @@ root_option: Final = click.option(
     required=True,
     metavar="DIR",
     type=Folder(),
-    help="Where the tables are: a folder on a disk that all of Spark sees.",
+    help="Folder of the tables, on a disk that all Spark workers can reach.",
 )
 
 
@@ -73,20 +73,28 @@ root_option: Final = click.option(
 )
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
 @root_option
-@click.option("--follow", is_flag=True, help="Go on until interrupted, instead of ending when all is in.")
-@click.option("--every", default="1s", metavar="TIME", type=Length(), help="How often --follow looks; 1s by default.")
-@click.option("--batch-rows", default=100_000, type=click.IntRange(1), show_default=True, help="Of one batch.")
-@click.option("--batch-bytes", default=64 << 20, type=click.IntRange(1), show_default=True, help="Of one batch.")
 @click.option(
-    "--isolation", type=click.Choice(["committed", "uncommitted"]), help="Of reading; the connector's by default."
+    "--follow", is_flag=True, help=("Continue until interrupted, instead of stopping when everything is added.")
 )
-@click.option("--may-lose", is_flag=True, help="Go on behind what expired before it was read, instead of failing.")
+@click.option("--every", default="1s", metavar="TIME", type=Length(), help="Interval of --follow; default: 1s.")
+@click.option(
+    "--batch-rows", default=100_000, type=click.IntRange(1), show_default=True, help="Maximum rows of one batch."
+)
+@click.option(
+    "--batch-bytes", default=64 << 20, type=click.IntRange(1), show_default=True, help="Maximum bytes of one batch."
+)
+@click.option(
+    "--isolation",
+    type=click.Choice(["committed", "uncommitted"]),
+    help=("Isolation of reading; default: the connector's."),
+)
+@click.option("--may-lose", is_flag=True, help="Skip messages that expired before they were read, instead of failing.")
 @click.option(
     "--keep",
     default="1h",
     metavar="TIME",
     type=Length(),
-    help="Take merged files away so much later, for readers that have begun; 1h by default.",
+    help="Keep merged files this long, for readers that use them; default: 1h.",
 )
 @click.option(
     "--publish-lineage",
@@ -101,7 +109,7 @@ def run(run: Run, topics: tuple[str, ...], root: Path, *, publish_lineage: bool,
     ended. One run at a time keeps a folder; readers need not wait for it.
     """
     if publish_lineage and options["follow"]:
-        raise click.UsageError("--publish-lineage publishes at the end, and with --follow there is none")
+        raise click.UsageError("--publish-lineage publishes at the end, which --follow does not have")
     if run.dry_run:
         _say_what_would_be(run, topics, root)
         return
@@ -147,7 +155,12 @@ def _say_what_would_be(run: Run, topics: tuple[str, ...], root: Path) -> None:
 
 
 limit_option: Final = click.option(
-    "--limit", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, metavar="N", help="Rows at most."
+    "--limit",
+    type=click.IntRange(1, 1_000_000),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help=("Maximum number of rows."),
 )
 
 
@@ -162,12 +175,16 @@ limit_option: Final = click.option(
     ],
 )
 @root_option
-@click.option("--entity", metavar="KIND:NAME", help="Such as dataset:purchases; program:NAME finds its accesses too.")
-@click.option("--user", metavar="NAME", help="Who did it.")
-@click.option("--from", "start", type=Place(now="now"), metavar="TIME", help="When it happened, from then on.")
-@click.option("--to", "end", type=Place(now="now"), metavar="TIME", help="When it happened, before then.")
-@click.option("--all-namespaces", is_flag=True, help="Not of --namespace alone.")
-@click.option("--oldest-first", is_flag=True, help="In the order of time; else the newest first.")
+@click.option(
+    "--entity",
+    metavar="KIND:NAME",
+    help=("Entity, e.g. dataset:purchases; program:NAME also finds the program's accesses."),
+)
+@click.option("--user", metavar="NAME", help="User who did it.")
+@click.option("--from", "start", type=Place(now="now"), metavar="TIME", help="Only events from this time on.")
+@click.option("--to", "end", type=Place(now="now"), metavar="TIME", help="Only events before this time.")
+@click.option("--all-namespaces", is_flag=True, help="Search all namespaces, not only --namespace.")
+@click.option("--oldest-first", is_flag=True, help="Oldest first; default: newest first.")
 @limit_option
 @job_options("audit", dry_run=False)
 def trail(
@@ -189,7 +206,7 @@ def trail(
     from pyspark_plainsong.pipeline.audit.table import TRAIL
 
     if entity is not None and ":" not in entity:
-        raise click.BadParameter(f"{entity!r} has no kind; use for example dataset:{entity}", param_hint="--entity")
+        raise click.BadParameter(f"{entity!r} lacks a kind; use for example dataset:{entity}", param_hint="--entity")
     where = trail_filter(
         namespace=None if all_namespaces else run.where.namespace,
         entity=entity,
@@ -215,9 +232,9 @@ def trail(
     ],
 )
 @root_option
-@click.option("--program", metavar="NAME", help="What this program uses.")
-@click.option("--dataset", metavar="NAME", help="What uses this dataset.")
-@click.option("--all-namespaces", is_flag=True, help="Not of --namespace alone.")
+@click.option("--program", metavar="NAME", help="Show what this program uses.")
+@click.option("--dataset", metavar="NAME", help="Show what uses this dataset.")
+@click.option("--all-namespaces", is_flag=True, help="Search all namespaces, not only --namespace.")
 @limit_option
 @job_options("audit", dry_run=False)
 def usage(run: Run, root: Path, program: str | None, dataset: str | None, all_namespaces: bool, limit: int) -> None:
@@ -269,7 +286,7 @@ class Depth(click.ParamType["int | None"]):
         if value == "all" or value is None:
             return None
         if not str(value).isascii() or not str(value).isdigit() or not 1 <= int(str(value)) <= 1_000_000:
-            self.fail(f"{str(value)[:40]!r} is neither a number from 1 on nor 'all'", param, ctx)
+            self.fail(f"{str(value)[:40]!r} is neither a number above 0 nor 'all'", param, ctx)
         return int(str(value))
 
 
@@ -288,13 +305,15 @@ class Depth(click.ParamType["int | None"]):
     type=click.Choice(["up", "down"]),
     default="up",
     show_default=True,
-    help="To what it came from, or to what came from it.",
+    help="Towards its sources (up), or what was derived from it (down).",
 )
-@click.option("--depth", type=Depth(), default="all", show_default=True, metavar="N|all", help="Steps at most.")
-@click.option("--runs", "by_run", is_flag=True, help="Tell runs of a program apart.")
-@click.option("--unknown", is_flag=True, help="An access of an unknown kind may be a read, and a write.")
-@click.option("--from", "start", type=Place(now="now"), metavar="TIME", help="Only what was accessed from then on.")
-@click.option("--to", "end", type=Place(now="now"), metavar="TIME", help="Only what was accessed before then.")
+@click.option(
+    "--depth", type=Depth(), default="all", show_default=True, metavar="N|all", help=("Maximum number of steps.")
+)
+@click.option("--runs", "by_run", is_flag=True, help="Show runs of a program separately.")
+@click.option("--unknown", is_flag=True, help="Count an access of unknown kind as both a read and a write.")
+@click.option("--from", "start", type=Place(now="now"), metavar="TIME", help="Only accesses from this time on.")
+@click.option("--to", "end", type=Place(now="now"), metavar="TIME", help="Only accesses before this time.")
 @limit_option
 @job_options("audit", dry_run=False)
 def lineage(
@@ -346,8 +365,8 @@ WHAT: Final = {
     "usage": "the usage registry",
     "edges": "accesses of datasets by program runs",
     "dead_letters": "the messages that could not be read",
-    "flows": "from dataset to dataset, one row a program",
-    "closure": "every pair of datasets of which one came from the other, and their distance",
+    "flows": "from dataset to dataset, one row per program",
+    "closure": "every pair of datasets of which one was derived from the other, and their distance",
 }
 
 
@@ -360,11 +379,22 @@ WHAT: Final = {
 )
 @root_option
 @click.option(
-    "--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="A folder in it for each table."
+    "--out",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help=("Folder to write; each table gets a subfolder."),
 )
-@click.option("--table", "chosen", multiple=True, type=click.Choice(list(WHAT)), help="Repeatable; all by default.")
-@click.option("--depth", type=Depth(), default="all", show_default=True, metavar="N|all", help="Of the closure.")
-@click.option("--unknown", is_flag=True, help="An access of an unknown kind may be a read, and a write.")
+@click.option("--table", "chosen", multiple=True, type=click.Choice(list(WHAT)), help="Repeatable; default: all.")
+@click.option(
+    "--depth",
+    type=Depth(),
+    default="all",
+    show_default=True,
+    metavar="N|all",
+    help=("Maximum distance in the closure."),
+)
+@click.option("--unknown", is_flag=True, help="Count an access of unknown kind as both a read and a write.")
 @job_options("audit")
 def export(run: Run, root: Path, out: Path, chosen: tuple[str, ...], depth: int | None, unknown: bool) -> None:
     """Write tables as plain Parquet, all as of one moment.
@@ -395,7 +425,7 @@ class Count(click.ParamType[int]):
         except ValueError:
             number = -1
         if not 0 <= number <= 1e12 or number != int(number):
-            self.fail(f"{str(value)[:40]!r} is no whole number; use for example 1000 or 1e6", param, ctx)
+            self.fail(f"{str(value)[:40]!r} is not a whole number; use for example 1000 or 1e6", param, ctx)
         return int(number)
 
 
@@ -406,23 +436,29 @@ class Count(click.ParamType[int]):
         "plainsong pipeline run audit generate --messages 1e6 --seed 7 --bad 0.001 --out audit.jsonl",
     ],
 )
-@click.option("--messages", type=Count(), required=True, metavar="N", help="How many, such as 1e6.")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Equal seeds, equal messages.")
+@click.option("--messages", type=Count(), required=True, metavar="N", help="Number of messages, e.g. 1e6.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, metavar="N", help=("Seed; equal seeds make equal messages.")
+)
 @click.option(
     "--bad",
     type=click.FloatRange(0, 1),
     default=0.0,
     show_default=True,
     metavar="PART",
-    help="Part of them unreadable.",
+    help="Fraction of unreadable messages.",
 )
-@click.option("--topic", metavar="NAME", help="Publish them there, each once, also when started again.")
-@click.option("--create", is_flag=True, help="Make the topic if it is not there.")
+@click.option(
+    "--topic",
+    metavar="NAME",
+    help=("Topic to publish to; each message is published once, even if the command is repeated."),
+)
+@click.option("--create", is_flag=True, help="Create the topic if it does not exist.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     metavar="FILE",
-    help="Write a line each; - is standard output.",
+    help="File to write, one line per message; - is standard output.",
 )
 @job_options("audit")
 def generate(run: Run, messages: int, seed: int, bad: float, topic: str | None, create: bool, out: Path | None) -> None:
@@ -448,7 +484,7 @@ def generate(run: Run, messages: int, seed: int, bad: float, topic: str | None, 
         there = _publish(run, made, topic, f"audit-generate-{seed}-{messages}-{bad}", create, messages)
         text = f"published {show_count(messages - there)} messages to {topic}"
         run.progress.result(
-            text + (f"; {show_count(there)} were there" if there else ""),
+            text + (f"; {show_count(there)} were already there" if there else ""),
             topic=topic,
             messages=messages - there,
             before=there,
@@ -520,7 +556,7 @@ def show_rows(run: Run, event: str, headings: Sequence[str], rows: Sequence[Mapp
         lines = output.table([each.replace("_", " ") for each in headings], cells, columns=columns)
         output.echo_lines(lines)
     if len(rows) >= limit:
-        run.warn(f"only {limit} rows are shown, there may be more", "limited", limit=limit)
+        run.warn(f"only {limit} rows are shown; there may be more", "limited", limit=limit)
 
 
 def _cells(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:

@@ -35,7 +35,7 @@ def export_tables(run: Run, root: Path, out: Path, names: Sequence[str], depth: 
     """
     manifest = manifest_of(root)
     if out.resolve().is_relative_to(root.resolve()):
-        raise CommandFailed("--out is the folder of the tables themselves, or in it", code=Exit.USAGE)
+        raise CommandFailed("--out is the folder of the tables, or inside it", code=Exit.USAGE)
     check_replaceable(LocalFiles(out), names)
     for name in names:
         where = out / name

@@ -110,7 +110,7 @@ def load_manifest(root: Path) -> TablesManifest | None:
     try:
         return _parse(json.loads(text))
     except (ValueError, KeyError, TypeError) as error:
-        raise TablesUnreadable(f"{path} is no manifest of version {VERSION}: {error!r}", code=Exit.STORE) from error
+        raise TablesUnreadable(f"{path} is not a manifest of version {VERSION}: {error!r}", code=Exit.STORE) from error
 
 
 def first_look(root: Path) -> TablesManifest:
@@ -126,7 +126,7 @@ def first_look(root: Path) -> TablesManifest:
         raise FolderTaken(
             f"{root} has no {MANIFEST}, but {len(others)} other {'thing' if len(others) == 1 else 'things'} such as "
             f"{others[0]!r}",
-            hint="name a new folder, or an empty one; to begin anew, take everything out of it",
+            hint="name a new or empty folder; to start over, remove everything from it",
             code=Exit.USAGE,
         )
     return manifest or TablesManifest()

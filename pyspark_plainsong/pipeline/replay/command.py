@@ -27,18 +27,20 @@ if TYPE_CHECKING:
     ],
 )
 @click.argument("topic", required=False)
-@click.option("--root", metavar="PATH|URL", help="Of the archive that has TOPIC.")
-@click.option("--parquet", metavar="PATH|URL", help="Instead: any Parquet with a column payload.")
-@click.option("--order-by", metavar="COLUMN", help="Of --parquet; message_id by default.")
-@click.option("--into", required=True, metavar="TOPIC", help="The topic to publish to; it must be there.")
-@click.option("--from", "start", type=Place(now="ms"), metavar="PLACE", help="Archived from here on; all by default.")
-@click.option("--to", "end", type=Place(now="ms"), metavar="PLACE", help="Archived before here; all by default.")
-@click.option("--archive-namespace", metavar="NAME", help="Of TOPIC; that of --namespace by default.")
-@click.option("--generation", type=click.IntRange(1), help="Of TOPIC; the newest in the archive by default.")
-@click.option("--chunk-rows", type=click.IntRange(1), default=100_000, show_default=True, help="Published at a time.")
-@click.option("--ttl", type=Length(), metavar="TIME", help="Messages live so long; the topic's ttl by default.")
-@click.option("--no-originals", is_flag=True, help="Without the attributes originalId and originalPublishTimeMs.")
-@click.option("--anew", is_flag=True, help="Publish once more what an earlier replay has published.")
+@click.option("--root", metavar="PATH|URL", help="Folder of the archive of TOPIC.")
+@click.option("--parquet", metavar="PATH|URL", help="Read any Parquet files with a column payload instead.")
+@click.option("--order-by", metavar="COLUMN", help="Column that orders --parquet; default: message_id.")
+@click.option("--into", required=True, metavar="TOPIC", help="Topic to publish to; it must exist.")
+@click.option("--from", "start", type=Place(now="ms"), metavar="PLACE", help="Start here; default: at the oldest.")
+@click.option("--to", "end", type=Place(now="ms"), metavar="PLACE", help="Stop before this; default: at the newest.")
+@click.option("--archive-namespace", metavar="NAME", help="Namespace of TOPIC; default: that of --namespace.")
+@click.option("--generation", type=click.IntRange(1), help="Generation of TOPIC; default: the newest in the archive.")
+@click.option(
+    "--chunk-rows", type=click.IntRange(1), default=100_000, show_default=True, help=("Messages published at a time.")
+)
+@click.option("--ttl", type=Length(), metavar="TIME", help="Time to live of the messages; default: the topic's.")
+@click.option("--no-originals", is_flag=True, help="Omit the attributes originalId and originalPublishTimeMs.")
+@click.option("--anew", is_flag=True, help="Publish again what an earlier replay has published.")
 @job_options("replay")
 def replay(run: Run, into: str, chunk_rows: int, ttl: int | None, no_originals: bool, anew: bool, **what: Any) -> None:
     """Publish archived messages again, in order.
@@ -89,13 +91,11 @@ def _planned(run: Run, source: Source, wanted: Plan, *, any_range: bool, anew: b
     wanted = replace(wanted, as_read=source.as_read(run.session()))
     plan = plans.chosen(wanted, any_range=any_range, anew=anew)
     if plan.end != wanted.end:
-        run.warn(
-            f"going on with the replay that was begun, to {plan.end} and not to the end", "begun", topic=wanted.topic
-        )
+        run.warn(f"continuing the earlier replay, to {plan.end} and not to the end", "begun", topic=wanted.topic)
     if plan.chunks:
         return plan
     plan = replaying.fresh(run, plan, plans, anew=anew)
-    run.progress.note("looking for the order of the rows", "planning")
+    run.progress.note("finding the order of the rows", "planning")
     return replaying.with_chunks(run.session(), source, plan, chunk_rows)
 
 
@@ -119,7 +119,7 @@ def _source(
             raise _usage("--parquet is replayed as a whole: no TOPIC, --root, --from or --to")
         return parquet_source(run.session(), parquet, order_by or "message_id"), "", ""
     if topic is None or root is None or order_by is not None:
-        raise _usage("a TOPIC and its --root are needed, or --parquet, to which --order-by belongs")
+        raise _usage("give TOPIC and its --root, or --parquet; --order-by needs --parquet")
     from pyspark_plainsong.pipeline.archive.layout import topic_folder
     from pyspark_plainsong.pipeline.archive.writing import Log
     from pyspark_plainsong.pipeline.files import open_files

@@ -142,9 +142,9 @@ class Plans:
                 raise CommandFailed(
                     f"a part of this {state} into {plan.topic} already: from {plan.start or 'the first row'} "
                     f"to {plan.end or 'the last one'}",
-                    hint=f"begin behind it (--from {plan.end}), or publish it once more: --anew"
+                    hint=f"start after it (--from {plan.end}), or publish it again: --anew"
                     if plan.end
-                    else "publish it once more: --anew",
+                    else "publish it again: --anew",
                     code=Exit.USAGE,
                 )
         return wanted
@@ -156,7 +156,7 @@ class Plans:
         try:
             fields = json.loads(text)
             if fields.pop("version") != VERSION:
-                raise ValueError("it is of another version")
+                raise ValueError("it has another version")
             fields.pop("producer")
             chunks = tuple(ReplayChunk(str(start), int(rows)) for start, rows in fields.pop("chunks"))
             return Plan(**fields, chunks=chunks)
@@ -167,8 +167,8 @@ class Plans:
 def _as_it_was(plan: Plan, wanted: Plan) -> Plan:
     """Return the plan unchanged. Raises CommandFailed: its rows have changed since it was made."""
     if plan.as_read != wanted.as_read:
-        says = f"{plan.source}: the files are not those whose replay into {plan.topic} was begun"
-        raise CommandFailed(says, hint="bring them back, or publish what is there now: --anew", code=Exit.USAGE)
+        says = f"{plan.source}: the files are not those of the earlier, unfinished replay into {plan.topic}"
+        raise CommandFailed(says, hint="restore them, or publish the present files: --anew", code=Exit.USAGE)
     return plan
 
 

@@ -164,8 +164,8 @@ def _check(rows: DataFrame, key: str) -> None:
     if found["without"]:
         raise CommandFailed(f"{found['without']} rows have no payload", code=Exit.USAGE)
     if found["keys"] != found["rows"]:
-        says = f"{found['rows']} rows have {found['keys']} values of {key}, which gives them no order"
-        raise CommandFailed(says, hint="--order-by a column with a value of its own in each row", code=Exit.USAGE)
+        says = f"{found['rows']} rows have {found['keys']} values of {key}, which does not order them"
+        raise CommandFailed(says, hint="give --order-by a column with unique values", code=Exit.USAGE)
 
 
 def outgoing(rows: DataFrame, key: str, *, with_originals: bool) -> DataFrame:
@@ -234,9 +234,9 @@ def resume_at(run: Run, plan: Plan) -> int:
     last = -1 if known is None else known.last_sequence_id
     if last + 1 < plan.done:
         raise CommandFailed(
-            f"{plan.done} chunks of {show_count(plan.rows)} rows have been published, but {plan.topic} knows of "
-            f"{last + 1} only: it has forgotten the producer {plan.producer}",
-            hint="look what is there by the attribute originalId; --anew publishes everything once more",
+            f"{plan.done} chunks of {show_count(plan.rows)} rows have been published, but {plan.topic} has only "
+            f"{last + 1}: it has forgotten the producer {plan.producer}",
+            hint="check by the attribute originalId what is there; --anew publishes everything again",
             code=Exit.FAILED,
         )
     return last + 1
@@ -256,8 +256,8 @@ def fresh(run: Run, plan: Plan, plans: Plans, *, anew: bool) -> Plan:
     unknown = sorted(known - {each.producer for each in plans.all()})
     if unknown and not anew:
         raise CommandFailed(
-            f"{plan.topic} has been given rows of {plan.source} by {unknown[0]}, and its plan is gone",
-            hint="bring back the folder _replays, or publish everything once more: --anew",
+            f"{plan.topic} has received rows of {plan.source} from {unknown[0]}, and its plan is missing",
+            hint="restore the folder _replays, or publish everything again: --anew",
             code=Exit.FAILED,
         )
     return plan

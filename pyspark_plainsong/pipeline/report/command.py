@@ -46,16 +46,24 @@ MAX_POINTERS = 20_000
     ],
 )
 @click.argument("topics", nargs=-1, metavar="[TOPIC|PATTERN]...")
-@click.option("--from", "start", type=Place(), metavar="PLACE", help="From this time on; a day before --to by default.")
-@click.option("--to", "until", type=Place(now="this computer's"), metavar="PLACE", help="Before this; now by default.")
-@click.option("--step", "step_s", type=Length(), metavar="TIME", help="Of plots and rates; by default one that suits.")
-@click.option("--archive", metavar="ROOT", help="Where `archive` keeps what has expired in the topics.")
-@click.option("--offline", is_flag=True, help="Ask no daemon: the archive alone.")
-@click.option("--ttl", "ttl_s", type=Length(), metavar="TIME", help="Of the topics; for --offline.")
+@click.option("--from", "start", type=Place(), metavar="PLACE", help="Start of the range; default: a day before --to.")
 @click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a page with plots."
+    "--to", "until", type=Place(now="this computer's"), metavar="PLACE", help=("End of the range; default: now.")
 )
-@click.option("--parquet", metavar="DIR", help="Write every table as Parquet.")
+@click.option(
+    "--step",
+    "step_s",
+    type=Length(),
+    metavar="TIME",
+    help=("Step of plots and rates; default: one that suits the range."),
+)
+@click.option("--archive", metavar="ROOT", help="Folder of `archive`, for messages that have expired in the topics.")
+@click.option("--offline", is_flag=True, help="Use only the archive; contact no daemon.")
+@click.option("--ttl", "ttl_s", type=Length(), metavar="TIME", help="Time to live of the topics; for --offline.")
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write an HTML page with plots."
+)
+@click.option("--parquet", metavar="DIR", help="Write each table as Parquet into this folder.")
 @click.option("--max-transactions", type=click.IntRange(1), default=MAX_POINTERS, show_default=True, metavar="N")
 @job_options("report")
 def report(
@@ -86,7 +94,7 @@ def report(
         check_plots()
         if not html.absolute().parent.is_dir():
             raise CommandFailed(
-                f"{html} cannot be written: there is no folder {html.parent}", hint="make it first", code=Exit.USAGE
+                f"{html} cannot be written: there is no folder {html.parent}", hint="create it first", code=Exit.USAGE
             )
     wanted = ReportOptions(topics, archive, offline, None if ttl_s is None else ttl_s * 1000, parquet, max_transactions)
     facts = topics_of(run, wanted)
@@ -241,12 +249,12 @@ def _asked(run: Run, wanted: ReportOptions, messages: DataFrame) -> tuple[Asked,
             asked = ask_about(found, client.transactions)
     notes = []
     if asked.unavailable is not None and pointers:
-        notes.append(f"What became of {show_count(pointers)} write pointers: {asked.unavailable}")
+        notes.append(f"Outcome of {show_count(pointers)} write pointers: {asked.unavailable}")
     if pointers > len(found):
-        notes.append(f"What became of {show_count(pointers - len(found))} older write pointers: see --max-transactions")
+        notes.append(f"Outcome of {show_count(pointers - len(found))} older write pointers: see --max-transactions")
     if wanted.archive is not None:
         notes.append(
-            "An archive keeps no write pointers: what was read from it counts as plain messages, visible at once, and "
-            "what was rolled back is not in it"
+            "An archive has no write pointers: its messages count as plain ones, visible at once, and it has no "
+            "rolled-back messages"
         )
     return asked, notes

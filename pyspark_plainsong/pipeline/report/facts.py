@@ -21,16 +21,16 @@ MADE_FROM = {
     "it expires. Rolled back and invalid messages are left out. A message with a shorter time to live of its own is "
     "counted until the topic's ttl while it is there, and missing once it has expired. Where messages expired since "
     "and no archive has them, a size is a lower bound (≥, dashed).",
-    "rates": "Messages by the time of their publish, whatever became of them since; what expired since, and is in no "
-    "archive, is missing.",
-    "latency": "For how long a committed reader could not get a message that was already durable: until the "
-    "transactions of all messages up to it were decided, its own included. 0 for a message that nothing stood before. "
-    "What a publisher waits for its answer is not in here, nor is what a reader takes to poll: the daemon's /metrics "
-    "have both. Messages behind a transaction whose end is not remembered count with what is known (at least).",
+    "rates": "Messages by the time of their publish, whatever their outcome; messages that have expired since, and "
+    "are in no archive, are missing.",
+    "latency": "How long a durable message was hidden from committed readers: until the transactions of all messages "
+    "up to it, including its own, were decided. 0 for a message with none before it. This excludes the "
+    "publisher's wait for its answer and the reader's poll: the daemon's /metrics have both. Messages "
+    "after a transaction whose end is not remembered count with a lower bound (at least).",
     "stored": "For messages that were stored before they were published: from the store to the publish.",
     "holds": "A transaction is open from its begin to its commit, abort or invalidation, and holds a topic from its "
-    "first message there on. Ends are what the daemon's transaction service remembers; of others only the begin is "
-    "known, from the write pointer.",
+    "first message there. The daemon's transaction service knows the ends that it remembers; of other "
+    "transactions only the begin is known, from the write pointer.",
 }
 
 
@@ -112,7 +112,9 @@ def grid_over(start_ms: int, end_ms: int, step_s: int | None = None) -> Grid:
         step_s = _nice_step_s((end_ms - start_ms) / 1000)
     grid = Grid(start_ms, end_ms, step_s * 1000)
     if grid.steps > MAX_STEPS:
-        raise InvalidParameter(f"the range has {grid.steps} steps, {MAX_STEPS} at most", hint="use a longer --step")
+        raise InvalidParameter(
+            f"the range has {grid.steps} steps; the maximum is {MAX_STEPS}", hint="use a longer --step"
+        )
     return grid
 
 
@@ -182,7 +184,7 @@ def with_archive(facts: TopicFacts, ranges: Sequence[tuple[int, int]], archived_
         return facts
     reaching = [number for number, (_, end_ms) in enumerate(ranges) if end_ms >= facts.known_from_ms]
     if not reaching:
-        gap = "behind the archive's end messages may have expired that it has not: sizes are lower bounds"
+        gap = "after the archive's end, unarchived messages may have expired: sizes are lower bounds"
         return TopicFacts(**{**_fields(facts), "note": gap})
     first_ms, _ = ranges[reaching[0]]
     whole = archived_from_start and reaching[0] == 0

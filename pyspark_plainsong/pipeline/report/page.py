@@ -89,7 +89,7 @@ def _sections(report: Report) -> list[str]:
                 drawing = plots[key].svg.replace("<svg", f'<svg role="img" aria-label="{escape(caption)}"', 1)
                 parts.append(f"<figure>{drawing}<figcaption>{escape(caption)}</figcaption></figure>")
             elif key == "latency" and report.latency_steps:
-                parts.append("<p>Of the messages that could be read, none was held up.</p>")
+                parts.append("<p>None of the readable messages was held.</p>")
         explained.add(key)
         parts.append(_table(headings, rows))
     return parts

@@ -124,12 +124,12 @@ def archived_facts(spark: SparkSession, root: str, namespace: str, topic: str, t
     """
     entries = _entries(spark, root, namespace, topic)
     if not entries:
-        raise CommandFailed(f"the archive {root} has nothing of {namespace}:{topic}", code=Exit.NOT_FOUND)
+        raise CommandFailed(f"the archive {root} has no messages of {namespace}:{topic}", code=Exit.NOT_FOUND)
     if ttl_ms is None:
-        raise CommandFailed("an archive does not know how long messages live", hint="say it: --ttl 7d", code=Exit.USAGE)
+        raise CommandFailed("an archive does not record the time to live", hint="give it: --ttl 7d", code=Exit.USAGE)
     generation = max(entry.generation for entry in entries)
     ranges = covered(entry for entry in entries if entry.generation == generation)
-    gaps = f"the archive has {len(ranges) - 1} gaps: figures are of what it holds" if len(ranges) > 1 else ""
+    gaps = f"the archive has {len(ranges) - 1} gaps: figures cover only its messages" if len(ranges) > 1 else ""
     start = ranges[-1].start
     return TopicFacts(f"{namespace}:{topic}", generation, ttl_ms, time_of(start), not any(start), {}, gaps)
 
