@@ -76,12 +76,12 @@ def backup() -> None:
 def create(folder: Path, without_damaged: bool, as_json: bool, where: Where) -> None:
     """Back up everything, while the daemon serves.
 
-    Every publish that was acknowledged before is in it. Only what DIR does not
-    have yet is sent. After an interruption, run it again: what was written
-    serves the next backup. It gives way to other programs on this machine.
+    The backup contains every publish acknowledged before it began. Only data
+    that DIR does not have yet is transferred. After an interruption, run it
+    again: it reuses what was written. It runs at low priority.
 
-    It ends where the daemon's store is damaged. With --without-damaged it backs
-    up the rest, names what it left out, and exits with 1 if that was anything.
+    It fails at damaged rows. With --without-damaged it backs up the rest, lists
+    what it left out, and exits with 1 if that was anything.
     """
     os.nice(NICE)
     with _said():
@@ -242,7 +242,7 @@ def _digests(folder: BackupFolder) -> dict[str, str]:
 def list_backups(folder: Path, as_json: bool) -> None:
     """Show the complete backups in DIR, oldest first.
 
-    Exits with 1 when the manifest of one cannot be read.
+    Exits with 1 if a manifest cannot be read.
     """
     with _said():
         manifests, damaged = BackupFolder.open(folder).manifests()
@@ -296,9 +296,9 @@ def _sum(manifest: Mapping[str, Any], field: str) -> int:
 @click.option("--deep", is_flag=True, help="Also parse every row.")
 @json_option
 def verify(folder: Path, backup_id: str | None, deep: bool, as_json: bool) -> None:
-    """Read every object of a backup, and name what is missing or damaged.
+    """Read every object of a backup, and list what is missing or damaged.
 
-    Exits with 1 when something is.
+    Exits with 1 if anything is.
     """
     with _said():
         kept = BackupFolder.open(folder)
@@ -346,11 +346,11 @@ def _held(topic: str | None, messages: int, from_ms: int | None, to_ms: int | No
 @click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep this many of the newest.")
 @json_option
 def prune(folder: Path, keep_ms: int | None, keep_last: int | None, as_json: bool) -> None:
-    """Remove old backups, then the objects that no other backup has.
+    """Remove old backups, then the objects that no other backup uses.
 
-    A backup stays if either option keeps it. The newest always stays, and so
-    does the newest that left nothing out. If a manifest cannot be read, that
-    backup and all objects stay, and the command exits with 1.
+    A backup stays if either option keeps it. The newest backup and the newest
+    complete one always stay. If a manifest cannot be read, that backup and all
+    objects stay, and the command exits with 1.
     """
     if keep_ms is None and keep_last is None:
         raise CommandFailed("say which backups to keep", hint="--keep 7d, or --keep-last 10", code=Exit.USAGE)
@@ -406,19 +406,19 @@ def restore(
 ) -> None:
     """Restore a backup into a store that a daemon can serve.
 
-    Verifies the backup first, writes only where none of its topics is, and
+    Verifies the backup first, refuses a store that has one of its topics, and
     compares at the end. After an interruption, run the same command again: it
     continues.
 
-    Open transactions become invalid. Producers' sessions of before are over:
-    programs open theirs again, learn the last id that is there and send the
-    rest. --at TIME (2026-11-22T05:00Z, or milliseconds since 1970) leaves out
-    every transaction, batch and request with a message that was published
-    later: by publish time, not by the time of a commit.
+    Open transactions become invalid. Producers' sessions end: programs open
+    them again, get the last stored sequence id, and send the rest. --at TIME
+    (2026-11-22T05:00Z, or milliseconds since 1970) leaves out every
+    transaction, batch and request with a message published later; publish time
+    counts, not commit time.
 
-    No id is given twice: ids go on above the present time. Where this machine's
-    clock is behind a backup of DIR it says so and restores nothing, until the
-    clock is set, or --now says what time it is.
+    No id is assigned twice: new ids are above the present time. If this
+    machine's clock is behind a backup in DIR, the command restores nothing
+    until the clock is set or --now gives the time.
     """
     settings = load_settings(file, None, None, ()).config.storage.hbase
     try:

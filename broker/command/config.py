@@ -36,8 +36,8 @@ def config() -> None:
 def check(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Check the settings and the files that they name, and list all errors.
 
-    Also notes what is allowed but probably a mistake. Exits with 0 when
-    `plainsong serve` would start with them, with 2 when not.
+    Also warns about settings that are valid but probably a mistake. Exits with
+    0 if `plainsong serve` would start with them, with 2 if not.
     """
     config = load_settings(file, data_dir, bind, sets).config
     refuse_strangers(config)
@@ -60,7 +60,7 @@ def show(
 ) -> None:
     """Show every setting as `plainsong serve` would use it.
 
-    A user in a URL, with its password, is shown as ***.
+    User and password in a URL are shown as ***.
     """
     loaded = load_settings(file, data_dir, bind, sets)
     click.echo(masked(_as_json(loaded, origin) if as_json else _as_toml(loaded, origin)))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=VerbGroup)
 def grants() -> None:
-    """Show and check what names may do.
+    """Show and check the grants of names.
 
     Works on the grants file (security.grants_file), which is written by hand
     and which a running daemon reads again within two seconds.
@@ -45,7 +45,7 @@ def list_grants(
     sets: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """List grants: to whom, which verbs, on what."""
+    """List grants: names, verbs and resources."""
     table = _read(chosen_file("grants", file, config, sets))
     chosen = table.grants if name is None else table.granted(name, groups)
     if as_json:
@@ -80,9 +80,9 @@ def check(
     sets: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Tell whether a name may do something, and which line grants it.
+    """Check whether a name may do something, and show the line that grants it.
 
-    Exits with 0 when it may, else with 1. NS:* asks about a whole namespace.
+    Exits with 0 if it may, else with 1. NS:* asks about a whole namespace.
     """
     path = chosen_file("grants", file, config, sets)
     namespace, topic = _resource(resource)

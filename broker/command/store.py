@@ -54,9 +54,9 @@ class Position(click.ParamType[bytes]):
 
 @click.group()
 def store() -> None:
-    """Look into a stopped data directory, or a store in HBase.
+    """Inspect a stopped data directory, or a store in HBase.
 
-    Changes nothing: it opens a copy of the directory, made beside it or under
+    Changes nothing: it opens a copy of the directory, made next to it or under
     TMPDIR and removed afterwards. With HBase (storage.kind=hbase) the daemons
     may keep running. A running daemon answers the same questions over HTTP.
     """
@@ -128,11 +128,11 @@ def dump(
 @_where
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
 def explain_command(file: Path | None, data_dir: str | None, sets: tuple[str, ...], as_json: bool) -> None:
-    """Sum up what is there: topics, generations, rows, times, damage.
+    """Summarize a store: topics, generations, rows, times, damage.
 
-    Also tells what the janitor would remove, which write pointers are undecided
+    Also shows what cleaning would remove, which write pointers are undecided
     and how far the list of invalid transactions may be pruned, and counts the
-    rows of each table that do not parse, with some examples. Exits with 1 when
+    rows of each table that do not parse, with some examples. Exits with 1 if
     there is damage.
     """
     with _opened(file, data_dir, sets) as rows:

@@ -193,8 +193,7 @@ def revoke(
 ) -> None:
     """Revoke a token, or all tokens of a name.
 
-    A running daemon refuses them within two seconds, on connections that are
-    open too.
+    A running daemon refuses them within two seconds, also on open connections.
     """
     if (token_id is None) == (name is None):
         raise CommandFailed("which token?", hint="give an ID from `plainsong token list`, or --name", code=Exit.USAGE)
@@ -270,7 +269,7 @@ def rotate(
 @file_options("tokens")
 @json_option
 def prune(file: Path | None, config: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
-    """Remove what has expired or was revoked from the file."""
+    """Remove expired and revoked tokens from the file."""
     path = chosen_file("tokens", file, config, sets)
     before = len(_read(path).entries)
     left: list[TokenEntry] = []
@@ -295,8 +294,8 @@ def prune(file: Path | None, config: Path | None, sets: tuple[str, ...], as_json
 def check(source: str, file: Path | None, config: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Check a token: its form, checksum, state and name.
 
-    Exits with 0 when a daemon with this file would accept it, else with 1.
-    Without a file that knows tokens only the form is checked.
+    Exits with 0 if a daemon with this file would accept it, else with 1.
+    Without a tokens file only the form is checked.
     """
     given = _given_token(source)
     fault = fault_of(given)

@@ -168,7 +168,7 @@ def check(
 
     Prints one line in the format of Nagios plugins, with performance data after
     a bar. Asks every URL given. Exits with the codes of Nagios, not with those
-    of other commands: 0 OK; 1 warning; 2 critical, also when a daemon is not
+    of other commands: 0 OK; 1 warning; 2 critical, also if a daemon is not
     ready or refuses the connection; 3 unknown: wrong arguments, no answer in
     time, or a name that may not inspect the service.
 

@@ -194,9 +194,9 @@ def undrain(instance: str, as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def move(topic: str, instance: str, as_json: bool, where: Where) -> None:
-    """Pin TOPIC to INSTANCE, while that instance is there.
+    """Pin TOPIC to INSTANCE, while that instance is available.
 
-    While the instance is drained, the topic's name decides its owner.
+    While the instance is drained, placement is automatic.
     """
     with where.client() as client:
         run_call(client, calls.pin_topic(client.namespace, topic, instance))
@@ -212,7 +212,7 @@ def move(topic: str, instance: str, as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def unpin(topic: str, as_json: bool, where: Where) -> None:
-    """Unpin TOPIC: its name decides its owner again."""
+    """Unpin TOPIC: its placement is automatic again."""
     with where.client() as client:
         run_call(client, calls.unpin_topic(client.namespace, topic))
         found = run_call(client, calls.show_cluster(client.namespace, topic))["topic"]

@@ -75,8 +75,8 @@ def export(file: Path, as_json: bool, where: Where) -> None:
 def import_(file: Path, dry_run: bool, prune: bool, yes: bool, as_json: bool, where: Where) -> None:
     """Create namespaces, topics and pins from FILE; - is standard input.
 
-    The file is checked as a whole before anything happens. Importing it again
-    changes nothing, so run an import that failed once more.
+    The file is checked as a whole before anything changes. Importing it again
+    changes nothing more, so a failed import can be repeated.
     """
     given = _read(file)
     with where.client() as client:
@@ -86,7 +86,7 @@ def import_(file: Path, dry_run: bool, prune: bool, yes: bool, as_json: bool, wh
             return
         if would["warnings"]:
             lines = [escaped(each) for each in would["warnings"]]
-            confirmed("\n".join([*lines[:10], *(["…"] if len(lines) > 10 else []), "Go on?"]), yes=yes)
+            confirmed("\n".join([*lines[:10], *(["…"] if len(lines) > 10 else []), "Continue?"]), yes=yes)
         done = _put(client, given, prune=prune, dry_run=False)
     _show(done, [], as_json=as_json, whole=done)
 

@@ -72,8 +72,8 @@ def doctor(
     """Check disk, clock, limits and daemon.
 
     Measures how long the data disk takes to sync (with a small file of its own,
-    for a second at most), checks whether that is plausible, and tells what an
-    acknowledged message survives. Exits with 1 when a check fails.
+    for a second at most), checks whether that is plausible, and states what an
+    acknowledged message survives. Exits with 1 if a check fails.
 
     --bundle writes a tar file with these findings, versions, settings, metrics,
     instances, what needs attention, open transactions and the end of the log,

@@ -62,8 +62,8 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "serve": Listed("broker.command.serve:serve", "Run the daemon until SIGTERM or Ctrl-C."),
         "config": Listed("broker.command.config:config", "Check and show the daemon's settings."),
         "token": Listed("broker.command.token:token", "Create, list and revoke clients' tokens."),
-        "grants": Listed("broker.command.grants:grants", "Show and check what names may do."),
-        "store": Listed("broker.command.store:store", "Look into a stopped data directory, or a store in HBase."),
+        "grants": Listed("broker.command.grants:grants", "Show and check the grants of names."),
+        "store": Listed("broker.command.store:store", "Inspect a stopped data directory, or a store in HBase."),
         "copy": Listed("broker.command.copy:copy", "Copy a deployment from one store to another, byte for byte."),
         "backup": Listed(
             "broker.command.backup:backup", "Back up a running deployment; verify, restore and remove backups."

@@ -62,7 +62,7 @@ def show(name: str | None, as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def set_properties(name: str, properties: tuple[str, ...], as_json: bool, where: Where) -> None:
-    """Change properties of a namespace; the others stay as they are.
+    """Change properties of a namespace; the others stay unchanged.
 
     deduplication (enabled, disabled, inherit) takes effect at once for all
     topics that do not set their own.

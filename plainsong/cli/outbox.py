@@ -70,7 +70,7 @@ def _opened(sql: ModuleType, database: str, table: str, **options: Any) -> Itera
 def outbox() -> None:
     """Publish the messages in a database's outbox.
 
-    For programs that write messages beside their rows (plainsong.sql.Outbox),
+    For programs that write messages next to their rows (plainsong.sql.Outbox),
     in databases without prepared transactions: PostgreSQL by default, and
     SQLite.
     """

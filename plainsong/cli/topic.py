@@ -148,7 +148,7 @@ def list_topics(
     """List the topics of the namespace.
 
     With --sort the daemon sorts and counts, without opening a topic; IN and OUT
-    are messages per second, HIDDEN those behind an undecided transaction.
+    are messages per second, HIDDEN those hidden by an undecided transaction.
     """
     if deleted and (sort is not None or is_long):
         raise click.UsageError("--deleted goes without --sort and --long")
@@ -390,7 +390,7 @@ def set_aside(topic: str, first: str, last: str, yes: bool, dry_run: bool, as_js
     """Take damaged rows out of a topic, so that readers get past them.
 
     FROM and TO are ids, both included, as the scrub reports them (GET
-    /v1/scrub). The daemon copies the rows as they are to a file in its data
+    /v1/scrub). The daemon copies the rows unchanged to a file in its data
     directory, and readers never see them again; intact rows among them are lost
     to readers too.
     """
@@ -427,11 +427,11 @@ def set_aside(topic: str, first: str, last: str, yes: bool, dry_run: bool, as_js
 @json_option
 @where_options
 def head(topic: str, as_json: bool, where: Where) -> None:
-    """Show the head of a chained topic: keep it, and verify the topic by it.
+    """Show the head of a chained topic, to keep it and verify the topic with it.
 
-    The head names the topic, its generation, its last entry and how many there
-    are, and a hash that no change to anything before it leaves as it is. It is
-    signed where the daemon has topic.chain_secret_file.
+    The head has the topic, its generation, its last entry, the number of
+    entries, and a hash that changes if anything before it is changed. It is
+    signed if the daemon has topic.chain_secret_file.
     """
     with _in_namespace(where, topic) as (client, name):
         found = client.admin.chain_head(name)
@@ -468,10 +468,10 @@ def head(topic: str, as_json: bool, where: Where) -> None:
 def verify(topic: str, known: str | None, as_json: bool, where: Where) -> None:
     """Verify that nothing in a chained topic was changed, removed or inserted.
 
-    Reads the whole topic and computes every hash anew, here. Without --known
-    it finds what does not fit together; with a head that was kept also a topic
-    that was made anew, cut off at its end, or put back to an older copy. Ends
-    with 1 if there is a fault, and names the id of the first.
+    Reads the whole topic and recomputes every hash on this machine. Without
+    --known it finds contradictions; with an earlier head it also finds a topic
+    that was created again, truncated, or replaced by an older copy. Exits with
+    1 if there is a fault, and shows the id of the first.
     """
     expected = None if known is None else _known_head(known)
     with _in_namespace(where, topic) as (client, name):

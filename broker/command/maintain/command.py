@@ -76,11 +76,11 @@ def maintain(
 ) -> None:
     """Show what waits to be cleaned, and clean tables in HBase.
 
-    A daemon with a store of its own cleans by itself, and no other process can
+    A daemon with an embedded store cleans by itself, and no other process can
     open that store: the command then only shows what is waiting. In HBase it
-    cleans beside the daemons, many ranges of keys at a time. With --dry-run it
-    only shows which ranges may be removed, and why. It first has the daemon
-    record each topic's time on disk.
+    cleans while the daemons run, many key ranges at a time. With --dry-run it
+    only shows which ranges can be removed, and why. First it makes the daemon
+    save each topic's time.
     """
     with run.client() as client:
         kind = store_kind(client)

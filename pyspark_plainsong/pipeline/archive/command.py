@@ -43,8 +43,8 @@ class Keep(click.ParamType[int]):
 def archive() -> None:
     """Keep topics as Parquet files, beyond their expiry.
 
-    Each message stands in an archive once, whatever is killed when, and every
-    file stands in a manifest that says what it holds. `pyspark_plainsong.pipeline.archive.read`
+    Each message is in an archive once, even if a run is killed, and a manifest
+    lists the contents of every file. `pyspark_plainsong.pipeline.archive.read`
     gives the rows.
     """
 
@@ -85,8 +85,8 @@ def archive() -> None:
 def append(run: Run, topics: tuple[str, ...], root: str, **options: Any) -> None:
     """Bring the archive up to date with topics.
 
-    What the archive has is not read again. With several topics one is archived
-    after the other; with --follow all at once.
+    Archived messages are not read again. Several topics are archived one after
+    another; with --follow all at the same time.
     """
     from pyspark_plainsong.pipeline.archive import archiving  # here, so that help needs no pyspark
 
@@ -112,10 +112,10 @@ def append(run: Run, topics: tuple[str, ...], root: str, **options: Any) -> None
 )
 @job_options("archive")
 def compact(run: Run, topics: tuple[str, ...], root: str, compression: str, today: bool, keep: int) -> None:
-    """Make one set of files of each finished day (dt=2026-01-31).
+    """Merge each complete day into one set of files (dt=2026-01-31).
 
-    May be killed anywhere and run again. Readers that go by the manifests see
-    each message once all the time.
+    Can be killed at any point and run again. Readers that use the manifests see
+    each message exactly once throughout.
     """
     from pyspark_plainsong.pipeline.archive import archiving
 
@@ -161,9 +161,9 @@ def verify(
 ) -> None:
     """Compare the archive with the topic, message by message.
 
-    Also compares the files with their manifests and these with each other,
-    which tells damage and gaps of what expired in the topic long ago. Ends
-    with 1 when something is missing, different or damaged.
+    Also compares the files with their manifests and the manifests with each
+    other, which finds damage and gaps in messages that expired long ago. Exits
+    with 1 if anything is missing, different or damaged.
     """
     from pyspark_plainsong.pipeline.archive import archiving
 

@@ -31,8 +31,9 @@ def audit() -> None:
     """Audit trail, usage registry and lineage of datasets.
 
     Messages about programs that access datasets, and about changed metadata,
-    become tables: who touched what and when, which program uses which dataset,
-    what came from what. Messages that cannot be read are kept as dead letters.
+    become tables: who accessed what and when, which program uses which dataset,
+    which dataset was derived from which. Unreadable messages are kept as dead
+    letters.
     """
 
 
@@ -103,10 +104,10 @@ root_option: Final = click.option(
 )
 @job_options("audit")
 def run(run: Run, topics: tuple[str, ...], root: Path, *, publish_lineage: bool, **options: Any) -> None:
-    """Add what topics say to the tables, each message once.
+    """Add the messages of topics to the tables, each message once.
 
-    The tables say how far they go, so a run that was killed goes on where it
-    ended. One run at a time keeps a folder; readers need not wait for it.
+    The tables record their positions, so a run continues where a killed one
+    stopped. Only one run can write a folder at a time; readers do not wait.
     """
     if publish_lineage and options["follow"]:
         raise click.UsageError("--publish-lineage publishes at the end, which --follow does not have")
@@ -238,7 +239,7 @@ def trail(
 @limit_option
 @job_options("audit", dry_run=False)
 def usage(run: Run, root: Path, program: str | None, dataset: str | None, all_namespaces: bool, limit: int) -> None:
-    """Show which program uses which dataset, what was used last first."""
+    """Show which program uses which dataset, most recently used first."""
     from pyspark_plainsong.pipeline.audit.reading import all_of, arrow
     from pyspark_plainsong.pipeline.audit.table import USAGE
 
@@ -261,7 +262,7 @@ def usage(run: Run, root: Path, program: str | None, dataset: str | None, all_na
 @limit_option
 @job_options("audit", dry_run=False)
 def dead_letters(run: Run, root: Path, reason: str | None, limit: int) -> None:
-    """Show the messages that could not be read, and why, the newest first.
+    """Show the messages that could not be read, and why, newest first.
 
     With --json the whole payload is shown, in hexadecimal digits.
     """
@@ -330,8 +331,8 @@ def lineage(
 ) -> None:
     """Show the flows from dataset to dataset that lead to DATASET, or from it.
 
-    A flow is a run of a program that read the one and wrote the other. Each
-    comes once, with the number of steps to it; cycles are shown and end there.
+    A flow is a run of a program that read one dataset and wrote the other. Each
+    is shown once, with its distance; a cycle is shown, and ends the search.
     """
     from pyspark_plainsong.pipeline.audit.lineage import FlowsAt, walk
 
@@ -399,8 +400,8 @@ WHAT: Final = {
 def export(run: Run, root: Path, out: Path, chosen: tuple[str, ...], depth: int | None, unknown: bool) -> None:
     """Write tables as plain Parquet, all as of one moment.
 
-    What is kept in --root consists of many parts that only its manifest tells
-    apart; other programs want a folder a table. What is there is replaced.
+    The tables in --root consist of many parts that need the manifest; other
+    programs need a plain folder per table. Existing folders are replaced.
     """
     from pyspark_plainsong.pipeline.audit.exporting import export_tables  # here, so that help needs no pyspark
 
@@ -462,10 +463,10 @@ class Count(click.ParamType[int]):
 )
 @job_options("audit")
 def generate(run: Run, messages: int, seed: int, bad: float, topic: str | None, create: bool, out: Path | None) -> None:
-    """Make audit messages: programs, runs, users, metadata edits, some bad.
+    """Generate audit messages: programs, runs, users, metadata edits, some bad.
 
-    The same options make the same messages. Publishing goes on where it was
-    killed, under a producer named by the options.
+    The same options generate the same messages. A repeated command continues
+    where a killed one stopped, under a producer named after the options.
     """
     if (topic is None) == (out is None):
         raise click.UsageError("give either --topic or --out")

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 def replay(run: Run, into: str, chunk_rows: int, ttl: int | None, no_originals: bool, anew: bool, **what: Any) -> None:
     """Publish archived messages again, in order.
 
-    Killed anywhere and started again with the same words it goes on where the
-    topic says it stands, each message once. Its plan is kept beside the
-    archive, and what was replayed into a topic is not replayed there again
+    If it is killed, run the same command again: it continues at the topic's
+    position, and publishes each message once. Its plan is kept next to the
+    archive. Messages already replayed into a topic are not replayed there again
     without --anew.
     """
     from pyspark_plainsong.pipeline.replay import replaying

@@ -81,10 +81,10 @@ def report(
 ) -> None:
     """Queues, throughput, latencies and hold times over a time range.
 
-    All of it is computed from the messages themselves and from what the
-    daemon's transaction service remembers; nothing is published, and nothing
-    is measured. With --archive, messages that have expired count, too. What
-    each figure is made of, and what is not known, stands beside it.
+    Everything is computed from the messages themselves and from the outcomes
+    that the daemon's transaction service remembers; nothing is published or
+    measured. With --archive, expired messages count too. Each figure comes with
+    its definition and with what is not known.
     """
     if offline and archive is None:
         raise click.UsageError("--offline needs --archive")
