@@ -177,7 +177,7 @@ export async function* events(path, query, { signal, lastId, opened }) {
     }
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Away("the stream broke off", { cause: error });
+    throw new Away("the stream was cut off", { cause: error });
   } finally {
     reader.cancel().catch(() => {});
   }

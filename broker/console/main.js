@@ -271,7 +271,7 @@ class Login extends Component {
       }}
     >
       <h1 tabindex="-1">Log in</h1>
-      <p>This daemon wants to know who you are. Paste a token; <code>plainsong token create</code> makes one. It stays in this tab.</p>
+      <p>This daemon requires authentication. Paste a token; <code>plainsong token create</code> makes one. It stays in this tab.</p>
       <label>Token<input ref=${this.field} data-testid="login-token" type="password" autocomplete="off" spellcheck="false" value=${typed} onInput=${(event) => this.setState({ typed: event.currentTarget.value })} /></label>
       <p class="buttons"><button type="submit" class="primary" data-testid="login-submit" disabled=${!typed.trim()}>Log in</button></p>
       ${(error || why) && html`<p class="error" role="status" data-testid="login-error">${error || why}</p>`}

@@ -16,7 +16,7 @@ export async function carryOut(path, method, { body, etag } = {}) {
   try {
     return (await ask(path, { method, body, headers })).data;
   } catch (error) {
-    if (error.code === "precondition_failed") error.message = "It has changed since the preview, and nothing was done.";
+    if (error.code === "precondition_failed") error.message = "It has changed since the preview; nothing was done.";
     throw error;
   }
 }
@@ -53,22 +53,22 @@ export function effectLines({ effect = {}, warnings = [] }, who = {}) {
   }
   if (effect.releases) {
     const { heldPolls, hiddenMessages } = effect.releases;
-    if (hiddenMessages) lines.push(`Committed readers go on: ${many(hiddenMessages, "message")} behind it ${hiddenMessages === 1 ? "becomes" : "become"} visible.`);
+    if (hiddenMessages) lines.push(`Committed readers continue: ${many(hiddenMessages, "message")} behind it ${hiddenMessages === 1 ? "becomes" : "become"} visible.`);
     if (heldPolls) lines.push(`${many(heldPolls, "waiting poll")} ${heldPolls === 1 ? "is" : "are"} answered.`);
-    if (who.held?.length) lines.push(`${who.held.length === 1 ? "The reader that waits" : "Readers that wait"}: ${named(who.held)}.`);
-    if (!hiddenMessages && !heldPolls && !who.held?.length) lines.push("Nobody waits for it.");
+    if (who.held?.length) lines.push(`${who.held.length === 1 ? "The waiting reader" : "Waiting readers"}: ${named(who.held)}.`);
+    if (!hiddenMessages && !heldPolls && !who.held?.length) lines.push("No reader waits for it.");
   }
   const counts = { readers: "reader", producers: "producer", openTransactions: "open transaction", parkedPolls: "waiting poll" };
   const names = (name) => (who[name]?.length ? ` (${named(who[name], effect[name])})` : "");
   const concerned = Object.keys(counts).filter((name) => effect[name] > 0).map((name) => many(effect[name], counts[name]) + names(name));
-  if (concerned.length) lines.push(`It also concerns ${concerned.join(", ")}.`);
+  if (concerned.length) lines.push(`It also affects ${concerned.join(", ")}.`);
   if (effect.removed != null) lines.push(effect.removed ? `${many(effect.removed, "transaction")} ${effect.removed === 1 ? "leaves" : "leave"} the list.` : "None of these is on the list.");
   if (effect.moves?.topicsOpen > 0) lines.push(`${many(effect.moves.topicsOpen, "open topic")} of it ${effect.moves.topicsOpen === 1 ? "goes" : "go"} to others.`);
   if (effect.damagedRows) lines.push(`${many(effect.damagedRows, "row")} of them cannot be parsed.`);
   if (effect.unreadable) lines.push(`${many(effect.unreadable, "place")} cannot be read at all.`);
-  if (effect.undeleteUntilMs) lines.push(`It can be brought back until ${time(effect.undeleteUntilMs)} (${duration(effect.undeleteUntilMs - now())}).`);
+  if (effect.undeleteUntilMs) lines.push(`It can be restored until ${time(effect.undeleteUntilMs)} (${duration(effect.undeleteUntilMs - now())}).`);
   lines.push(...warnings);
-  return lines.length ? lines : ["Nothing that readers see changes."];
+  return lines.length ? lines : ["Nothing changes for readers."];
 }
 
 // What came to pass, in a few words; empty: nothing that readers see.

@@ -236,7 +236,7 @@ def test_a_deleted_topic_says_so_on_its_page_and_is_brought_back_after_a_preview
     publish(client, "orders", b"a", b"b", b"c")
     client.admin.delete_topic("orders")
     screen.open(f"/console/topics/{ns}/orders")
-    screen.says("deleted-banner", "3 messages", "brought back")
+    screen.says("deleted-banner", "3 messages", "restored")
     assert not screen.all("stat-messages")
     screen.click("topic-undelete")
     screen.says("confirm-text", "3 messages", "come back")

@@ -133,7 +133,7 @@ def test_an_abort_says_what_disappears_and_happens_after_its_confirmation(screen
     screen.click("tx-abort")
     said = screen.says("confirm-text", "gone", f"{ns}:a")
     assert "disappear" in said
-    assert "Committed readers go on: 4 messages behind it become visible." in said
+    assert "Committed readers continue: 4 messages behind it become visible." in said
     screen.click("cancel")
     screen.gone("confirm")
     assert client.transactions.get(transaction.id).state == "in_progress"
@@ -153,7 +153,7 @@ def test_the_confirmation_names_the_readers_that_wait(screen: Screen, client: Cl
     screen.open(f"/console/transactions?open={transaction.id}", "tx-holds")
     for button in ("tx-abort", "tx-invalidate"):
         screen.click(button)
-        screen.says("confirm-text", f"Readers that wait: billing of {ns}:a, shipping of {ns}:a.")
+        screen.says("confirm-text", f"Waiting readers: billing of {ns}:a, shipping of {ns}:a.")
         screen.click("cancel")
         screen.gone("confirm")
     client.transactions.abort(transaction)
@@ -186,7 +186,7 @@ def test_an_invalid_transaction_is_taken_off_the_list_after_a_preview(screen: Sc
     said = screen.says("confirm-text", "leave the list")
     assert "1 transaction " not in said
     screen.click("confirm")
-    screen.says("toast", "taken off the list")
+    screen.says("toast", "removed from the list")
     assert client.transactions.pruning().invalid == 0
 
 

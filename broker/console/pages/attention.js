@@ -6,17 +6,17 @@ import { html, transactionUrl } from "../ui.js";
 const TODO = {
   "held-reader": "Find its client, or abort it there.",
   "old-transaction": "Find its client, or abort it.",
-  "expired-unread": "See whether the reader still runs; a longer ttl gives it time.",
-  disk: "Make room on the disk, or shorten a ttl.",
-  "low-space": "Make room on the disk, or shorten a ttl.",
-  "slow-sync": "See what else uses the disk, and whether it is failing.",
-  certificate: "Renew it: the daemon reads the new one without a restart.",
-  reload: "Mend the file; until then what held before holds.",
-  audit: "See why system:audit cannot be written.",
-  damaged: "Set it aside, and readers pass; a backup may have what stood there.",
-  unread: "See whether its part of the store answers; the scrub tries again every hour.",
-  clock: "Set the clock right, or wait until it has caught up.",
-  instance: "See whether it runs, and whether the others reach it.",
+  "expired-unread": "Check whether the reader still runs; a longer ttl gives it time.",
+  disk: "Free some disk space, or shorten a ttl.",
+  "low-space": "Free some disk space, or shorten a ttl.",
+  "slow-sync": "Check what else uses the disk, and whether the disk is failing.",
+  certificate: "Renew it: the daemon loads the new one without a restart.",
+  reload: "Correct the file; until then the previous one stays in force.",
+  audit: "Find out why system:audit cannot be written.",
+  damaged: "Set it aside, so that readers get past it; a backup may have the lost messages.",
+  unread: "Check whether its part of the store answers; the scrub tries again every hour.",
+  clock: "Correct the clock, or wait until it has caught up.",
+  instance: "Check whether it runs, and whether the others can reach it.",
 };
 const POINTER = /^(Transaction )(\d{16,19})(.*)$/s;
 

@@ -23,7 +23,7 @@ export class Cluster extends Page {
   }
 
   scrub() {
-    return this.attempt(() => ({ method: "POST", path: "/v1/scrub", title: "Read every row of this instance now?", lines: ["At a bounded rate, beside what it serves. Nothing is changed; what cannot be read is listed."], action: "Scrub", done: "The scrub has begun", harmless: true }));
+    return this.attempt(() => ({ method: "POST", path: "/v1/scrub", title: "Read every row of this instance now?", lines: ["At a bounded rate, while it serves requests. Nothing is changed; damaged rows are listed."], action: "Scrub", done: "The scrub has begun", harmless: true }));
   }
 
   async change({ method, path, body, title, lines, action, done, dry = false, harmless = false }) {
@@ -45,23 +45,23 @@ export class Cluster extends Page {
   }
 
   drain(name) {
-    return this.attempt(() => ({ method: "PUT", path: pathOf("cluster", "instances", name, "drain"), dry: true, title: `Drain ${name}?`, lines: ["All its topics go to the other instances, in portions. It goes on answering by asking their owners."], action: "Drain", done: `${name} is being drained` }));
+    return this.attempt(() => ({ method: "PUT", path: pathOf("cluster", "instances", name, "drain"), dry: true, title: `Drain ${name}?`, lines: ["All its topics move to the other instances, step by step. It keeps answering, by asking their owners."], action: "Drain", done: `${name} is being drained` }));
   }
 
   undrain(name) {
-    return this.attempt(() => ({ method: "DELETE", path: pathOf("cluster", "instances", name, "drain"), title: `Let ${name} have its share again?`, lines: ["Topics go back to it, in portions."], action: "Undrain", done: `${name} gets its share again` }));
+    return this.attempt(() => ({ method: "DELETE", path: pathOf("cluster", "instances", name, "drain"), title: `Let ${name} have its share again?`, lines: ["Topics move back to it, step by step."], action: "Undrain", done: `${name} gets its share again` }));
   }
 
   pin() {
     return this.attempt(() => {
       const [ns, topic] = this.topic.current.value.trim().split(":");
       const instance = this.instance.current.value;
-      return { method: "PUT", path: pathOf("cluster", "pins", ns, topic ?? ""), body: { instance }, title: `Pin ${ns}:${topic} to ${instance}?`, lines: ["It stays there as long as that instance is there, not leaving and not drained."], action: "Pin", done: `${ns}:${topic} is pinned to ${instance}` };
+      return { method: "PUT", path: pathOf("cluster", "pins", ns, topic ?? ""), body: { instance }, title: `Pin ${ns}:${topic} to ${instance}?`, lines: ["It stays there while that instance is available, and neither leaving nor drained."], action: "Pin", done: `${ns}:${topic} is pinned to ${instance}` };
     });
   }
 
   unpin(name) {
-    return this.attempt(() => ({ method: "DELETE", path: pathOf("cluster", "pins", ...name.split(":")), title: `Unpin ${name}?`, lines: ["It goes where its name says."], action: "Unpin", done: `${name} is not pinned any more` }));
+    return this.attempt(() => ({ method: "DELETE", path: pathOf("cluster", "pins", ...name.split(":")), title: `Unpin ${name}?`, lines: ["Its placement is automatic again."], action: "Unpin", done: `${name} is not pinned any more` }));
   }
 
   render({ app }, { error, cluster, version, ready, scrub, at }) {
@@ -76,7 +76,7 @@ export class Cluster extends Page {
           <${Stat} id="stat-version" label="Version" value=${version.version} />
           <${Stat} id="stat-store" label="Store" value=${version.store ?? "–"} />
           <${Stat} id="stat-asked" label="Asked" value=${alone ? "alone" : `${cluster.instance} at ${cluster.address}`} />
-          <${Stat} id="stat-decides" label="Decides transactions" value=${ready?.transactions?.service === "embedded" ? cluster.transactions ?? "nobody just now" : ready?.transactions?.service ?? "–"} />
+          <${Stat} id="stat-decides" label="Decides transactions" value=${ready?.transactions?.service === "embedded" ? cluster.transactions ?? "none at the moment" : ready?.transactions?.service ?? "–"} />
           ${cluster.zookeeper && html`<${Stat} id="stat-zookeeper" label="ZooKeeper" value=${cluster.zookeeper.connected ? "connected" : `away since ${time(cluster.zookeeper.since)}`} />`}
         </dl>
         ${ready?.reasons?.map((each) => html`<p class="banner"><strong>${each.code}</strong> ${each.detail}</p>`)}
@@ -97,7 +97,7 @@ export class Cluster extends Page {
           </${Row}>`)}</tbody>
         </table></${TableFrame}>
         <section aria-labelledby="pins-title"><h2 id="pins-title">Pinned topics</h2>
-          ${pins.length === 0 ? html`<p class="muted">Every topic is where its name says.</p>` : html`<${TableFrame} label="Pins"><table><caption class="offscreen">Pinned topics</caption>
+          ${pins.length === 0 ? html`<p class="muted">No topic is pinned.</p>` : html`<${TableFrame} label="Pins"><table><caption class="offscreen">Pinned topics</caption>
             <thead><tr><th scope="col">Topic</th><th scope="col">Instance</th><th scope="col"><span class="offscreen">Unpin it</span></th></tr></thead>
             <tbody>${pins.slice(0, 200).map(([name, instance]) => html`<${Row} key=${name} data-testid="pin-row"><th scope="row"><${TopicLink} name=${name} /></th><td>${instance}</td>
               <td class="actions"><${Guarded} app=${app} verb="operate" on="service" data-testid="unpin" onClick=${this.unpin(name)}>Unpin …</${Guarded}></td></${Row}>`)}</tbody></table></${TableFrame}>`}
@@ -111,7 +111,7 @@ export class Cluster extends Page {
   }
 }
 
-const ROUNDS = { off: "only when asked", waiting: "waiting for its next round", running: "reading", stopped: "stopped, and tried again" };
+const ROUNDS = { off: "only on request", waiting: "waiting for its next round", running: "reading", stopped: "stopped, and tried again" };
 
 // What reading every row from the disk has found, at the instance that is asked.
 function Scrub({ app, scrub, now, start, aside }) {

@@ -29,7 +29,7 @@ export class Lineage extends Page {
     const focus = this.query.get("dataset");
     return html`<div class="head"><h1 tabindex="-1">Lineage</h1></div>
       <${ErrorPanel} error=${error} />
-      ${missing && html`<p class="muted" data-testid="lineage-empty">Nobody has published any lineage. The audit job of the pipeline does when it is told to: <code>plainsong pipeline run audit run TOPIC --root DIR --publish-lineage</code> sends the flows between datasets to the topic <code>system:lineage</code>, which <code>plainsong topic create lineage --namespace system</code> makes.</p>`}
+      ${missing && html`<p class="muted" data-testid="lineage-empty">No lineage has been published. The pipeline's audit job publishes it: <code>plainsong pipeline run audit run TOPIC --root DIR --publish-lineage</code> sends the flows between datasets to the topic <code>system:lineage</code>, which <code>plainsong topic create lineage --namespace system</code> makes.</p>`}
       ${!missing && flows && html`<${Graph} flows=${flows} focus=${focus} />`}`;
   }
 }

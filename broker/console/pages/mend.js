@@ -9,8 +9,8 @@ export async function undelete(app, ns, topic, done) {
   const path = topicPath(ns, topic, "undelete");
   const asked = await preview(path, "POST");
   app.confirm({
-    title: `Bring ${ns}:${topic} back?`,
-    lines: [...effectLines(asked), "Readers find it as it was, under the same ids."],
+    title: `Restore ${ns}:${topic}?`,
+    lines: [...effectLines(asked), "Readers find it unchanged, under the same ids."],
     action: "Undelete",
     harmless: true,
     run: async () => {
@@ -31,7 +31,7 @@ export async function setAside(app, ns, topic, from, to, done) {
     lines: [
       from === to ? `The one at ${from}.` : `From ${from} to ${to}.`,
       ...effectLines(asked),
-      "Readers pass them from then on. The daemon keeps the rows as they are in a file of its data directory.",
+      "Readers skip them from then on. The daemon keeps the rows unchanged in a file of its data directory.",
     ],
     action: "Set aside",
     run: async () => {

@@ -138,7 +138,7 @@ export class Overview extends Page {
         ${!this.deleted &&
         rows &&
         (rows.length === 0
-          ? html`<p class="muted" data-testid="topics-empty">${this.query.get("q") ? "No topic has this in its name." : "There are no topics yet."}</p>`
+          ? html`<p class="muted" data-testid="topics-empty">${this.query.get("q") ? "No topic's name contains this." : "There are no topics yet."}</p>`
           : html`<${TableFrame} label="Topics"><table data-testid="topics">
               <caption class="offscreen">Topics by ${this.sort}</caption>
               <thead><tr>${COLUMNS.map(([column, label, number]) => html`<${SortHead} column=${column} label=${label} number=${number} sort=${this.sort} order=${this.order} onSort=${(each) => this.sortBy(each)} />`)}<th scope="col">Last hour</th></tr></thead>
@@ -168,10 +168,10 @@ export class Overview extends Page {
 
 // What was deleted, the last first, and what can be brought back.
 function Gone({ app, topics, total, now, undelete }) {
-  if (!topics.length) return html`<p class="muted" data-testid="deleted-empty">Nothing was deleted lately.</p>`;
+  if (!topics.length) return html`<p class="muted" data-testid="deleted-empty">Nothing was deleted recently.</p>`;
   return html`<${TableFrame} label="Deleted topics"><table data-testid="deleted">
-      <caption class="offscreen">Deleted topics, the last first</caption>
-      <thead><tr><th scope="col">Topic</th><th scope="col">Deleted</th><th scope="col" class="number">Messages</th><th scope="col" class="number">Size</th><th scope="col">Can be brought back</th><th scope="col"><span class="offscreen">Bring it back</span></th></tr></thead>
+      <caption class="offscreen">Deleted topics, latest first</caption>
+      <thead><tr><th scope="col">Topic</th><th scope="col">Deleted</th><th scope="col" class="number">Messages</th><th scope="col" class="number">Size</th><th scope="col">Can be restored</th><th scope="col"><span class="offscreen">Restore</span></th></tr></thead>
       <tbody>${topics.map((each) => {
         const name = `${each.namespace}:${each.name}`;
         const kept = each.state === "kept";

@@ -30,7 +30,7 @@ export class Producers extends Page {
     const asked = await preview(this.path(producer), "DELETE");
     this.props.app.confirm({
       title: `Forget the producer ${producer}?`,
-      lines: ["What it sends again from now on is taken as new, and what it has staged is cleaned.", ...effectLines(asked)],
+      lines: ["Messages that it sends again are stored as new, and its staged messages are removed.", ...effectLines(asked)],
       action: "Forget",
       run: async () => {
         await carryOut(this.path(producer), "DELETE");
@@ -46,7 +46,7 @@ export class Producers extends Page {
     return html`<div class="head"><h1 tabindex="-1">Producers of <a href=${topicUrl(route.ns, route.topic)}>${this.name}</a></h1></div>
       <${ErrorPanel} error=${error} />
       ${found && html`<p class="muted">${count(found.count)} remembered · ${found.deduplication.enabled ? "sequence ids are remembered" : "deduplication is off"}, as the ${found.deduplication.level} says</p>`}
-      ${found?.producers.length === 0 && html`<p class="muted" data-testid="producers-empty">No producer ${after ? "behind this name" : "has published here with sequence ids"}.</p>`}
+      ${found?.producers.length === 0 && html`<p class="muted" data-testid="producers-empty">No producer ${after ? "after this name" : "has published here with sequence ids"}.</p>`}
       ${found?.producers.length > 0 &&
       html`<${TableFrame} label="Producers"><table>
         <caption class="offscreen">Producers by name</caption>

@@ -178,7 +178,7 @@ export class Topic extends Page {
       ${properties && html`<${Properties} app=${app} topic=${this.name} path=${this.path("properties")} properties=${properties} deduplication=${deduplication} etag=${etag} saved=${() => this.refresh()} />`}
       ${properties &&
       html`<section aria-labelledby="danger"><h2 id="danger">Delete</h2>
-        <p class="muted">Takes the topic and its messages from every reader at once.</p>
+        <p class="muted">Hides the topic and its messages from all readers at once.</p>
         <${Guarded} app=${app} verb="admin" on=${this.name} class="danger" data-testid="topic-delete" onClick=${this.attempt(this.remove)}>Delete this topic …</${Guarded}>
       </section>`}`;
   }
@@ -189,7 +189,7 @@ function Deleted({ app, name, deleted, now, undelete }) {
   const kept = deleted.state === "kept";
   return html`<div class="banner" data-testid="deleted-banner">
     <div><strong>This topic was deleted</strong> ${duration(now - deleted.deletedMs)} ago (${time(deleted.deletedMs)}), with ${many(deleted.messages, "message")} (${bytes(deleted.bytes)}).
-      ${kept ? ` It can be brought back for ${duration(deleted.undeleteUntilMs - now)}.` : " Its messages are being removed: it cannot be brought back."}</div>
+      ${kept ? ` It can be restored for ${duration(deleted.undeleteUntilMs - now)}.` : " Its messages are being removed: it cannot be restored."}</div>
     ${kept && html`<${Guarded} app=${app} verb="admin" on=${name} data-testid="topic-undelete" onClick=${undelete}>Undelete …</${Guarded}>`}
   </div>`;
 }
@@ -222,7 +222,7 @@ class Publish extends Component {
     const { text } = this.state;
     app.confirm({
       title: `Publish to ${topic}?`,
-      lines: [`One message of ${bytes(new TextEncoder().encode(text).length)}. Every reader of the topic gets it, and it cannot be taken back.`],
+      lines: [`One message of ${bytes(new TextEncoder().encode(text).length)}. Every reader of the topic gets it, and it cannot be undone.`],
       action: "Publish",
       harmless: true,
       run: async () => {
@@ -252,7 +252,7 @@ function Readers({ lag, after, now }) {
   const { readers, total, next } = lag;
   if (!total) {
     return html`<section aria-labelledby="readers-title"><h2 id="readers-title">Readers</h2>
-      <p class="muted" data-testid="readers">No reader keeps its position here, and none has said its name lately. A poll with the header <code>Plainsong-Reader</code> is listed for an hour.</p></section>`;
+      <p class="muted" data-testid="readers">No reader has a saved position here, and none has sent its name recently. A poll with the header <code>Plainsong-Reader</code> is listed for an hour.</p></section>`;
   }
   return html`<section aria-labelledby="readers-title"><div class="head"><h2 id="readers-title">Readers</h2><span class="muted" data-testid="readers-total">${count(total)}</span></div>
     <${TableFrame} label="Readers"><table data-testid="readers">
@@ -263,7 +263,7 @@ function Readers({ lag, after, now }) {
           <td class="number">${count(each.visible, each.estimated)}</td>
           <td class=${`number ${each.hidden > 0 ? "warn" : ""}`}>${count(each.hidden, each.estimated)}</td>
           <td class=${`number ${each.expiredUnread > 0 ? "bad" : ""}`}>${count(each.expiredUnread)}</td>
-          <td class="number" title="age of the oldest message to come">${each.lagMs ? duration(each.lagMs) : "–"}</td>
+          <td class="number" title="age of the oldest unread message">${each.lagMs ? duration(each.lagMs) : "–"}</td>
           <td title=${time(each.lastSeenMs)}>${duration(now - each.lastSeenMs)} ago${each.kind === "named" ? `, by ${each.by}` : ""}</td>
           <td><code class="id">${each.position}</code></td>
         </${Row}>`)}</tbody>

@@ -73,8 +73,8 @@ export class Transactions extends Page {
     const holds = await this.holds(transaction);
     const held = holds.flatMap((each) => (each.held ?? []).map((reader) => `${reader.name} of ${each.name}`));
     const words = {
-      abort: ["Abort this transaction?", "Abort", "Its messages are rolled back in every topic. This cannot be taken back."],
-      invalidate: ["Invalidate this transaction?", "Invalidate", "Its messages are hidden for ever, and cleaned later. This cannot be taken back."],
+      abort: ["Abort this transaction?", "Abort", "Its messages are rolled back in every topic. This cannot be undone."],
+      invalidate: ["Invalidate this transaction?", "Invalidate", "Its messages are hidden forever, and removed later. This cannot be undone."],
     }[call];
     const whose = `Transaction ${id}${transaction.clientId ? ` of ${transaction.clientId}` : ""}, open for ${duration(now() - transaction.startedMs)}.`;
     this.props.app.confirm({
@@ -96,16 +96,16 @@ export class Transactions extends Page {
     const asked = await preview(path, "POST", body);
     const one = transactions.length === 1 ? transactions[0] : null;
     this.props.app.confirm({
-      title: one ? "Take this transaction off the list of invalid ones?" : `Take ${many(transactions.length, "transaction")} off the list of invalid ones?`,
+      title: one ? "Remove this transaction from the list of invalid ones?" : `Remove ${many(transactions.length, "transaction")} from the list of invalid ones?`,
       lines: [
         one ? `Transaction ${one.id}${one.clientId ? ` of ${one.clientId}` : ""}.` : `The oldest is ${transactions[0].id}.`,
         ...effectLines(asked),
-        "What is left of their messages is rolled back first; one whose topics cannot all be reached stays. The daemon does this by itself as it cleans: do it by hand where it cannot.",
+        "Their remaining messages are rolled back first; a transaction whose topics cannot all be reached stays. The daemon does this by itself as it cleans: do it by hand only if it cannot.",
       ],
       action: "Truncate",
       run: async () => {
         const done = await carryOut(path, "POST", { body });
-        this.props.app.say(`${many(done.removed, "transaction")} taken off the list`);
+        this.props.app.say(`${many(done.removed, "transaction")} removed from the list`);
         await this.refresh();
       },
     });
@@ -143,7 +143,7 @@ export class Transactions extends Page {
         : html`<${Timeline} transactions=${listed} now=${at} onOpen=${(id) => this.toggle(id)} opened=${opened?.id} />
           <${TableFrame} label="Transactions"><table>
             <caption class="offscreen">Transactions, oldest first</caption>
-            <thead><tr><th scope="col">Client</th><th scope="col">State</th><th scope="col" class="number">Age</th><th scope="col" class="number">Time left</th><th scope="col" class="number" title="Messages behind it, in the topic where they are most">Hides</th><th scope="col">Topics</th><th scope="col">Id</th><th scope="col"><span class="offscreen">End it</span></th></tr></thead>
+            <thead><tr><th scope="col">Client</th><th scope="col">State</th><th scope="col" class="number">Age</th><th scope="col" class="number">Time left</th><th scope="col" class="number" title="Messages after it, in the topic with the most">Hides</th><th scope="col">Topics</th><th scope="col">Id</th><th scope="col"><span class="offscreen">End it</span></th></tr></thead>
             <tbody>${listed.slice(from, from + PAGE_ROWS).map((each) => [this.row(app, each, at, opened), opened?.id === each.id && html`<tr class="detail" key=${`${each.id} holds`}><td colspan="8"><${Holds} transaction=${opened} holds=${holds} /></td></tr>`])}</tbody>
           </table></${TableFrame}>
           <${Pager} from=${from} total=${listed.length} onMove=${(next) => goQuery({ rows: next || null })} />
@@ -176,7 +176,7 @@ export class Transactions extends Page {
 
 // Whom a transaction keeps from reading on.
 function Holds({ transaction, holds }) {
-  if (!transaction.topics?.length) return html`<p data-testid="tx-holds">It has no messages that are undecided, and holds nobody.</p>`;
+  if (!transaction.topics?.length) return html`<p data-testid="tx-holds">It has no undecided messages, and holds no reader.</p>`;
   return html`<div data-testid="tx-holds">
     <table><caption>What it holds</caption>
       <thead><tr><th scope="col">Topic</th><th scope="col" class="number">Hidden messages</th><th scope="col" class="number">Waiting polls</th><th scope="col">Readers that are held</th></tr></thead>
@@ -184,7 +184,7 @@ function Holds({ transaction, holds }) {
         ${each.error
           ? html`<td colspan="3" class="muted">${each.error}</td>`
           : html`<td class="number">${count(each.hidden, each.estimated)}</td><td class="number">${count(each.parked)}</td>
-            <td>${each.held.length ? each.held.map((reader) => `${reader.name} (${many(reader.hidden, "message")} hidden)`).join(", ") : "none that is known here"}${each.more > 0 ? `, and ${many(each.more, "reader")} not looked at` : ""}</td>`}</tr>`)}</tbody>
+            <td>${each.held.length ? each.held.map((reader) => `${reader.name} (${many(reader.hidden, "message")} hidden)`).join(", ") : "none known here"}${each.more > 0 ? `, and ${many(each.more, "reader")} not looked at` : ""}</td>`}</tr>`)}</tbody>
     </table>
     ${transaction.topics.length > HELD_TOPICS && html`<details data-testid="tx-more-topics"><summary>and ${transaction.topics.length - HELD_TOPICS} more topics</summary>
       ${transaction.topics.slice(HELD_TOPICS).map((name, i) => html`${i > 0 && ", "}<${TopicLink} name=${name} />`)}</details>`}

@@ -404,8 +404,8 @@ class MessageRow extends Component {
 
 // The beginning of a payload, on one line.
 function glance(row) {
-  if (row.state === "set-aside") return `${row.rows == null ? "rows that nobody could count" : many(row.rows, "row")}, up to ${time(timeOfId(row.to), true)}: readers pass them`;
-  if (row.payload == null) return "not yours to see";
+  if (row.state === "set-aside") return `${row.rows == null ? "rows that could not be counted" : many(row.rows, "row")}, up to ${time(timeOfId(row.to), true)}: readers pass them`;
+  if (row.payload == null) return "not visible to you";
   const data = fromBase64(row.payload.base64).subarray(0, GLANCE_BYTES);
   const text = asText(data, true);
   return text === null ? hex(data, 0, 32).slice(10, 58).trim() : visible(text);
