@@ -61,7 +61,7 @@ def security_differences(instances: list[dict[str, Any]]) -> list[str]:
     """Return a sentence per security file that differs between instances; empty if no difference is known."""
     found = []
     for what, hint in (
-        ("grants", "grants differ between instances"),
+        ("grants", "a name has different rights at different instances"),
         ("tokens", "some instances refuse tokens that others accept"),
     ):
         kinds: dict[str, list[str]] = {}

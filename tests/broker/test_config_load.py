@@ -161,7 +161,7 @@ def test_a_file_that_is_not_there_is_an_error_and_not_a_default(tmp_path):
         ({"transactions.timeout_s": "3601"}, "the default time-out would not be allowed"),
         ({"deduplication.max_retention_s": "604799"}, "the default retention would not be allowed"),
         ({"deduplication.max_producers": "999"}, "is less than deduplication.max_long_producers = 1000"),
-        ({"transactions.service": "tephra"}, "without transactions.tephra (say where it is)"),
+        ({"transactions.service": "tephra"}, "without transactions.tephra (set its address)"),
         (
             {"transactions.tephra": "tephra:15165"},
             'transactions.tephra = "tephra:15165" needs transactions.service = "tephra"',

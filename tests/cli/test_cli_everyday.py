@@ -150,7 +150,7 @@ def test_a_ttl_that_would_hide_messages_asks_first_with_their_count(cli: Cli, cl
         pass
     for words in (("topic", "set", "orders", "ttl=1s"), ("topic", "apply", "-f", str(declared))):
         said = cli(*words, code=Exit.USAGE)
-        assert "A ttl of 1s hides 2 messages of orders for ever. Set it?" in said.err
+        assert "A ttl of 1s hides 2 messages of orders forever. Set it?" in said.err
         assert client.admin.properties("orders")["ttl"] == kept
     cli("topic", "set", "orders", "ttl=1s", "--yes")
     assert client.admin.properties("orders")["ttl"] == "1"

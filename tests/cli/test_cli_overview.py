@@ -159,7 +159,7 @@ def test_a_drain_is_previewed(cli: Cli):
     told = {"dryRun": True, "effect": effect, "warnings": ["no other instance would remain"]}
     assert effect_lines(told) == [
         "moves 3 open topics to other instances",
-        "warning: no other instance would be left",
+        "warning: no other instance would remain",
     ]
 
 

@@ -44,7 +44,7 @@ def _drain_and_pin(screen: Screen, url: str) -> None:
 
         # Cancelling changes nothing.
         _press(screen, "drain", "b")
-        screen.says("confirm-text", "All its topics go to the other instances")
+        screen.says("confirm-text", "All its topics move to the other instances")
         screen.click("cancel")
         screen.gone("confirm")
         assert _state(screen, "b") == "serving"
@@ -61,7 +61,7 @@ def _drain_and_pin(screen: Screen, url: str) -> None:
         screen.type("pin-topic", "shop:t3")
         screen.choose("pin-instance", to)
         screen.click("pin")
-        screen.says("confirm-text", "as long as that instance is there")
+        screen.says("confirm-text", "while that instance is available")
         screen.click("confirm")
         screen.says("toast", f"shop:t3 is pinned to {to}")
         screen.says("pin-row", "shop:t3", to)
@@ -70,7 +70,7 @@ def _drain_and_pin(screen: Screen, url: str) -> None:
         assert [each.payload for each in client.poll("t3", isolation="uncommitted")] == [b"t3", b"after"]
 
         screen.click("unpin")
-        screen.says("confirm-text", "where its name says")
+        screen.says("confirm-text", "placement is automatic again")
         screen.click("confirm")
         screen.gone("pin-row")
 

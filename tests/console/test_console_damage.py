@@ -74,7 +74,7 @@ def test_a_damaged_message_is_set_aside_where_it_is_shown_and_readers_pass(
         lambda: [each.text for each in screen.all("message-state")] == ["plain", "plain", "damaged", "plain"],
     )
     screen.click("set-aside")
-    said = screen.says("confirm-text", "1 message", "Readers pass them", "cannot be parsed")
+    said = screen.says("confirm-text", "1 message", "Readers skip them", "cannot be parsed")
     assert "file" in said
     screen.click("cancel")
     screen.gone("confirm")

@@ -330,7 +330,7 @@ def test_a_full_disk_of_an_instance_that_is_alone_has_a_link_that_can_be_seen(br
         screen = Screen(browser, "http://{}:{}".format(*daemon.address))
         screen.open("/console", "attention-item")
         said = screen.says("attention-item", "critical", "this instance", kind="low-space")
-        assert "Make room on the disk" in said
+        assert "Free some disk space" in said
         assert screen.accessibility() == []
         screen.click_in("link text", "this instance", "attention-item", kind="low-space")
         screen.one("instance-row")

@@ -92,7 +92,7 @@ def test_a_message_that_is_typed_in_is_published_once_it_is_confirmed(screen: Sc
     assert not screen.one("publish").is_enabled()
     screen.type("publish-text", "gr\u00fcn <b>1</b>")
     screen.click("publish")
-    screen.says("confirm-text", "One message of 14 B", "cannot be taken back")
+    screen.says("confirm-text", "One message of 14 B", "cannot be undone")
     assert client.poll("t").messages == []
     screen.click("confirm")
     screen.says("toast", f"published to {ns}:t")
@@ -220,7 +220,7 @@ def test_producers_are_listed_and_forgotten(screen: Screen, client: Client, ns: 
     screen.open(f"/console/producers/{ns}/t")
     screen.says("producer-row", "importer/1", producer="importer/1")
     screen.click("producer-delete")
-    screen.says("confirm-text", "taken as new")
+    screen.says("confirm-text", "stored as new")
     screen.click("confirm")
     screen.one("producers-empty")
     assert client.admin.producers("t")["producers"] == []

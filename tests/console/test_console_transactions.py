@@ -241,7 +241,7 @@ def test_instances_are_drained_and_topics_pinned_after_a_confirmation_and_back(s
     try:
         screen.open("/console/cluster", "instance-row")
         screen.click_in("css selector", "[data-testid=drain]", "instance-row", instance="b")
-        screen.says("confirm-text", "All its topics go to the other instances", "3 open topics of it go to others.")
+        screen.says("confirm-text", "All its topics move to the other instances", "3 open topics of it go to others.")
         screen.click("cancel")
         screen.gone("confirm")
         assert screen.run("return window.changed") == []
@@ -250,7 +250,7 @@ def test_instances_are_drained_and_topics_pinned_after_a_confirmation_and_back(s
         screen.says("toast", "b is being drained", "3 open topics on the way to others")
         screen.says("instance-row", "drained", instance="b")
         screen.click("undrain")
-        screen.says("confirm-text", "Topics go back to it")
+        screen.says("confirm-text", "Topics move back to it")
         screen.click("confirm")
         screen.says("instance-row", "serving", instance="b")
         screen.gone("confirm")  # the dialog stays until the page has loaded, and blocks keys to what is under it

@@ -145,7 +145,7 @@ def test_a_hole_is_filled_from_the_topic_and_that_is_said(spark, client, run, ro
     open_files(root).remove(entries(root)[number].folder)
     assert len(in_archive(spark, root)) == 200
     append(run, ["orders"], root, every=None)
-    assert "the archive had nothing from" in capsys.readouterr().err
+    assert "the archive had no messages from" in capsys.readouterr().err
     assert 'plainsong_pipeline_warnings_total{job="archive",warning="hole"} 1.0' in run.metrics.text()
     assert sorted(raw_ids(root)) == in_archive(spark, root) == in_topic(client)
     append(run, ["orders"], root, every=None)

@@ -25,6 +25,6 @@ def test_what_spark_wrote_is_replaced_also_what_it_left_half_done(spark, tmp_pat
 @pytest.mark.parametrize("other", ["notes.txt", "2025/a.parquet", "trail.parquet", ".hidden"])
 def test_what_somebody_else_put_there_is_not(tmp_path, other):
     made(tmp_path / "usage", "part-00000-x.snappy.parquet", "_SUCCESS", other)
-    with pytest.raises(CommandFailed, match=r"usage is to be replaced, but holds other things") as refused:
+    with pytest.raises(CommandFailed, match=r"usage would be replaced, but it holds files") as refused:
         check_replaceable(LocalFiles(tmp_path), ["trail", "usage"])
     assert refused.value.code == Exit.USAGE

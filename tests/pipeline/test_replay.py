@@ -214,7 +214,7 @@ def test_a_second_replay_at_the_same_time_is_refused(client, daemon, root, capsy
     wanted = Plan(Log(ARCHIVED, "orders", 1).name + " generation 1", "", "", client.namespace, "again", 1)
     with open_files(root).lock(f"{ARCHIVED}/orders/_replays/{wanted.lock}", "it", print):
         assert replayed(daemon, client, root) == Exit.STORE
-    assert "into again is being written already" in capsys.readouterr().err
+    assert "into again is already being written" in capsys.readouterr().err
     assert replayed(daemon, client, root) == 0
 
 

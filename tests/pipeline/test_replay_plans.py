@@ -76,7 +76,7 @@ def test_a_replay_of_everything_does_not_go_on_with_one_that_began_elsewhere(pla
 def test_files_that_are_others_now_are_not_gone_on_with(plans):
     plans.save(replace(some_plan(done=1), as_read={"files": "a"}))
     others = replace(some_plan(), as_read={"files": "b"})
-    with pytest.raises(CommandFailed, match="the files are not those whose replay into again was begun"):
+    with pytest.raises(CommandFailed, match="the files are not those of the earlier, unfinished replay into again"):
         plans.chosen(others, any_range=True, anew=False)
     assert plans.chosen(others, any_range=True, anew=True).attempt == 1
 

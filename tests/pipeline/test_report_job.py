@@ -114,7 +114,7 @@ def test_the_figures_are_those_of_what_the_topics_show(client, run, tmp_path):
     assert run.spark.read.parquet(str(tmp_path / "tables" / "rates")).count() == len(made.rates)
     assert not made.notes
     (tmp_path / "tables" / "holds" / "notes.txt").touch()
-    with pytest.raises(CommandFailed, match=r"tables/holds is to be replaced, but holds other things"):
+    with pytest.raises(CommandFailed, match=r"tables/holds would be replaced, but it holds files"):
         report_on(run, wanted, topics, grid)
 
 

@@ -164,7 +164,7 @@ def test_booleans_are_0_or_1_and_enums_have_two_symbols():
 
 
 def test_strings_are_utf_8_and_ints_have_32_bits():
-    with pytest.raises(MalformedBody, match="no UTF-8 at byte 6"):
+    with pytest.raises(MalformedBody, match="invalid UTF-8 at byte 6"):
         AVRO_2.decode_publish(bytes.fromhex("0200" + "00" + "0204" + "61ff" + "00" * 9))
     with pytest.raises(MalformedBody, match="2147483648, where 32 bits are allowed, at byte 3"):
         AVRO.decode_poll(b"\x04\x01\x00" + long(1 << 31) + b"\x02")
@@ -222,7 +222,7 @@ def test_a_damaged_answer_is_malformed_however_many_items_it_claims():
     [
         (b"", "invalid JSON at byte 0"),
         (b"\xef\xbb\xbf{}", "invalid JSON at byte 0: Unexpected byte order mark"),
-        (b'{"messages":["\xff"]}', "no UTF-8 at byte 14"),
+        (b'{"messages":["\xff"]}', "invalid UTF-8 at byte 14"),
         ('{"messages":["é",]}'.encode(), "invalid JSON at byte 18"),
         (b'{"messages":["a"],"messages":[]}', "'messages' is there twice"),
         (b'{"messages":NaN}', "NaN is no JSON"),

@@ -49,7 +49,7 @@ def test_a_payload_is_text_or_base64_or_avros_iso_8859_1():
 
 @pytest.mark.parametrize("wrong", ["A", "A===", "AA=", "A A=", "é===", "_-==", "AAAA=", "AA==AA=="])
 def test_base64_is_strict(wrong):
-    with pytest.raises(MalformedBody, match=r"messages\[1\] is no base64"):
+    with pytest.raises(MalformedBody, match=r"messages\[1\] is not base64"):
         publish(messages=["", {"base64": wrong}])
 
 
@@ -114,11 +114,11 @@ def test_all_items_have_a_sequence_id_or_none(other):
 
 
 def test_sequence_ids_are_given_once():
-    with pytest.raises(InvalidSequenceIds, match="sequenceIds is given as a list, and by items"):
+    with pytest.raises(InvalidSequenceIds, match="sequenceIds is given both as a list and in the items"):
         publish(messages=[{"payload": "a", "sequenceId": 1}], sequenceIds=[1])
-    with pytest.raises(MalformedBody, match="messageTtlsSeconds is given as a list"):
+    with pytest.raises(MalformedBody, match="messageTtlsSeconds is given both as a list"):
         publish(messages=[{"payload": "a", "ttlSeconds": 1}], messageTtlsSeconds=[1])
-    with pytest.raises(MalformedBody, match="attributes is given as a list"):
+    with pytest.raises(MalformedBody, match="attributes is given both as a list"):
         publish(messages=[{"payload": "a", "attributes": {"a": "b"}}], attributes=[{}])
 
 
@@ -239,7 +239,7 @@ def test_a_start_of_another_form_is_refused():
     with pytest.raises(InvalidParameter, match="below 0"):
         poll(startFrom=-1)
     for wrong in (True, 1.5, [], 1 << 63):
-        with pytest.raises(MalformedBody, match="startFrom is no position"):
+        with pytest.raises(MalformedBody, match="startFrom is not a position"):
             poll(startFrom=wrong)
 
 
@@ -255,8 +255,8 @@ def test_a_transaction_is_base64_never_text():
     assert poll(transaction="AP8=").transaction == b"\x00\xff"
     assert poll(transaction={"base64": "AP8="}).transaction == b"\x00\xff"
     assert poll(transaction={"bytes": "\u0000\u00ff"}).transaction == b"\x00\xff"
-    with pytest.raises(MalformedBody, match="transaction is no base64"):
-        poll(transaction="no base64!")
+    with pytest.raises(MalformedBody, match="transaction is not base64"):
+        poll(transaction="not base64!")
 
 
 # --- answers, and one that is sent back --------------------------------------------------------

@@ -118,7 +118,9 @@ async def test_the_cluster_shows_whose_security_files_differ(tmp_path):
         (of_grants, of_tokens) = security_differences(
             [{"name": name, "security": each} for name, each in after.items()]
         )
-        assert of_grants.startswith("warning: the grants of the instances differ, so names may do more at some")
+        assert of_grants.startswith(
+            "warning: the grants of the instances differ, so a name has different rights at different instances"
+        )
         assert "at a; " in of_tokens or of_tokens.endswith("at a")
 
 

@@ -48,7 +48,7 @@ def test_what_is_missing_is_named(missing):
         ("startingOffsetsByTimestamp", "startingTimestamp"),
         ("topicsPattern", "subscribePattern"),
         ("authtokenfile", "auth.tokenFile"),
-        ("minOffsetsPerTrigger", "not supported: a micro-batch takes what there is"),
+        ("minOffsetsPerTrigger", "not supported: a micro-batch reads everything available"),
         ("maxTriggerDelay", "belongs to minOffsetsPerTrigger"),
         ("pushFilters", "those for reading a batch are url, namespace"),
     ],

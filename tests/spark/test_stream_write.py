@@ -151,7 +151,7 @@ def test_under_a_name_of_the_users_a_new_checkpoint_is_refused_instead_of_left_o
     assert f"topic {topic} has micro-batch 2 of producer mine already: its 7 rows are not stored again" in caplog.text
     with pytest.raises(CheckpointRewound, match="without producerName"):
         writer.commit(rows, 0)
-    assert "producerName=mine stands in for the query's id" in caplog.text
+    assert "producerName=mine replaces the query's id" in caplog.text
 
 
 def test_rows_go_to_several_topics_and_those_that_failed_are_made_up_for(source, topics, tmp_path) -> None:
