@@ -495,16 +495,31 @@ class Pace:
 class AnswerBudget:
     """The memory budget of all answers until they are sent.
 
-    When an answer does not fit, readers that have accepted nothing for ``YIELD_S`` are cut off, the longest stalled
-    first.
+    Small answers, of up to ``SMALL_BYTES``, have the last part of the budget for themselves, and use the rest too. While
+    a large one waits that would fit otherwise, they use the last part alone. When an answer does not fit, readers that
+    have accepted nothing for ``YIELD_S`` are cut off, the longest stalled first.
     """
 
-    __slots__ = ("_blocked", "_large", "_small", "cut", "max_bytes", "patience_s", "refused", "reserved_bytes")
+    __slots__ = (
+        "_blocked",
+        "_large",
+        "_large_bytes",
+        "_most_large_bytes",
+        "_small",
+        "cut",
+        "max_bytes",
+        "patience_s",
+        "refused",
+        "reserved_bytes",
+    )
 
     def __init__(self, max_bytes: int = 1 << 62, patience_s: float = PATIENCE_S) -> None:
         self.max_bytes = max_bytes
         self.patience_s = patience_s
         self.reserved_bytes = 0
+        #: Bytes of large answers, of those that are reserved, and their bound.
+        self._large_bytes = 0
+        self._most_large_bytes = max_bytes - max_bytes // LAST_PART
         #: Number of requests refused for lack of room, and of readers cut off to make room.
         self.refused = 0
         self.cut = 0
@@ -517,21 +532,53 @@ class AnswerBudget:
         """Return an empty share, for the answers of one connection, one at a time."""
         return AnswerRoom(self)
 
+    def fits(self, size: int, before: int = 0) -> bool:
+        """True if an answer that takes ``before`` bytes may take ``size`` now, which is more."""
+        others = self.reserved_bytes - before
+        if not others:
+            return True  # one answer always fits, whatever its size
+        if size > SMALL_BYTES:
+            large = self._large_bytes - before if before > SMALL_BYTES else self._large_bytes
+            size = self._at_most_all_large(size)
+            return large + size <= self._most_large_bytes and others + size <= self.max_bytes
+        if self._large and self._large_bytes + self._at_most_all_large(self._large[0].least) <= self._most_large_bytes:
+            small = others - self._large_bytes
+            return not small or small + size <= self.max_bytes - self._most_large_bytes
+        return others + size <= self.max_bytes
+
+    def _at_most_all_large(self, size: int) -> int:
+        """Return what has to be free for a large answer of ``size`` bytes: one always fits, next to small ones."""
+        return min(size, self._most_large_bytes)
+
     def share_of(self, least: int, most: int) -> int:
         """Return how many bytes a page may have now, from ``least`` to ``most``; 0 if not even ``least`` fit."""
+        if not self.fits(least):
+            return 0
         if not self.reserved_bytes:
-            return max(least, min(most, self.max_bytes))  # one answer always fits, whatever its size
-        left = self.max_bytes - self.reserved_bytes
-        beyond_last_part = left - self.max_bytes // LAST_PART
-        if least <= beyond_last_part:
-            return min(most, max(least, beyond_last_part // SHARE))
-        return least if least <= min(left, SMALL_BYTES) else 0
+            return max(least, min(most, self.max_bytes))
+        if self._large and least <= SMALL_BYTES:
+            return least  # it is granted before the large ones that wait, so it stays small
+        return min(most, max(least, (self._most_large_bytes - self.reserved_bytes) // SHARE))
 
     def take_now(self, least: int, most: int) -> int:
         """Reserve what ``share_of`` allows, and return it; 0 for a large answer while other large ones are queued."""
-        taken = 0 if self._large and least > SMALL_BYTES else self.share_of(least, most)
-        self.reserved_bytes += taken
+        taken = self.share_of(least, most) if self.has_room(least, 0) else 0
+        self.resize(0, taken)
         return taken
+
+    def has_room(self, size: int, before: int) -> bool:
+        """True if an answer may take ``size`` bytes now; a new large one may not while others are queued."""
+        return not (self._large and size > SMALL_BYTES and not before) and self.fits(size, before)
+
+    def resize(self, before: int, after: int) -> None:
+        """Record that an answer takes ``after`` bytes instead of ``before``."""
+        self.reserved_bytes += after - before
+        if before > SMALL_BYTES:
+            self._large_bytes -= before
+        if after > SMALL_BYTES:
+            self._large_bytes += after
+        if after < before:
+            self._grant()
 
     async def take(self, least: int, most: int) -> int:
         """Reserve ``least`` to ``most`` bytes as soon as there is room. Raises Overloaded: there was none in time."""
@@ -553,12 +600,12 @@ class AnswerBudget:
                     await waiting.granted.wait()
         except BaseException:
             if waiting.taken:
-                self.give_back(waiting.taken)
+                self.resize(waiting.taken, 0)
             raise
         finally:
             if not waiting.taken:
                 queue.remove(waiting)
-                self.give_back(0)  # those queued after it may fit
+                self._grant()  # those queued after it may fit
         if not waiting.taken:
             raise self.refusal()
         return waiting.taken
@@ -590,13 +637,12 @@ class AnswerBudget:
             hint="retry later, or raise http.max_answer_bytes",
         )
 
-    def give_back(self, fewer_bytes: int) -> None:
-        """Release ``fewer_bytes``, and grant the free bytes to queued requests in order, small ones first."""
-        self.reserved_bytes -= fewer_bytes
+    def _grant(self) -> None:
+        """Grant the free bytes to queued requests in order, small ones first."""
         for queue in (self._small, self._large):
             while queue and (taken := self.share_of(queue[0].least, queue[0].most)):
-                self.reserved_bytes += taken
                 waiting = queue.popleft()
+                self.resize(0, taken)
                 waiting.taken = taken
                 waiting.granted.set()
 
@@ -624,24 +670,16 @@ class AnswerRoom:
 
     def has(self, size: int) -> bool:
         """Resize the share to ``size`` bytes. Return False, and change nothing, if there is no room."""
-        more = size - self.reserved_bytes
-        budget = self._budget
-        if more <= 0:
-            self.reserved_bytes = size
-            if more:
-                budget.give_back(-more)
-            return True
-        others = budget.reserved_bytes - self.reserved_bytes
-        bound = budget.max_bytes if size <= SMALL_BYTES else budget.max_bytes - budget.max_bytes // LAST_PART
-        if others and others + size > bound:
+        budget, before = self._budget, self.reserved_bytes
+        if size > before and not budget.has_room(size, before):
             return False
-        budget.reserved_bytes += more
+        budget.resize(before, size)
         self.reserved_bytes = size
         return True
 
     def must_have(self, size: int) -> None:
         """Resize the share to ``size`` bytes without a check, for an answer that cannot be refused any more."""
-        self._budget.give_back(self.reserved_bytes - size)
+        self._budget.resize(self.reserved_bytes, size)
         self.reserved_bytes = size
 
     def takes_now(self, most: int) -> bool:
@@ -675,4 +713,4 @@ class AnswerRoom:
         """Release everything. Idempotent."""
         if self.reserved_bytes:
             reserved, self.reserved_bytes = self.reserved_bytes, 0
-            self._budget.give_back(reserved)
+            self._budget.resize(reserved, 0)

@@ -125,6 +125,74 @@ async def test_whoever_waits_behind_one_that_gave_up_gets_its_turn(leaves: str) 
     assert budget.reserved_bytes == 40 * MIB
 
 
+async def test_a_large_answer_has_its_turn_however_many_small_ones_follow_each_other() -> None:
+    budget = AnswerBudget(64 * MIB, 60.0)
+    small = [budget.room() for _ in range(100)]
+    assert all(room.has(SMALL_BYTES) for room in small)
+    taken: list[int] = []
+
+    async def wait(least: int) -> None:
+        taken.append(await budget.take(least, least))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, 40 * MIB)
+        await wait_all_tasks_blocked()
+        for _ in range(200):
+            if taken:
+                break
+            small.pop(0).release()
+            next_one = budget.room()
+            if next_one.has(SMALL_BYTES):
+                small.append(next_one)
+            await wait_all_tasks_blocked()
+        assert taken == [40 * MIB]
+        nursery.start_soon(wait, 8 * MIB + 1)
+        await wait_all_tasks_blocked()
+        # Small ones do not wait for one that larger answers keep waiting.
+        assert budget.room().has(SMALL_BYTES) or budget.reserved_bytes + SMALL_BYTES > 64 * MIB
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_large_answer_that_waits_is_passed_by_no_other_large_one_that_would_fit() -> None:
+    budget = filled(64 * MIB, 40 * MIB)
+    taken: list[int] = []
+
+    async def wait() -> None:
+        taken.append(await budget.take(20 * MIB, 20 * MIB))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        late = budget.room()
+        assert not late.has(8 * MIB)
+        assert not late.takes_now(SMALL_BYTES + 1)
+        budget.resize(40 * MIB, 30 * MIB)
+        await wait_all_tasks_blocked()
+        assert taken == [20 * MIB]
+        assert late.has(SMALL_BYTES + 1)
+
+
+async def test_an_answer_larger_than_any_bound_needs_the_room_of_the_large_ones_alone() -> None:
+    budget = AnswerBudget(64 * MIB, 60.0)
+    small = [budget.room() for _ in range(32)]
+    assert all(room.has(SMALL_BYTES) for room in small)
+    taken: list[int] = []
+
+    async def wait() -> None:
+        taken.append(await budget.take(100 * MIB, 100 * MIB))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        for room in small[:15]:
+            room.release()
+        await wait_all_tasks_blocked()
+        assert taken == []
+        small[15].release()
+        await wait_all_tasks_blocked()
+        assert taken == [100 * MIB]
+
+
 async def test_what_is_given_back_goes_to_those_who_wait_in_their_order() -> None:
     budget = AnswerBudget(64 * MIB, 60.0)
     first = budget.room()
@@ -148,7 +216,7 @@ async def test_what_is_given_back_goes_to_those_who_wait_in_their_order() -> Non
         first.release()
         await wait_all_tasks_blocked()
         assert sorted(got) == ["one", "two"]
-        budget.give_back(20 * MIB)
+        budget.resize(20 * MIB, 0)
     assert got[2:] == ["three"]
     assert budget.reserved_bytes == 40 * MIB
 
