@@ -63,17 +63,19 @@ class Certificates:
     Args:
       settings: must name a certificate.
       clock: returns seconds since 1970.
+      by_name: links verify that the other's certificate is valid for the host of its address.
     Raises:
       FileUnusable: the files cannot be used.
     """
 
-    def __init__(self, settings: TlsConfig, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: TlsConfig, clock: Callable[[], float] = time.time, *, by_name: bool = False) -> None:
         self._settings = settings
         self._clock = clock
+        self._by_name = by_name
         self._paths = [Path(path) for path in (settings.certificate, settings.key, settings.client_ca) if path]
         self._seen = self._stamps()
         self._failed: list[Stamp | None] | None = None
-        self.now = load(settings, clock())
+        self.now = load(settings, clock(), by_name=by_name)
         #: Number of failed reloads.
         self.failures = 0
         #: Why the current files cannot be used; None: they are in use.
@@ -108,7 +110,7 @@ class Certificates:
         if stamps == self._seen and not again:
             return
         try:
-            self.now = load(self._settings, self._clock())
+            self.now = load(self._settings, self._clock(), by_name=self._by_name)
         except FileUnusable as error:
             if stamps == self._failed or again:
                 self._seen = stamps
@@ -136,10 +138,13 @@ class Certificates:
 
 def certificates_of(config: Config) -> Certificates | None:
     """Return the certificate of ``config``; None if it has none. Raises FileUnusable."""
-    return Certificates(config.tls) if config.tls.certificate else None
+    if not config.tls.certificate:
+        return None
+    # The proof of a common secret authenticates the other end better than its name; without one, the name has to.
+    return Certificates(config.tls, by_name=not config.cluster.secret_file)
 
 
-def load(settings: TlsConfig, now_s: float) -> Certificate:
+def load(settings: TlsConfig, now_s: float, *, by_name: bool = False) -> Certificate:
     """Load and check the files of ``settings``. Raises FileUnusable."""
     first = _first_certificate(settings.certificate)
     if not first.not_valid_before_utc.timestamp() <= now_s <= first.not_valid_after_utc.timestamp():
@@ -150,8 +155,7 @@ def load(settings: TlsConfig, now_s: float) -> Certificate:
     server.set_alpn_protocols(ALPN)
     server.verify_mode = _DEMANDS[settings.client_certificates]
     links = _context(ssl.PROTOCOL_TLS_CLIENT, settings)
-    # Instances advertise addresses of all kinds; each is authenticated by its certificate and the cluster's secret.
-    links.check_hostname = False
+    links.check_hostname = by_name
     return Certificate(server, links, _dns_names(first), first.not_valid_after_utc.timestamp())
 
 

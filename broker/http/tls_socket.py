@@ -32,14 +32,19 @@ class TlsSocket:
     ``recv`` raises BlockingIOError when there is no data, and returns less than requested only when no more is
     available. If ``send`` accepts only part of the data, the next call must begin with the rest: some of it is already
     encrypted.
+
+    Args:
+      connected_to: the host of the server that this end has connected to; None: this end is the server.
     """
 
     __slots__ = ("_incoming", "_outgoing", "_owed_bytes", "_sock", "_tls", "_unsent", "ended")
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool = True) -> None:
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, connected_to: str | None = None) -> None:
         self._sock = sock
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=connected_to is None, server_hostname=connected_to
+        )
         #: The peer has sent the end of its data, or has closed the connection.
         self.ended = False
         #: Encrypted bytes that are not sent yet, and how many bytes of the next ``send`` they stand for.

@@ -374,10 +374,11 @@ async def connect(address: str) -> trio.SocketStream:
 
 async def connect_by_tls(context: Callable[[], ssl.SSLContext], address: str) -> TlsStream:
     """Connect with TLS; ``context`` returns the context for each new connection. Raises OSError, ValueError."""
+    host, _ = split_bind(address)
     stream = await connect(address)
     raw = socket.socket(fileno=stream.socket.detach())
     try:
-        tls = TlsSocket(raw, context(), server_side=False)
+        tls = TlsSocket(raw, context(), connected_to=host)
         await tls.shake_hands()
     except BaseException:
         raw.close()

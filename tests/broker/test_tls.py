@@ -247,7 +247,7 @@ async def test_the_end_of_a_connection_that_rested_too_long_is_said_in_tls_too(a
 
 async def test_a_client_that_ends_its_half_gets_its_answers(authority):
     async with running(tls=secured(authority)) as listener, await listener.connect() as raw:
-        stream = TlsStream(TlsSocket(raw.socket._sock, authority.trusting(), server_side=False))
+        stream = TlsStream(TlsSocket(raw.socket._sock, authority.trusting(), connected_to="127.0.0.1"))
         await stream.tls.shake_hands()
         await stream.send_all(post("t/store", b"a") + post("t/store", b"b"))
         await stream.send_eof()
@@ -491,7 +491,7 @@ async def test_both_ends_of_a_connection_and_no_other_have_its_channel_binding(a
         pair = socket.socketpair()
         for each in pair:
             each.setblocking(False)
-        ends = [TlsSocket(pair[0], serving), TlsSocket(pair[1], trusting, server_side=False)]
+        ends = [TlsSocket(pair[0], serving), TlsSocket(pair[1], trusting, connected_to="127.0.0.1")]
         async with trio.open_nursery() as nursery:
             for end in ends:
                 nursery.start_soon(end.shake_hands)
@@ -513,7 +513,7 @@ async def test_a_short_answer_of_recv_has_nothing_behind_it_and_a_send_goes_on_w
     server = TlsSocket(left, secured(authority).serving)
     trusting = authority.trusting()
     trusting.check_hostname = False
-    client = TlsSocket(right, trusting, server_side=False)
+    client = TlsSocket(right, trusting, connected_to="127.0.0.1")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.shake_hands)
         nursery.start_soon(client.shake_hands)

@@ -26,7 +26,7 @@ from broker.link.flow import LinkBroken
 from broker.link.proof import LinkSecret, NotProven, link_secret
 from broker.link.server import serve_link
 from broker.link.wire import LinkBounds
-from broker.tls import Certificates, FileUnusable
+from broker.tls import Certificates, FileUnusable, certificates_of
 from tests.certificates import Authority
 
 A, B = LinkSecret(b"s" * 32, "a"), LinkSecret(b"s" * 32, "b")
@@ -228,6 +228,30 @@ async def test_links_go_by_tls_on_the_same_port_and_verify_the_other_end(tmp_pat
         async with links(dial=partial(connect_by_tls, stranger.trusting), secret=A) as to:
             with pytest.raises(LinkBroken, match=r"(?i)certificate.verify"):
                 await to.to(server.address)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("secret", [B, None])
+async def test_without_a_secret_a_link_wants_a_certificate_for_the_host_of_its_address(tmp_path, secret, named):
+    authority = Authority(tmp_path)
+    pair = authority.issue("server", "one.example", addresses=("127.0.0.1",) if named else ())
+    values = {
+        "tls.certificate": str(pair.certificate),
+        "tls.key": str(pair.key),
+        "tls.client_ca": str(authority.file),
+        "cluster.secret_file": "a secret" if secret else "",
+    }
+    certificates = certificates_of(config_of(values))
+    assert certificates is not None
+    dial = partial(connect_by_tls, lambda: certificates.now.links)
+    async with serving(tls=certificates, secret=secret) as server, links(dial=dial, secret=secret) as to:
+        if named or secret:
+            assert (await (await to.to(server.address)).call("echo", 1)).value == 1
+        else:
+            with pytest.raises(LinkBroken, match=r"not valid for '127\.0\.0\.1'"):
+                await to.to(server.address)
+        certificates.look_again()
+        assert certificates.now.links.check_hostname is (secret is None)
 
 
 @pytest.mark.parametrize("minimum", ["1.2", "1.3"])
