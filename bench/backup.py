@@ -94,14 +94,16 @@ def _command(ours: Daemon, folder: Path) -> list[str]:
 def _alone(ours: Daemon, folder: Path) -> dict[str, float]:
     """Make one backup; return its duration, and processor time per GB of rows."""
     daemons_s, begun_s = ours.cpu_s(), time.monotonic()
-    with subprocess.Popen(_command(ours, folder), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None  # a pipe was asked for
+    with subprocess.Popen(_command(ours, folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         clients_s = 0.0
         while process.poll() is None:
             with suppress(FileNotFoundError, ProcessLookupError):
                 clients_s = max(clients_s, cpu_s(process.pid))
             time.sleep(0.2)
-        done: dict[str, Any] = json.loads(process.stdout.read())
+        said, why = process.communicate()
+    if process.returncode != 0:
+        raise RuntimeError(f"the backup ended with {process.returncode}: {why.decode().strip()}")
+    done: dict[str, Any] = json.loads(said)
     gigabytes = done["bytes"] / 1e9
     return {
         "GB": gigabytes,
@@ -112,7 +114,10 @@ def _alone(ours: Daemon, folder: Path) -> dict[str, float]:
 
 
 class _Backups:
-    """Consecutive backups, each into its own folder; they run only inside ``working``."""
+    """Consecutive backups, each into its own folder; they run only inside ``working``.
+
+    A backup that fails is an error at the end of the block.
+    """
 
     def __init__(self, ours: Daemon, folders: Path) -> None:
         self._ours = ours
@@ -121,6 +126,7 @@ class _Backups:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._works = False
+        self._failure: str | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go_on, daemon=True)
 
@@ -131,18 +137,32 @@ class _Backups:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        if self._process is not None:
+        if self._process is not None and not self._has_ended(self._process):
             self._signal(signal.SIGCONT)
             self._signal(signal.SIGINT)  # on SIGINT the client has the daemon end its cut
-            self._process.wait(60)
+            self._process.communicate(timeout=60)
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
 
     def _go_on(self) -> None:
         while not self._over.wait(0.05):
             with self._lock:
-                if self._works and (self._process is None or self._process.poll() is not None):
+                if self._works and (self._process is None or self._has_ended(self._process)) and self._failure is None:
                     self._number += 1
                     command = _command(self._ours, self._folders / str(self._number))
-                    self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                    try:
+                        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                    except OSError as error:
+                        self._failure = f"backup {self._number}: {error}"
+
+    def _has_ended(self, process: subprocess.Popen[bytes]) -> bool:
+        """True if the backup has ended; its failure is recorded."""
+        if process.poll() is None:
+            return False
+        if process.returncode != 0 and self._failure is None:
+            said = process.communicate()[1].decode().strip()
+            self._failure = f"backup {self._number} ended with {process.returncode}: {said}"
+        return True
 
     def _signal(self, number: int) -> None:
         if self._process is not None:

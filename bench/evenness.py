@@ -218,14 +218,22 @@ class _Copies(threading.Thread):
         self._lock = threading.Lock()
         self._stopped = False
         self._running: subprocess.Popen[bytes] | None = None
+        self._failure: Exception | None = None
         self.whole = 0
 
     def run(self) -> None:
+        try:
+            self._copy_repeatedly()
+        except Exception as error:  # noqa: BLE001 - ``stop`` raises it
+            self._failure = error
+
+    def _copy_repeatedly(self) -> None:
         while (process := self._next()) is not None:
-            if process.wait() == 0:
+            said = process.communicate()[1]
+            if process.returncode == 0:
                 self.whole += 1
             elif not self._stopped:
-                raise RuntimeError("the copy failed")
+                raise RuntimeError(f"the copy ended with {process.returncode}: {said.decode().strip()}")
 
     def _next(self) -> subprocess.Popen[bytes] | None:
         with self._lock:
@@ -233,17 +241,19 @@ class _Copies(threading.Thread):
                 return None
             shutil.rmtree(self._targets, ignore_errors=True)
             command = [*self._command, f"leveldb:{self._targets}"]
-            self._running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            self._running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             return self._running
 
     def stop(self) -> None:
-        """Kill the running copy and remove its target."""
+        """Kill the running copy and remove its target. Raises the error with which a copy has failed."""
         with self._lock:
             self._stopped = True
             if self._running is not None:
                 self._running.kill()
         self.join()
         shutil.rmtree(self._targets, ignore_errors=True)
+        if self._failure is not None:
+            raise self._failure
 
 
 def _now_ms() -> int:

@@ -7,12 +7,16 @@ import socket
 import struct
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from bench import generator
+from bench.backup import _Backups
+from bench.evenness import _Copies
 from bench.load import post
 from bench.profiles import QUICK
+from tests.daemon.harness import eventually
 
 STALL_S = 0.4
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
@@ -157,6 +161,24 @@ def test_a_page_of_nats_ends_with_its_messages_or_when_there_are_no_more(compile
     with generator.started([request], [server.port], *options) as running:
         assert running.end()["messages"] == 4
     assert server.heard == [request.replace(b"@@@@", b"0000")] * 3
+
+
+def test_a_copy_that_fails_during_a_measurement_is_an_error(tmp_path):
+    copies = _Copies(tmp_path / "no-store", tmp_path / "copies")
+    copies.start()
+    copies.join()
+    with pytest.raises(RuntimeError, match="no-store"):
+        copies.stop()
+
+
+def test_a_backup_that_fails_during_a_measurement_is_an_error(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and no daemon listens there
+        backups = _Backups(SimpleNamespace(port=free.getsockname()[1]), tmp_path)
+        with pytest.raises(RuntimeError, match="backup 1 ended with"), backups, backups.working():
+            eventually(
+                "the backup has ended", lambda: backups._process is not None and backups._process.poll() is not None
+            )
 
 
 def test_evenness_covers_every_load_condition_and_rate(report):
