@@ -191,11 +191,11 @@ def parse_attributes(texts: Iterable[str]) -> dict[str, str]:
 
 
 def check_extras(extras: Extras) -> None:
-    """Raises click.UsageError: no message can have these attributes."""
+    """Raises CommandFailed: no message can have these attributes."""
     try:
         attributes_of(extras.attributes, extras.routing_key)
     except InvalidParameter as error:
-        raise click.UsageError(str(error)) from error
+        raise CommandFailed(error.detail, hint=error.hint, code=Exit.USAGE) from error
 
 
 # --- runs of publish -------------------------------------------------------------------------------

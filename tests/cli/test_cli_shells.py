@@ -54,6 +54,7 @@ def test_options_that_are_not_utf8_are_refused(alone, orders, words):
     assert said.code == Exit.USAGE
     assert said.err.startswith("error: ")
     assert "udce9" in said.err or "xe9" in said.err or "\udce9" in said.err
+    assert said.err.count("hint: ") == 1
 
 
 def test_a_message_that_is_not_utf8_is_published_as_it_is(shell, orders):
