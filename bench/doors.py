@@ -21,7 +21,8 @@ from hypercorn.config import Config
 from hypercorn.trio import serve as hypercorn_serve
 
 from broker.api.routes import ROUTES
-from broker.http.budgets import BodyBudget, HttpSettings
+from broker.config.sections import HttpConfig
+from broker.http.budgets import BodyBudget
 from broker.http.messages import Answer, Answered, Request
 from broker.http.route import Endpoint
 from broker.http.server import serve_http
@@ -62,7 +63,7 @@ def serve_lane(told: Connection) -> None:
     """Serve the lane with the handler ``empty`` on a free port, and send the port."""
 
     async def main() -> None:
-        settings = HttpSettings()
+        settings = HttpConfig()
         budget = BodyBudget(settings.max_inflight_bytes)
         async with trio.open_nursery() as nursery:
 

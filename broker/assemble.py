@@ -68,7 +68,7 @@ from broker.cluster.serve import Cluster, Local
 from broker.cluster.transactions import LinkedPeer, RoutedTephraMethods, TransactionCalls, announce_namespace
 from broker.front.parent import Answering, serve_front_ends
 from broker.gauges import add_event_gauges, add_keeping_gauges, add_link_gauges
-from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
+from broker.http.budgets import AnswerBudget, BodyBudget
 from broker.http.descriptors import Descriptors
 from broker.http.handlers import RequestTasks
 from broker.http.messages import status_of
@@ -822,7 +822,7 @@ async def serve(
 ) -> None:
     """Serve HTTP, and other instances, until ``stop`` is set; started once connections are accepted. Raises OSError."""
     config = daemon.config
-    settings = http_settings(config)
+    settings = config.http
     peers = None if daemon.cluster is None else daemon.cluster.peer_handler()
     try:
         if config.http.processes > 1:

@@ -25,6 +25,8 @@ BATCH = 1000
 PAGE = 10_000
 #: Pages of a consumer that asks for few messages at a time.
 SMALL_PAGE, SMALL_STEP = 10, 100
+#: Connections that run whole transactions, and the topics of each.
+TRANSACTING = ((1, 1), (16, 1), (1, 3))
 SHARES = (("1/4", 0.25), ("1/2", 0.5), ("3/4", 0.75))
 #: Connections of the open loop.
 OPEN_CONNECTIONS = 32
@@ -85,7 +87,8 @@ QUICK = PeersProfile(
 RATES_SAY = """Messages a second; requests of one message (*single*) or of 1000 (*batch*) of 100 B, each answered once it was synced.
 *÷* is Plainsong's rate divided by the peer's, within each round: above 1 Plainsong is faster. *Page* is the same 10 000
 messages again and again, *walk* a topic from its start to its end in pages of 10 000, on one connection; *page of 10* and
-*walk by 100* the same with pages of so many."""
+*walk by 100* the same with pages of so many. *Transaction* counts whole transactions a second: Tephra's own client starts
+one, publishes a message to each topic under its pointer, asks if it can commit, and commits."""
 WAITS_SAY = """The same loads: how long a request waited for its answer, the processor time that the peer's processes spent on
 a message, and how much of one core the load generator took. Where that is near 100 the generator is the limit."""
 OPEN_SAY = """Single messages of 100 B in an open loop over 32 connections: due at a fixed rate, waits counted from when they were
@@ -214,6 +217,15 @@ class Comparison:
         asked = [side.peer.publish(topic, messages) for topic in side.topic(topics)]
         return side.load(asked, connections, per_request, "--seconds", str(seconds))
 
+    def _transact(self, side: Side, connections: int, topics: int) -> Measured | None:
+        cpu_s, seconds = side.running.cpu_s(), self.profile.seconds
+        result = side.peer.transact(side.running, side.topic(topics), connections, seconds, SIZE)
+        if result is None:
+            return None
+        cpu_s = (side.running.cpu_s() - cpu_s) / 2  # half of the time is the warm-up's
+        count = result["requests"]
+        return Measured(count / result["seconds"], result, 1e6 * cpu_s / max(count, 1))
+
     def loads(self) -> dict[str, tuple[int, Callable[[Side], Measured | None]]]:
         """Return the loads by name: rounds, and the function that runs it on a peer."""
         profile, publish = self.profile, self._publish
@@ -222,7 +234,16 @@ class Comparison:
         def publishing(connections: int, per_request: int, topics: int = 1, lasts_s: float = seconds) -> Any:
             return lambda side: publish(side, connections, per_request, topics, lasts_s)
 
+        def transacting(connections: int, topics: int) -> Any:
+            return lambda side: self._transact(side, connections, topics)
+
         rounds = profile.rounds
+        # Their client comes with the original service.
+        has_client = any(side.peer.name == "original" for side in self.sides)
+        transactions = {
+            f"transaction, {_topics(topics)}, {on_connections(connections)}": (rounds, transacting(connections, topics))
+            for connections, topics in (TRANSACTING if has_client else ())
+        }
         return {
             **{f"single, {on_connections(c)}": (rounds, publishing(c, 1)) for c in profile.singles},
             **{f"batch, {on_connections(c)}": (rounds, publishing(c, BATCH)) for c in profile.batches},
@@ -235,6 +256,7 @@ class Comparison:
             f"page of {SMALL_PAGE}": (rounds, partial(self._page, limit=SMALL_PAGE)),
             "walk": (rounds, self._walk),
             f"walk by {SMALL_STEP}": (rounds, partial(self._walk, limit=SMALL_STEP)),
+            **transactions,
         }
 
     def measure(self, settle: Callable[[], None]) -> tuple[Section, Section]:
@@ -340,6 +362,10 @@ def _one_line(text: str) -> str:
     return " ".join(text.replace("|", "/").split())[:400]
 
 
+def _topics(count: int) -> str:
+    return "1 topic" if count == 1 else f"{count} topics"
+
+
 def on_connections(count: int) -> str:
     """Return the number of connections as words for a load's name."""
     return "1 connection" if count == 1 else f"{count} connections"
@@ -361,7 +387,7 @@ def _waits(measured: Sequence[Measured]) -> dict[str, Spread]:
         "p99 ms": [each.result["p99_ms"] for each in measured],
         "max ms": [each.result["max_ms"] for each in measured],
         "its µs a message": [each.server_us for each in measured],
-        "generator %": [100 * each.result["cpu_s"] / max(each.result["seconds"], 1e-9) for each in measured],
+        "generator %": [100 * each.result.get("cpu_s", 0) / max(each.result["seconds"], 1e-9) for each in measured],
     }
     return {name: Spread.of(each) for name, each in values.items()}
 

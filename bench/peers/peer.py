@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.daemon import TICKS_PER_S
 
@@ -45,6 +45,8 @@ class Running:
     port: int
     pid: int
     home: Path
+    tephra_port: int = 0
+    """Where its transaction service speaks Tephra's protocol; 0: it has none."""
 
     def cpu_s(self) -> float:
         """Return the processor time used so far by all its processes, including ended and reaped ones."""
@@ -100,6 +102,16 @@ class Peer(ABC):
     @abstractmethod
     def walk(self, running: Running, topic: str, limit: int) -> Asked:
         """Return the first request of a reader that reads page by page from the topic's start."""
+
+    def transact(
+        self, running: Running, topics: Sequence[str], connections: int, seconds: float, size: int
+    ) -> dict[str, Any] | None:
+        """Run whole transactions with a publish to each topic; return their result, or None if it has none.
+
+        Args:
+          size: bytes of each message.
+        """
+        return None
 
 
 def free_port() -> int:

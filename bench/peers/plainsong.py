@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from http.client import HTTPConnection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import plainsong
 from bench import bodies
@@ -54,6 +56,27 @@ class Http(Peer):
         body = AVRO.encode_publish(PublishRequest(messages))
         return Asked(post(bodies.path(topic, "publish"), body, [bodies.AVRO_TYPE]))
 
+    def transact(
+        self, running: Running, topics: Sequence[str], connections: int, seconds: float, size: int
+    ) -> dict[str, Any]:
+        """Run transactions with Tephra's own client (Java)."""
+        options = {
+            "port": running.port,
+            "tephra": running.tephra_port,
+            "paths": ",".join(bodies.path(topic, "publish") for topic in topics),
+            "connections": connections,
+            "seconds": seconds,
+            "warm-up": seconds,
+            "message-bytes": size,
+        }
+        command = [java(), "-cp", jars("original"), "peer.Transactor"]
+        command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 + 4 * seconds)
+        if done.returncode:
+            raise RuntimeError(f"a transaction failed: {done.stderr.strip()[-500:]}")
+        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return result
+
     def walk(self, running: Running, topic: str, limit: int) -> Asked:
         # Start from the lowest id instead of none, so that all requests of a walk have the same form.
         start = bytes(ID_BYTES)
@@ -73,8 +96,9 @@ class Plainsong(Http):
 
     @contextmanager
     def run(self, home: Path) -> Iterator[Running]:
-        with daemon(home / "data") as ours:
-            yield Running(ours.port, ours.process.pid, home)
+        port = free_port()
+        with daemon(home / "data", transactions_thrift=f"127.0.0.1:{port}") as ours:
+            yield Running(ours.port, ours.process.pid, home, port)
 
 
 class Original(Http):
@@ -104,6 +128,7 @@ class Original(Http):
             "-cp",
             jars("original"),
         ]
-        command += ["peer.TmsServer", "--port", str(port), "--data", str(home / "data")]
+        tephra_port = free_port()
+        command += ["peer.TmsServer", "--port", str(port), "--data", str(home / "data"), "--tephra", str(tephra_port)]
         with process(command, port, home, ready=b"ready ") as running:
-            yield running
+            yield replace(running, tephra_port=tephra_port)

@@ -22,7 +22,7 @@ from broker.freed_memory import keep_freed_memory
 from broker.front.forward import FrontForwarding
 from broker.garbage import Reclaim, freeze_loaded, short_collections
 from broker.http import sockets
-from broker.http.budgets import AnswerBudget, BodyBudget, http_settings
+from broker.http.budgets import AnswerBudget, BodyBudget
 from broker.http.descriptors import Descriptors
 from broker.http.handlers import RequestTasks
 from broker.http.messages import status_of
@@ -152,7 +152,7 @@ class FrontEnd:
             _put(guard, tables)
 
     async def _serve(self, config: Config, guard: Guard, nursery: trio.Nursery, *, has_peers: bool) -> None:
-        settings = http_settings(config)
+        settings = config.http
         forwarding = FrontForwarding(self._link)
         traces = open_traces(config)
         endpoints = tuple(

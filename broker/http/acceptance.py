@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from broker.http.budgets import decoded_body, needs_decoding
 from broker.http.handlers import answer_of
 from broker.http.messages import answer_for
 from plainsong.protocol.codec import codec_for
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
+    from broker.http.budgets import Reservation
     from broker.http.messages import Answer, Request
     from broker.http.route import Endpoint, Route
 
@@ -40,12 +42,19 @@ class Acceptance:
     def __init__(self, endpoints: Iterable[Endpoint]) -> None:
         self._show = next((each.handler for each in endpoints if each.route.name == _ASKS_FOR_TOPIC), None)
 
-    async def refusal(self, route: Route[Any], request: Request) -> Answer | None:
-        """Return the refusal of ``request``, whose body may not have been read yet; None if it is acceptable."""
+    async def decode(
+        self, route: Route[Any], request: Request, held: Reservation, max_bytes: int, timeout_s: float
+    ) -> Answer | None:
+        """Decompress the body if the request is acceptable; return the refusal if not."""
+        if not needs_decoding(request.headers):
+            return None
         try:
-            return await self._refusal(route, request)
+            refusal = await self._refusal(route, request)
+            if refusal is None:
+                request.body = await decoded_body(request.body, request.headers, max_bytes, held, timeout_s)
         except PlainsongError as error:
             return answer_for(error)
+        return refusal
 
     async def _refusal(self, route: Route[Any], request: Request) -> Answer | None:
         if "topic" in request.path:

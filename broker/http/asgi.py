@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import ssl
 from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,9 @@ import trio
 
 from broker.http import wire
 from broker.http.connection import LINGER_S, Connection, State
-from broker.http.gate import CUT, PASSAGE, PEER, SENDING_END, SendingEnd
-from broker.http.messages import answer_for, new_request_id
+from broker.http.gate import CUT, PASSAGE, PEER, SENDING_END
+from broker.http.handlers import SendingEnd
+from broker.http.messages import new_request_id
 from plainsong.protocol.errors import Internal, PlainsongError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ApplicationCall:
 
     Args:
       keeps: returns True if the connection may be kept after the answer that is about to be sent.
-      watch: called when the application starts to wait for the client to leave.
+      watch: called when the application starts to wait for the client to leave, with a callback for that.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class ApplicationCall:
         head: PlainHead,
         body: BodyReader,
         keeps: Callable[[], bool],
-        watch: Callable[[], None],
+        watch: Callable[[Callable[[], object]], None],
     ) -> None:
         self._connection = connection
         self._head = head
@@ -90,14 +90,14 @@ class ApplicationCall:
         self.is_kept: bool | None = None
         self.has_ended = False
 
-    async def answer(self, app: Any, tls: dict[str, Any] | None) -> bool:
+    async def answer(self, app: Any) -> bool:
         """Run ``app`` for the request. Return True if the connection is kept.
 
         Raises:
           CutShort: the answer broke off.
           OSError: the connection is broken.
         """
-        scope = self._scope(tls)
+        scope = self._scope()
         try:
             await app(scope, self._receive, self._send)
         except Exception:
@@ -119,23 +119,16 @@ class ApplicationCall:
             while not self._body.has_ended:
                 await self._body.next()
 
-    def sending_ended(self) -> None:
+    def _sending_ended(self) -> None:
         """Handle a half-close: the client still gets its answer, unless that never ends."""
         self._sending_end.come()
         if self._sending_end.is_endless:
             self._connection.scope.cancel()
 
-    def _scope(self, tls: dict[str, Any] | None) -> dict[str, Any]:
+    def _scope(self) -> dict[str, Any]:
         head, connection = self._head, self._connection
         path, _, query = head.target.partition(b"?")
         client, server = connection.addresses()
-        extensions: dict[str, Any] = {
-            CUT: connection.scope.cancel,
-            PEER: connection.peer,
-            SENDING_END: self._sending_end,
-        }
-        if tls is not None:
-            extensions["tls"] = tls
         return {
             "type": "http",
             "asgi": {"spec_version": "2.1", "version": "3.0"},
@@ -150,13 +143,17 @@ class ApplicationCall:
             "client": client,
             "server": server,
             "state": {},
-            "extensions": extensions,
+            "extensions": {
+                CUT: connection.scope.cancel,
+                PEER: connection.peer,
+                SENDING_END: self._sending_end,
+            },
         }
 
     async def _receive(self) -> Any:
         """See ASGI. Raises PlainsongError: the body breaks off, or contradicts the framing in its head."""
         if self._body.is_taken:
-            self._watch()
+            self._watch(self._sending_ended)
             await trio.sleep_forever()  # the end of the connection cancels the request
         with self._ending_with_connection():
             piece = await self._body.next()
@@ -235,40 +232,7 @@ class ApplicationCall:
         return self._id
 
     async def _fail(self, request_id: str) -> None:
-        answer = answer_for(Internal(hint="the log has more under this answer's X-Request-Id"))
-        assert isinstance(answer.body, bytes)
+        error = Internal(hint="the log has more under this answer's X-Request-Id")
         self.is_kept = False
-        head = wire.answer_head(answer, request_id, chunks=self._head.chunks, close=True)
-        await self._connection.send_all(head, b"" if self._head.method == "HEAD" else answer.body)
+        await self._connection.send_all(wire.refusal(error, request_id, head_only=self._head.method == "HEAD"))
         self.has_ended = True
-
-
-# --- TLS -------------------------------------------------------------------------------------------
-
-
-#: The TLS versions in the numbers of ASGI's ``tls`` extension.
-_TLS_VERSIONS = {"TLSv1.2": 0x0303, "TLSv1.3": 0x0304}
-_SHORT = {"commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C"}
-
-
-def tls_extension(stream: ssl.SSLObject) -> dict[str, Any]:
-    """Return ASGI's ``tls`` extension: the version, and the client's certificate if it sent one."""
-    shown = stream.getpeercert(binary_form=True)
-    return {
-        "server_cert": None,
-        "client_cert_chain": [ssl.DER_cert_to_PEM_cert(shown)] if shown else [],
-        "client_cert_name": _subject(stream.getpeercert()) if shown else None,
-        "client_cert_error": None,
-        "tls_version": _TLS_VERSIONS.get(stream.version() or ""),
-        "cipher_suite": None,
-    }
-
-
-def _subject(certificate: Any) -> str:
-    """Return the subject's name as text, the most specific part first (RFC 4514)."""
-    parts = [
-        f"{_SHORT.get(kind, kind)}={value.replace(chr(92), chr(92) * 2).replace(',', chr(92) + ',')}"
-        for group in certificate.get("subject", ())
-        for kind, value in group
-    ]
-    return ",".join(reversed(parts))

@@ -1,4 +1,4 @@
-"""Bounds of the HTTP server: its settings, and the memory budgets of all request bodies and of all answers."""
+"""Bounds of the HTTP server: the memory budgets of all request bodies and of all answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import zlib
 from collections import deque
 from contextlib import nullcontext
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Self
 
@@ -18,67 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from broker.config import Config
-
-KIB = 1 << 10
-MIB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class HttpSettings:
-    """Bounds of the server, in bytes and seconds.
-
-    Raises:
-      ValueError: ``max_inflight_bytes`` is less than twice ``max_body_bytes``, for a body and its decompressed form.
-    """
-
-    #: For one request, both as sent and decompressed; larger ones get 413 ``body_too_large``.
-    max_body_bytes: int = 64 * MIB
-    #: Open connections; more get 503 ``overloaded``.
-    max_connections: int = 10_000
-    #: Bytes of all request bodies in progress; beyond it 503 ``overloaded``.
-    max_inflight_bytes: int = 256 * MIB
-    #: Bytes of answers that are not sent yet; beyond it pages are cut short, then 503 ``overloaded``.
-    max_answer_bytes: int = 256 * MIB
-    #: Idle time of a connection between requests.
-    keep_alive_s: float = 75.0
-    #: From the first byte of a request to the end of its head.
-    header_timeout_s: float = 10.0
-    #: From the end of the head to the end of the body, plus one second per ``body_min_bytes_per_s`` received.
-    body_timeout_s: float = 30.0
-    #: The minimum rate of a body after ``body_timeout_s``, and of an answer after ``send_timeout_s``.
-    body_min_bytes_per_s: int = 16 * KIB
-    #: The longest time for a body, whatever its rate.
-    body_max_s: float = 600.0
-    #: How long a reader may accept nothing of its answer.
-    send_timeout_s: float = 30.0
-    #: Smaller answers are never compressed.
-    gzip_min_bytes: int = 1 * KIB
-
-    def __post_init__(self) -> None:
-        if self.max_inflight_bytes < 2 * self.max_body_bytes:
-            raise ValueError(
-                f"http.max_inflight_bytes ({self.max_inflight_bytes}) must be at least twice "
-                f"http.max_body_bytes ({self.max_body_bytes})"
-            )
-
-
-def http_settings(config: Config) -> HttpSettings:
-    http = config.http
-    return HttpSettings(
-        max_body_bytes=http.max_body_bytes,
-        max_connections=http.max_connections,
-        max_inflight_bytes=http.max_inflight_bytes,
-        max_answer_bytes=http.max_answer_bytes,
-        keep_alive_s=http.keep_alive_s,
-        header_timeout_s=http.header_timeout_s,
-        body_timeout_s=http.body_timeout_s,
-        body_min_bytes_per_s=http.body_min_bytes_per_s,
-        body_max_s=http.body_max_s,
-        send_timeout_s=http.send_timeout_s,
-        gzip_min_bytes=http.gzip_min_bytes,
-    )
-
+    from broker.config.sections import HttpConfig
 
 # --- bodies ----------------------------------------------------------------------------------------
 
@@ -332,7 +271,7 @@ def broke_off(received_bytes: int) -> MalformedBody:
     return MalformedBody(f"the body ends early, after {received_bytes} bytes")
 
 
-def body_deadline(started: float, received_bytes: int, settings: HttpSettings) -> float:
+def body_deadline(started: float, received_bytes: int, settings: HttpConfig) -> float:
     """Return the time by which the whole body must have arrived, on the clock of ``started``."""
     within_s = settings.body_timeout_s + received_bytes / settings.body_min_bytes_per_s
     return started + min(within_s, settings.body_max_s)
@@ -472,7 +411,7 @@ class Pace:
 
     __slots__ = ("_min_bytes_per_s", "_taken_bytes", "_timeout_s", "_waited_s")
 
-    def __init__(self, settings: HttpSettings) -> None:
+    def __init__(self, settings: HttpConfig) -> None:
         self._timeout_s = settings.send_timeout_s
         self._min_bytes_per_s = settings.body_min_bytes_per_s
         self.restart()

@@ -16,22 +16,20 @@ from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 import trio
-from trio.lowlevel import wait_readable, wait_writable
+from trio.lowlevel import wait_writable
 
 from broker.http.budgets import Pace
 from broker.http.tls_socket import TlsSocket
 
 if TYPE_CHECKING:
-    from broker.http.budgets import BodyBudget, HttpSettings
+    from broker.config.sections import HttpConfig
+    from broker.http.budgets import BodyBudget
     from broker.http.reactor import Reactor
     from broker.security.peer import Peer
 
 RECEIVE_BYTES = 64 << 10
-#: The limits of bodies that are awaited without a task: their size, and the time.
+#: The largest body that is awaited without a task.
 GATHERED_BYTES = 256 << 10
-GATHER_S = 1.0
-#: Reported as ``waited_ms`` after a half-close: longer than any wait, so that the handler answers at once.
-WAITED_MS = 1 << 40
 #: Bytes that a client may send ahead while it waits for an answer.
 MAX_PIPELINED_BYTES = 64 << 10
 #: How long the rest of a refused body is read and discarded, so that the client sees the answer before a reset.
@@ -94,7 +92,7 @@ class Owner(Protocol):
 
     @property
     def is_reading(self) -> bool:
-        """True if a cancellable request is being answered without the task."""
+        """True if a request is being answered whose answer depends on the client's presence, and its body is read."""
 
     def gathered(self) -> None:
         """Stop waiting for the rest of a body without the task."""
@@ -113,7 +111,6 @@ class Connection:
         "_sock",
         "_task",
         "_unsent",
-        "_watching",
         "pace",
         "peer",
         "pending",
@@ -130,7 +127,7 @@ class Connection:
         owner: Owner,
         reactor: Reactor,
         budget: BodyBudget,
-        settings: HttpSettings,
+        settings: HttpConfig,
         peer: Peer,
     ) -> None:
         self._sock = sock
@@ -142,7 +139,6 @@ class Connection:
         self._owner: Owner | None = owner
         #: The task that sleeps in ``_sleep``.
         self._task: trio.lowlevel.Task | None = None
-        self._watching: trio.CancelScope | None = None
         self._unsent = memoryview(b"")
         # Data that was read along with the end of the handshake triggers no edge.
         self._input = Input.SOME if isinstance(sock, TlsSocket) else Input.NOTHING
@@ -202,12 +198,12 @@ class Connection:
                 self._input = Input.THE_LAST
             elif self._input is Input.NOTHING:
                 self._input = Input.SOME
-        if self.state > State.ANSWERING:
-            self.wake()
-            return
         owner = self._owner
         if owner is not None and owner.is_reading:
             self.read_ahead()
+            return
+        if self.state > State.ANSWERING:
+            self.wake()
             return
         while owner is not None and self.state is not State.ANSWERING and self._read():
             if owner.data_arrived():
@@ -217,11 +213,14 @@ class Connection:
                 return
 
     def read_ahead(self) -> None:
-        """Buffer what the client sends while it waits for an answer; notify the owner at the end of input."""
+        """Buffer what the client sends while it waits for an answer; notify the owner at the end of input.
+
+        A half-closed client is indistinguishable from a dead one until we write to it.
+        """
         while self._owner is not None and self.has_input and len(self.pending) < MAX_PIPELINED_BYTES:
             self._read()
-        if self.ended:
-            self._tell_end()
+        if self.ended and self._owner is not None:
+            self._owner.sending_ended()
 
     def give_up(self) -> None:
         """End the connection: it was idle for ``keep_alive_s``, or has failed."""
@@ -238,6 +237,8 @@ class Connection:
             return bool(self.pending)
         except OSError:
             data = b""
+            if self.state > State.ANSWERING:
+                self.scope.cancel()  # the task does not read, and would not notice
         if not data:
             self._input = Input.ENDED
             return True
@@ -261,7 +262,7 @@ class Connection:
             self._owner.gathered()
         if self.state <= State.ANSWERING:
             self.state = State.AWAKE
-        self._reactor.works(self)
+        self._reactor.resting.drop(self)
         task, self._task = self._task, None
         if task is not None:
             trio.lowlevel.reschedule(task)
@@ -284,8 +285,8 @@ class Connection:
     async def rest(self) -> None:
         """Sleep until the task is needed."""
         self.state = State.RESTING
-        self._reactor.rests(self)
-        if self.has_input:
+        self._reactor.resting.add(self)
+        if self.has_input or self.pending:
             self._reactor.again(self)  # requests are started in the reactor's task only, which then runs the actors
         await self._sleep()
 
@@ -366,44 +367,6 @@ class Connection:
                 sent_bytes = 0
             rest = rest[sent_bytes:]
             pace.waited(trio.current_time() - begun_s, sent_bytes)
-
-    async def watch(self) -> None:
-        """Buffer what the client sends ahead, and notify the owner at the end of input; runs until ``unwatch``.
-
-        A half-closed client is indistinguishable from a dead one until we write to it.
-        """
-        if self.ended:
-            self._tell_end()
-        if self._watching is not None or self.ended:
-            return
-        with trio.CancelScope() as watching:
-            self._watching = watching
-            while len(self.pending) < MAX_PIPELINED_BYTES:
-                await wait_readable(self._sock)
-                if watching.cancel_called:
-                    return  # the owner reads again; another wait here would compete with it
-                try:
-                    data = self._sock.recv(RECEIVE_BYTES)
-                except BlockingIOError:
-                    continue
-                except OSError:
-                    self.scope.cancel()
-                    return
-                if not data:
-                    self._input = Input.ENDED
-                    self._tell_end()
-                    return
-                self.pending += data
-
-    def _tell_end(self) -> None:
-        if self._owner is not None:
-            self._owner.sending_ended()
-
-    def unwatch(self) -> None:
-        """End ``watch``; the socket can be read at once, even before the watching task has ended."""
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None
 
     async def linger(self, linger_s: float) -> None:
         """Send the end of output, then discard input until the client leaves or time is up.

@@ -6,19 +6,20 @@ application sees them. Requests arrive over HTTP/1.1 (``broker.http.asgi``) or o
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from broker.http.budgets import FEW_PARTS, BodyBudget, Pace, Reservation, too_large
-from broker.http.connection import LINGER_S, WAITED_MS
+from broker.http.connection import LINGER_S
+from broker.http.handlers import SendingEnd
 from broker.http.heads import MAX_LENGTH_DIGITS
 from broker.http.intake import Intake
 from broker.http.messages import (
     EVENT_STREAM,
     answer_for,
     ends_connection,
+    joined,
     new_request_id,
     sane_request_id,
     status_of,
@@ -29,13 +30,13 @@ from broker.security.peer import NO_PEER
 from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
 
-    from broker.http.budgets import AnswerRoom, HttpSettings
-    from broker.http.messages import Answer, BodyStream
-    from broker.http.messages import Request as Asked
+    from broker.config.sections import HttpConfig
+    from broker.http.budgets import AnswerRoom
+    from broker.http.messages import BodyStream
     from broker.http.origin_check import OriginCheck
     from broker.http.route import Route
     from broker.security.guard import Admission, Guard
@@ -64,12 +65,9 @@ PIECE_BYTES = 64 << 10
 class Passage:
     """The state of one request in the gate."""
 
-    def __init__(self, scope: Any, budget: BodyBudget, settings: HttpSettings) -> None:
+    def __init__(self, scope: Any, budget: BodyBudget, settings: HttpConfig) -> None:
         self.pace = Pace(settings)
-        self.headers: dict[str, str] = {}
-        for raw_name, raw_value in scope["headers"]:
-            name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
-            self.headers[name] = f"{self.headers[name]}, {value}" if name in self.headers else value
+        self.headers = joined(scope["headers"])
         #: The client's id if it is sane, else a new one.
         self.request_id = sane_request_id(self.headers.get("x-request-id")) or new_request_id()
         #: The body's share of the budget, until the application has answered.
@@ -80,6 +78,8 @@ class Passage:
         #: Number of events with hardly any body.
         self.tiny_events = 0
         self.body_ended = trio.Event()
+        #: Set when a view reads the body.
+        self.wants_body = trio.Event()
         #: Number of calls of the application that wait for more of the body.
         self.receiving = 0
         self.started = trio.current_time()
@@ -107,49 +107,6 @@ class Passage:
             self.is_last = ends_connection(error)
             raise
 
-    async def answer_reader(self, answer: Callable[[Asked], Awaitable[Answer]], asked: Asked) -> Answer:
-        """Return the answer to a request that may wait for something.
-
-        A half-closed client is answered without further waiting; a request that had to give way is refused.
-        """
-        with trio.CancelScope() as waiting, self.sending_end.telling(waiting.cancel):
-            self.reservation.may_give_way(waiting.cancel)
-            try:
-                return await answer(asked)
-            finally:
-                self.reservation.keeps()
-        if self.reservation.gave_way:
-            return answer_for(self.reservation.refusal())
-        asked.waited_ms = WAITED_MS
-        return await answer(asked)
-
-
-class SendingEnd:
-    """The state of the client's sending half, shared by all requests of a connection."""
-
-    def __init__(self) -> None:
-        self.has_come = False
-        #: True while an endless answer is sent: a client that sends no more is then taken to have left.
-        self.is_endless = False
-        self._told: dict[Callable[[], object], None] = {}
-
-    def come(self) -> None:
-        """Record that the client has half-closed or closed the connection."""
-        self.has_come = True
-        for tell in list(self._told):
-            tell()
-
-    @contextmanager
-    def telling(self, tell: Callable[[], object]) -> Iterator[None]:
-        """Call ``tell`` if the client sends no more, now or within the block."""
-        self._told[tell] = None
-        if self.has_come:
-            tell()
-        try:
-            yield
-        finally:
-            del self._told[tell]
-
 
 class Gate:
     """An ASGI application around ``app``. ``is_stopping`` returns True once kept-alive connections should end."""
@@ -157,7 +114,7 @@ class Gate:
     def __init__(
         self,
         app: ASGIFramework,
-        settings: HttpSettings,
+        settings: HttpConfig,
         budget: BodyBudget,
         is_stopping: Callable[[], bool],
         check: OriginCheck,
@@ -171,12 +128,9 @@ class Gate:
         self._is_stopping = is_stopping
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Pass one request to ``app``, or refuse it. Lifespan events are passed on unchanged."""
+        """Pass one request to ``app``, or refuse it."""
         if scope["type"] == "websocket":
             await _refuse_websocket(send)
-            return
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
             return
         passage = Passage(scope, self._budget, self._settings)
         try:

@@ -6,7 +6,7 @@ def``; ``RequestTasks`` turns it into a handler, and is the only place where a r
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, TypeVar
 import trio
 
 from actors.mailbox import Future
+from broker.http.messages import answer_for
 from broker.logs import request_id
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
+    from broker.http.budgets import Reservation
     from broker.http.messages import Answer, Answered, AsyncHandler, Handler, Request
 
 A = TypeVar("A")
+#: Reported as ``waited_ms`` after a half-close: longer than any wait, so that the handler answers at once.
+WAITED_MS = 1 << 40
 
 
 class RequestCancelled(Exception):
@@ -111,6 +115,52 @@ async def answer_of(handler: Handler, request: Request) -> Answer:
             with trio.CancelScope(shield=True), suppress(Exception):
                 await future.wait()
         raise
+
+
+class SendingEnd:
+    """The state of the client's sending half, shared by all requests of a connection."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+        #: True while an endless answer is sent: a client that sends no more is then taken to have left.
+        self.is_endless = False
+        self._told: dict[Callable[[], object], None] = {}
+
+    def come(self) -> None:
+        """Record that the client has half-closed or closed the connection."""
+        self.has_come = True
+        for tell in list(self._told):
+            tell()
+
+    @contextmanager
+    def telling(self, tell: Callable[[], object]) -> Iterator[None]:
+        """Call ``tell`` if the client sends no more, now or within the block."""
+        self._told[tell] = None
+        if self.has_come:
+            tell()
+        try:
+            yield
+        finally:
+            del self._told[tell]
+
+
+async def answer_reader(
+    answer: Callable[[Request], Awaitable[Answer]], request: Request, held: Reservation, ending: SendingEnd
+) -> Answer:
+    """Return the answer to a request that may wait for something.
+
+    A half-closed client is answered without further waiting; a request whose room is needed for others is refused.
+    """
+    with trio.CancelScope() as waiting, ending.telling(waiting.cancel):
+        held.may_give_way(waiting.cancel)
+        try:
+            return await answer(request)
+        finally:
+            held.keeps()
+    if held.gave_way:
+        return answer_for(held.refusal())
+    request.waited_ms = WAITED_MS
+    return await answer(request)
 
 
 def answer_with(answered: Answered, answer: Callable[[A], Answer], found: A | Exception) -> None:

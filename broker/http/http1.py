@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -17,20 +18,18 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from broker.http import wire
-from broker.http.asgi import ApplicationCall, CutShort, tls_extension
-from broker.http.budgets import FREE_BYTES, decoded_body, needs_decoding
+from broker.http.asgi import ApplicationCall, CutShort
+from broker.http.budgets import FREE_BYTES
 from broker.http.connection import (
     BRIEF_LINGER_S,
-    GATHER_S,
     GATHERED_BYTES,
     LINGER_S,
     RECEIVE_BYTES,
-    WAITED_MS,
     Connection,
     PeerLeft,
     State,
 )
-from broker.http.handlers import RequestCancelled
+from broker.http.handlers import WAITED_MS, RequestCancelled, SendingEnd, answer_reader
 from broker.http.heads import MAX_HEAD_BYTES, Head, HeadRefused, PlainHead, end_of_head, hot_head, plain_head
 from broker.http.intake import BodyReader, read_body
 from broker.http.messages import (
@@ -51,15 +50,15 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
+    from broker.config.sections import HttpConfig
     from broker.http.acceptance import Acceptance
-    from broker.http.budgets import BodyBudget, HttpSettings, Reservation
+    from broker.http.budgets import BodyBudget, Reservation
     from broker.http.heads import HotRoutes
     from broker.http.messages import BodyStream, Conversations
     from broker.http.origin_check import OriginCheck
     from broker.http.reactor import Reactor
     from broker.http.route import Accounting, Endpoint, Route
     from broker.http.tls_socket import TlsSocket
-    from broker.http.watch import Watch
     from broker.security.guard import Admission, Guard
     from broker.security.peer import Peer
 
@@ -74,10 +73,9 @@ log = logging.getLogger("plainsong.http")
 class Http1Parts:
     """State that all connections of a server share."""
 
-    settings: HttpSettings
+    settings: HttpConfig
     routes: HotRoutes
     budget: BodyBudget
-    watch: Watch
     reactor: Reactor
     check: OriginCheck
     acceptance: Acceptance
@@ -163,7 +161,7 @@ class Http1:
     def __repr__(self) -> str:
         return f"<Http1 {self._connection!r}>"
 
-    async def run(self, *, tls: TlsSocket | None = None) -> bytes | None:
+    async def run(self) -> bytes | None:
         """Serve until the connection must be closed (None), or return the first bytes of another protocol."""
         connection = self._connection
         linger_s = BRIEF_LINGER_S
@@ -173,7 +171,7 @@ class Http1:
                     while (head := await self._read_head()) is not None:
                         if isinstance(head, bytes):
                             return head
-                        linger_s = await self._serve_one(head, tls)
+                        linger_s = await self._serve_one(head)
                         if linger_s or self._parts.stopping.is_set():
                             break
                         if connection.pending:
@@ -212,18 +210,15 @@ class Http1:
         elif connection.state is State.RESTING:
             connection.scope.deadline = trio.current_time() + BRIEF_LINGER_S
 
-    async def watch(self) -> None:
-        """Notice when the client stops sending, or leaves, while its request is handled."""
-        if self._on_end is not None:
-            await self._connection.watch()
-
     # --- without the task -------------------------------------------------------------------------
 
     @property
     def is_reading(self) -> bool:
-        """True if a read-only request, which may be cancelled, is being answered without the task."""
+        """True while the client's end ends a wait: of a read-only request without the task, or of ``_watch``."""
+        if self._connection.state is not State.ANSWERING:
+            return self._on_end is not None
         head = self._last.head
-        return self._connection.state is State.ANSWERING and head is not None and head.endpoint.route.reads_only
+        return head is not None and head.endpoint.route.reads_only
 
     def data_arrived(self) -> bool:
         """Handle data that arrived while the connection rests or gathers. Return True if the task must handle it.
@@ -284,7 +279,7 @@ class Http1:
             return False
         head.endpoint.handler(request, self._answered)
         if connection.state is State.ANSWERING:
-            parts.reactor.works(connection)
+            parts.reactor.resting.drop(connection)
             if route.reads_only:
                 self._held.may_give_way(request.cancel)
                 connection.read_ahead()
@@ -325,8 +320,8 @@ class Http1:
         if connection.state is not State.GATHERING:
             connection.state = State.GATHERING
             self._held.may_give_way(connection.wake)
-            reactor.works(connection)
-            reactor.expire(connection, GATHER_S, connection.wake)
+            reactor.resting.drop(connection)
+            reactor.gathering.add(connection)
         connection.wanted_bytes = max(missing_bytes, RECEIVE_BYTES)
         return True
 
@@ -335,7 +330,7 @@ class Http1:
         self._connection.state = State.RESTING
         self._held.keeps()
         self._connection.wanted_bytes = RECEIVE_BYTES
-        self._parts.reactor.answered(self._connection)
+        self._parts.reactor.gathering.drop(self._connection)
 
     def _cut_head(self, pending: bytes) -> Head | None:
         """Return the head at the start of ``pending``, and cache it; None: it is incomplete, or not hot."""
@@ -415,7 +410,7 @@ class Http1:
         if not whole:
             connection.wake()
             return
-        parts.reactor.rests(connection)
+        parts.reactor.resting.add(connection)
         if connection.pending or not connection.is_quiet:
             parts.reactor.again(connection)
 
@@ -429,10 +424,9 @@ class Http1:
         """
         connection, parts = self._connection, self._parts
         self._skips_line()
-        if not connection.pending:
-            await self._rest()
-            if connection.state is State.LEAVING:
-                return None
+        await self._rest()
+        if connection.state is State.LEAVING:
+            return None
         connection.state = State.READING
         head_due_s = 0.0
         while True:
@@ -505,46 +499,39 @@ class Http1:
 
     # --- one request ------------------------------------------------------------------------------
 
-    async def _serve_one(self, head: Head | PlainHead, tls: TlsSocket | None) -> float:
+    async def _serve_one(self, head: Head | PlainHead) -> float:
         """Answer one request. Return how long to linger before the connection is closed; 0 if it is kept."""
         if isinstance(head, Head):
             return await self._serve_hot(head)
         if head.opens_websocket and self._parts.conversations is not None:
             return await self._converse(head)
-        return await self._serve_application(head, tls)
+        return await self._serve_application(head)
 
-    async def _serve_application(self, head: PlainHead, tls: TlsSocket | None) -> float:
+    async def _serve_application(self, head: PlainHead) -> float:
         connection, parts = self._connection, self._parts
         try:
             app = await parts.application()
         except PlainsongError as error:
-            answer = answer_for(error)
-            assert isinstance(answer.body, bytes)
-            to_send = wire.answer_head(answer, new_request_id(), chunks=False, close=True)
-            await connection.send_all(to_send, b"" if head.method == "HEAD" else answer.body)
+            await connection.send_all(wire.refusal(error, new_request_id(), head_only=head.method == "HEAD"))
             return LINGER_S
         with self._held as held:
             body = BodyReader(connection, head.length, held, expects_continue=head.expects_continue)
             call = ApplicationCall(
-                connection, head, body, lambda: head.keep_alive and not parts.stopping.is_set(), self._begin_watch
+                connection, head, body, lambda: head.keep_alive and not parts.stopping.is_set(), self._watch
             )
-            self._on_end = call.sending_ended
             connection.state = State.HANDLING
             try:
-                is_kept = await call.answer(app, None if tls is None else tls_extension(tls.ssl_object))
+                is_kept = await call.answer(app)
             finally:
-                self._end_watch()
+                self._on_end = None
         if is_kept:
             return 0.0
         return BRIEF_LINGER_S if body.has_ended else LINGER_S
 
-    def _begin_watch(self) -> None:
-        self._parts.watch.begin(self)
-
-    def _end_watch(self) -> None:
-        self._on_end = None
-        self._parts.watch.end(self)
-        self._connection.unwatch()
+    def _watch(self, on_end: Callable[[], object]) -> None:
+        """Call ``on_end`` if the client sends no more, now or while its request is handled; its body must be read."""
+        self._on_end = on_end
+        self._connection.read_ahead()
 
     async def _converse(self, head: PlainHead) -> float:
         """Serve a WebSocket until its end."""
@@ -634,52 +621,21 @@ class Http1:
     async def _answer(self, endpoint: Endpoint, request: Request, held: Reservation) -> Answer:
         parts = self._parts
         self._connection.state = State.HANDLING
-        self._on_end = _wait_on
-        parts.watch.begin(self)
+        ending = SendingEnd()
+        self._watch(ending.come)
         try:
-            if needs_decoding(request.headers):
-                refusal = await self._decode(endpoint, request, held)
-                if refusal is not None:
-                    return refusal
-            if endpoint.route.reads_only:
-                return await self._answer_reader(endpoint, request, held)
-            return await respond(endpoint.handler, request, parts.settings.gzip_min_bytes)
-        finally:
-            self._end_watch()
-
-    async def _decode(self, endpoint: Endpoint, request: Request, held: Reservation) -> Answer | None:
-        """Decompress the body if the request is acceptable; return the refusal if not."""
-        settings = self._parts.settings
-        refusal = await self._parts.acceptance.refusal(endpoint.route, request)
-        if refusal is not None:
-            return refusal
-        try:
-            request.body = await decoded_body(
-                request.body, request.headers, settings.max_body_bytes, held, settings.body_timeout_s
+            settings = parts.settings
+            refusal = await parts.acceptance.decode(
+                endpoint.route, request, held, settings.max_body_bytes, settings.body_timeout_s
             )
-        except PlainsongError as error:
-            return answer_for(error)
-        return None
-
-    async def _answer_reader(self, endpoint: Endpoint, request: Request, held: Reservation) -> Answer:
-        """Return the answer to a request that may wait for something.
-
-        A half-closed client is answered without further waiting. A request whose reservation is needed for others is
-        refused.
-        """
-        gzip_min_bytes = self._parts.settings.gzip_min_bytes
-        with trio.CancelScope() as waiting:
-            self._on_end = waiting.cancel
-            held.may_give_way(waiting.cancel)
-            try:
-                return await respond(endpoint.handler, request, gzip_min_bytes)
-            finally:
-                self._on_end = _wait_on
-                held.keeps()
-        if held.gave_way:
-            return answer_for(held.refusal())
-        request.waited_ms = WAITED_MS
-        return await respond(endpoint.handler, request, gzip_min_bytes)
+            if refusal is not None:
+                return refusal
+            answering = partial(respond, endpoint.handler, gzip_min_bytes=settings.gzip_min_bytes)
+            if endpoint.route.reads_only:
+                return await answer_reader(answering, request, held, ending)
+            return await answering(request)
+        finally:
+            self._on_end = None
 
     def sending_ended(self) -> None:
         """Handle a half-close: the client is still answered, but without further waiting."""
@@ -728,10 +684,6 @@ class Http1:
             raise ValueError(f"an answer has {sent_bytes - length:+} bytes compared with its Content-Length")
         if chunks:
             await self._connection.send_all(wire.LAST_CHUNK)
-
-
-def _wait_on() -> None:
-    """A request that waits for nothing is always answered."""
 
 
 def _only_looks(route: Route[Any], answer: Answer) -> bool:

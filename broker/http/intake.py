@@ -17,7 +17,7 @@ from plainsong.protocol.errors import PlainsongError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from broker.http.budgets import HttpSettings
+    from broker.config.sections import HttpConfig
 
 T = TypeVar("T")
 #: Size of one read of a large body.
@@ -33,7 +33,7 @@ class Intake:
 
     __slots__ = ("_held", "_settings", "_started_s", "_waiting", "received_bytes")
 
-    def __init__(self, held: Reservation, settings: HttpSettings) -> None:
+    def __init__(self, held: Reservation, settings: HttpConfig) -> None:
         self._held = held
         self._settings = settings
         self._started_s = trio.current_time()
@@ -187,7 +187,7 @@ class BodyReader:
         return b""
 
 
-async def read_body(reader: BodyReader, length: int, held: Reservation, settings: HttpSettings) -> bytes:
+async def read_body(reader: BodyReader, length: int, held: Reservation, settings: HttpConfig) -> bytes:
     """Return the whole body, as sent. After an error, the connection's next bytes are not a request.
 
     Raises:

@@ -40,7 +40,8 @@ from plainsong.protocol.names import TopicName, namespace_name, topic_name
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from broker.http.budgets import AnswerRoom, BodyBudget, HttpSettings, Reservation
+    from broker.config.sections import HttpConfig
+    from broker.http.budgets import AnswerRoom, BodyBudget, Reservation
     from broker.http.origin_check import OriginCheck
     from broker.security.guard import Guard
     from plainsong.protocol.codec.json_values import Kind
@@ -171,6 +172,15 @@ Answered: TypeAlias = Callable[[Answer | Exception], None]
 Handler: TypeAlias = Callable[[Request, Answered], None]
 #: A handler that may wait and may raise; ``broker.http.handlers.RequestTasks`` makes a ``Handler`` of it.
 AsyncHandler: TypeAlias = Callable[[Request], Awaitable[Answer]]
+
+
+def joined(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return headers by lower-case name, with repeated ones joined, so that none is overlooked."""
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in pairs:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
 
 
 # --- query -----------------------------------------------------------------------------------------
@@ -372,7 +382,7 @@ class Conversations:
     """State that all WebSockets of a server share."""
 
     begin: Begin
-    settings: HttpSettings
+    settings: HttpConfig
     budget: BodyBudget
     check: OriginCheck
     guard: Guard

@@ -14,13 +14,15 @@ from quart import Response, request
 from quart.routing import QuartMap, QuartRule
 from quart.wrappers.response import DataBody
 from quart_trio import QuartTrio
+from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter
 
+from broker.config.sections import HttpConfig
 from broker.http.acceptance import Acceptance
-from broker.http.budgets import BodyBudget, HttpSettings, decoded_body, needs_decoding
+from broker.http.budgets import BodyBudget
 from broker.http.gate import PASSAGE, Passage
-from broker.http.handlers import answer_of
+from broker.http.handlers import answer_of, answer_reader
 from broker.http.messages import Answer, Request, answer_for, status_of
 from broker.http.wire import admitted, answer_to, compress, may_be_refused, respond
 from plainsong.protocol.errors import (
@@ -62,11 +64,22 @@ def _makes_no_paths(*_: object, **__: object) -> NoReturn:
     raise NotImplementedError("a route cannot be turned into a path here")
 
 
+class _Connection(TrioASGIHTTPConnection):
+    """One request. A body is received once a view wants it, since that asks a waiting client to send it."""
+
+    async def handle_messages(self, nursery: trio.Nursery, request: Any, receive: Any) -> None:  # type: ignore[override]
+        through = _passage_of(self.scope)
+        if "expect" in through.headers and self.scope["http_version"] < "2":
+            await through.wants_body.wait()
+        await super().handle_messages(nursery, request, receive)
+
+
 class Application(QuartTrio):
     url_rule_class = _Rule  # type: ignore[assignment]  # as Quart does
+    asgi_http_class = _Connection
 
 
-def build_application(endpoints: Iterable[Endpoint], settings: HttpSettings, accounting: Accounting) -> Application:
+def build_application(endpoints: Iterable[Endpoint], settings: HttpConfig, accounting: Accounting) -> Application:
     """Build the application of all routes, including the hot ones: for HTTP/2, and for unusual requests to those."""
     endpoints = tuple(endpoints)
     acceptance = Acceptance(endpoints)
@@ -130,7 +143,7 @@ def _places(route: Route[Any], path: dict[str, str]) -> dict[str, str]:
 
 
 def _view(
-    endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance, accounting: Accounting
+    endpoint: Endpoint, settings: HttpConfig, acceptance: Acceptance, accounting: Accounting
 ) -> Callable[..., Awaitable[Response]]:
     route, handler = endpoint
     max_bytes = route.body_bytes
@@ -143,10 +156,10 @@ def _view(
             through.enter(route, path)
             asked = _asked(through, _places(route, path))
             asked.body = await _read_small(max_bytes) if max_bytes else b""
-            answer = await _decode(route, asked, acceptance, max_bytes, settings)
+            answer = await acceptance.decode(route, asked, through.reservation, max_bytes, settings.body_timeout_s)
             if answer is None:
                 answering = partial(answer_of, handler)
-                answer = await (through.answer_reader(answering, asked) if route.reads_only else answering(asked))
+                answer = await _answered(answering, asked, through, reads_only=route.reads_only)
             if not isinstance(answer.body, bytes):
                 through.stream = answer.body
                 if request.method == "HEAD":  # a stream may never end
@@ -178,17 +191,12 @@ def _asked(through: Passage, path: Mapping[str, str]) -> Request:
     )
 
 
-async def _decode(
-    route: Route[Any], asked: Request, acceptance: Acceptance, max_bytes: int, settings: HttpSettings
-) -> Answer | None:
-    """Decompress the body if the request is acceptable; return the refusal if not. Raises as ``decoded_body``."""
-    if not needs_decoding(asked.headers):
-        return None
-    refusal = await acceptance.refusal(route, asked)
-    if refusal is None:
-        held = passage().reservation
-        asked.body = await decoded_body(asked.body, asked.headers, max_bytes, held, settings.body_timeout_s)
-    return refusal
+async def _answered(
+    answer: Callable[[Request], Awaitable[Answer]], asked: Request, through: Passage, *, reads_only: bool
+) -> Answer:
+    if reads_only:
+        return await answer_reader(answer, asked, through.reservation, through.sending_end)
+    return await answer(asked)
 
 
 async def _read_small(max_bytes: int) -> bytes:
@@ -197,6 +205,7 @@ async def _read_small(max_bytes: int) -> bytes:
     announced = through.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
+    through.wants_body.set()
     body = bytearray()
     async for chunk in request.body:
         body += chunk
@@ -230,14 +239,17 @@ def _count_unknown(app: Application, accounting: Accounting) -> None:
 
 def passage() -> Passage:
     """Return the current request's state in the gate: its id, its joined headers, its reservations."""
-    scope: Any = request.scope
+    return _passage_of(request.scope)
+
+
+def _passage_of(scope: Any) -> Passage:
     found = scope.get("extensions", {}).get(PASSAGE)
     return (
-        found if found is not None else Passage(scope, BodyBudget(1 << 62), HttpSettings())
+        found if found is not None else Passage(scope, BodyBudget(1 << 62), HttpConfig())
     )  # an application without a server
 
 
-def hot_view(endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance) -> Callable[..., Awaitable[Response]]:
+def hot_view(endpoint: Endpoint, settings: HttpConfig, acceptance: Acceptance) -> Callable[..., Awaitable[Response]]:
     """Return a view whose answers are the same, byte for byte, as without the application."""
     route, handler = endpoint
 
@@ -249,11 +261,13 @@ def hot_view(endpoint: Endpoint, settings: HttpSettings, acceptance: Acceptance)
             through.guard.answered(route.name, request.path, status_of(error), through.request_id)
             raise
         asked = _asked(through, path)
+        through.wants_body.set()
         asked.body = await request.body  # the gate has checked its size
-        answer = await _decode(route, asked, acceptance, settings.max_body_bytes, settings)
+        held, max_bytes = through.reservation, settings.max_body_bytes
+        answer = await acceptance.decode(route, asked, held, max_bytes, settings.body_timeout_s)
         if answer is None:
             answering = partial(respond, handler, gzip_min_bytes=settings.gzip_min_bytes)
-            answer = await (through.answer_reader(answering, asked) if route.reads_only else answering(asked))
+            answer = await _answered(answering, asked, through, reads_only=route.reads_only)
         return as_response(await admitted(answer, through.room, only_looks=route.reads_only))
 
     return view
@@ -275,7 +289,7 @@ def as_response(answer: Answer) -> Response:
     return response
 
 
-def install_errors(app: Quart, settings: HttpSettings) -> None:
+def install_errors(app: Quart, settings: HttpConfig) -> None:
     """Make ``app`` answer all errors as problems, and compress the answers of its other routes."""
     # The gate has bounds and time-outs of its own.
     app.config.update(

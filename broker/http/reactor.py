@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import logging
 import select
-from collections import OrderedDict, deque
+from collections import deque
 from contextlib import contextmanager
-from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 from trio.lowlevel import wait_readable
 
+from broker.http.deadlines import Deadlines
 from storage.loop import Bell
 
 if TYPE_CHECKING:
@@ -43,10 +43,8 @@ SPIN_S = 60e-6
 MAX_POLLS = 100
 #: Other tasks run after this time in any case.
 BUSY_POLL_S = 2e-3
-#: The interval of the search for idle connections and overdue requests.
-SWEEP_S = 0.25
-#: Number of members ended in one turn of the loop.
-SWEPT_AT_ONCE = 8
+#: How long the rest of a body is awaited without a task.
+GATHER_S = 1.0
 
 
 class Socket(Protocol):
@@ -67,6 +65,9 @@ class Member(Protocol):
 
     def give_up(self) -> None:
         """End the connection: it was idle for ``keep_alive_s``, or has failed. It neither waits nor raises."""
+
+    def wake(self) -> None:
+        """Leave the request to the connection's task: its body has not arrived in ``GATHER_S``."""
 
 
 class _ReadyTasks(trio.abc.Instrument):
@@ -102,7 +103,7 @@ class _ReadyTasks(trio.abc.Instrument):
 
 
 class Reactor:
-    """Waits for the sockets of all its members. Run ``run`` and ``sweep``, both until cancelled."""
+    """Waits for the sockets of all its members. Keep ``run`` running, and that of its deadlines."""
 
     def __init__(self, keep_alive_s: float, bell: Bell | None = None) -> None:
         """Create it in the event loop that runs it; ``close`` frees it.
@@ -110,8 +111,6 @@ class Reactor:
         Args:
           bell: the store's; registered while the reactor runs, only so that its ring wakes the event loop.
         """
-        self._keep_alive_s = keep_alive_s
-        self._loop_s = trio.lowlevel.current_clock().current_time
         self._store_bell = bell
         #: Called before and after the requests of each turn of the loop are read.
         self.takes_in: Callable[[], None] = lambda: None
@@ -133,10 +132,9 @@ class Reactor:
         self._epoll.register(self._bell, _RINGS)
         self._members: dict[int, Member] = {}
         self._again: deque[Member] = deque()
-        #: Member → since when it rests; the longest resting first.
-        self._resting: OrderedDict[Member, float] = OrderedDict()
-        #: Time-out → members, each with its deadline and what to call then; the earliest deadline first.
-        self._timed: dict[float, OrderedDict[Member, tuple[float, Callable[[], object]]]] = {}
+        #: Members that wait for a request, and those whose request's body is incomplete.
+        self.resting = Deadlines[Member](keep_alive_s, lambda member: member.give_up())
+        self.gathering = Deadlines[Member](GATHER_S, lambda member: member.wake())
 
     def close(self) -> None:
         self._epoll.close()
@@ -152,8 +150,8 @@ class Reactor:
         if self._members.get(sock.fileno()) is member:
             del self._members[sock.fileno()]
             self._epoll.unregister(sock)
-        self._resting.pop(member, None)
-        self.answered(member)
+        self.resting.drop(member)
+        self.gathering.drop(member)
 
     def again(self, member: Member) -> None:
         """Call ``readable`` soon, without an edge: there may be more to read."""
@@ -164,29 +162,6 @@ class Reactor:
     def wake(self) -> None:
         """Make the next turn of the event loop read all sockets, and call ``took_in``."""
         self._bell.ring()
-
-    def rests(self, member: Member) -> None:
-        """Start the idle time of a member."""
-        self._resting.pop(member, None)
-        self._resting[member] = self._loop_s()
-
-    def works(self, member: Member) -> None:
-        """End the idle time of a member."""
-        self._resting.pop(member, None)
-
-    def expire(self, member: Member, timeout_s: float, expired: Callable[[], object]) -> None:
-        """Call ``expired`` if the member's request is not answered in ``timeout_s``, of which there are few values."""
-        if timeout_s == inf:
-            return
-        waiting = self._timed.get(timeout_s)
-        if waiting is None:
-            waiting = self._timed[timeout_s] = OrderedDict()
-        waiting[member] = (self._loop_s() + timeout_s, expired)
-
-    def answered(self, member: Member) -> None:
-        """Cancel the time-out of the member's request."""
-        for waiting in self._timed.values():
-            waiting.pop(member, None)
 
     async def run(self) -> NoReturn:
         """Serve the sockets until cancelled."""
@@ -273,30 +248,3 @@ class Reactor:
         except Exception:
             log.exception("a connection failed")
             member.give_up()
-
-    async def sweep(self) -> NoReturn:
-        """End idle connections and overdue requests, a few at a time: thousands may be due, and each wakes a task."""
-        while True:
-            await trio.sleep(SWEEP_S)
-            now_s = trio.current_time()
-            for waiting in list(self._timed.values()):
-                ended = 0
-                while waiting:
-                    member, (due_s, expired) = next(iter(waiting.items()))
-                    if due_s > now_s:
-                        break
-                    del waiting[member]
-                    expired()
-                    ended += 1
-                    if not ended % SWEPT_AT_ONCE:
-                        await trio.lowlevel.checkpoint()
-            ended = 0
-            while self._resting:
-                member, since_s = next(iter(self._resting.items()))
-                if since_s + self._keep_alive_s > now_s:
-                    break
-                del self._resting[member]
-                member.give_up()
-                ended += 1
-                if not ended % SWEPT_AT_ONCE:
-                    await trio.lowlevel.checkpoint()

@@ -21,12 +21,11 @@ from broker.http.descriptors import Descriptors
 from broker.http.floods import CountedWarning
 from broker.http.heads import HotRoutes
 from broker.http.http1 import HTTP_2, Http1, Http1Parts
-from broker.http.messages import Conversations, answer_for, new_request_id
+from broker.http.messages import Conversations, new_request_id
 from broker.http.origin_check import OriginCheck
 from broker.http.reactor import Reactor
-from broker.http.sockets import SocketFiles, address_of, listen_on
+from broker.http.sockets import SocketFiles, address_of, listen_on, stream_of
 from broker.http.tls_socket import HANDSHAKE, TlsSocket, TlsStream, secured
-from broker.http.watch import Watch
 from broker.security.guard import OPEN
 from broker.security.peer import peer_of
 from plainsong.protocol.errors import Overloaded, PlainsongError, TlsRequired
@@ -40,8 +39,9 @@ if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework
 
     from actors.mailbox import Turns
-    from broker.http.budgets import BodyBudget, HttpSettings
-    from broker.http.hypercorn_server import HypercornServer
+    from broker.config.sections import HttpConfig
+    from broker.http.budgets import BodyBudget
+    from broker.http.http2.server import Http2Server
     from broker.http.messages import Begin
     from broker.http.route import Accounting, Endpoint
     from broker.security.guard import Guard
@@ -77,7 +77,7 @@ LOOP_FIRST_S = 0.0001
 
 
 async def serve_http(
-    settings: HttpSettings,
+    settings: HttpConfig,
     endpoints: Sequence[Endpoint],
     build: Callable[[], ASGIFramework],
     *,
@@ -137,27 +137,27 @@ async def serve_http(
                 files.append(SocketFiles(opened))
         check = check or OriginCheck()
         stopping = trio.Event()
-        application = _Application(build, settings, budget, stopping, check, guard)
-        parts = Http1Parts(
-            settings,
-            HotRoutes(endpoints),
-            budget,
-            Watch(),
-            reactor,
-            check,
-            Acceptance(endpoints),
-            stopping,
-            application.loaded,
-            None if begin is None else Conversations(begin, settings, budget, check, guard),
-            (HTTP_2,) if peers is None else (HTTP_2, PREFACE),
-            guard,
-            accounting,
-        )
-        server = _Server(settings, parts, application, tls, peers, descriptors or Descriptors())
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(application.run)
+            application = _Application(build, settings, budget, stopping, check, guard, nursery)
+            parts = Http1Parts(
+                settings,
+                HotRoutes(endpoints),
+                budget,
+                reactor,
+                check,
+                Acceptance(endpoints),
+                stopping,
+                application.loaded,
+                None if begin is None else Conversations(begin, settings, budget, check, guard),
+                (HTTP_2,) if peers is None else (HTTP_2, PREFACE),
+                guard,
+                accounting,
+            )
+            for runs in (reactor, reactor.resting, reactor.gathering):
+                nursery.start_soon(runs.run)
+            server = _Server(settings, parts, application, tls, peers, descriptors or Descriptors())
             await server.run(listeners, stop, grace_s, task_status)
-            application.end()
+            nursery.cancel_scope.cancel()
     finally:
         for listener in listeners:
             listener.close()
@@ -168,7 +168,7 @@ async def serve_http(
         reactor.close()
 
 
-def load_application(endpoints: Iterable[Endpoint], settings: HttpSettings, accounting: Accounting) -> ASGIFramework:
+def load_application(endpoints: Iterable[Endpoint], settings: HttpConfig, accounting: Accounting) -> ASGIFramework:
     """Build the application with all routes; imports the framework."""
     from broker.http.quart_app import build_application
 
@@ -178,7 +178,7 @@ def load_application(endpoints: Iterable[Endpoint], settings: HttpSettings, acco
 class _Server:
     def __init__(
         self,
-        settings: HttpSettings,
+        settings: HttpConfig,
         parts: Http1Parts,
         application: _Application,
         tls: Listening | None,
@@ -201,10 +201,7 @@ class _Server:
     async def run(
         self, listeners: list[socket.socket], stop: trio.Event, grace_s: float, task_status: trio.TaskStatus[list[str]]
     ) -> None:
-        async with trio.open_nursery() as watching:
-            watching.start_soon(self._parts.watch.run)
-            watching.start_soon(self._parts.reactor.run)
-            watching.start_soon(self._parts.reactor.sweep)
+        async with trio.open_nursery() as cutting:
             async with trio.open_nursery() as connections:
                 async with trio.open_nursery() as accepting:
                     for listener in listeners:
@@ -218,8 +215,8 @@ class _Server:
                 for connection in self._connections:
                     connection.stop()
                 await self._application.stop()
-                watching.start_soon(self._cut_after, grace_s, connections)
-            watching.cancel_scope.cancel()
+                cutting.start_soon(self._cut_after, grace_s, connections)
+            cutting.cancel_scope.cancel()
 
     async def _cut_after(self, grace_s: float, connections: trio.Nursery) -> None:
         try:
@@ -294,39 +291,34 @@ class _Server:
 
     async def _talk(self, sock: socket.socket | TlsSocket, peer: Peer) -> None:
         """Serve a connection after its TLS handshake, if there is one."""
-        tls = sock if isinstance(sock, TlsSocket) else None
-        first = HTTP_2 if tls is not None and tls.alpn == "h2" else None
-        if first is None:
-            first = await self._serve_http_1(sock, peer, tls)
-            if first is None:
-                return
-            already_read = first
-        else:
-            already_read = b""
-        stream = TlsStream(tls) if tls is not None else _stream_of(sock)
-        if first.startswith(HTTP_2):
+        is_http_2 = isinstance(sock, TlsSocket) and sock.alpn == "h2"
+        already_read = b"" if is_http_2 else await self._serve_http_1(sock, peer)
+        if already_read is None:
+            return
+        stream = TlsStream(sock) if isinstance(sock, TlsSocket) else stream_of(sock)
+        if is_http_2 or already_read.startswith(HTTP_2):
             await self._serve_http_2(stream, already_read, peer)
         elif self._peers is not None:
             await self._peers(stream, already_read, self._parts.stopping)
 
-    async def _serve_http_1(self, sock: socket.socket | TlsSocket, peer: Peer, tls: TlsSocket | None) -> bytes | None:
+    async def _serve_http_1(self, sock: socket.socket | TlsSocket, peer: Peer) -> bytes | None:
         """Serve HTTP/1.1; return the bytes read if the connection uses another protocol."""
         connection = Http1(sock, self._parts, peer)
         self._connections.add(connection)
         try:
-            return await connection.run(tls=tls)
+            return await connection.run()
         finally:
             self._connections.discard(connection)
 
     async def _serve_http_2(self, stream: trio.SocketStream | TlsStream, already_read: bytes, peer: Peer) -> None:
         try:
-            hypercorn = await self._application.hypercorn()
+            server = await self._application.http2()
         except BaseException as error:
             await trio.aclose_forcefully(stream)
             if isinstance(error, Overloaded):
                 return  # it is logged already
             raise
-        await hypercorn.serve(stream, already_read, peer)
+        await server.serve(stream, already_read, peer)
 
     async def _secure(self, sock: socket.socket, listening: Listening) -> TlsSocket | None:
         """Complete the handshake; return None if it failed, or did not happen: the connection must be closed."""
@@ -387,20 +379,13 @@ class _Server:
 
 async def _answer_and_leave(sock: socket.socket, error: PlainsongError) -> None:
     """Answer a connection from which nothing was read, and give the client time to read the answer."""
-    answer = answer_for(error)
-    assert isinstance(answer.body, bytes)
     try:
-        sock.send(wire.answer_head(answer, new_request_id(), chunks=False, close=True) + answer.body)
+        sock.send(wire.refusal(error, new_request_id()))
         sock.shutdown(socket.SHUT_WR)
         with trio.move_on_after(REFUSAL_S):
             await _drain(sock)
     except OSError:
         pass
-
-
-def _stream_of(sock: socket.socket | TlsSocket) -> trio.SocketStream:
-    assert isinstance(sock, socket.socket)
-    return trio.SocketStream(trio.socket.from_stdlib_socket(sock))
 
 
 async def _drain(sock: socket.socket) -> None:
@@ -432,64 +417,38 @@ class _Application:
     """The application and hypercorn, loaded at the first request that needs them.
 
     Loading both takes as much processor time as the rest of the daemon's start, and a quarter of its memory. A daemon
-    that serves only hot routes never loads them; otherwise a thread loads them while hot requests are answered.
+    that serves only hot routes never loads them; otherwise a thread loads them while hot requests are answered. A task
+    waits for that, which no client can cancel.
     """
 
     def __init__(
         self,
         build: Callable[[], ASGIFramework],
-        settings: HttpSettings,
+        settings: HttpConfig,
         budget: BodyBudget,
         stopping: trio.Event,
         check: OriginCheck,
         guard: Guard,
+        nursery: trio.Nursery,
     ) -> None:
         self._build = build
         self._settings, self._budget, self._check, self._guard = settings, budget, check, guard
-        self._server: HypercornServer | None = None
-        self._wanted = trio.Event()
-        #: Set once loading has succeeded or failed.
-        self._tried = trio.Event()
-        self._ended = trio.Event()
         self._stopping = stopping
-
-    async def run(self) -> None:
-        """Load the application when it is first needed, and run its lifespan until the last connection has ended."""
-        server = None
-        while server is None:
-            await self._wanted.wait()
-            if self._ended.is_set():
-                return
-            try:
-                with _loop_first():
-                    server = await trio.to_thread.run_sync(self._load)
-            except Exception as error:  # such as no free file descriptor for a module: the next request tries again
-                log.exception("a part of the server cannot be loaded", extra={"why": str(error)[:300]})
-                self._wanted = trio.Event()
-                tried, self._tried = self._tried, trio.Event()
-                tried.set()
-                if self._ended.is_set():
-                    return
-        async with server.opened():
-            self._server = server
-            if self._stopping.is_set():
-                await server.stop()
-            self._tried.set()
-            await self._ended.wait()
-
-    def end(self) -> None:
-        """End the lifespan: all connections have ended."""
-        self._ended.set()
-        self._wanted.set()
+        self._nursery = nursery
+        self._server: Http2Server | None = None
+        #: Set once the loading in progress has succeeded or failed; None: it is not being loaded.
+        self._tried: trio.Event | None = None
 
     async def loaded(self) -> Any:
         """Return the application. Raises Overloaded: it cannot be loaded now."""
-        return (await self.hypercorn()).app
+        return (await self.http2()).app
 
-    async def hypercorn(self) -> HypercornServer:
+    async def http2(self) -> Http2Server:
         """Return the HTTP/2 server. Raises as ``loaded``."""
         if self._server is None:
-            self._wanted.set()
+            if self._tried is None:
+                self._tried = trio.Event()
+                self._nursery.start_soon(self._load, self._tried)
             await self._tried.wait()
         if self._server is None:
             raise Overloaded("a part of the server cannot be loaded now; its log says why")
@@ -505,10 +464,21 @@ class _Application:
         if self._server is not None:
             self._server.cut()
 
-    def _load(self) -> HypercornServer:
+    async def _load(self, tried: trio.Event) -> None:
+        try:
+            with _loop_first():
+                self._server = await trio.to_thread.run_sync(self._made)
+        except Exception as error:  # such as no free file descriptor for a module: the next request tries again
+            log.exception("a part of the server cannot be loaded", extra={"why": str(error)[:300]})
+        if self._stopping.is_set():
+            await self.stop()
+        self._tried = None
+        tried.set()
+
+    def _made(self) -> Http2Server:
         from broker.http.gate import Gate
-        from broker.http.hypercorn_server import HypercornServer
+        from broker.http.http2.server import Http2Server
 
         gate = Gate(self._build(), self._settings, self._budget, self._stopping.is_set, self._check, self._guard)
         gc.freeze()  # as after the start: modules stay in memory
-        return HypercornServer(gate, self._settings, self._budget, asks_for_names=self._guard.required)
+        return Http2Server(gate, self._settings, self._budget, asks_for_names=self._guard.required)

@@ -91,11 +91,6 @@ class TlsSocket:
         """The negotiated protocol."""
         return self._tls.selected_alpn_protocol()
 
-    @property
-    def ssl_object(self) -> ssl.SSLObject:
-        """For its view of the peer."""
-        return self._tls
-
     def certificate(self) -> bytes | None:
         """Return the peer's verified certificate (DER); None if it sent none."""
         return self._tls.getpeercert(binary_form=True)

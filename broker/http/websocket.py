@@ -24,13 +24,13 @@ from broker.http import wire
 from broker.http.budgets import FEW_PARTS, body_deadline
 from broker.http.connection import PeerLeft
 from broker.http.floods import FrameAllowance
-from broker.http.messages import answer_for, new_request_id, sane_request_id, status_of
+from broker.http.messages import joined, new_request_id, sane_request_id, status_of
 from broker.security.guard import Hold, RefusedRequest, refuse_query_token
 from broker.security.identity import NOBODY
 from plainsong.protocol.errors import BadRequest, MalformedBody, NotFound, PlainsongError, ShuttingDown, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from wsproto.events import Event as WsEvent
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from broker.security.identity import On, Verb
 
 _PATH = re.compile(r"/v1/namespaces/([^/]+)/topics/([^/]+)/stream\Z")
-_VERSION = b"13"
+_VERSION = "13"
 #: Frames with a smaller average size are handled as long work: the smallest request is larger.
 TINY_FRAME_BYTES = 12
 
@@ -111,8 +111,8 @@ class StreamSocket:
 
     async def _open(self, head: PlainHead) -> bool:
         """Accept the handshake, or refuse it (False)."""
-        headers = _joined(head.pairs)
-        request_id = sane_request_id(headers.get(b"x-request-id", b"").decode("latin-1")) or new_request_id()
+        headers = joined(head.pairs)
+        request_id = sane_request_id(headers.get("x-request-id")) or new_request_id()
         path, _, query = head.target.decode("latin-1").partition("?")
         try:
             key = self._checked(headers, head.length)
@@ -146,13 +146,13 @@ class StreamSocket:
             raise
         return True
 
-    async def _admitted(self, headers: dict[bytes, bytes], path: str, query: str, request_id: str) -> Admission:
+    async def _admitted(self, headers: dict[str, str], path: str, query: str, request_id: str) -> Admission:
         """Authenticate the client. Raises Unauthenticated, AuthenticationUnavailable, InvalidParameter."""
         guard = self._shared.guard
         try:
             if guard.required:
                 refuse_query_token(query)
-            return await guard.admit(_as_text(headers), self._peer)
+            return await guard.admit(headers, self._peer)
         except PlainsongError as error:
             guard.refused(RefusedRequest(error, NOBODY, self._peer, "service", request_id))
             guard.answered(_ROUTE.name, path, status_of(error), request_id)
@@ -163,27 +163,23 @@ class StreamSocket:
         may_return = isinstance(problem, Unavailable)  # such as while the provider's keys are unavailable
         self._end(CloseReason.TRY_AGAIN_LATER if may_return else CloseReason.POLICY_VIOLATION, problem.code)
 
-    def _checked(self, headers: dict[bytes, bytes], length: int) -> bytes:
+    def _checked(self, headers: dict[str, str], length: int) -> bytes:
         """The key of an acceptable handshake. Raises PlainsongError."""
-        said = _as_text(headers)
-        refusal = self._shared.check.refusal("GET", said, self._peer, streams=True)
+        refusal = self._shared.check.refusal("GET", headers, self._peer, streams=True)
         if refusal is not None:
             raise refusal
         if self._stopping.is_set():
             raise ShuttingDown("the daemon is shutting down")
         if length:  # else its bytes would be taken for frames
             raise BadRequest("a request that opens a WebSocket must have no body")
-        key = headers.get(b"sec-websocket-key", b"")
-        if headers.get(b"sec-websocket-version") != _VERSION or not key:
+        key = headers.get("sec-websocket-key", "")
+        if headers.get("sec-websocket-version") != _VERSION or not key:
             raise BadRequest("this is not a valid WebSocket handshake", hint="Sec-WebSocket-Version: 13")
-        return key
+        return key.encode("latin-1")
 
     async def _refuse(self, error: PlainsongError, request_id: str) -> None:
-        answer = answer_for(error)
-        assert isinstance(answer.body, bytes)
         self._closed = True
-        head = wire.answer_head(answer, request_id, chunks=False, close=True)
-        await self._connection.send_all(head, answer.body)
+        await self._connection.send_all(wire.refusal(error, request_id))
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -377,19 +373,6 @@ class _StreamRoute(NamedTuple):
 
 
 _ROUTE = _StreamRoute()
-
-
-def _joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return the headers by name, with repeated ones joined, so that none is overlooked."""
-    found: dict[bytes, bytes] = {}
-    for name, value in headers:
-        key = name.lower()
-        found[key] = found[key] + b", " + value if key in found else value
-    return found
-
-
-def _as_text(headers: dict[bytes, bytes]) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
 
 
 async def _open_or_close(conversation: Conversation) -> None:

@@ -17,7 +17,7 @@ import trio
 from broker.http.budgets import FREE_BYTES, SMALL_BYTES, AnswerRoom
 from broker.http.handlers import answer_of
 from broker.http.messages import BodyPieces, answer_for, only_plain
-from plainsong.protocol.errors import Internal, MalformedBody, Overloaded
+from plainsong.protocol.errors import Internal, MalformedBody, Overloaded, PlainsongError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
-
-
-def reason_phrase(status: int) -> str:
-    return HTTPStatus(status).phrase
 
 
 class _Dates:
@@ -78,6 +74,14 @@ def answer_head(answer: Answer, request_id: str, *, chunks: bool, close: bool) -
     elif chunks:
         head += "Transfer-Encoding: chunked\r\n"
     return f"{head}Connection: close\r\n\r\n".encode("latin-1") if close else f"{head}\r\n".encode("latin-1")
+
+
+def refusal(error: PlainsongError, request_id: str, *, head_only: bool = False) -> bytes:
+    """Return the last answer of a connection: ``error`` as a problem, without its body if ``head_only``."""
+    answer = answer_for(error)
+    assert isinstance(answer.body, bytes)
+    head = answer_head(answer, request_id, chunks=False, close=True)
+    return head if head_only else head + answer.body
 
 
 def head_of(status: int, headers: Iterable[tuple[str, str]], *, chunks: bool) -> bytes:

@@ -18,7 +18,7 @@ from actors.authority import keep_authority
 from broker.assemble import Daemon, assemble
 from broker.config.config import config_of
 from broker.gauges import add_transaction_gauges
-from broker.http.budgets import BodyBudget, http_settings
+from broker.http.budgets import BodyBudget
 from broker.http.gate import Gate
 from broker.http.quart_app import build_application
 from broker.http.server import serve_http
@@ -168,7 +168,7 @@ async def _in_process(config, store, clock, listener):
         await service.authority.start(actors)
         actors.start_soon(service.publishing.deadlines.run)
         add_transaction_gauges(metrics, service.authority, service.directory, service.pointers, clock)
-        settings = http_settings(config)
+        settings = config.http
         app = build_application(service.endpoints, settings, service.accounting)
         budget, stop = BodyBudget(settings.max_inflight_bytes, service.answers), trio.Event()
         check = service.origin_check()

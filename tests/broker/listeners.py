@@ -17,8 +17,9 @@ from quart.routing import QuartMap
 from quart_trio import QuartTrio
 
 from broker.api.routes import ROUTES
+from broker.config.sections import HttpConfig
 from broker.http.acceptance import Acceptance
-from broker.http.budgets import AnswerBudget, BodyBudget, HttpSettings
+from broker.http.budgets import AnswerBudget, BodyBudget
 from broker.http.handlers import RequestTasks
 from broker.http.messages import Answer, Request
 from broker.http.quart_app import hot_view, install_errors, rule_of
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from broker.security.peer import Peer
 
 #: Times that a stalled machine does not reach; a test of one of them sets its own.
-SETTINGS = HttpSettings(
+SETTINGS = HttpConfig(
     max_body_bytes=1 << 20, max_inflight_bytes=4 << 20, keep_alive_s=1000, header_timeout_s=1000, body_timeout_s=1000
 )
 
@@ -169,7 +170,7 @@ class Listener:
         return await trio.open_tcp_stream("127.0.0.1", self.port)
 
 
-def toy_app(toys: Toys, settings: HttpSettings) -> QuartTrio:
+def toy_app(toys: Toys, settings: HttpConfig) -> QuartTrio:
     app = QuartTrio("toys")
     app.url_map = QuartMap(strict_slashes=False, merge_slashes=False)
     install_errors(app, settings)
@@ -182,31 +183,11 @@ def toy_app(toys: Toys, settings: HttpSettings) -> QuartTrio:
     async def ping() -> str:
         return "OK"
 
-    @app.get("/tls")
-    async def tls() -> dict[str, Any]:
-        from quart import request
-
-        return request.scope["extensions"].get("tls", {})
-
     @app.get("/events")
     async def events() -> Response:
         return Response("data: secret\n\n", content_type="text/event-stream")
 
     return app
-
-
-def of_requests(app: Any) -> Any:
-    """Wrap ``app``, which only answers requests, so that it can be started and stopped too."""
-
-    async def whole(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            await app(scope, receive, send)
-            return
-        for done in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{done}.complete"})
-
-    return whole
 
 
 def counted(toys: Toys, view: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -219,7 +200,7 @@ def counted(toys: Toys, view: Callable[..., Awaitable[Any]]) -> Callable[..., Aw
 
 @asynccontextmanager
 async def running(
-    settings: HttpSettings = SETTINGS,
+    settings: HttpConfig = SETTINGS,
     *,
     bind: str = "127.0.0.1:0",
     grace_s: float = 5,
@@ -235,7 +216,7 @@ async def running(
 
     Args:
       hot: if False, the application answers every request.
-      app: answers instead of the toy application; it need not handle lifespans.
+      app: answers instead of the toy application.
     """
     settings = replace(settings, **changes)
     budget = BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes))
@@ -244,7 +225,7 @@ async def running(
     def build() -> Any:
         toys.built += 1
         toys.built_under = (sys.getswitchinterval(), gc.isenabled())
-        return toy_app(toys, settings) if app is None else of_requests(app)
+        return toy_app(toys, settings) if app is None else app
 
     async def serve(task_status: trio.TaskStatus[list[str]]) -> None:
         await serve_http(

@@ -9,7 +9,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.api.messages.poll import FIRST_BYTES, TIMES, bytes_within, hold_gathered, read_within
-from broker.http.budgets import LAST_PART, SHARE, SMALL_BYTES, YIELD_S, AnswerBudget, HttpSettings, Pace
+from broker.config.sections import HttpConfig
+from broker.http.budgets import LAST_PART, SHARE, SMALL_BYTES, YIELD_S, AnswerBudget, Pace
 from broker.http.messages import Answer
 from broker.http.wire import admitted
 from plainsong.protocol.errors import Overloaded
@@ -264,7 +265,7 @@ async def test_a_reader_that_has_blocked_since_a_request_came_is_cut_off_for_it(
 
 
 def test_an_answer_may_wait_for_its_reader_for_half_a_minute_and_a_second_for_each_16_kib_taken() -> None:
-    pace = Pace(HttpSettings())
+    pace = Pace(HttpConfig())
     assert pace.left_s() == 30.0
     pace.waited(25.0, 0)
     assert pace.left_s() == 5.0

@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from broker.config.sections import HttpConfig
 from broker.http.budgets import (
     FEW_PARTS,
     FREE_BYTES,
@@ -16,7 +17,6 @@ from broker.http.budgets import (
     SMALL_BODY_BYTES,
     YIELD_S,
     BodyBudget,
-    HttpSettings,
     LongWork,
     Reservation,
     body_deadline,
@@ -109,7 +109,7 @@ async def test_a_request_of_up_to_4_kib_is_always_taken_and_a_small_one_has_a_pa
 
 
 def test_a_body_may_take_half_a_minute_a_second_for_each_16_kib_and_ten_minutes_at_most() -> None:
-    settings = HttpSettings()
+    settings = HttpConfig()
     assert body_deadline(5.0, 0, settings) == 35.0
     assert body_deadline(5.0, 16 << 10, settings) == 36.0
     assert body_deadline(5.0, 64 * MIB, settings) == 605.0

@@ -310,6 +310,21 @@ async def test_a_client_is_not_asked_for_a_long_body_that_its_answer_did_not_nee
             assert await reader.at_end()
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("PUT", "/nowhere", 404),
+        ("PATCH", "/v1/namespaces/ns/topics/t", 405),
+        ("PUT", "/v1/namespaces/ns/topics/t", 413),
+    ],
+)
+async def test_a_client_that_waits_to_send_its_body_is_refused_without_it(method: str, path: str, status: int) -> None:
+    async with in_process(listener="application") as daemon, trio.SocketStream(trio.socket.socket()) as stream:
+        await stream.socket.connect((daemon.http.base_url.host, daemon.http.base_url.port))
+        await stream.send_all(get(path, "Content-Length: 100000", "Expect: 100-continue", method=method))
+        assert (await Reader(stream).reply()).status == status
+
+
 async def slow_reader(listener: Listener, request_of: bytes) -> trio.SocketStream:
     """Connect a client whose answer sits unread in the kernel, mostly in the server's buffer."""
     sock = trio.socket.socket()

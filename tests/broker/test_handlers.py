@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from broker.api.messages.deadlines import ENDED_AT_ONCE, LATE_S, Deadlines
+from broker.http.deadlines import EXPIRED_AT_ONCE, LATE_S, Deadlines
 from broker.http.handlers import RequestCancelled, RequestTasks, answer_of
 from broker.http.messages import Answer, Request
 from plainsong.protocol.errors import Overloaded
@@ -116,9 +116,9 @@ class Due:
         self._expired.append(trio.current_time())
 
 
-@pytest.mark.parametrize("count", [1, ENDED_AT_ONCE + 1])
+@pytest.mark.parametrize("count", [1, EXPIRED_AT_ONCE + 1])
 async def test_what_is_not_dropped_expires_in_its_time_and_once(nursery, autojump_clock, count):
-    deadlines, expired, dropped = Deadlines(5), [], []
+    deadlines, expired, dropped = Deadlines(5, Due.expire), [], []
     nursery.start_soon(deadlines.run)
     for _ in range(2):
         await trio.sleep(100)
@@ -135,3 +135,57 @@ async def test_what_is_not_dropped_expires_in_its_time_and_once(nursery, autojum
         assert dropped == []
         assert len(deadlines) == 0
         expired.clear()
+
+
+async def test_a_time_out_that_is_started_again_counts_from_then(nursery, autojump_clock):
+    deadlines, expired = Deadlines(5, Due.expire), []
+    nursery.start_soon(deadlines.run)
+    begun_s, again, other = trio.current_time(), Due(expired), Due(expired)
+    deadlines.add(again)
+    await trio.sleep(1)
+    deadlines.add(other)
+    await trio.sleep(1)
+    deadlines.add(again)
+    await trio.sleep(20)
+    assert [round(at_s - begun_s) for at_s in expired] == [6, 7]
+
+
+async def test_of_those_that_are_due_together_one_may_drop_another(nursery, autojump_clock):
+    expired = []
+
+    def expire(member):
+        expired.append(member)
+        deadlines.drop("another")
+
+    deadlines = Deadlines(5, expire)
+    nursery.start_soon(deadlines.run)
+    for member in ("one", "another", "third"):
+        deadlines.add(member)
+    await trio.sleep(20)
+    assert expired == ["one", "third"]
+
+
+class LoopTurns(trio.abc.Instrument):
+    """Counts the turns of the event loop, and the members timed out in each."""
+
+    def __init__(self) -> None:
+        self.ended = [0]
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.ended.append(0)
+
+    def expire(self, member: int) -> None:
+        self.ended[-1] += 1
+
+
+async def test_a_thousand_time_outs_at_once_are_spread_over_turns_of_the_loop(autojump_clock):
+    turns = LoopTurns()
+    trio.lowlevel.add_instrument(turns)
+    deadlines = Deadlines(3, turns.expire)
+    for member in range(1000):
+        deadlines.add(member)
+    with trio.move_on_after(5):
+        await deadlines.run()
+    trio.lowlevel.remove_instrument(turns)
+    assert sum(turns.ended) == 1000
+    assert max(turns.ended) <= EXPIRED_AT_ONCE

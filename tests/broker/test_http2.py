@@ -14,7 +14,7 @@ from h2.settings import SettingCodes
 
 from broker.http import floods
 from broker.http.budgets import FEW_PARTS
-from broker.http.http2 import FrameCutter
+from broker.http.http2.frame_floods import FrameCutter
 from tests.broker.http2_talk import frame, http2
 from tests.broker.listeners import running
 from tests.patience import PATIENCE_S

@@ -16,14 +16,13 @@ from quart_trio import QuartTrio
 
 from actors.mailbox import Turns
 from broker.api.routes import ROUTES
-from broker.http import http1
 from broker.http import reactor as reactor_module
 from broker.http.budgets import FREE_BYTES, AnswerBudget, BodyBudget
 from broker.http.connection import BRIEF_LINGER_S, GATHERED_BYTES, MAX_PIPELINED_BYTES
 from broker.http.handlers import RequestTasks
 from broker.http.http1 import SENT_NOW_BYTES, Http1
 from broker.http.messages import Answer
-from broker.http.reactor import BUSY_POLL_S, QUICK_S, QUICK_TURNS, SWEPT_AT_ONCE, Reactor
+from broker.http.reactor import BUSY_POLL_S, QUICK_S, QUICK_TURNS, Reactor
 from broker.http.route import Endpoint
 from broker.http.server import serve_http
 from plainsong.protocol.effects import Table, put_one
@@ -228,7 +227,7 @@ async def test_an_error_of_a_handler_is_a_problem_and_a_bug_says_nothing_of_itse
 
 @pytest.mark.parametrize("size", [1000, GATHERED_BYTES - 1000])
 async def test_a_body_that_comes_in_pieces_is_whole_and_counted_while_it_comes(size, monkeypatch):
-    monkeypatch.setattr(http1, "GATHER_S", PATIENCE_S)  # the task takes a body over if its pieces are far apart
+    monkeypatch.setattr(reactor_module, "GATHER_S", PATIENCE_S)  # the task takes a body over if its pieces are far apart
     async with started() as server, await server.connect() as client:
         body = bytes(range(256)) * (size // 256)
         whole = post("t/publish", body)
@@ -394,44 +393,6 @@ async def test_where_little_room_is_left_such_an_answer_is_left_to_the_task(monk
         assert (reply.body, reply.headers["vary"]) == (b"y" * 60_000, "Accept-Encoding")
         assert len(made) == 1
         await until(lambda: answers.reserved_bytes == answers.max_bytes // 2)
-
-
-class LoopTurns(trio.abc.Instrument):
-    """Counts the turns of the event loop, and the members timed out in each."""
-
-    def __init__(self) -> None:
-        self.ended = [0]
-
-    def before_io_wait(self, timeout: float) -> None:
-        self.ended.append(0)
-
-
-class Waiting:
-    """A member that times out."""
-
-    def __init__(self, turns: LoopTurns) -> None:
-        self.turns = turns
-
-    def readable(self, events: int = 0) -> None:
-        raise AssertionError("nothing comes")
-
-    def give_up(self) -> None:
-        self.turns.ended[-1] += 1
-
-
-async def test_a_thousand_time_outs_at_once_are_spread_over_turns_of_the_loop(autojump_clock):
-    reactor, turns = Reactor(keep_alive_s=3.0), LoopTurns()
-    trio.lowlevel.add_instrument(turns)
-    for _ in range(1000):
-        member = Waiting(turns)
-        reactor.rests(member)
-        reactor.expire(member, 1.0, member.give_up)
-    with trio.move_on_after(5):
-        await reactor.sweep()
-    trio.lowlevel.remove_instrument(turns)
-    reactor.close()
-    assert sum(turns.ended) == 2000
-    assert max(turns.ended) <= 2 * SWEPT_AT_ONCE
 
 
 # --- a store's bell --------------------------------------------------------------------------------

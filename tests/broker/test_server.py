@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import ssl
-import subprocess
 from typing import TYPE_CHECKING
 
 import httpx
@@ -15,11 +13,11 @@ import trio
 from broker.http.sockets import address_of, listen_on, split_bind
 from broker.http.wire import accepts_gzip
 from broker.security.peer import Peer
-from tests.broker.listeners import Reader, Secured, ask, post, running
+from tests.broker.listeners import Reader, ask, post, running
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
 
 BOTH_WAYS = pytest.mark.parametrize("hot", [True, False], ids=["hot", "application"])
 
@@ -183,24 +181,3 @@ async def test_a_failing_connection_leaves_the_others_alone() -> None:
                 while await reader.stream.receive_some():
                     pass
         assert (await ask(listener, post("t/publish"))).status == 200
-
-
-async def test_a_clients_certificate_is_told_to_the_application(tmp_path: Path) -> None:
-    for name in ("server", "client"):
-        key, certificate = tmp_path / f"{name}.key", tmp_path / f"{name}.pem"
-        make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        make += ["-keyout", str(key), "-out", str(certificate), "-subj", f"/O=Choir/CN={name}", "-days", "2"]
-        subprocess.run([*make, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
-    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tmp_path / "client.pem")
-    serving.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
-    serving.verify_mode = ssl.CERT_OPTIONAL
-    trusting = ssl.create_default_context(cafile=tmp_path / "server.pem")
-    trusting.load_cert_chain(tmp_path / "client.pem", tmp_path / "client.key")
-    async with (
-        running(tls=Secured(serving)) as listener,
-        httpx.AsyncClient(verify=trusting, trust_env=False, timeout=PATIENCE_S) as client,
-    ):
-        told = (await client.get(f"https://127.0.0.1:{listener.port}/tls")).json()
-        assert told["client_cert_name"] == "CN=client,O=Choir"
-        assert told["client_cert_chain"][0].startswith("-----BEGIN CERTIFICATE-----")
-        assert told["tls_version"] == 0x0304

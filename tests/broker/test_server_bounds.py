@@ -15,7 +15,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from broker.http import budgets
-from broker.http.budgets import FREE_BYTES, HttpSettings
+from broker.http.budgets import FREE_BYTES
 from broker.http.descriptors import Descriptors
 from broker.http.server import _Application
 from broker.security.guard import Guard
@@ -385,26 +385,21 @@ async def test_a_connection_with_one_of_the_last_descriptors_is_refused_in_one_l
 
 
 async def test_a_server_whose_rest_cannot_be_loaded_says_so_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = _Application._load
+    made = _Application._made
     failures = [OSError(24, "too many open files")]
 
     def failing(self: _Application) -> Any:
         if failures:
             raise failures.pop()
-        return load(self)
+        return made(self)
 
-    monkeypatch.setattr(_Application, "_load", failing)
+    monkeypatch.setattr(_Application, "_made", failing)
     cold = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with running() as listener:
         reply = await ask(listener, cold)
         assert (reply.status, reply.code) == (503, "overloaded")
         assert (await ask(listener, post("t/publish"))).status == 200
         assert (await ask(listener, cold)).status == 200
-
-
-def test_a_budget_that_could_not_hold_one_body_is_no_setting() -> None:
-    with pytest.raises(ValueError, match="max_inflight_bytes"):
-        HttpSettings(max_body_bytes=100, max_inflight_bytes=150)
 
 
 @BOTH_WAYS

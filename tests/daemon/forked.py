@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 #: daemon loads for the first request other than a publish or poll, takes half as long again.
 IMPORTED = (
     *("broker.command.serve", "broker.main", "storage.leveldb.store", "storage.memory"),
-    *("broker.http.quart_app", "broker.http.hypercorn_server", "encodings.idna"),
+    *("broker.http.quart_app", "broker.http.http2.server", "encodings.idna"),
     *("broker.command.backup", "broker.command.copy", "broker.command.maintain.command", "plainsong._sync.client"),
     *("broker.command.token", "plainsong.cli.main"),
 )

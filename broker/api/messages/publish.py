@@ -11,7 +11,7 @@ import trio
 
 from actors.mailbox import Future
 from broker.api.answers import LOOP_BYTES, off_loop
-from broker.api.messages.deadlines import Deadlines
+from broker.http.deadlines import Deadlines
 from broker.http.handlers import answer_of
 from broker.http.messages import Answer, one_of, parse_query, wants_representation, whole_number
 from broker.security.guard import forbidden
@@ -103,11 +103,11 @@ class Publishing:
     tasks: RequestTasks
     owner_of: Callable[[int], Awaitable[str | None]] = nobodys
     """Returns the name that began a pointer's transaction; empty if it is not remembered."""
-    deadlines: Deadlines = field(init=False)
+    deadlines: Deadlines[_InTime] = field(init=False)
     """Deadlines of producers' requests; the daemon runs them."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "deadlines", Deadlines(self.answer_timeout_s))
+        object.__setattr__(self, "deadlines", Deadlines(self.answer_timeout_s, _InTime.expire))
 
     def publish(self, request: Request, answered: Answered) -> None:
         """Publish the request's messages, and those stored under its write pointer or staged; 200 means durable.
@@ -337,7 +337,7 @@ class _InTime:
         settled(found)
 
     def expire(self) -> None:
-        """See ``Waits.expire``."""
+        """Answer that it took too long."""
         self(self._publishing.late(self._name))
 
 
