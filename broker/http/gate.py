@@ -32,7 +32,7 @@ from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
+    from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable
 
     from broker.config.sections import HttpConfig
     from broker.http.budgets import AnswerRoom
@@ -127,7 +127,7 @@ class Gate:
         self._check = check
         self._is_stopping = is_stopping
 
-    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+    async def __call__(self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Pass one request to ``app``, or refuse it."""
         if scope["type"] == "websocket":
             await _refuse_websocket(send)

@@ -154,6 +154,17 @@ def test_every_peer_syncs_each_of_a_hundred_publishes_that_follow_each_other(war
     assert len(calls) >= 100
 
 
+def test_a_transaction_of_tephras_client_is_committed_in_all_its_topics(warm):
+    (side,) = warm.sides
+    if side.running.tephra_port == 0 or not _is_here("original"):
+        pytest.skip("it has no transactions, or their client has not been fetched: make bench-peers")
+    topics = side.topic(2)
+    result = side.peer.transact(side.running, topics, connections=2, seconds=0.1, size=100)
+    assert {"requests", "seconds", "p50_ms", "p99_ms", "max_ms"} <= result.keys()
+    for topic in topics:
+        assert side.load([side.peer.walk(side.running, topic, 10)], 1, 0, "--messages").result["messages"] > 0
+
+
 def test_all_loads_are_put_on_a_peer_and_reported():
     command = [sys.executable, "-m", "bench.peers", "--quick", "--json", "--only", "plainsong"]
     with open_directory() as home:

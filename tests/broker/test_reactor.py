@@ -227,7 +227,9 @@ async def test_an_error_of_a_handler_is_a_problem_and_a_bug_says_nothing_of_itse
 
 @pytest.mark.parametrize("size", [1000, GATHERED_BYTES - 1000])
 async def test_a_body_that_comes_in_pieces_is_whole_and_counted_while_it_comes(size, monkeypatch):
-    monkeypatch.setattr(reactor_module, "GATHER_S", PATIENCE_S)  # the task takes a body over if its pieces are far apart
+    monkeypatch.setattr(
+        reactor_module, "GATHER_S", PATIENCE_S
+    )  # the task takes a body over if its pieces are far apart
     async with started() as server, await server.connect() as client:
         body = bytes(range(256)) * (size // 256)
         whole = post("t/publish", body)

@@ -103,6 +103,7 @@ public final class Transactor {
     Transactor transactor = new Transactor(options);
     System.setProperty("http.maxConnections", options.get("connections"));
     double seconds = Double.parseDouble(options.get("seconds"));
+    transactor.transact(); // loads classes and connects, which may take seconds
     // Not counted at first: the virtual machines compile.
     transactor.countsFrom = System.nanoTime() + (long) (1e9 * Double.parseDouble(options.get("warm-up")));
     transactor.endsAt = transactor.countsFrom + (long) (1e9 * seconds);
