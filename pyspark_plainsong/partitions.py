@@ -81,7 +81,7 @@ MAX_PARTITIONS = 100_000
 
 @dataclass(frozen=True)
 class TopicRange(InputPartition):
-    """Messages of one topic, ``start <= id < end``. Every read of it returns the same rows."""
+    """Messages of one topic, ``start <= id < end``. Every read of it returns the same rows, unless it ``grows``."""
 
     topic: str
     generation: int
@@ -92,11 +92,21 @@ class TopicRange(InputPartition):
     """No message from here on had expired when the range was made, so a missing one is a loss. None: messages may expire."""
     as_of_ms: int | None = None
     """Read what had been committed by this moment; None: by now."""
+    grows: bool = False
+    """Read up to the end of the topic when the task begins; ``end`` was its end when the range was made."""
 
     def from_to(self, start: bytes, end: bytes) -> TopicRange:
         """A part of the range."""
         complete_from = None if self.complete_from is None else max(start, self.complete_from)
-        return replace(self, start=start, end=end, complete_from=complete_from)
+        grows = self.grows and end == self.end
+        return replace(self, start=start, end=end, complete_from=complete_from, grows=grows)
+
+
+@dataclass(frozen=True)
+class LaterTopics(InputPartition):
+    """All messages of topics that match the pattern when the task begins, except the topics in ``known``."""
+
+    known: frozenset[str]
 
 
 class TooManyPartitions(ValueError):
@@ -164,6 +174,8 @@ def _in_steps(calls: Calls, ranges: Sequence[TopicRange], max_records: int) -> l
 
 
 def _steps(calls: Calls, whole: TopicRange, max_records: int) -> Iterator[TopicRange]:
+    if whole.start >= whole.end:
+        yield whole
     at = whole.start
     while at < whole.end:
         extent = calls.offsets(

@@ -1,9 +1,10 @@
-"""Spark's readers: of a table, with bounds fixed when Spark plans, and of a stream, between Spark's offsets."""
+"""Spark's readers: of a table, up to the end of each topic when a task begins, and of a stream, between offsets."""
 
 from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -17,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 
 from pyspark_plainsong.following import Following, Trigger
 from pyspark_plainsong.offsets import FIRST, Position, from_offset, to_offset
-from pyspark_plainsong.partitions import TopicRange, cut
+from pyspark_plainsong.partitions import LaterTopics, TopicRange, cut
 from pyspark_plainsong.range_reader import RangeReader
 from pyspark_plainsong.subscription import Losses, Subscription
 from pyspark_plainsong.wire import BrokerError
@@ -35,7 +36,11 @@ BATCH_PATIENCE_S = 60.0
 
 
 class BatchReader(DataSourceReader):
-    """One planned scan. It defines no ``pushFilters``: see docs/spark.md."""
+    """A loaded table. It defines no ``pushFilters``: see docs/spark.md.
+
+    Spark plans the partitions of a table once, for all its queries. So tasks look for the end of their topic, and for
+    topics that were created later.
+    """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -46,41 +51,85 @@ class BatchReader(DataSourceReader):
         )
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the tasks' input: a fixed range of each topic, in parts.
+        """Return the tasks' input: a range of each topic, in parts.
+
         Raises:
           BrokerError: a topic does not exist, the daemon does not answer, or its transaction service is not available.
           DataLoss: messages that the options name are lost.
         """
-        subscription = Subscription(self._calls, self._options, self._losses)
-        ranges = []
+        options, subscription = self._options, self._subscription()
         try:
             subscription.check_transactions()
-            for topic in subscription.topics():
-                start = subscription.start(topic)
-                end = subscription.end(topic, start.next)
-                if start.next < end:
-                    ranges.append(self._range(subscription, topic, start.generation, start.next, end))
-            options = self._options
-            return list(cut(self._calls, ranges, options.min_partitions, options.max_records_per_partition))
+            topics = subscription.topics()
+            ranges = [self._range(subscription, topic) for topic in topics]
+            wanted = [each for each in ranges if each.grows or each.start < each.end]
+            found = list(cut(self._calls, wanted, options.min_partitions, options.max_records_per_partition))
         except BrokerError as error:
-            if error.code == "transactions_unavailable" and self._options.as_of_ms is None:
-                raise error.with_hint(
-                    "isolation=uncommitted reads everything, including undecided and rolled-back messages"
-                ) from error
-            raise
+            raise self._hinted(error) from error
         finally:
             self._calls.close()
-
-    def _range(self, subscription: Subscription, topic: str, generation: int, start: bytes, end: bytes) -> TopicRange:
-        # A start at a message promises all messages after it. A time, or "earliest", promises only those that still exist.
-        named = isinstance(self._options.starting.of(topic).bound, bytes) and start != FIRST
-        complete_from = start if named else None
-        return TopicRange(topic, generation, start, end, subscription.isolation, complete_from, self._options.as_of_ms)
+        may_get_topics = options.topics is None and options.as_of_ms is None
+        return [*found, LaterTopics(frozenset(topics))] if may_get_topics else found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition; in a task."""
-        if isinstance(partition, TopicRange):  # Spark makes another kind if there is nothing to read
-            yield from self._reader.read(partition)
+        match partition:  # Spark makes another kind if there is nothing to read
+            case TopicRange(grows=True):
+                yield from self._reader.read(self._grown(partition))
+            case TopicRange():
+                yield from self._reader.read(partition)
+            case LaterTopics():
+                for each in self._later(partition):
+                    yield from self._reader.read(each)
+
+    def _subscription(self) -> Subscription:
+        return Subscription(self._calls, self._options, self._losses)
+
+    def _range(self, subscription: Subscription, topic: str) -> TopicRange:
+        start = subscription.start(topic)
+        end = subscription.end(topic, start.next)
+        # A start at a message promises all messages after it. A time, or "earliest", promises only those that still exist.
+        named = isinstance(self._options.starting.of(topic).bound, bytes) and start.next != FIRST
+        return TopicRange(
+            topic,
+            start.generation,
+            start.next,
+            max(start.next, end),
+            subscription.isolation,
+            start.next if named else None,
+            self._options.as_of_ms,
+            subscription.may_grow(topic, end),
+        )
+
+    def _grown(self, part: TopicRange) -> TopicRange:
+        """Return a range up to the end that its topic has now."""
+        subscription = self._subscription()
+        try:
+            end = subscription.end(part.topic, part.start)
+            return replace(part, end=max(part.end, end), isolation=subscription.isolation)
+        except BrokerError as error:
+            if error.code == "topic_not_found":
+                return part  # whose read reports the loss
+            raise self._hinted(error) from error
+
+    def _later(self, partition: LaterTopics) -> Iterator[TopicRange]:
+        """Return the ranges of the topics that are not known."""
+        subscription = self._subscription()
+        try:
+            for topic in subscription.topics():
+                if topic not in partition.known:
+                    yield self._range(subscription, topic)
+        except BrokerError as error:
+            raise self._hinted(error) from error
+        finally:
+            self._calls.close()
+
+    def _hinted(self, error: BrokerError) -> BrokerError:
+        if error.code == "transactions_unavailable" and self._options.as_of_ms is None:
+            return error.with_hint(
+                "isolation=uncommitted reads everything, including undecided and rolled-back messages"
+            )
+        return error
 
 
 # --- stream reader ---------------------------------------------------------------------------------

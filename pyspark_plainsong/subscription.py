@@ -117,6 +117,11 @@ class Subscription:
                 asked = "latest"
         return self._decided(topic, start, None if asked in ("latest", "earliest") else _id(asked))
 
+    def may_grow(self, topic: str, end: bytes) -> bool:
+        """True if a later call of ``end`` may return a later position than ``end``."""
+        asked = self._options.ending.of(topic).bound
+        return self._options.as_of_ms is None and (isinstance(asked, str) or end < _id(asked))
+
     def newest(self, topic: str) -> bytes:
         """Return the position after all published messages, decided or not."""
         return self._calls.end(topic)[0]

@@ -107,19 +107,40 @@ def test_a_view_in_sql(spark, tables):
     spark.catalog.dropTempView("messages")
 
 
-def test_a_table_is_as_of_its_first_query_and_another_load_or_view_is_as_of_its_own(spark, tables):
-    topic = tables.create("spark-fixed")
+def test_each_query_of_a_loaded_table_or_a_view_has_the_messages_published_by_then(spark, tables):
+    topic = tables.create("spark-moves")
     tables.publish(topic, "a")
     options = ", ".join(f"`{name}` '{value}'" for name, value in tables.options(subscribe=topic).items())
-    view = f"CREATE OR REPLACE TEMPORARY VIEW fixed USING plainsong OPTIONS ({options})"
-    spark.sql(view)
-    first = load(spark, tables, topic)
-    assert (first.count(), spark.table("fixed").count()) == (1, 1)
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW moves USING plainsong OPTIONS ({options})")
+    table = load(spark, tables, topic)
+    assert (table.count(), spark.table("moves").count()) == (1, 1)
     tables.publish(topic, "b")
-    assert (first.count(), spark.table("fixed").count()) == (1, 1)  # Spark keeps the partitions that it has planned
-    spark.sql(view)
-    assert (load(spark, tables, topic).count(), spark.table("fixed").count()) == (2, 2)
-    spark.catalog.dropTempView("fixed")
+    assert (table.count(), spark.table("moves").count()) == (2, 2)
+    assert table.join(spark.table("moves"), "message_id").count() == 2
+    spark.catalog.dropTempView("moves")
+
+
+def test_the_table_side_of_a_stream_join_has_the_messages_published_by_each_micro_batch(spark, tables, tmp_path):
+    keys, events = tables.create("spark-keys"), tables.create("spark-events")
+    table = load(spark, tables, keys).selectExpr("payload AS key")
+    found = []
+
+    def keep(rows, batch):
+        found.append(sorted(bytes(row.key) for row in rows.collect()))
+
+    def join():
+        stream = spark.readStream.format("plainsong").options(**tables.options(subscribe=events)).load()
+        joined = stream.selectExpr("payload AS key").join(table, "key").writeStream.foreachBatch(keep)
+        started = joined.option("checkpointLocation", str(tmp_path / "join")).trigger(availableNow=True).start()
+        started.awaitTermination()
+
+    tables.publish(keys, "a")
+    tables.publish(events, "a", "b")
+    join()
+    tables.publish(keys, "b")
+    tables.publish(events, "a", "b")
+    join()
+    assert found == [[b"a"], [b"a", b"b"]]
 
 
 def test_a_table_without_messages_is_empty(spark, tables):

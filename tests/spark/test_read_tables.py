@@ -122,19 +122,73 @@ def test_a_topic_that_is_not_there_is_named(tables):
         tables.read("nowhere")
 
 
-def test_what_comes_after_the_plan_is_not_in_the_table(tables):
+@pytest.mark.parametrize("options", [{}, {"minPartitions": 3}, {"maxRecordsPerPartition": 2}])
+def test_the_planned_partitions_are_read_up_to_the_end_that_the_topic_has_then(tables, options):
+    topic = tables.create(f"grows-{len(options)}-{''.join(options)}")
+    reader = tables.batch(topic, "payload", **options)
+    parts = reader.partitions()
+    assert payloads(reader, parts) == []
+    written = tables.publish_many(topic, 5)
+    assert payloads(reader, parts) == written
+    reader = tables.batch(topic, "payload", **options)
+    parts = reader.partitions()
+    written += tables.publish_many(topic, 5, 5)
+    assert payloads(reader, parts) == written
+    assert payloads(reader, parts) == written  # no row is in two partitions
+
+
+def test_a_range_whose_end_is_named_is_always_the_same(tables):
     topic = tables.create("fixed")
+    tables.publish(topic, "a", "b")
+    last = tables.rows(topic, "message_id")[-1]["message_id"]
+    now_ms = int.from_bytes(last[:8], "big") + 1
+    wait_until_later_than(now_ms)
+    ends = ({"endingOffsets": last.hex()}, {"endingTimestamp": now_ms}, {"asOfTimestamp": now_ms})
+    readers = [tables.batch(topic, "payload", **end) for end in ends]
+    planned = [reader.partitions() for reader in readers]
+    tables.publish(topic, "c")
+    found = [payloads(reader, parts) for reader, parts in zip(readers, planned, strict=True)]
+    assert found == [[b"a"], [b"a", b"b"], [b"a", b"b"]]
+
+
+def test_a_table_grows_up_to_an_end_in_the_future_and_past_a_transaction_that_was_open(tables):
+    topic = tables.create("grows-until")
+    tables.publish(topic, "a")
+    pointer = tables.begin()
+    tables.publish(topic, "undecided", transactionWritePointer=pointer)
+    tables.publish(topic, "b")
+    reader = tables.batch(topic, "payload", endingTimestamp="2200-01-01")
+    parts = reader.partitions()
+    assert payloads(reader, parts) == [b"a"]
+    tables.decide(pointer, "commit")
+    assert payloads(reader, parts) == [b"a", b"undecided", b"b"]
+
+
+def test_topics_that_match_a_pattern_later_are_in_the_table_too(tables):
+    reader = tables.batch(None, "payload", subscribePattern="later-.*")
+    parts = reader.partitions()
+    assert payloads(reader, parts) == []
+    tables.publish(tables.create("later-a"), "a")
+    tables.create("later-b")
+    assert payloads(reader, parts) == [b"a"]
+
+
+def test_a_table_whose_topic_was_created_again_or_deleted_fails_with_the_reason(tables):
+    topic = tables.create("replaced")
     tables.publish(topic, "a")
     reader = tables.batch(topic, "payload")
     parts = reader.partitions()
-    tables.publish(topic, "b")
-    assert payloads(reader, parts) == [b"a"]
-    assert payloads(reader, parts) == [b"a"]  # a task that is tried again
+    tables.delete(topic)
+    with pytest.raises(DataLoss, match="was deleted"):
+        payloads(reader, parts)
+    tables.publish(tables.create(topic), "b")
+    with pytest.raises(DataLoss, match=r"generation 1 before, 2 now"):
+        payloads(reader, parts)
 
 
 def test_an_empty_topic_and_a_partition_of_sparks_own_have_no_rows(tables):
     reader = tables.batch(tables.create("void"), "payload")
-    assert reader.partitions() == []
+    assert payloads(reader, reader.partitions()) == []
     assert list(reader.read(None)) == []
 
 
