@@ -399,6 +399,19 @@ class ReadOptions:
             None if streaming else _as_of_ms(options),
         )
 
+    @classmethod
+    def of_either(cls, given: Mapping[str, str]) -> ReadOptions:
+        """Parse the options of a table, or else of a stream. Raises BadOption: they are of neither."""
+        streaming = bool({name.lower() for name in given} & {name.lower() for name in _STREAM_READ})
+        try:
+            return cls.parse(given, streaming=streaming)
+        except BadOption:
+            try:
+                return cls.parse(given, streaming=not streaming)
+            except BadOption:
+                pass
+            raise
+
 
 def _as_of_ms(options: OptionText) -> int | None:
     as_of_ms = options.time_ms("asOfTimestamp", math.floor)
@@ -425,6 +438,8 @@ class WriteOptions:
     memory_s: int | None
     """Retention of the producer's state after its last publish or session; None: the daemon's default."""
     ttl_s: int | None
+    checkpoint: str | None = None
+    """Spark's own option: the folder of the query's checkpoint."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
@@ -451,6 +466,7 @@ class WriteOptions:
             options.flag("ordered", default=False),
             None if memory_days is None else memory_days * 86_400,
             options.number("ttlSeconds"),
+            next((value for name, value in given.items() if name.lower() == "checkpointlocation"), None),
         )
 
     def calls(self) -> Calls:

@@ -7,9 +7,12 @@ the state that the topic returns is final.
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import WriterCommitMessage
 
@@ -109,11 +112,55 @@ class NotPublished(RuntimeError):
 
 
 class CheckpointRewound(RuntimeError):
-    """The topic named has later micro-batches of the query than the one to publish; nothing was published in it."""
+    """The topic named has a later micro-batch of the query, or another one of this number; nothing was published in it."""
 
 
 class OutcomeUnknown(RuntimeError):
     """The topic named may have the rows; the daemon did not answer."""
+
+
+_FINGERPRINT_BITS = 31
+#: A path, or a URL of one; Hadoop quotes no characters in it. Other URLs do not match.
+_LOCAL = re.compile(r"(?:file:(?:///?)?(?=/))?((?![\w+.-]+:).+)", re.DOTALL)
+
+
+class MicroBatch(NamedTuple):
+    """A micro-batch, as the sequence id that topics remember: its number plus 1, then its fingerprint in 31 bits."""
+
+    number: int
+    """-1: none."""
+    fingerprint: int = 0
+    """Differs if Spark planned another micro-batch of this number; 0: unknown."""
+
+    @property
+    def sequence_id(self) -> int:
+        """The sequence id, which increases with the number."""
+        return (self.number + 1) << _FINGERPRINT_BITS | self.fingerprint
+
+    @classmethod
+    def of(cls, sequence_id: int) -> MicroBatch:
+        """Convert a sequence id back. Smaller ones are numbers, published by versions before 0.2."""
+        number, fingerprint = divmod(sequence_id, 1 << _FINGERPRINT_BITS)
+        return cls(number - 1, fingerprint) if number > 0 else cls(sequence_id)
+
+    @classmethod
+    def logged(cls, checkpoint: str | None, number: int) -> MicroBatch:
+        """Return a micro-batch with the fingerprint of its entry in the offset log of a checkpoint on local disks.
+
+        A repeated micro-batch keeps its entry. One that is planned again gets an entry with another time.
+        """
+        local = _LOCAL.fullmatch(checkpoint or "")
+        if local is None:
+            return cls(number)
+        try:
+            entry = (Path(local[1]) / "offsets" / str(number)).read_bytes()
+        except OSError:
+            return cls(number)
+        return cls(number, int.from_bytes(sha256(entry).digest()[:8], "big") % ((1 << _FINGERPRINT_BITS) - 1) + 1)
+
+    def is_other_than(self, other: MicroBatch) -> bool:
+        """True if both fingerprints are known, and differ."""
+        return 0 not in (self.fingerprint, other.fingerprint) and self.fingerprint != other.fingerprint
 
 
 @dataclass(frozen=True)
@@ -127,14 +174,16 @@ class Identity:
     must_be_remembered: bool = True
     """Refuse topics without deduplication: there a second run would publish everything again."""
     is_micro_batch: bool = True
-    """True: Spark numbers, and repeats only the last one. False: the user numbers, and may repeat any recent save."""
+    """True: Spark numbers, and repeats only the last one; ``sequence_id`` is that of a ``MicroBatch``. False: the user
+    numbers, and may repeat any recent save."""
 
     def publish(self, calls: Calls, won: Winners) -> bool:
         """Publish the segments in one topic; False if the topic already has this save or micro-batch.
 
         Raises:
           NotPublished: the topic does not have the rows.
-          CheckpointRewound: the topic has a later micro-batch, so its rows under this number may be others.
+          CheckpointRewound: the topic has a later micro-batch, or one of this number that Spark planned separately, so its
+            rows may be others.
           OutcomeUnknown: the topic may have the rows.
         """
         try:
@@ -145,14 +194,8 @@ class Identity:
             if error.code != _OFF or self.must_be_remembered:
                 raise self._not_published(won, error) from error
             return self._publish_unremembered(calls, won)
-        if self.is_micro_batch and session.last_sequence_id > self.sequence_id:
-            raise CheckpointRewound(
-                f"{won.rows} rows for topic {won.topic} were not published: they are micro-batch {self.sequence_id} "
-                f"of producer {self.producer}, but the topic already has micro-batch {session.last_sequence_id}, "
-                "which no query publishes before this one; was the checkpoint restored from an older copy, or is it "
-                "new under an old producerName? Restore the newest checkpoint, or start from a new one without "
-                "producerName (its input is then published again)"
-            )
+        if self.is_micro_batch:
+            self._check_checkpoint(won, MicroBatch.of(session.last_sequence_id))
         if self._is_there(session):
             return False
         if session.last_sequence_id > self.sequence_id:
@@ -168,6 +211,22 @@ class Identity:
                 raise self._not_published(won, error) from error
             return self._settle(calls, won, error)
         return True  # a duplicate, too: in this session it can only be our own retry
+
+    def _check_checkpoint(self, won: Winners, last: MicroBatch) -> None:
+        """Raises CheckpointRewound."""
+        own = MicroBatch.of(self.sequence_id)
+        if last.number > own.number:
+            found = f"micro-batch {last.number} already, which no query publishes before this one"
+        elif last.number == own.number and last.is_other_than(own):
+            found = f"another micro-batch {last.number} already, which Spark planned at another time"
+        else:
+            return
+        raise CheckpointRewound(
+            f"{won.rows} rows for topic {won.topic} were not published: they are micro-batch {own.number} of producer "
+            f"{self.producer}, and the topic has {found}; was the checkpoint restored from an older copy, or is it new "
+            "under an old producerName? Bring back the newest checkpoint, or start from a new one without producerName "
+            "(what it reads is published again)"
+        )
 
     def is_complete(self, calls: Calls, won: Winners) -> bool:
         """True if the topic has the rows; if False, no publish in flight can add them.
@@ -188,9 +247,11 @@ class Identity:
 
     def _is_there(self, known: ProducerState) -> bool:
         """True if the producer's state shows that this was published."""
-        if known.last_sequence_id > self.sequence_id and not self.is_micro_batch:
+        if self.is_micro_batch:
+            return MicroBatch.of(known.last_sequence_id).number >= MicroBatch.of(self.sequence_id).number
+        if known.last_sequence_id > self.sequence_id:
             return known.has(self.sequence_id)
-        return known.last_sequence_id >= self.sequence_id
+        return known.last_sequence_id == self.sequence_id
 
     def _send(self, calls: Calls, won: Winners, epoch: int | None) -> None:
         calls.publish_staged(
@@ -233,6 +294,11 @@ class Identity:
         why = str(error)
         if error.code == _OFF:
             why += "; without it a second run would publish every row again"
+        elif self.memory_s is not None and error.code == "too_many_producers":
+            why += (
+                f"; each name or query is remembered for memoryDays ({self.memory_s // 86400}) after its last save: lower "
+                "memoryDays, or delete the producers of queries that are done"
+            )
         elif self.memory_s is not None and "retention" in error.detail:
             why += (
                 f"; {self.memory_s // 86400} days of memory were requested: lower memoryDays, or raise the "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from pyspark_plainsong.columns import check_schema, read_schema
-from pyspark_plainsong.options import TRUTH, ReadOptions, WriteOptions
+from pyspark_plainsong.options import ReadOptions, WriteOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -39,9 +39,12 @@ class DefaultSource(DataSource):
         return "plainsong"
 
     def schema(self) -> StructType:
-        """Return all columns, for a user who gives no schema. Needs no daemon, so views can be created without one."""
-        given = self.options.get("includetransaction", "").strip().lower()
-        return read_schema(include_transaction=TRUTH.get(given, False))  # the reader refuses other texts
+        """Return all columns, for a user who gives no schema. Needs no daemon, so views can be created without one.
+
+        Raises:
+          BadOption: the options are neither for a table nor for a stream. Spark calls this in ``load()``.
+        """
+        return read_schema(include_transaction=ReadOptions.of_either(self.options).include_transaction)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of a table. Raises BadOption, BadSchema."""

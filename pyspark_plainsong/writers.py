@@ -11,6 +11,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from pyspark_plainsong.publishing import (
     Identity,
+    MicroBatch,
     MixedGenerations,
     NotPublished,
     OutcomeUnknown,
@@ -154,7 +155,7 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """One micro-batch of a query. Spark creates one writer for its tasks and another for its commit.
 
-    The producer is the query's id, which is stored in its checkpoint; the sequence id is the micro-batch's number.
+    The producer is the query's id, which is stored in its checkpoint; the sequence id is a ``MicroBatch``.
     Topics remember them for ``memory_s`` after the last one, so a query may be stopped that long without duplicates.
 
     Raises:
@@ -165,6 +166,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._connection = options.connection
         self._name = options.producer_name
         self._memory_s = options.memory_s
+        self._checkpoint = options.checkpoint
         self._ordered = options.ordered
         self._staging = Staging.of(options, schema, overwrite, self._name)
 
@@ -188,7 +190,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return
         producer = self._name or tasks[0].query_id
         assert producer is not None  # without it the tasks fail
-        identity = Identity(producer, batchId, self._memory_s)
+        identity = Identity(producer, MicroBatch.logged(self._checkpoint, batchId).sequence_id, self._memory_s)
         if self._name is not None and batchId == 0:
             LOG.warning(
                 "producerName=%s replaces the query's id: a new checkpoint counts micro-batches from 0 again, and a "

@@ -6,15 +6,17 @@ import json
 import os
 import threading
 from collections import Counter
+from contextlib import closing
 
 import pytest
 from disturbed import Disturbance, register
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.types import BinaryType, StructField, StructType
-from topics import Topics, address, wanted
+from topics import Topics, address, calls_of, wanted
 
 from pyspark_plainsong.options import WriteOptions
-from pyspark_plainsong.publishing import CheckpointRewound, Stored, TaskStored
+from pyspark_plainsong.publishing import CheckpointRewound, Identity, MicroBatch, Stored, TaskStored, Winners
+from pyspark_plainsong.staging import StoredUnder, store_body
 from pyspark_plainsong.writers import StreamWriter
 from tests.client.proxy import Proxy
 from tests.daemon.harness import Daemon, eventually
@@ -76,7 +78,7 @@ def test_every_micro_batch_appears_once_and_the_query_is_remembered_for_90_days(
     assert topics.counted(topic) == wanted(FILES * ROWS)
     (producer,) = topics.ask("GET", f"/v1/namespaces/demo/topics/{topic}/producers")["producers"]
     assert producer["producer"] == query_id(tmp_path)
-    assert producer["persisted"] == FILES - 1
+    assert MicroBatch.of(producer["persisted"]).number == FILES - 1
     assert producer["expiresMs"] - producer["activeMs"] == 90 * 86_400_000
 
 
@@ -134,6 +136,71 @@ def test_a_checkpoint_restored_from_an_older_copy_is_an_error_and_no_row_is_left
     with pytest.raises(StreamingQueryException, match=r"micro-batch 1 of .* has micro-batch 2 already.*older copy"):
         run(topics.options(topic))
     assert topics.counted(topic) == wanted(FILES * ROWS)
+
+
+def test_a_checkpoint_that_is_older_by_one_micro_batch_is_an_error_too(run, topics, tmp_path) -> None:
+    topic = topics.create("rewound-by-one")
+    run(topics.options(topic))
+    for log in ("offsets", "commits", "sources/0"):
+        for entry in (tmp_path / "checkpoint" / log).glob("*2*"):
+            entry.unlink()
+    with pytest.raises(
+        StreamingQueryException, match=r"another micro-batch 2 already.* planned at another time.*older"
+    ):
+        run(topics.options(topic))
+    assert topics.counted(topic) == wanted(FILES * ROWS)
+
+
+def test_a_repeated_micro_batch_has_the_same_sequence_id_and_one_planned_again_another(tmp_path) -> None:
+    (tmp_path / "a#b" / "offsets").mkdir(parents=True)
+    checkpoint, entry = str(tmp_path / "a#b"), tmp_path / "a#b" / "offsets" / "7"
+    unknown = MicroBatch.logged(checkpoint, 7)
+    entry.write_text("one")
+    one = MicroBatch.logged(checkpoint, 7)
+    assert one == MicroBatch.logged(f"file://{checkpoint}", 7) == MicroBatch.of(one.sequence_id)
+    entry.write_text("two")
+    two = MicroBatch.logged(checkpoint, 7)
+    assert one.is_other_than(two)
+    assert not unknown.is_other_than(two)
+    assert MicroBatch.logged("hdfs://host/checkpoint", 7) == MicroBatch.logged(None, 7) == MicroBatch(7) == unknown
+    assert MicroBatch(6, 2**31 - 1).sequence_id < unknown.sequence_id < min(one.sequence_id, two.sequence_id)
+    # Versions before 0.2 published the number itself.
+    assert [MicroBatch.of(number) for number in (-1, 0, 7)] == [MicroBatch(-1), MicroBatch(0), MicroBatch(7)]
+
+
+def test_a_micro_batch_that_an_older_version_published_is_not_published_again(topics) -> None:
+    topic = topics.create("older-version")
+    with closing(calls_of(topics.url)) as calls:
+
+        def stored(text: bytes) -> Winners:
+            calls.store(topic, store_body(StoredUnder("query", text.decode(), 1), [text], 0))
+            return Winners(topic, (text.decode(),), 1, 1)
+
+        session = calls.open_producer(topic, "query")
+        won = stored(b"old")
+        calls.publish_staged(
+            topic, producer="query", sequence_id=3, segments=won.segments, epoch=session.epoch, generation=1
+        )
+        again = Identity("query", MicroBatch(3, 5).sequence_id)
+        assert again.is_complete(calls, won)
+        assert not again.publish(calls, stored(b"again"))
+        with pytest.raises(
+            CheckpointRewound, match="micro-batch 2 of producer query, and the topic has micro-batch 3 al"
+        ):
+            Identity("query", MicroBatch(2, 5).sequence_id).publish(calls, won)
+        assert Identity("query", MicroBatch(4, 5).sequence_id).publish(calls, stored(b"next"))
+    assert topics.counted(topic) == Counter([b"old", b"next"])
+
+
+def test_a_topic_with_too_many_remembered_queries_names_the_option(run, tmp_path) -> None:
+    with Daemon(tmp_path / "data", "deduplication.max_long_producers=1") as daemon:
+        topics = Topics("http://{}:{}".format(*daemon.address))
+        topic = topics.create("many")
+        run(topics.options(topic))
+        with pytest.raises(
+            StreamingQueryException, match=r"too_many_producers.*remembered for memoryDays \(90\).*lower"
+        ):
+            run(topics.options(topic), checkpoint="another")
 
 
 def test_under_a_name_of_the_users_a_new_checkpoint_is_refused_instead_of_left_out(run, topics, caplog) -> None:

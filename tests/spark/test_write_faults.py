@@ -15,7 +15,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from topics import Topics, calls_of, numbers, wanted
 
 from pyspark_plainsong.options import WriteOptions
-from pyspark_plainsong.publishing import CheckpointRewound, Identity, NotPublished, OutcomeUnknown, Winners
+from pyspark_plainsong.publishing import CheckpointRewound, Identity, MicroBatch, NotPublished, OutcomeUnknown, Winners
 from pyspark_plainsong.staging import StoredUnder, store_body
 from pyspark_plainsong.wire import BrokerError
 from pyspark_plainsong.writers import BatchWriter, SaveIsComplete
@@ -258,7 +258,8 @@ def test_a_save_that_was_counted_down_to_is_refused_unless_it_is_known_to_be_the
         def save(sequence_id: int, **more: bool) -> bool:
             segment = f"s{sequence_id}"
             calls.store(topic, store_body(StoredUnder("job", segment, 1), [b"%d" % sequence_id], 0))
-            return Identity("job", sequence_id, **more).publish(calls, Winners(topic, (segment,), 1, 1))
+            own = sequence_id if more else MicroBatch(sequence_id).sequence_id
+            return Identity("job", own, **more).publish(calls, Winners(topic, (segment,), 1, 1))
 
         for sequence_id in (3, 5, 7, 8, 9, 10):
             assert save(sequence_id, is_micro_batch=False)
