@@ -220,7 +220,11 @@ def measure(
     for topic in _in_turn(messages, turn):
         extent = extents[topic]
         if message_shares[topic] < messages[topic] or byte_shares[topic] < sizes[topic]:
-            extent = _within(calls, topic, wanted[topic], isolation, message_shares[topic], byte_shares[topic])
+            if not message_shares[topic]:
+                found[topic] = Measured(_nothing(extent, wanted[topic].start), is_cut=True)
+                continue
+            share = Trigger(message_shares[topic], max(1, byte_shares[topic]))  # at least one message
+            extent = _extent(calls, topic, wanted[topic], isolation, share)
             found[topic] = Measured(extent, is_cut=True)
         size = extent.size_bytes
         if trigger.max_bytes is not None and used_bytes and used_bytes + size > trigger.max_bytes:
@@ -229,15 +233,6 @@ def measure(
             continue
         used_bytes += size
     return found
-
-
-def _within(
-    calls: Calls, topic: str, wanted: Wanted, isolation: Isolation, max_messages: int, max_bytes: int
-) -> Extent:
-    """Return the extent of a topic's share: at least one message, unless ``max_messages`` is 0."""
-    trigger = Trigger(max(1, max_messages), max(1, max_bytes))
-    extent = _extent(calls, topic, wanted, isolation, trigger)
-    return extent if max_messages else _nothing(extent, wanted.start)
 
 
 def _nothing(extent: Extent, start: bytes) -> Extent:

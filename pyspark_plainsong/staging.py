@@ -6,6 +6,7 @@ Spark counts; rows of other attempts stay invisible, however late they arrive.
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from pyspark import TaskContext
 
 from pyspark_plainsong.columns import WriteColumns
 from pyspark_plainsong.publishing import Stored, TaskStored
+from pyspark_plainsong.wire import BrokerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -107,8 +109,20 @@ class _Topic:
     def store(self, chunk: Chunk) -> None:
         """Store a chunk. Sequence ids continue from chunk to chunk, so the daemon recognizes one that is sent twice."""
         body = store_body(self._under, chunk.payloads, self._rows, chunk.ttls_s, chunk.attributes)
-        self._calls.store(self._name, body)
+        try:
+            self._calls.store(self._name, body)
+        except BrokerError as error:
+            raise self._naming_row(error) from error
         self._rows += len(chunk.payloads)
+
+    def _naming_row(self, error: BrokerError) -> BrokerError:
+        """Return the error with a row of the task instead of a message of the request, which users do not know."""
+
+        def row(found: re.Match[str]) -> str:
+            return f"row {self._rows + int(found[1]) + 1} that this task writes to topic {self._name}"
+
+        detail = re.sub(r"\bmessage (\d+)", row, error.detail, count=1)
+        return BrokerError(error.status, error.code, detail, error.hint, error.outcome, error.retry_after_s)
 
     @property
     def stored(self) -> Stored:

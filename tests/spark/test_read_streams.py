@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from itertools import chain
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from tables import Tables, batches, payloads, sizes
+from topics import calls_of
 
-from pyspark_plainsong.following import fair_shares
+from pyspark_plainsong.calls import Calls
+from pyspark_plainsong.following import Trigger, Wanted, fair_shares, measure
 from pyspark_plainsong.wire import BrokerError
 from tests.daemon.harness import Daemon
 
@@ -109,6 +112,26 @@ def test_with_room_for_one_message_no_topic_starves(tables, follow):
     assert all(len(each) == 1 for each in found)
     assert {each[0] for each in found[:3]} == {b"starve-a", b"starve-b", b"starve-c"}
     assert len(found) == 6
+
+
+def test_a_topic_without_a_share_of_a_micro_batch_is_measured_once(tables, monkeypatch):
+    topics = [tables.create(f"share-{letter}") for letter in "abc"]
+    for topic in topics:
+        tables.publish(topic, "x", "y")
+    measured = []
+    real = Calls.offsets
+
+    def offsets(calls, topic, **given):
+        measured.append(topic)
+        return real(calls, topic, **given)
+
+    monkeypatch.setattr(Calls, "offsets", offsets)
+    with closing(calls_of(tables.url)) as calls:
+        wanted = {topic: Wanted(bytes(20), None) for topic in topics}
+        found = measure(calls, wanted, "committed", Trigger(1, None), 0)
+    assert [found[topic].extent.messages for topic in topics] == [1, 0, 0]
+    assert all(each.is_cut for each in found.values())
+    assert measured == topics
 
 
 def test_bytes_are_kept_over_topics_whose_messages_are_larger_than_their_share(tables, follow):

@@ -43,6 +43,21 @@ def test_five_saves_with_ids_0_0_1_0_1_store_two(spark, topics) -> None:
     assert topics.counted(topic) == wanted(50) + wanted(50)
 
 
+def test_a_row_that_the_daemon_refuses_is_named_by_its_place_among_the_rows_of_its_task(spark, tmp_path) -> None:
+    with Daemon(tmp_path / "data", "topic.max_message_bytes=1024") as daemon:
+        topics = Topics("http://{}:{}".format(*daemon.address))
+        topic = topics.create("large-row")
+        rows = spark.range(0, 10, 1, 1).selectExpr("if(id = 6, repeat('x', 2000), 'x') AS payload")
+        assert f"row 7 that this task writes to topic {topic} has 2000 bytes" in refusal(
+            rows, topics.options(topic, storeBatchSize=4)
+        )
+        rows = rows.selectExpr("'x' AS payload", "map('name', repeat('y', 3 * length(payload))) AS headers")
+        assert f"the attributes of row 7 that this task writes to topic {topic} are 6004 bytes" in refusal(
+            rows, topics.options(topic, storeBatchSize=4)
+        )
+        assert topics.counted(topic) == Counter()
+
+
 def test_a_save_is_one_entry_of_a_chained_topic_which_is_verified(spark, topics) -> None:
     topic = topics.create("chained", chain="sha256")
     save(numbers(spark, 5_000), topics.options(topic, storeBatchSize=700))
