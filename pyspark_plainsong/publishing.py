@@ -224,8 +224,8 @@ class Identity:
         raise CheckpointRewound(
             f"{won.rows} rows for topic {won.topic} were not published: they are micro-batch {own.number} of producer "
             f"{self.producer}, and the topic has {found}; was the checkpoint restored from an older copy, or is it new "
-            "under an old producerName? Bring back the newest checkpoint, or start from a new one without producerName "
-            "(what it reads is published again)"
+            "under an old producerName? Restore the newest checkpoint, or start from a new one without producerName "
+            "(its input is then published again)"
         )
 
     def is_complete(self, calls: Calls, won: Winners) -> bool:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from pyspark_plainsong.pipeline.files import open_files
 from pyspark_plainsong.pipeline.job import Run
 from pyspark_plainsong.pipeline.replay import replaying
 from pyspark_plainsong.pipeline.replay.command import replay
-from pyspark_plainsong.pipeline.replay.plans import Plan, Plans
+from pyspark_plainsong.pipeline.replay.plans import Plan, Plans, ReplayChunk
 from pyspark_plainsong.pipeline.replay.replaying import archive_source, parquet_source
 from tests.client.proxy import Proxy
 from tests.daemon.harness import ROOT, Daemon, eventually
@@ -164,6 +165,82 @@ def test_any_parquet_with_a_payload_and_an_order_can_be_replayed(spark, client, 
     plan = replaying.with_chunks(spark, source, wanted, 30)
     assert replaying.follow(run, source, Plans(source.files, source.folder), plan) == 101
     assert told(client.read("again")) == [(str(number).encode(), {}) for number in range(101)]
+
+
+def test_a_column_that_only_one_of_the_files_has_is_published_from_that_one(spark, client, run, tmp_path):
+    path = str(tmp_path / "rows")
+    rows = spark.range(2).selectExpr("id AS number", "cast(id AS STRING) AS payload")
+    rows.where("number = 0").coalesce(1).write.parquet(path)
+    rows.where("number = 1").selectExpr("*", "'key' AS routing_key").coalesce(1).write.mode("append").parquet(path)
+    source = parquet_source(spark, path, "number")
+    plan = replaying.with_chunks(spark, source, Plan(source.name, "", "", client.namespace, "again", 1), 30)
+    assert replaying.follow(run, source, Plans(source.files, source.folder), plan) == 2
+    assert told(client.read("again")) == [(b"0", {}), (b"1", {"routingKey": "key"})]
+
+
+def test_files_of_one_name_in_two_folders_are_two_replays(spark, client, daemon, tmp_path, capsys):
+    def replay_of(folder, *more):
+        words = ["--parquet", str(tmp_path / folder / "rows.parquet"), "--order-by", "number", "--into", "again"]
+        return run_program(replay, [*words, "--url", url_of(daemon), "-n", client.namespace, *more], "replay")
+
+    for folder, count in (("one", 2), ("two", 3)):
+        rows = spark.range(count).selectExpr("id AS number", f"'{folder}' AS payload")
+        rows.write.parquet(str(tmp_path / folder / "rows.parquet"))
+    assert replay_of("one") == replay_of("two") == 0
+    assert [message.payload for message in client.read("again")] == [b"one"] * 2 + [b"two"] * 3
+    shutil.copytree(tmp_path / "two", tmp_path / "copy")
+    assert replay_of("copy") == 0
+    assert "all of this has been replayed before" in capsys.readouterr().out
+    shutil.copytree(tmp_path / "one" / "rows.parquet", tmp_path / "lost" / "rows.parquet")
+    assert replay_of("lost") == 1
+    assert "its plan is gone" in capsys.readouterr().err
+
+
+def test_a_plan_of_an_older_version_is_continued_with_its_producer(spark, tmp_path):
+    path = str(tmp_path / "rows.parquet")
+    spark.range(5).selectExpr("id AS number", "cast(id AS STRING) AS payload").write.parquet(path)
+    source = parquet_source(spark, path, "number")
+    as_read = source.as_read(spark)
+    older = Plan(
+        source.name, "", "", "n", "again", 1, as_read={"files": as_read["files"]}, chunks=(ReplayChunk("0", 5),)
+    )
+    plans = Plans(source.files, source.folder)
+    plans.save(older)
+    wanted = Plan(source.name, "", "", "n", "again", 1, as_read=as_read)
+    assert plans.chosen(wanted, any_range=True, anew=False) == older
+    assert older.family == Plan(source.name, "", "", "n", "again", 1).family != wanted.family
+    with pytest.raises(CommandFailed, match="the files are not those"):
+        plans.chosen(replace(wanted, as_read={**as_read, "files": "others"}), any_range=True, anew=False)
+
+
+def test_attributes_too_large_for_the_original_ids_are_refused_before_anything_is_published(
+    spark, client, daemon, tmp_path, capsys
+):
+    source, root = client.namespace, str(tmp_path / "archive")
+    client.create_topic("large")
+    client.publish("large", [b"small", Outgoing(b"large", attributes={"name": "x" * 4046})])
+    append(Run("archive", Where((url_of(daemon),), source), spark=spark), ["large"], root, every=None)
+    words = ["large", "--root", root, "--into", "again", "--chunk-rows", "1", "--url", url_of(daemon), "-n", source]
+    assert run_program(replay, words, "replay") == Exit.USAGE
+    said = capsys.readouterr().err
+    assert "1 rows would have more than 4096 bytes of attributes with originalId" in said
+    assert "--no-originals" in said
+    assert told(client.read("again")) == []
+    assert run_program(replay, [*words, "--no-originals"], "replay") == 0
+    assert told(client.read("again")) == told(client.read("large"))
+
+
+def test_a_message_that_has_an_original_id_keeps_it(spark, client, daemon, tmp_path):
+    source, root = client.namespace, str(tmp_path / "archive")
+    own = [{"originalId": "mine"}, {"originalPublishTimeMs": "5"}, {"originalId": "a", "originalPublishTimeMs": "1"}]
+    client.create_topic("replayed")
+    client.publish("replayed", [Outgoing(b"x", attributes=each) for each in own])
+    append(Run("archive", Where((url_of(daemon),), source), spark=spark), ["replayed"], root, every=None)
+    words = ["replayed", "--root", root, "--into", "again", "--url", url_of(daemon), "-n", source]
+    assert run_program(replay, words, "replay") == 0
+    found = [attributes for _, attributes in told(client.read("again"))]
+    ids = [str(message.id) for message in client.read("replayed")]
+    assert found == [own[0], {"originalId": ids[1], "originalPublishTimeMs": "5"}, own[2]]
 
 
 def test_parquet_that_was_written_anew_is_not_taken_for_what_was_replayed(spark, tmp_path):

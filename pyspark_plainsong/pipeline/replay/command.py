@@ -58,7 +58,12 @@ def replay(run: Run, into: str, chunk_rows: int, ttl: int | None, no_originals: 
     source, start, end = _source(run, **what)
     wanted = Plan(source.name, start, end, run.where.namespace, into, generation)
     any_range = what["start"] is None and what["end"] is None
-    options: dict[str, Any] = {"any_range": any_range, "anew": anew, "chunk_rows": chunk_rows}
+    options: dict[str, Any] = {
+        "any_range": any_range,
+        "anew": anew,
+        "chunk_rows": chunk_rows,
+        "with_originals": not no_originals,
+    }
     if run.dry_run:
         plan = _planned(run, source, wanted, **options)
         _foresee(run, plan, replaying.resume_at(run, plan))
@@ -78,7 +83,9 @@ def replay(run: Run, into: str, chunk_rows: int, ttl: int | None, no_originals: 
     run.progress.result(text, "replayed", topic=into, rows=rows, of=plan.rows, producer=plan.producer)
 
 
-def _planned(run: Run, source: Source, wanted: Plan, *, any_range: bool, anew: bool, chunk_rows: int) -> Plan:
+def _planned(
+    run: Run, source: Source, wanted: Plan, *, any_range: bool, anew: bool, chunk_rows: int, with_originals: bool
+) -> Plan:
     """Return the plan to carry out: one that was begun, or a new one with its chunks.
 
     Raises:
@@ -96,7 +103,7 @@ def _planned(run: Run, source: Source, wanted: Plan, *, any_range: bool, anew: b
         return plan
     plan = replaying.fresh(run, plan, plans, anew=anew)
     run.progress.note("finding the order of the rows", "planning")
-    return replaying.with_chunks(run.session(), source, plan, chunk_rows)
+    return replaying.with_chunks(run.session(), source, plan, chunk_rows, with_originals=with_originals)
 
 
 def _source(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from plainsong.cli.command import CommandFailed, Exit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyspark_plainsong.pipeline.files import Files
 
@@ -51,12 +51,18 @@ class Plan:
     done: int = 0
     """Chunks known to be published; one more may be."""
     as_read: dict[str, str] = field(default_factory=dict)
-    """A fingerprint of files outside an archive, which may have changed since."""
+    """Fingerprints of files outside an archive: ``files``, which may have changed since; ``names``, which distinguishes
+    files with the same path elsewhere. Plans of versions before 0.2 have no ``names``."""
 
     @property
     def family(self) -> str:
         """The prefix of all producers that publish rows of this source."""
-        return f"replay:{hashlib.sha256(self.source.encode()).hexdigest()[:12]}:"
+        source = "\n".join([self.source, *([self.as_read["names"]] if "names" in self.as_read else [])])
+        return f"replay:{hashlib.sha256(source.encode()).hexdigest()[:12]}:"
+
+    def is_of(self, files: Mapping[str, str]) -> bool:
+        """True if files with these fingerprints are those of the plan."""
+        return all(files.get(name) == value for name, value in self.as_read.items())
 
     @property
     def producer(self) -> str:
@@ -129,7 +135,7 @@ class Plans:
         same = [plan for plan in alike if (plan.start, plan.end) == (wanted.start, wanted.end)]
         begun = [plan for plan in (alike if any_range else same) if not plan.is_done and plan.start == wanted.start]
         if anew:
-            again = [plan for plan in begun if plan.attempt and plan.as_read == wanted.as_read]
+            again = [plan for plan in begun if plan.attempt and plan.is_of(wanted.as_read)]
             newest = max((plan.attempt for plan in alike), default=0)
             return max(again, key=lambda plan: plan.attempt, default=replace(wanted, attempt=1 + newest))
         if any_range and len(begun) == 1:
@@ -166,7 +172,7 @@ class Plans:
 
 def _as_it_was(plan: Plan, wanted: Plan) -> Plan:
     """Return the plan unchanged. Raises CommandFailed: its rows have changed since it was made."""
-    if plan.as_read != wanted.as_read:
+    if not plan.is_of(wanted.as_read):
         says = f"{plan.source}: the files are not those of the earlier, unfinished replay into {plan.topic}"
         raise CommandFailed(says, hint="restore them, or publish the present files: --anew", code=Exit.USAGE)
     return plan

@@ -16,6 +16,8 @@ from pyspark.sql import types
 
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.cli.output import show_count
+from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES
+from pyspark_plainsong.columns import ROUTING_KEY
 from pyspark_plainsong.options import WriteOptions
 from pyspark_plainsong.pipeline.archive import layout, reading
 from pyspark_plainsong.pipeline.archive.manifest import covered
@@ -23,7 +25,7 @@ from pyspark_plainsong.pipeline.files import open_files
 from pyspark_plainsong.pipeline.replay.plans import ReplayChunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -88,7 +90,7 @@ class ParquetSource(Source):
 
     def rows(self, spark: SparkSession, start: str, end: str) -> DataFrame:
         """As ``Source``. Raises CommandFailed: a column is missing, or cannot order rows."""
-        rows = spark.read.parquet(self.path)
+        rows = spark.read.option("mergeSchema", True).parquet(self.path)  # a column may be in some of the files only
         if "payload" not in rows.columns or self.key not in rows.columns:
             missing = "payload" if "payload" not in rows.columns else self.key
             has = f"it has {', '.join(rows.columns)[:200]}"
@@ -99,10 +101,10 @@ class ParquetSource(Source):
         return rows.where(sf.col(self.key) < _value(end, kind)) if end else rows
 
     def as_read(self, spark: SparkSession) -> dict[str, str]:
-        """As ``Source``: a hash of the files' names, sizes and times."""
+        """As ``Source``: hashes of the files' names, sizes and times, and of names and sizes, which copies keep."""
         columns = [f"_metadata.{each}" for each in ("file_name", "file_size", "file_modification_time")]
-        files = sorted(map(str, spark.read.parquet(self.path).select(*columns).distinct().collect()))
-        return {"files": hashlib.sha256("\n".join(files).encode()).hexdigest()[:16]}
+        files = spark.read.parquet(self.path).select(*columns).distinct().collect()
+        return {"files": _hash_of(map(str, files)), "names": _hash_of(f"{file[0]} {file[1]}" for file in files)}
 
 
 def archive_source(root: str, log: Log, files: Files) -> ArchiveSource:
@@ -117,6 +119,10 @@ def parquet_source(spark: SparkSession, path: str, key: str) -> ParquetSource:
     root = path if not path.rstrip("/").endswith(".parquet") or at is None else str(at.parent)
     name = f"{path.rstrip('/').rpartition('/')[2]} by {key}"
     return ParquetSource(name, open_files(root, lambda: spark), "_replays", key, path)
+
+
+def _hash_of(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
 
 
 def key_text(key: str, kind: types.DataType) -> Column:
@@ -138,15 +144,20 @@ MEMORY_DAYS = 90
 _ROW_BITS = 33
 
 
-def with_chunks(spark: SparkSession, source: Source, plan: Plan, chunk_rows: int) -> Plan:
+def with_chunks(
+    spark: SparkSession, source: Source, plan: Plan, chunk_rows: int, *, with_originals: bool = True
+) -> Plan:
     """Cut a plan into chunks of at most ``chunk_rows`` rows each.
 
     Raises:
-      CommandFailed: a row has no key, no payload, or the key of another row, so the rows have no order.
+      CommandFailed: a row has no key, no payload, or the key of another row, so the rows have no order; or with the
+        original ids a row would have too many bytes of attributes.
     """
     rows = source.rows(spark, plan.start, plan.end)
     kind = rows.schema[source.key].dataType
     _check(rows, source.key)
+    if with_originals and "message_id" in rows.columns:
+        _check_attributes(_converted(rows, source.key, with_originals=True))
     # Each partition is a sorted range of keys, which is cut into chunks by counting; its last chunk may be smaller.
     numbered = rows.select(source.key).orderBy(source.key).withColumn("number", sf.monotonically_increasing_id())
     part = sf.shiftright("number", _ROW_BITS).alias("part")
@@ -168,20 +179,46 @@ def _check(rows: DataFrame, key: str) -> None:
         raise CommandFailed(says, hint="give --order-by a column with unique values", code=Exit.USAGE)
 
 
+def _check_attributes(rows: DataFrame) -> None:
+    size = sf.aggregate(
+        sf.map_entries("headers"),
+        sf.lit(0),
+        lambda total, each: total + sf.octet_length(each["key"]) + sf.octet_length(each["value"]),
+    )
+    if "routing_key" in rows.columns:
+        size += sf.coalesce(sf.octet_length("routing_key") + len(ROUTING_KEY), sf.lit(0))
+    large = rows.where(size > MAX_ATTRIBUTE_BYTES).count()
+    if large:
+        raise CommandFailed(
+            f"{show_count(large)} rows would have more than {MAX_ATTRIBUTE_BYTES} bytes of attributes with {ORIGINAL_ID} "
+            f"and {ORIGINAL_TIME}",
+            hint="--no-originals leaves these two out",
+            code=Exit.USAGE,
+        )
+
+
 def outgoing(rows: DataFrame, key: str, *, with_originals: bool) -> DataFrame:
     """Convert rows to what is published, sorted: payload, routing key, and headers with the original ids and times."""
+    # One partition, since several tasks would interleave their rows.
+    in_order = _converted(rows, key, with_originals=with_originals).repartition(1).sortWithinPartitions(key)
+    return in_order.select(*(part for part in PARTS if part in in_order.columns))
+
+
+def _converted(rows: DataFrame, key: str, *, with_originals: bool) -> DataFrame:
     has_id = "message_id" in rows.columns and with_originals
     found = rows.select(key, *(part for part in PARTS if part != key and part in rows.columns), *_id(rows, key, has_id))
     if has_id:
         own = sf.coalesce("headers", sf.create_map()) if "headers" in rows.columns else sf.create_map()
-        kept = sf.map_filter(own.cast("map<string,string>"), lambda name, _: ~name.isin(ORIGINAL_ID, ORIGINAL_TIME))
+        own = own.cast("map<string,string>")
         digits = sf.lower(sf.hex("message_id"))
         time_ms = sf.conv(sf.substring(digits, 1, 16), 16, 10)
         originals = sf.create_map(sf.lit(ORIGINAL_ID), digits, sf.lit(ORIGINAL_TIME), time_ms)
-        found = found.withColumn("headers", sf.map_concat(kept, originals))
-    # One partition, since several tasks would interleave their rows.
-    in_order = found.repartition(1).sortWithinPartitions(key)
-    return in_order.select(*(part for part in PARTS if part in found.columns))
+        # A message that has an original id keeps it: it was replayed before, or its publisher gave it one.
+        added = sf.map_filter(originals, lambda name, _: ~sf.map_contains_key(own, name))
+        found = found.withColumn(
+            "headers", sf.when(sf.map_contains_key(own, ORIGINAL_ID), own).otherwise(sf.map_concat(own, added))
+        )
+    return found
 
 
 def _id(rows: DataFrame, key: str, has_id: bool) -> list[str]:
@@ -250,7 +287,8 @@ def fresh(run: Run, plan: Plan, plans: Plans, *, anew: bool) -> Plan:
         publish rows twice.
     """
     with closing(WriteOptions.parse(run.source(topic=plan.topic), streaming=False).calls()) as calls:
-        known = set(calls.producers(plan.topic, plan.family))
+        families = {plan.family, replace(plan, as_read={}).family}  # the second is that of versions before 0.2
+        known = {name for family in families for name in calls.producers(plan.topic, family)}
     while anew and plan.producer in known:
         plan = replace(plan, attempt=plan.attempt + 1)
     unknown = sorted(known - {each.producer for each in plans.all()})
