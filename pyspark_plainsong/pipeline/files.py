@@ -12,7 +12,6 @@ import secrets
 import shutil
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, Protocol
-from urllib.parse import urlsplit
 
 from plainsong.cli.command import CommandFailed, Exit
 from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME as MANIFEST
@@ -69,6 +68,16 @@ class Files(Protocol):
         """Return the latest change of a folder and its direct entries, in milliseconds since 1970; None if it is gone."""
 
 
+#: Characters that make a path a pattern for Spark's readers of files; a backslash quotes each.
+_OF_PATTERNS: Final = re.compile(r"[\\*?\[\]{}]")
+_LOCAL_URL: Final = re.compile(r"file:(?://(?:localhost)?(?=/))?(/.*)", re.DOTALL)
+
+
+def literal(path: str) -> str:
+    """Quote a path or a URL for Spark's readers of files, which expand patterns."""
+    return _OF_PATTERNS.sub(r"\\\g<0>", path)
+
+
 def open_files(root: str, session: Callable[[], SparkSession] | None = None) -> Files:
     """Open the file system of a root: a path, ``file:…``, or a URL that Hadoop can open.
 
@@ -77,11 +86,11 @@ def open_files(root: str, session: Callable[[], SparkSession] | None = None) -> 
     Raises:
       CommandFailed: the root is a URL, and there is no session.
     """
-    parts = urlsplit(root)
     if "://" not in root and not root.startswith("file:"):
         return LocalFiles(Path(root))
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return LocalFiles(Path(parts.path))
+    local = _LOCAL_URL.fullmatch(root)
+    if local is not None and not local[1].startswith("//"):
+        return LocalFiles(Path(local[1]))
     if session is None:
         raise CommandFailed(f"{root} cannot be read without Spark", code=Exit.USAGE)
     from pyspark_plainsong.pipeline.hadoop import HadoopFiles

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plainsong.cli.command import CommandFailed
 from plainsong.protocol.errors import PlainsongError
@@ -45,53 +45,24 @@ class Batches:
             raise
 
 
-def watch(
-    query: StreamingQuery, on_batch: Callable[[dict[str, Any]], None], *, idle: Callable[[], None] | None = None
-) -> None:
-    """Wait until the query ends; a query that follows a topic never does.
-
-    Args:
-      query: a query that was started.
-      on_batch: called with Spark's progress of each batch that had rows (``batchId``, ``numInputRows``,
-        ``durationMs``, ``sources``), in order; Spark keeps only the last ones, so some may be left out.
-      idle: called about every second.
-    Raises:
-      StreamingQueryException: the query failed.
-      Exception: of ``on_batch`` or ``idle``; the query is stopped.
-    """
-    last_batch = -1
-    try:
-        ended = False
-        while not ended:
-            ended = bool(query.awaitTermination(LOOK_S))
-            for each in query.recentProgress:
-                if each["batchId"] > last_batch and each["numInputRows"] > 0:
-                    last_batch = each["batchId"]
-                    on_batch(dict(each))
-            if idle is not None:
-                idle()
-    finally:
-        if query.isActive:
-            query.stop()
-
-
 def watch_all(queries: Sequence[StreamingQuery], *, idle: Callable[[], object]) -> None:
     """Wait until all queries have ended.
 
     Args:
+      queries: may get further ones while it waits.
       idle: called about every second, and at the end.
     Raises:
       StreamingQueryException: one failed; the others are stopped.
       Exception: of ``idle``; all queries are stopped.
     """
+    ended: list[StreamingQuery] = []
     try:
-        left = list(queries)
-        while left:
-            left[0].awaitTermination(LOOK_S)
-            for query in left:
+        while running := [query for query in queries if query not in ended]:
+            running[0].awaitTermination(LOOK_S)
+            for query in running:
                 if not query.isActive:
                     query.awaitTermination()  # raises the error that it failed with
-            left = [query for query in left if query.isActive]
+                    ended.append(query)
             idle()
     finally:
         for query in queries:

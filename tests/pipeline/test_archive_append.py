@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,9 @@ from plainsong import Client
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.cli.connection import Where
 from plainsong.cli.options import now_ms
-from pyspark_plainsong.pipeline.archive import appending, layout, read
+from pyspark_plainsong.pipeline.archive import appending, archiving, layout, read
 from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject
-from pyspark_plainsong.pipeline.archive.archiving import append, compact
+from pyspark_plainsong.pipeline.archive.archiving import append, compact, verify
 from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME
 from pyspark_plainsong.pipeline.archive.reading import load_manifests
 from pyspark_plainsong.pipeline.archive.writing import ArchiveWriter
@@ -72,6 +73,22 @@ def test_a_topic_is_archived_in_order_and_later_only_what_is_new(spark, client, 
     for file in Path(root).rglob("*.parquet"):
         ids = pq.read_table(file)["message_id"].to_pylist()
         assert ids == sorted(ids)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a[1]", "{a,b}", "a\\b", "a#b", "a?b*", "a b%20c"],
+    ids=["brackets", "braces", "backslash", "hash", "wildcards", "quoted"],
+)
+def test_a_root_may_have_any_name(spark, client, run, tmp_path, name):
+    published(client, 0, 10)
+    for root in (str(tmp_path / name), f"file:{tmp_path / name}"):
+        append(run, ["orders"], root, every=None)
+        assert in_archive(spark, root) == in_topic(client)
+    compact(run, ["orders"], root, compression="zstd", today=True)
+    findings = verify(run, "orders", root, bytes(20), b"\x7f" + bytes(19), None)
+    assert (findings.is_good, findings.counts["same"]) == (True, 10)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_several_topics_have_archives_side_by_side(spark, client, run, root):
@@ -154,6 +171,51 @@ def test_a_dry_run_says_what_waits_and_writes_nothing(client, run, root, capsys)
     append(run, ["orders"], root, every=None)
     assert "orders: would archive 0 messages" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in Path(root).rglob("*")} == before
+
+
+class Enough(Exception):
+    """Ends a run that follows topics."""
+
+
+def test_a_followed_pattern_archives_topics_that_match_it_later(spark, client, run, root, monkeypatch):
+    later = ["foo-b", "foo-c"]
+    appended = []
+
+    def tell(self, *, following=False):
+        real(self, following=following)
+        appended.append(self)
+        if manifested(root) == 10 * (3 - len(later)):
+            if not later:
+                raise Enough
+            published(client, 0, 10, later.pop(0))
+
+    real = archiving.Appending.tell
+    monkeypatch.setattr(archiving.Appending, "tell", tell)
+    monkeypatch.setattr(archiving, "LOOK_EVERY", 1)
+    published(client, 0, 10, "foo-a")
+    published(client, 0, 10, "foo-more")
+    with pytest.raises(Enough):
+        append(run, ["foo-?"], root, every="1 seconds")
+    rows = read(spark, root).groupBy("topic").count().collect()
+    assert {row["topic"]: row["count"] for row in rows} == {"foo-a": 10, "foo-b": 10, "foo-c": 10}
+    for each in appended:
+        real(each)
+        assert not each._written, "a manifest that was reported is not kept"
+
+
+def test_a_later_topic_that_another_run_archives_is_left_out_with_a_warning(client, run, root, monkeypatch, capsys):
+    monkeypatch.setattr(archiving, "LOOK_EVERY", 1)
+    published(client, 0, 10, "foo-a")
+    with run.client() as opened, ExitStack() as holds:
+        appends = archiving._Appends(run, opened, AppendOptions(root), holds, "1 seconds")
+        appends.begin(["foo-a"])
+        assert appends._later(["foo-?"]) == []
+        published(client, 0, 10, "foo-b")
+        lock = layout.lock_file(client.namespace, "foo-b", "appending")
+        with open_files(root).lock(lock, "the archive of foo-b", print):
+            assert appends._later(["foo-?"]) == []
+        assert appends._later(["foo-?"]) == []
+    assert capsys.readouterr().err.count("foo-b is left out: ") == 1
 
 
 def test_an_archive_that_is_late_is_told_with_a_metric(client, run, root, capsys):

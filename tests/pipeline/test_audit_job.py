@@ -172,6 +172,20 @@ def test_tables_of_before_get_what_is_missing_and_another_topic_beside_a_known_o
         assert run_stream(run, ["one", "two"], tmp_path, Choices())[0].messages == 30
 
 
+def test_the_figures_of_a_run_have_every_batch_however_few_spark_remembers(spark, url, tmp_path):
+    run = Run("audit", Where((url,), "figures"), spark=spark)
+    with Client(url, namespace="figures") as client:
+        client.create_topic("audit")
+        client.publish("audit", list(payloads(30, 1)))
+    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "1")
+    try:
+        total, _ = run_stream(run, ["audit"], tmp_path, Choices(batch_rows=10))
+    finally:
+        spark.conf.unset("spark.sql.streaming.numRecentProgressUpdates")
+    assert (total.messages, total.batches) == (30, 3)
+    assert 'plainsong_pipeline_rows_total{job="audit",topic="audit"} 30.0' in run.metrics.text()
+
+
 def test_spark_looks_out_for_losses_unless_a_run_before_had_seen_that_nothing_waits(spark, url, tmp_path, monkeypatch):
     """A quiet topic's tables end before what its ttl leaves, and that is no loss; whether it is one, a note decides."""
     looked_out = []

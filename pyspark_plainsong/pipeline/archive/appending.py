@@ -19,6 +19,7 @@ from pyspark_plainsong.pipeline.archive.manifest import Range, covered, minus
 from pyspark_plainsong.pipeline.archive.reading import load_manifests
 from pyspark_plainsong.pipeline.archive.writing import TIMESTAMPS, ArchiveWriter, Log, Offsets
 from pyspark_plainsong.pipeline.files import open_files
+from pyspark_plainsong.pipeline.grace import Grace
 from pyspark_plainsong.pipeline.streams import Batches
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.job import Run
 
 FIRST = bytes(20)
-#: A run is trusted to lose nothing if it starts within this part of the ttl after the archive had caught up.
-SAFE_PART = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class Subject:
         self.ttl_s = int(properties["ttl"])
         self.files = open_files(choices.root, run.session)
         self.checkpoint, self.offsets = checkpoint_of(run, self.log, choices.root, choices.checkpoint)
-        self._safe_until_ms = 0
+        self._grace = Grace()
         self._client = client
         self._check: Callable[[], None] = lambda: None
 
@@ -144,9 +143,7 @@ class Subject:
         Raises:
           CommandFailed: the run took so long that messages may have expired unarchived.
         """
-        if self._safe_until_ms and now_ms() > self._safe_until_ms:
-            says = f"{self.log.name}: the run took longer than messages live; some may have expired unarchived"
-            raise CommandFailed(says, hint="archive more often, or raise the ttl")
+        self._grace.check(now_ms(), f"{self.log.name}: the run", "archive more often, or raise the ttl")
 
     def entries(self) -> list[Manifest]:
         """Load the archive's entries of this generation."""
@@ -179,16 +176,9 @@ class Subject:
         return True
 
     def _is_safe(self) -> bool:
-        """True if no message can have expired unarchived, although the archive's end may be older than the ttl.
-
-        All messages since the archive caught up are younger than that moment. The connector cannot know this: given the
-        old position of a quiet topic, it must assume that later messages have expired.
-        """
+        """True if no message can have expired unarchived, although the archive's end may be older than the ttl."""
         caught_up_ms = self.offsets.caught_up_ms()
-        if caught_up_ms is None or now_ms() - caught_up_ms > SAFE_PART * self.ttl_s * 1000:
-            return False
-        self._safe_until_ms = caught_up_ms + self.ttl_s * 1000
-        return True
+        return caught_up_ms is not None and self._grace.begin([(caught_up_ms, self.ttl_s * 1000)], now_ms())
 
     @property
     def is_quiet(self) -> bool:

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import ExitStack, closing
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from plainsong.cli.command import CommandFailed, Exit
-from plainsong.cli.options import chosen, show_time
+from plainsong.cli.options import chosen, is_pattern, show_time
 from plainsong.cli.output import counted, show_bytes, show_count, show_messages
+from plainsong.protocol.errors import PlainsongError
 from pyspark_plainsong.options import ReadOptions
 from pyspark_plainsong.pipeline.archive import layout
 from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject, checkpoint_of, fill_holes
 from pyspark_plainsong.pipeline.archive.compaction import Compaction, plan
-from pyspark_plainsong.pipeline.archive.manifest import Range
+from pyspark_plainsong.pipeline.archive.manifest import NOTHING, Range
 from pyspark_plainsong.pipeline.archive.reading import load_manifests
 from pyspark_plainsong.pipeline.archive.verification import Findings, Verification
 from pyspark_plainsong.pipeline.archive.writing import Log
 from pyspark_plainsong.pipeline.files import open_files
+from pyspark_plainsong.pipeline.locks import Busy
 from pyspark_plainsong.pipeline.streams import watch_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from plainsong import Client
     from pyspark_plainsong.calls import Extent
     from pyspark_plainsong.pipeline.archive.compaction import Day
     from pyspark_plainsong.pipeline.archive.manifest import Manifest
@@ -29,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **options: Any) -> list[str]:
-    """Archive the present backlog, or follow the topics.
+    """Archive the present backlog, or follow the topics, and those that match a pattern later.
 
     Args:
       every: the interval of following; None: do not follow.
@@ -43,47 +50,122 @@ def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **o
     """
     choices = AppendOptions(root, **options)
     with run.client(*topics) as client, ExitStack() as holds:
-        subjects = [Subject(run, client, topic, choices) for topic in chosen(client.topics(), topics)]
+        names = chosen(client.topics(), topics)
         if run.dry_run:
-            for subject in subjects:
-                report_waiting(run, subject)
+            for name in names:
+                report_waiting(run, Subject(run, client, name, choices))
             return []
-        for subject in subjects:
-            holds.enter_context(subject.held())
+        appends = _Appends(run, client, choices, holds, every)
+        begun = appends.begin(names)
+        if every is not None:
+            appends.follow(begun, every, [each for each in topics if is_pattern(each)])
+        return appends.end()
+
+
+class _Appends:
+    """The topics of one run.
+
+    Args:
+      holds: holds the locks of their archives.
+    """
+
+    def __init__(self, run: Run, client: Client, choices: AppendOptions, holds: ExitStack, every: str | None) -> None:
+        self._run = run
+        self._client = client
+        self._choices = choices
+        self._holds = holds
+        self._every = every
+        self._begun: dict[str, Appending] = {}
+        self._busy: set[str] = set()
+        self._behind: set[str] = set()
+        self._seconds = 0
+
+    def begin(self, names: Sequence[str]) -> list[Appending]:
+        """Lock the archives of topics, and bring them up to date as far as following does not do that.
+
+        Raises:
+          Busy: another process archives one of them; nothing was done.
+          CommandFailed: an archive has a hole that cannot be filled.
+        """
+        subjects = [Subject(self._run, self._client, topic, self._choices) for topic in names]
+        with ExitStack() as held:
+            for subject in subjects:
+                held.enter_context(subject.held())
+            self._holds.push(held.pop_all())
         for subject in subjects:
             fill_holes(subject)
-        behind = {subject.topic for subject in subjects if subject.warn_if_behind(subject.resumes_at)}
-        appended = [Appending(run, subject) for subject in subjects]
-        for each in appended:
+        self._behind |= {subject.topic for subject in subjects if subject.warn_if_behind(subject.resumes_at)}
+        begun = [Appending(self._run, subject) for subject in subjects]
+        self._begun |= {each.subject.topic: each for each in begun}
+        for each in begun:
             # A following query has to detect losses, which needs a start at a message that still exists. So if the
             # position is old, catch up first.
-            if every is None or each.subject.is_quiet:
-                _go(run, [each], None)
+            if self._every is None or each.subject.is_quiet:
+                _go(self._run, [each], None)
                 each.subject.check_nothing_was_lost()
-        if every is not None:
-            _go(run, appended, every)
-        for each in appended:
-            if each.end():
-                behind.add(each.subject.topic)
-    return sorted(behind)
+        return begun
+
+    def follow(self, begun: Sequence[Appending], every: str, patterns: Sequence[str]) -> None:
+        """Follow topics until the run is interrupted."""
+        _go(self._run, begun, every, later=lambda: self._later(patterns))
+
+    def end(self) -> list[str]:
+        """Report the end of the run; return the topics where the lag was too large."""
+        return sorted(self._behind | {topic for topic, each in self._begun.items() if each.end()})
+
+    def _later(self, patterns: Sequence[str]) -> list[Appending]:
+        """Begin with the topics that match a pattern by now; called every second, it looks every ``LOOK_EVERY``."""
+        self._seconds += 1
+        if not patterns or self._seconds % LOOK_EVERY:
+            return []
+        try:
+            topics = self._client.topics()
+        except PlainsongError:
+            return []  # the queries wait for the daemon, or end with its error
+        known = self._begun.keys() | self._busy
+        names = [name for name in topics if name not in known and any(fnmatchcase(name, each) for each in patterns)]
+        begun: list[Appending] = []
+        for name in names:
+            try:
+                begun += self.begin([name])
+            except Busy as error:
+                self._busy.add(name)
+                self._run.warn(f"{name} is left out: {error}", "busy", topic=name)
+        return begun
 
 
-def _go(run: Run, group: Sequence[Appending], every: str | None) -> None:
-    """Start the queries of these topics, and wait for them."""
+def _go(
+    run: Run, group: Sequence[Appending], every: str | None, later: Callable[[], Sequence[Appending]] = lambda: ()
+) -> None:
+    """Start the queries of these topics, and wait for them.
+
+    Args:
+      later: called every second; returns further topics to start.
+    """
     run.session()  # start Spark before the rates begin to count
     run.progress.begin()
-    started = [each.subject.start(each.done, every=every) for each in group]
-
-    def tell() -> None:
-        for each in group:
-            each.tell(following=every is not None)
-
+    started: list[Appending] = []
+    queries: list[StreamingQuery] = []
     with ExitStack() as errors:
-        for _, batches in started:
-            errors.enter_context(batches.own_error())
-        watch_all([query for query, _ in started], idle=tell)
+
+        def start(some: Sequence[Appending]) -> None:
+            for each in some:
+                query, batches = each.subject.start(each.done, every=every)
+                errors.enter_context(batches.own_error())
+                started.append(each)
+                queries.append(query)
+
+        def tell() -> None:
+            for each in started:
+                each.tell(following=every is not None)
+            start(later())
+
+        start(group)
+        watch_all(queries, idle=tell)
 
 
+#: Seconds between looks for topics that match a pattern of a following run.
+LOOK_EVERY = 10
 #: Seconds between lag checks of a followed topic.
 JUDGE_EVERY = 30
 
@@ -94,8 +176,8 @@ class Appending:
     def __init__(self, run: Run, subject: Subject) -> None:
         self._run = run
         self.subject = subject
-        self._written: list[Manifest] = []
-        self._reported = 0
+        self._written: deque[Manifest] = deque()
+        self._total, self._batches = NOTHING, 0
         self._seconds = 0
         self._expected = expected(run, subject) if run.progress.is_visible else None
 
@@ -106,8 +188,11 @@ class Appending:
     def tell(self, *, following: bool = False) -> None:
         """Report the batches written since the last call."""
         topic = self.subject.topic
-        for manifest in self._written[self._reported :]:
-            self._reported += 1
+        last = None
+        while self._written:
+            last = manifest = self._written.popleft()
+            self._total += manifest.stats
+            self._batches += 1
             self._run.metrics.add("rows_total", manifest.stats.count, topic=topic)
             self._run.metrics.add("bytes_total", manifest.stats.payload_bytes, topic=topic)
             self._run.metrics.add("batches_total", topic=topic)
@@ -117,12 +202,10 @@ class Appending:
                 "batch", topic=topic, batch=manifest.batch, rows=rows, payloadBytes=batch_bytes, **bounds
             )
             self._run.metrics.write()
-        if self._written:
-            last = self._written[-1]
+        if last is not None:
             lag_s = self.subject.waiting_s(last.end) if self._run.progress.is_visible else None
-            rows = sum(each.stats.count for each in self._written)
             of = None if following else self._expected
-            self._run.progress.step(rows, of=of, what=topic, batch=last.batch, lag_s=lag_s)
+            self._run.progress.step(self._total.count, of=of, what=topic, batch=last.batch, lag_s=lag_s)
         self._seconds += 1
         if following and self._seconds % JUDGE_EVERY == 0:
             self.subject.warn_if_behind(self.subject.resumes_at)
@@ -131,13 +214,10 @@ class Appending:
     def end(self) -> bool:
         """Report the end of the run; True if the archive still lags too far behind the topic."""
         self.tell()
-        rows = sum(each.stats.count for each in self._written)
-        size = sum(each.stats.payload_bytes for each in self._written)
+        rows, size = self._total.count, self._total.payload_bytes
         end = self.subject.resumes_at
-        text = (
-            f"{self.subject.topic}: {show_messages(rows)}, {show_bytes(size)} in {counted(len(self._written), 'batch')}"
-        )
-        figures = {"topic": self.subject.topic, "rows": rows, "payloadBytes": size, "batches": len(self._written)}
+        text = f"{self.subject.topic}: {show_messages(rows)}, {show_bytes(size)} in {counted(self._batches, 'batch')}"
+        figures = {"topic": self.subject.topic, "rows": rows, "payloadBytes": size, "batches": self._batches}
         self._run.progress.result(text, "archived", **figures, end=end.hex())
         return self.subject.warn_if_behind(end)
 

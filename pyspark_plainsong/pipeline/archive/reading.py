@@ -14,7 +14,7 @@ from pyspark.sql import functions as sf
 from plainsong.cli.command import CommandFailed, Exit
 from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME
 from pyspark_plainsong.pipeline.archive.manifest import NOTHING, Manifest, Piece, Stats, parse_manifest, pieces
-from pyspark_plainsong.pipeline.files import open_files
+from pyspark_plainsong.pipeline.files import literal, open_files
 from pyspark_plainsong.pipeline.job import reason_of
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def read_back(spark: SparkSession, files: Files, folder: str) -> tuple[Stats, tu
     """
     there = files.sizes(folder)
     if there:  # Spark writes a file even without rows
-        stats = stats_of(spark.read.schema(SCHEMA).parquet(*(files.url(f"{folder}/{name}") for name in there)))
+        stats = stats_of(_parquet(spark, [files.url(f"{folder}/{name}") for name in there]))
         files.settle(folder)
         if files.sizes(folder) == there:
             return stats, tuple(there.items())
@@ -249,7 +249,11 @@ def rows_in(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> D
     urls = [files.url(f"{entry.folder}/{name}") for entry in entries for name, _ in entry.files]
     if not urls:
         return spark.createDataFrame([], SCHEMA)
-    return spark.read.schema(SCHEMA).parquet(*urls)
+    return _parquet(spark, urls)
+
+
+def _parquet(spark: SparkSession, urls: Iterable[str]) -> DataFrame:
+    return spark.read.schema(SCHEMA).parquet(*map(literal, urls))
 
 
 def stats_by_entry(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, Stats | None]:

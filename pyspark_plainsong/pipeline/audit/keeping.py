@@ -114,7 +114,7 @@ FULL_ROWS: Final = 5_000_000
 
 
 class TablesBusy(CommandFailed):
-    """Another process keeps these tables. Nothing was changed."""
+    """Another process keeps these tables. No table was changed; the folder exists."""
 
 
 class Keeping:
@@ -218,7 +218,7 @@ def keep(root: Path, tables: Sequence[Table], *, keep_s: float = 3600.0) -> Iter
     Args:
       keep_s: how long files stay after a merge, for readers that have opened them.
     Raises:
-      TablesBusy, FolderTaken, TablesUnreadable: nothing was changed.
+      TablesBusy, FolderTaken, TablesUnreadable: no table was changed; the folder may have been created.
     """
     first_look(root)
     root.mkdir(parents=True, exist_ok=True)

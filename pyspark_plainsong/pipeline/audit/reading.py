@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from plainsong.cli.command import Exit
 from pyspark_plainsong.pipeline.audit.manifest import TablesManifest, TablesUnreadable, load_manifest
 from pyspark_plainsong.pipeline.audit.messages import PROGRAM
+from pyspark_plainsong.pipeline.files import literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,7 +51,7 @@ def unmerged(spark: SparkSession, root: Path, table: Table, parts: list[Part]) -
     """Read the rows of parts, unmerged."""
     if not parts:
         return spark.createDataFrame([], table.columns)
-    return spark.read.schema(table.columns).parquet(*paths(root, parts))
+    return spark.read.schema(table.columns).parquet(*map(literal, paths(root, parts)))
 
 
 def frame(spark: SparkSession, root: Path, table: Table, manifest: TablesManifest | None = None) -> DataFrame:

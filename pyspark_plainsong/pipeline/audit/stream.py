@@ -9,17 +9,18 @@ import json
 import re
 import secrets
 import shutil
-from dataclasses import dataclass, replace
+from collections import deque
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from plainsong.cli.command import CommandFailed
 from plainsong.cli.options import now_ms
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.ids import FIRST_BOUND, after, unpack_id
 from pyspark_plainsong.pipeline.audit.keeping import TABLES, Absorbed, absorb, keep
 from pyspark_plainsong.pipeline.audit.manifest import first_look
 from pyspark_plainsong.pipeline.files import LocalFiles
-from pyspark_plainsong.pipeline.streams import Batches, watch
+from pyspark_plainsong.pipeline.grace import Grace
+from pyspark_plainsong.pipeline.streams import Batches, watch_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,7 +111,7 @@ def _go(run: Run, lives: dict[str, int], root: Path, choices: Choices, keeping: 
     every = choices.every
     timed = query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)
     with batches.own_error():
-        watch(timed.start(), report.on_batch, idle=report.idle)
+        watch_all([timed.start()], idle=report.idle)
 
 
 class _StreamReport:
@@ -121,16 +122,23 @@ class _StreamReport:
         self._run = run
         self._keeping = keeping
         self._behind = behind
-        self._came_to: dict[int, Absorbed] = {}
+        #: Batches that were added and not reported yet, with their numbers.
+        self._added: deque[tuple[int, Absorbed]] = deque()
         self._seconds = 0
 
     def on_rows(self, rows: DataFrame, batch: int) -> None:
         """Add a batch to the tables; runs in the query's thread."""
-        self._came_to[batch] = absorb(self._keeping, rows)
+        self._added.append((batch, absorb(self._keeping, rows)))
 
-    def on_batch(self, progress: dict[str, Any]) -> None:
-        """Report an added batch; runs in the command's thread."""
-        absorbed = self._came_to.pop(progress["batchId"], Absorbed())
+    def idle(self) -> None:
+        """Report the added batches, and update the lag every ``TELL_EVERY`` calls; called once a second."""
+        while self._added:
+            self._report(*self._added.popleft())
+        self._seconds += 1
+        if self._seconds % TELL_EVERY == 0:
+            self._behind.tell(self._keeping.manifest)
+
+    def _report(self, batch: int, absorbed: Absorbed) -> None:
         self.total.messages += absorbed.messages
         self.total.bad += absorbed.bad
         self.total.batches += 1
@@ -143,17 +151,11 @@ class _StreamReport:
         self._run.progress.step(
             self.total.messages,
             what=",".join(topic.partition(":")[2] for topic in sorted(absorbed.of_topic)),
-            batch=progress["batchId"],
+            batch=batch,
             lag_s=self._behind.tell(self._keeping.manifest),
             deadLetters=self.total.bad,
             last=True,
         )
-
-    def idle(self) -> None:
-        """Update lag and metrics every ``TELL_EVERY`` calls; called once a second."""
-        self._seconds += 1
-        if self._seconds % TELL_EVERY == 0:
-            self._behind.tell(self._keeping.manifest)
 
 
 def _source(run: Run, choices: Choices, manifest: TablesManifest, lives: dict[str, int]) -> dict[str, str]:
@@ -254,16 +256,9 @@ def _age_s(message: Seen) -> float:
 
 
 # --- quiet topics ----------------------------------------------------------------------------------
-#
-# Tells a quiet topic from one whose messages expired before they were read.
-#
-# If a position is older than the topic's time to live, the connector must assume that later messages have expired. A
-# run that read everything records when: all messages since then are younger than that.
 
 #: A file next to the manifest; without it a quiet topic may be reported as a loss.
 NOTES: Final = "caught-up.json"
-#: A run that starts within this part of the ttl cannot have lost a message.
-SAFE_PART: Final = 0.5
 
 
 @dataclass
@@ -272,7 +267,7 @@ class Quiet:
 
     root: Path
     ttls_s: Mapping[str, int]
-    _safe_until_ms: float = 0.0
+    _grace: Grace = field(default_factory=Grace)
 
     def note(self, manifest: TablesManifest, topic: str, asked_ms: int) -> None:
         """Record that at ``asked_ms`` the tables of ``manifest`` had all messages of the topic.
@@ -286,16 +281,9 @@ class Quiet:
 
     def is_safe(self, manifest: TablesManifest) -> bool:
         """True if no message after the tables' end can have expired; otherwise the connector must detect losses."""
-        untils_ms = []
-        for topic, ttl_s in self.ttls_s.items():
-            since_ms = self._since_ms(manifest, topic)
-            if since_ms is None:
-                continue  # the topic is read from its beginning
-            if now_ms() - since_ms > SAFE_PART * ttl_s * 1000:
-                return False
-            untils_ms.append(since_ms + ttl_s * 1000)
-        self._safe_until_ms = min(untils_ms, default=0.0)
-        return True
+        complete = [(self._since_ms(manifest, topic), ttl_s * 1000) for topic, ttl_s in self.ttls_s.items()]
+        # A topic without a time is read from its beginning.
+        return self._grace.begin([(since, ttl) for since, ttl in complete if since is not None], now_ms())
 
     def _since_ms(self, manifest: TablesManifest, topic: str) -> int | None:
         """Return the time up to which the tables are known to be complete; None if they have no message of the topic."""
@@ -322,9 +310,7 @@ class Quiet:
         Raises:
           CommandFailed: the run took so long that messages may have expired unread.
         """
-        if self._safe_until_ms and now_ms() > self._safe_until_ms:
-            says = "the run took longer than messages live; some may have expired before they were read"
-            raise CommandFailed(says, hint="run it more often, or raise the ttl")
+        self._grace.check(now_ms(), "the run", "run it more often, or raise the ttl")
 
     def _notes(self) -> dict[str, Any]:
         try:
