@@ -112,16 +112,9 @@ MECHANISMS: dict[str, Mechanism] = {
         _sets(("storage.leveldb.engine.newest_log:SMALL_BYTES", 0)),
         PUBLISHES,
     ),
-    "shrinking": Mechanism(
-        "large files are made shorter step by step before they are removed",
-        _sets(
-            ("storage.leveldb.engine.old_logs:MAX_HELD", 0), ("storage.leveldb.volume_list:shrunk", lambda *_: iter(()))
-        ),
-        ("steady",),
-    ),
     "niced-thread": Mechanism(
         "LevelDB's thread gives way",
-        _sets(("storage.leveldb.engine.background:BackgroundThread.look", lambda self: None)),
+        _sets(("storage.leveldb.engine.background:BackgroundThread.find", lambda self, start: None)),
         ("steady",),
     ),
     "packs": Mechanism(

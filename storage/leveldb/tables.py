@@ -21,6 +21,7 @@ from storage.base import StoreConflict, StoreDamaged, StoreError, StoreUnusable,
 from storage.directory import METADATA_NAME, VOLUMES_NAME, opening_failed
 from storage.leveldb import threads
 from storage.leveldb.commit import Committer
+from storage.leveldb.engine.background import background_thread
 from storage.leveldb.engine.database import Database, size_of
 from storage.leveldb.engine.errors import FOREIGN, call_failed
 from storage.leveldb.engine.manifest import check_files
@@ -127,6 +128,7 @@ class LevelDBTables:
             database = Database(directory / METADATA_NAME, options.metadata_shape, create=False, check=check)
             opened.callback(database.close)
             try:
+                background_thread.find(database.flush_memory)
                 self.metadata = Metadata(database)
                 self.sets = Sets(first_set(listed, self.databases, self.metadata, check=check))
             except StoreError as error:

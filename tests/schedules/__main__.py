@@ -11,11 +11,10 @@ import traceback
 from typing import Any
 
 from tests.schedules.exploring import STEPS, many, one, shrunk
-from tests.schedules.old_logs import OLD_LOGS
 from tests.schedules.store_world import WHOLE
 
 #: The worlds that can be explored, with their options.
-WORLDS: dict[str, dict[str, Any]] = {"tables": {}, "store": WHOLE, "old logs": OLD_LOGS}
+WORLDS: dict[str, dict[str, Any]] = {"tables": {}, "store": WHOLE}
 
 
 def main() -> int:

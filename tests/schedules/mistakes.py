@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from storage.base import StoreError
 from storage.leveldb import group_commit
 from storage.leveldb.commit import Committer
-from storage.leveldb.engine import old_logs
 from storage.leveldb.group_commit import GroupCommit
 from storage.leveldb.keeper import Keeper
 from storage.leveldb.keeper_thread import KeeperThread
@@ -26,7 +23,6 @@ Mistake = Callable[[], Any]
 #: Mistakes by name, one dictionary for each world that has to find them.
 MISTAKES: dict[str, Mistake] = {}
 STORE_MISTAKES: dict[str, Mistake] = {}
-LOG_MISTAKES: dict[str, Mistake] = {}
 
 
 def mistake(planted: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
@@ -38,12 +34,6 @@ def mistake(planted: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None
 def store_mistake(planted: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
     """Register a mistake between the event loop and the threads."""
     STORE_MISTAKES[planted.__name__] = contextmanager(planted)
-    return planted
-
-
-def log_mistake(planted: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
-    """Register a mistake with old logs."""
-    LOG_MISTAKES[planted.__name__] = contextmanager(planted)
     return planted
 
 
@@ -285,30 +275,4 @@ def a_view_that_reads_the_store_as_it_is() -> Iterator[None]:
         real(self, *arguments, **{**options, "view": None})
 
     with mock.patch.object(LevelDBTables, "scan", scan):
-        yield
-
-
-# --- old logs -------------------------------------------------------------------------------------------
-
-
-@log_mistake
-def a_log_that_is_shortened_while_it_has_a_name() -> Iterator[None]:
-    """The thread does not check whether the log still has a name."""
-    real = old_logs.shrunk
-
-    class Nameless:
-        def __init__(self, about: Any) -> None:
-            self.st_nlink, self.st_size, self.st_dev, self.st_ino = 0, about.st_size, about.st_dev, about.st_ino
-
-    stand_in = SimpleNamespace(
-        fstat=lambda descriptor: Nameless(os.fstat(descriptor)), ftruncate=os.ftruncate, close=os.close
-    )
-    with mock.patch.object(old_logs, "os", stand_in), mock.patch.object(old_logs, "shrunk", real):
-        yield
-
-
-@log_mistake
-def a_descriptor_that_is_forgotten() -> Iterator[None]:
-    """A log taken while the maximum is held is not closed."""
-    with mock.patch.object(old_logs, "close_quietly", return_value=None):
         yield

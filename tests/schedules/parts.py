@@ -15,7 +15,6 @@ from typing import Any
 from unittest import mock
 
 from storage.leveldb.commit import Committer
-from storage.leveldb.engine.old_logs import OldLogs
 from storage.leveldb.group_commit import GroupCommit
 from storage.leveldb.keeper import Keeper
 from storage.leveldb.metadata import Metadata
@@ -40,7 +39,6 @@ PARTS: dict[str, tuple[tuple[type, str], ...]] = {
     "open databases": ((OpenDatabases, "acquire"), (OpenDatabases, "release"), (OpenDatabases, "discard")),
     "a view": ((PinnedView, "add_snapshot"), (PinnedView, "rows_of"), (PinnedView, "end"), (PinnedView, "close")),
     "works on their way": ((GroupCommit, "begin"), (GroupCommit, "_report"), (GroupCommit, "_deliver")),
-    "old logs": ((OldLogs, "take"), (OldLogs, "_is_over")),
 }
 #: Written by the keeper alone while a store is open; the other party is the next start.
 AT_STARTS = {"indexes of sealed volumes"}

@@ -22,8 +22,6 @@ from tests.patience import PATIENCE_S
 
 #: Probability, at each choice of a thread, that time advances to the next deadline.
 _PASSING = 0.03
-#: Threads that never end: a schedule is over when all others have ended.
-SERVICES = ("old logs",)
 #: A schedule with more points than this never ends: most have one or two thousand.
 MAX_POINTS = 100_000
 
@@ -158,7 +156,7 @@ class Scheduler:
 
     def _leave(self) -> None:
         """A thread has ended: run another one, or end the schedule."""
-        if self._is_over or all(thread.ended or thread.name in SERVICES for thread in self._threads):
+        if self._is_over or all(thread.ended for thread in self._threads):
             self._done.set()
             return
         try:

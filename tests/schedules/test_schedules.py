@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from tests.schedules.exploring import Found, many, one
-from tests.schedules.mistakes import LOG_MISTAKES, MISTAKES, STORE_MISTAKES
-from tests.schedules.old_logs import OLD_LOGS
+from tests.schedules.mistakes import MISTAKES, STORE_MISTAKES
 from tests.schedules.parts import AT_STARTS, PARTS, noted, rows_of_design
 from tests.schedules.store_world import WHOLE
 
@@ -26,20 +25,17 @@ HOUR_S = 3600.0
 WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     "tables": (120, {}),
     "store": (40, WHOLE),
-    "old logs": (40, OLD_LOGS),
 }
 #: Events that must occur, so that schedules without any work are detected.
 HAPPENS = {
     "tables": ("acknowledged", "scans", "views", "kills", "gone", "faults", "failed"),
     "store": ("acknowledged", "in the thread", "inline", "scans", "backups", "scrubs", "merges", "kills"),
-    "old logs": ("given", "read", "closed"),
 }
 #: Schedules within which each planted mistake has to be found; most need a dozen, the slowest took 65.
 BUDGET = 200
 PLANTED = [
     *((name, each, {}) for name, each in MISTAKES.items()),
     *((name, each, WHOLE) for name, each in STORE_MISTAKES.items()),
-    *((name, each, OLD_LOGS) for name, each in LOG_MISTAKES.items()),
 ]
 #: A failing schedule abandons its event loop.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:Trio guest run")
@@ -103,7 +99,6 @@ def test_each_structure_that_two_threads_touch_takes_part():
     with noted() as found:
         good("tables", many(range(4)))
         good("store", many(range(6), **WHOLE))
-        good("old logs", many(range(2), **OLD_LOGS))
     assert list(PARTS) == rows_of_design()
     alone = {name for name in PARTS if len(found[name]) < 2}
     assert alone <= AT_STARTS, dict(found)

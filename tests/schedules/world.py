@@ -36,7 +36,7 @@ from storage.base import NothingWritten, StoreConflict, StoreError
 from storage.leveldb import keeper, keeper_thread, next_volume, tidying, view, volume, volume_list
 from storage.leveldb import tables as tables_module
 from storage.leveldb import threads as seam
-from storage.leveldb.engine import database, newest_log, old_logs, packs
+from storage.leveldb.engine import database, packs
 from storage.leveldb.engine.errors import call_failed
 from storage.leveldb.operations import MarkDead, PendingWrite, Seal
 from storage.leveldb.options import LevelDBOptions
@@ -636,8 +636,7 @@ def patched(world: World) -> Iterator[None]:
         for owner, name, is_file in _CALLS:
             stack.enter_context(mock.patch.object(owner, name, _reaching(getattr(owner, name), is_file=is_file)))
         stack.enter_context(mock.patch.object(database._GuardedBatch, "__exit__", _exit_of_batch))
-        # The moment at which LevelDB removes a log cannot be scheduled.
-        stack.enter_context(mock.patch.object(newest_log, "old_logs", SimpleNamespace(take=old_logs.close_quietly)))
+        stack.enter_context(mock.patch.object(tables_module, "background_thread", mock.Mock()))
         stack.enter_context(mock.patch.object(packs, "MIN_ROWS", world.random.choice([2, 32])))
         stack.enter_context(mock.patch.object(_Reached, "world", world))
         yield

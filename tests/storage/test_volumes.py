@@ -24,10 +24,9 @@ from plainsong.protocol.rows import decode_row
 from storage.base import StoreDamaged, StoreError, StoreUnusable, read_rows
 from storage.leveldb import LevelDBStore, opening, tidying
 from storage.leveldb.engine.database import Database
-from storage.leveldb.engine.old_logs import STEP_BYTES
 from storage.leveldb.keeper_thread import Stopped
 from storage.leveldb.volume import Volume, index_path
-from storage.leveldb.volume_list import MAX_PAUSES_S, remove_slowly
+from storage.leveldb.volume_list import MAX_PAUSES_S, STEP_BYTES, remove_slowly
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything
 from tests.storage.rolling_contract import RollingContract, under
 from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, paused_until, settled

@@ -27,10 +27,9 @@ folder, the list, an index that is removed), we sync the directory.
     ranges        damage at the ends of a range, which plyvel's iterators ignore, is an error
     database      after a failed write nothing is written before the database has been reopened
     packs         many small messages are stored as one row
-    old_logs      the space of removed logs is freed in steps
     background    LevelDB's thread gets a lower priority
 
-The last three never decide what is durable. The others do, so here is why each fault is safe:
+The last two never decide what is durable. The others do, so here is why each fault is safe:
 
 **Kill.** Data that LevelDB wrote is in the page cache, which outlives the process. A record that was being written has
 a beginning followed by zeros: ``torn_end`` leaves it out. Its commit was not acknowledged, because that happens after

@@ -13,14 +13,17 @@ import os
 from typing import TYPE_CHECKING
 
 from storage.leveldb import threads
+from storage.loop import nap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 NICER_BY = 5
-#: Number of consecutive looks at which a thread must be the only unknown one to be taken for LevelDB's.
+#: Number of consecutive looks at which a thread must be the only unknown one to be taken for LevelDB's, and the pause
+#: between them. One look is not enough, because Python does not know its own threads while they begin or end.
 LOOKS = 4
+_LOOK_EVERY_S = 0.002
 
 
 def _threads() -> set[int]:
@@ -43,26 +46,31 @@ class BackgroundThread:
     ) -> None:
         self._threads = threads
         self._lower_priority = lower_priority
-        #: Threads that Python does not know, with the number of consecutive looks that found each.
-        self._seen: dict[int, int] = {}
         self._is_over = False
 
-    def look(self) -> None:
-        """Look once. Called some milliseconds apart while a table is written. Never raises.
+    def find(self, start: Callable[[], object]) -> None:
+        """Lower the priority, unless that is done. If the thread cannot be told from others, it keeps its own.
 
-        One look is not enough, because Python does not know its own threads while they begin or end.
+        Args:
+          start: makes LevelDB write a table, and so start its thread. Its errors are raised.
         """
         if self._is_over:
             return
+        start()
         try:
-            unknown = self._threads() - threads.native_ids()
-            self._seen = {thread: self._seen.get(thread, 0) + 1 for thread in unknown}
-            if len(unknown) == 1 and min(self._seen.values()) >= LOOKS:
+            unknown = self._unknown()
+            for _ in range(LOOKS - 1):
+                nap(_LOOK_EVERY_S)
+                unknown &= self._unknown()
+            if len(unknown) == 1:
                 self._is_over = True
                 self._lower_priority(*unknown)
         except OSError as error:
             self._is_over = True
             log.debug("LevelDB's thread does not yield", extra={"why": str(error)})
+
+    def _unknown(self) -> set[int]:
+        return self._threads() - threads.native_ids()
 
 
 #: The instance of this process.

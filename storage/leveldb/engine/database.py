@@ -394,7 +394,7 @@ class Database(Readable):
         LevelDB does not report if that fails, but then it refuses every later batch. So rows of unsynced batches are
         durable only once a synced batch after this has succeeded; it may be empty.
         """
-        self._log.let_go_of_all()
+        self._log.let_go()
         try:
             # A range after all keys: LevelDB flushes its memory, and finds no file to merge.
             self._db.compact_range(start=_AFTER_ALL, stop=_AFTER_ALL + b"\xff")
@@ -417,7 +417,7 @@ class Database(Readable):
     def close(self) -> None:
         """Close it; waits for a merge in progress. No other thread may be inside. Idempotent."""
         try:
-            self._log.close()
+            self._log.let_go()
         finally:
             self._db.close()
 

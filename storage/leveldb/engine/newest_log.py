@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from storage.leveldb.engine.log_format import BLOCK_BYTES, FIRST, FULL, HEADER
-from storage.leveldb.engine.old_logs import close_quietly, has_name, old_logs
 from storage.leveldb.engine.torn_end import logs_among, newest_log_of
 
 if TYPE_CHECKING:
@@ -85,8 +84,6 @@ class NewestLog:
         self._step_bytes = step_bytes
         self._name: str | None = None
         self._descriptor = -1
-        #: True if the file system counts the links of the file.
-        self._counts_names = False
         #: The file's length, and where the next record begins unless LevelDB has switched to another log.
         self._length = 0
         self._end = 0
@@ -158,32 +155,15 @@ class NewestLog:
                     close_quietly(descriptor)  # the sync has reported all errors
 
     def let_go(self) -> None:
-        """Release a log that LevelDB has removed or will remove soon. Idempotent."""
-        self._leave(old_logs.take if self._counts_names else close_quietly)
+        """Close the log. Idempotent.
 
-    def let_go_of_all(self) -> None:
-        """Release every log: LevelDB is about to write its memory to a table, and to remove them."""
-        self.let_go()
-        names: list[str] = []
-        with suppress(OSError):
-            names = logs_among(os.listdir(self._directory))
-        for name in names:
-            with suppress(OSError):  # LevelDB may have removed it by now
-                descriptor = os.open(self._directory / name, os.O_RDWR | os.O_CLOEXEC)
-                if has_name(descriptor):
-                    old_logs.take(descriptor)
-                else:
-                    os.close(descriptor)
-
-    def close(self) -> None:
-        """Release the log when LevelDB is closed, which leaves it in place. Idempotent."""
-        self._leave(close_quietly)
-
-    def _leave(self, leave: Callable[[int], None]) -> None:
+        LevelDB switches to another log before it writes the rows of this one to a table and removes it, so this one is
+        usually closed while it still has its name: LevelDB's thread then frees its space, and no commit waits for that.
+        """
         descriptor, self._descriptor, self._name = self._descriptor, -1, None
         self._length = self._end
         if descriptor >= 0:
-            leave(descriptor)
+            close_quietly(descriptor)
 
     # --- where records are ------------------------------------------------------------------------
 
@@ -255,7 +235,6 @@ class NewestLog:
             self.let_go()
             self._descriptor = os.open(self._directory / name, os.O_RDWR | os.O_CLOEXEC)
             self._name = name
-            self._counts_names = has_name(self._descriptor)
             # It has not been extended yet.
             self._end = os.fstat(self._descriptor).st_size
             self._zeroed = self._end
@@ -265,3 +244,9 @@ class NewestLog:
         length = max(os.fstat(self._descriptor).st_size, self._end) + self._step_bytes
         os.ftruncate(self._descriptor, length)
         self._length = length
+
+
+def close_quietly(descriptor: int) -> None:
+    """Close a descriptor and ignore errors."""
+    with suppress(OSError):  # it is closed even then
+        os.close(descriptor)
