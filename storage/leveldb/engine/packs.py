@@ -188,27 +188,24 @@ class Pack:
         """
         self.key, self._value = key, value
         at = _HEAD.size
-        lengths: Iterable[int]
-        try:
-            _, self._tail, self.count, length = _HEAD.unpack_from(value)
-            if length == _LENGTHS_DIFFER:
-                lengths = struct.unpack_from(f">{self.count}I", value, at)
-                at += self.count * _LENGTH_BYTES
-            else:
-                lengths = repeat(length, self.count)
-        except struct.error:
-            raise _damaged(key) from None
-        self._tails_at = at
-        at += self._tail * self.count
         #: Offset of each value, and the end of the last one; a range if the values have one length, which is not 0.
         self._bounds: range | list[int]
-        if 0 < length < _LENGTHS_DIFFER:
-            self._bounds = range(at, at + self.count * length + 1, length)
-        else:
-            self._bounds = list(accumulate(lengths, initial=at))
+        try:
+            _, self._tail, count, length = _HEAD.unpack_from(value)
+            if length == _LENGTHS_DIFFER:
+                lengths = struct.unpack_from(f">{count}I", value, at)
+                at += count * _LENGTH_BYTES
+                self._bounds = list(accumulate(lengths, initial=at + self._tail * count))
+            else:
+                begin = at + self._tail * count
+                end = begin + length * count
+                self._bounds = range(begin, end + 1, length) if length else [begin] * (count + 1)
+        except struct.error:
+            raise _damaged(key) from None
+        self.count, self._tails_at = count, at
         self._prefix = key[: len(key) - self._tail]
-        has_keys = self.count == 1 or (self.count > 1 and 0 < self._tail <= len(key))
-        if len(value) != self._bounds[-1] or not has_keys or self.key_at(self.count - 1) != key:
+        has_keys = count == 1 or (count > 1 and 0 < self._tail <= len(key))
+        if len(value) != self._bounds[-1] or not has_keys or self.key_at(count - 1) != key:
             raise _damaged(key)
 
     def key_at(self, index: int) -> bytes:
@@ -309,6 +306,8 @@ class Pack:
 
     def within(self, first: int, stop: int, most_bytes: int) -> int:
         """Return how many plain rows from ``first`` on have a wire form of at most ``most_bytes``, up to ``stop``."""
+        if isinstance(self._bounds, range):
+            return max(0, min(stop - first, most_bytes // (PLAIN_BESIDE_BYTES + self._bounds.step)))
         if self.wire_bytes(first, stop) <= most_bytes:
             return stop - first
         found: int = bisect_right(
