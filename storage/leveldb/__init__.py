@@ -5,14 +5,16 @@ Why nothing acknowledged is lost, and where to read it, from the bottom up:
 1. ``engine``: one LevelDB. A synced batch survives whole, however the process or the machine ends; after a failed write
    nothing is written before the database has been reopened. The docstring of the package argues that fault by fault.
 2. ``volume``, ``index``: a volume is one such database, with a summary of its rows in memory. The index file next to
-   it is only a shortcut: without it, the volume is read through.
+   it is a shortcut: without it, the volume is read through. It also has checksums of the volume's logs: what a closed
+   log had was acknowledged, so a change at its end is damage, although it may look like a commit that was torn.
 3. ``metadata``: a commit's changes of metadata travel in its batch, as an entry of the journal. The metadata's database
    may lag behind; opening applies the rest of the journal. Entries are numbered without gaps over all volumes.
 4. ``volume_list``: the list names the volumes. It is replaced whole. A volume is listed, durably, before its first row
    is written, and its files are removed only after it was struck off, durably.
 5. ``volume_set``, ``open_databases``, ``reads``, ``view``: the volumes as an immutable value. Readers pin the set that
    they start with; files stay while a pinned set names them, databases stay open while they are leased.
-6. ``row_writes``, ``commit``: the one writer of the newest volume and of the set. Order: batch, sync, memory, callbacks.
+6. ``operations``, ``row_writes``, ``next_volume``, ``commit``: the one writer of the newest volume and of the set. Order:
+   batch, sync, memory, callbacks.
 7. ``keeper_thread``, ``keeper``, ``tidying``: one thread that changes sealed volumes, each time by one synced batch, and copies live rows
    before it strikes volumes off. Before a volume goes, the metadata's database is durable up to its last journal entry.
 8. ``opening``: the checks when a store is opened; ``takeover``: directories of earlier formats.
