@@ -10,6 +10,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from tests.patience import PATIENCE_S
+
 if TYPE_CHECKING:
     from tests.certificates import Authority, Pair
 
@@ -43,6 +45,7 @@ class TlsProxy:
         self.shown: set[str] = set()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
+        self._is_ending = threading.Event()
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
 
     @property
@@ -72,6 +75,7 @@ class TlsProxy:
     def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._threads[0].join()
+        self._is_ending.set()
         self.cut()
         for each in self._threads[1:]:
             each.join()
@@ -89,13 +93,13 @@ class TlsProxy:
 
     def _serve(self, accepted: socket.socket) -> None:
         with accepted, self._known(accepted), suppress(OSError):
-            accepted.settimeout(20)
+            accepted.settimeout(PATIENCE_S)
             client = self._context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
             with client, self._known(client):
                 try:
                     client.do_handshake()
                 except ssl.SSLError:
-                    _end_politely(client)
+                    self._end_politely(client)
                     return
                 certificate = client.getpeercert() or {}
                 with socket.create_connection(self._target) as server, self._known(server):
@@ -105,19 +109,32 @@ class TlsProxy:
                     client.settimeout(None)
                     _pass(client, server, self._gathers_s)
 
+    def _end_politely(self, client: ssl.SSLSocket) -> None:
+        """Read the rest: closing before that would discard the alert."""
+        with socket.socket(fileno=client.detach()) as raw, self._known(raw):
+            raw.shutdown(socket.SHUT_WR)
+            raw.settimeout(PATIENCE_S)
+            while raw.recv(1 << 16):
+                pass
+
     def _known(self, each: socket.socket) -> _Known:
-        return _Known(self._lock, self._open, each)
+        return _Known(self._lock, self._open, each, self._is_ending)
 
 
 class _Known:
-    """Registers a socket for ``cut`` while a block runs."""
+    """Registers a socket for ``cut`` while a block runs; breaks it if the proxy is ending, because the cut is over."""
 
-    def __init__(self, lock: threading.Lock, known: set[socket.socket], each: socket.socket) -> None:
-        self._lock, self._known, self._each = lock, known, each
+    def __init__(
+        self, lock: threading.Lock, known: set[socket.socket], each: socket.socket, is_ending: threading.Event
+    ) -> None:
+        self._lock, self._known, self._each, self._is_ending = lock, known, each, is_ending
 
     def __enter__(self) -> None:
         with self._lock:
             self._known.add(self._each)
+            if self._is_ending.is_set():
+                with suppress(OSError):
+                    self._each.shutdown(socket.SHUT_RDWR)
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
@@ -136,12 +153,3 @@ def _pass(client: ssl.SSLSocket, server: socket.socket, gathers_s: float) -> Non
                 if not data:
                     return
                 sink.sendall(data)
-
-
-def _end_politely(client: ssl.SSLSocket) -> None:
-    """Read the rest: closing before that would discard the alert."""
-    with socket.socket(fileno=client.detach()) as raw:
-        raw.shutdown(socket.SHUT_WR)
-        raw.settimeout(2)
-        while raw.recv(1 << 16):
-            pass

@@ -18,6 +18,7 @@ from tests.cluster.proxy import Proxy, open_proxy
 from tests.daemon.harness import Daemon, DaemonEnded, free_port
 from tests.freezing import freeze
 from tests.hbase_server import HBase
+from tests.patience import PATIENCE_S
 
 #: Short time limits, so that tests do not wait. A start sends each gateway a frame of two cells of the maximum size:
 #: with the default, dozens of starts would send 18 MiB each through a proxy.
@@ -28,7 +29,7 @@ SETTINGS = (
 #: ZooKeeper's minimum is two of its ticks.
 SESSION_TIMEOUT_S = 4
 #: Limit for starting a daemon again, including failed attempts while HBase is slow.
-AGAIN_S = 90.0
+AGAIN_S = 3 * PATIENCE_S
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 

@@ -258,6 +258,8 @@ class Daemon:
         self.errors = process.stderr.read().decode()
 
     def _signal_group(self, number: int) -> None:
+        if self.ended and Path(f"/proc/{self.pid}").exists():
+            return  # another process has its pid by now; its own group is empty
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
