@@ -16,6 +16,7 @@ from broker.http.budgets import SMALL_BYTES
 from tests.broker.broker_in_process import InProcess, in_process
 from tests.broker.listeners import Reader, post, running
 from tests.patience import PATIENCE_S
+from tests.waiting import until
 
 MIB = 1 << 20
 LISTENERS = pytest.mark.parametrize("listener", ["hot", "application"])
@@ -40,12 +41,6 @@ async def filled(daemon: InProcess) -> None:
     await daemon.create()
     for _ in range(STORED):
         await daemon.publish("x" * SIZE)
-
-
-async def until(holds: Any) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not holds():  # noqa: ASYNC110 - what is held tells nobody
-            await trio.sleep(0.01)
 
 
 @LISTENERS

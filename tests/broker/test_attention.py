@@ -19,8 +19,9 @@ from broker.metrics import SlowCommit
 from plainsong.protocol.errors import Recovering
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.names import TopicName
-from tests.broker.cluster.in_process import cluster, until
+from tests.broker.cluster.in_process import cluster
 from tests.patience import PATIENCE_S
+from tests.waiting import until
 
 ATTENTION = "/v1/attention"
 EVENTS = "/v1/events"

@@ -17,6 +17,7 @@ import broker.api.messages.events as events
 from plainsong.protocol.names import TopicName
 from tests.handling import subject_of
 from tests.patience import PATIENCE_S
+from tests.waiting import until
 
 EVENTS = f"{TOPICS}/t/events"
 NAME = TopicName("ns", "t")
@@ -33,12 +34,6 @@ async def daemon(request):
 async def following(daemon, query="", **headers):
     async with event_source(daemon.http.base_url, EVENTS + query, **headers) as source:
         yield source
-
-
-async def until(condition):
-    with trio.fail_after(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - what happens there tells nobody here
-            await trio.sleep(0.001)
 
 
 def parked(daemon):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import permutations
 
 import pytest
@@ -29,16 +30,13 @@ from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import TopicNotFound
 from plainsong.protocol.names import TopicName
 from storage.leveldb import LevelDBStore
+from tests import waiting
 from tests.patience import PATIENCE_S
 
+#: The clock of some of these tests stands still.
+until = partial(waiting.until, every_s=0.0)
 NAME = TopicName("bench", "topic")
 PUBLISH = next(route for route in ROUTES if route.name == "publish")
-
-
-async def until(condition):
-    with trio.fail_after(PATIENCE_S):
-        while not condition():
-            await trio.lowlevel.checkpoint()
 
 
 @dataclass(eq=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from broker.link.wire import LinkBounds
 from broker.tls import Certificates
 from tests.certificates import Authority
 from tests.freezing import freeze
-from tests.patience import PATIENCE_S
+from tests.waiting import until
 
 
 async def test_a_link_through_a_front_end_outlives_it_and_ends_with_the_stop():
@@ -122,12 +121,6 @@ def text_of(path: Path) -> str:
     with suppress(OSError):  # its thread or process has ended
         return path.read_text()
     return ""
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not holds():  # noqa: ASYNC110 - processes set no event
-            await trio.sleep(0.05)
 
 
 async def test_a_connection_arrives_with_what_was_read_of_it():

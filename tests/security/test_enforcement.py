@@ -17,6 +17,7 @@ from broker.security.guard import OPEN
 from broker.security.identity import VERBS
 from tests.patience import PATIENCE_S
 from tests.security.named import GRANTS, Files, named
+from tests.waiting import until
 
 T = "/v1/namespaces/ns/topics"
 LISTENERS = ["hot", "application"]
@@ -28,11 +29,6 @@ async def daemon(request, tmp_path):
         await running.ask("operator", "PUT", f"{T}/a", json={})
         await running.ask("operator", "PUT", f"{T}/b", json={})
         yield running
-
-
-async def until(is_so):
-    while not is_so():  # noqa: ASYNC110 - the daemon tells nobody
-        await trio.sleep(0.005)
 
 
 def problem(answer, status, code):

@@ -17,8 +17,9 @@ from plainsong.cli.cluster import security_differences
 from plainsong.protocol.errors import Forbidden, Unauthenticated
 from plainsong.protocol.ids import FIRST_BOUND
 from plainsong.protocol.names import TopicName
-from tests.broker.cluster.in_process import TOPICS, cluster, until
+from tests.broker.cluster.in_process import TOPICS, cluster
 from tests.security.named import GRANTS, Files
+from tests.waiting import until
 
 HERE, THERE = TopicName("ns", "here"), TopicName("ns", "there")
 ONLY_HERE = GRANTS.replace('"ns:a", "shop:x-*"', '"ns:here"')

@@ -27,9 +27,10 @@ from storage.leveldb.store import DISCARD_ROWS
 from storage.leveldb.tables import LevelDBTables, Turn
 from tests.patience import PATIENCE_S
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything, numbered
+from tests.storage.old_logs import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from storage.base import Row
 
@@ -377,10 +378,3 @@ def test_a_scan_gives_way_to_an_event_loop_at_work_and_continues_if_it_never_sle
         tables.scan(METADATA, b"topic", b"topid", feed, first_chunk=1, loop_runs=loop_runs)
     assert found == [b"topic" + name for name in names]
     assert least <= clock.naps <= most
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)

@@ -37,13 +37,6 @@ def named(text):
     return TopicName(*text.split(":")) if isinstance(text, str) else text
 
 
-async def until(holds):
-    """Poll until ``holds()`` is true, for a state that signals no event."""
-    with trio.fail_after(PATIENCE_S):
-        while not holds():  # noqa: ASYNC110 - what happens there tells nobody here
-            await trio.sleep(0.002)
-
-
 class SetView:
     """``Ownership`` of one instance, set by the test: it may lag, and disagree with the other instances."""
 

@@ -6,10 +6,11 @@ import socket
 
 import pytest
 import trio
-from in_process import TOPICS, cluster, until
+from in_process import TOPICS, cluster
 
 from broker.http.sockets import split_bind
 from broker.http.wire import PASSED_BYTES
+from tests.waiting import until
 
 POLL = f"{TOPICS}/t/poll"
 MIB = 1 << 20

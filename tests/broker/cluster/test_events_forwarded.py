@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker.cluster.in_process import TOPICS, cluster, until
+from tests.broker.cluster.in_process import TOPICS, cluster
 from tests.broker.event_source import event_source, take
+from tests.waiting import until
 
 EVENTS = f"{TOPICS}/t/events"
 

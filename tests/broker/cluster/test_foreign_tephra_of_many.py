@@ -15,8 +15,9 @@ from broker.http.route import TRANSACTIONS
 from broker.thrift import TephraMethods, serve_thrift
 from plainsong.protocol.transactions.ledger import TransactionSettings
 from storage.memory import MemoryStore
-from tests.broker.cluster.in_process import TOPICS, cluster, until
+from tests.broker.cluster.in_process import TOPICS, cluster
 from tests.patience import PATIENCE_S
+from tests.waiting import until
 
 SERVICE = "/v1/transactions"
 

@@ -11,9 +11,10 @@ import trio.testing
 
 from plainsong.protocol.codec import AVRO
 from plainsong.protocol.requests import PollRequest
-from tests.broker.cluster.in_process import TOPICS, cluster, until
+from tests.broker.cluster.in_process import TOPICS, cluster
 from tests.broker.listeners import Reader, post
 from tests.broker.stream_talk import knock, open_stream, request
+from tests.waiting import until
 
 LARGE = "x" * 100_000
 

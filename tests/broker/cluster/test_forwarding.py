@@ -15,9 +15,10 @@ import broker.cluster.forward
 import broker.cluster.owners
 import broker.cluster.remote_stream
 from broker.http.messages import Request
-from tests.broker.cluster.in_process import TOPICS, cluster, until
+from tests.broker.cluster.in_process import TOPICS, cluster
 from tests.handling import subject_of
 from tests.patience import PATIENCE_S
+from tests.waiting import until
 
 PUBLISH = f"{TOPICS}/t/publish"
 POLL = f"{TOPICS}/t/poll"

@@ -12,7 +12,8 @@ import pytest
 from broker.api.routes import ROUTES
 from plainsong.protocol.codec import AVRO, AVRO_2
 from plainsong.protocol.requests import PollRequest, PublishRequest
-from tests.broker.cluster.in_process import TOPICS, cluster, until
+from tests.broker.cluster.in_process import TOPICS, cluster
+from tests.waiting import until
 
 T = TOPICS + "/{topic}"
 JSON = {"Content-Type": "application/json"}

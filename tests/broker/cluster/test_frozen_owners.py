@@ -13,12 +13,16 @@ from broker.cluster import forward, owners
 from broker.link.client import Link
 from broker.link.flow import LinkBroken
 from broker.link.wire import LinkBounds
-from tests.broker.cluster.in_process import TOPICS, cluster, named, until
+from plainsong.protocol import requests
+from tests.broker.cluster.in_process import TOPICS, cluster, named
 from tests.broker.cluster.relay import ways
 from tests.patience import PATIENCE_S
+from tests.waiting import until
 
 #: Longer than any test: a request that ends sooner has not waited for the link's silence limit.
 SILENCE_S = 600.0
+#: A wait longer than the tests' patience: a poll that does not go on fails the test.
+LONG_WAIT_MS = 3_600_000
 MANY = "/v1/namespaces/ns/poll"
 
 
@@ -27,7 +31,8 @@ async def frozen(request, monkeypatch):
     """Three instances; b owns ns:t and ns:u, has published one message to each, and can be frozen."""
     bounds = partial(LinkBounds, silence_s=SILENCE_S, parting_s=request.param)
     monkeypatch.setattr(broker.cluster.serve, "LinkBounds", bounds)
-    async with cluster("a", "b", "c") as nodes, ways(nodes, "b") as way:
+    monkeypatch.setattr(requests, "MAX_WAIT_MS", LONG_WAIT_MS)
+    async with cluster("a", "b", "c", poll__max_wait_ms=LONG_WAIT_MS) as nodes, ways(nodes, "b") as way:
         for topic in "tu":
             nodes.move(f"ns:{topic}", "b")
             await nodes["a"].create(topic)
@@ -91,9 +96,9 @@ async def test_a_held_poll_goes_on_at_the_next_owner_for_the_rest_of_its_wait(fr
     polled = []
 
     async def poll():
-        polled.extend(await frozen["a"].poll("empty", waitMs=50_000))
+        polled.extend(await frozen["a"].poll("empty", waitMs=LONG_WAIT_MS))
 
-    with trio.fail_after(40):  # less than its wait
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(poll)
             await until(lambda: frozen["b"].parked("ns:empty") == 1)

@@ -11,8 +11,9 @@ import pytest
 import trio
 
 from plainsong import AsyncClient
-from tests.broker.cluster.in_process import TOPICS, cluster, named, until
+from tests.broker.cluster.in_process import TOPICS, cluster, named
 from tests.patience import PATIENCE_S
+from tests.waiting import until
 
 PUBLISH = f"{TOPICS}/t/publish"
 RECEIPT = {"Prefer": "return=representation"}

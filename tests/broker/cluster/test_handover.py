@@ -8,8 +8,9 @@ import trio
 from broker.cluster import handover
 from plainsong.protocol.errors import BadRequest
 from plainsong.protocol.names import TopicName
-from tests.broker.cluster.in_process import cluster, named, until
+from tests.broker.cluster.in_process import cluster, named
 from tests.patience import PATIENCE_S
+from tests.waiting import until
 
 NAMES = [f"t{number}" for number in range(5)]
 

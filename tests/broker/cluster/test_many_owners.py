@@ -13,7 +13,8 @@ from plainsong.protocol.ids import FIRST_BOUND
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.topic.asks import Create, Describe, Look
-from tests.broker.cluster.in_process import cluster, until
+from tests.broker.cluster.in_process import cluster
+from tests.waiting import until
 
 POLL = "/v1/namespaces/ns/poll"
 TOPICS = ("t-a", "t-b", "t-c", "u-a", "u-b")

@@ -20,6 +20,7 @@ from plainsong.protocol.cluster import SLICES, TOPICS_PER_STEP, Member, slice_of
 from plainsong.protocol.names import TopicName
 from tests.broker.cluster.test_membership import EXPIRING_S, SESSION_S, expire
 from tests.patience import PATIENCE_S
+from tests.waiting import until
 
 TOPICS = [TopicName("ns", f"t{number}") for number in range(400)]
 
@@ -73,13 +74,6 @@ async def running(ensemble, name, *, hold=False, session_s=SESSION_S):
         await one.view.enter(f"{name}:7420")
         yield one
         nursery.cancel_scope.cancel()
-
-
-async def until(true):
-    """Poll until ``true()`` is true."""
-    with trio.fail_after(PATIENCE_S):
-        while not true():  # noqa: ASYNC110 - several threads and a server tell nobody here
-            await trio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -12,19 +12,30 @@ import actors.replica
 import broker.cluster.owners
 from broker.cluster.transactions import RoutedTephraMethods
 from broker.http.route import NAMESPACES, TRANSACTIONS
+from plainsong.protocol import requests
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.tephra.rpc import ApplicationError, decode_reply, encode_call
-from tests.broker.cluster.in_process import TOPICS, cluster, until
+from tests.broker.cluster.in_process import TOPICS, cluster
 from tests.daemon.harness import PLAINSONG, clean_environ
 from tests.patience import PATIENCE_S
+from tests.waiting import until
 
 SERVICE = "/v1/transactions"
 
 
-@pytest.fixture
-async def nodes():
+#: Waits and deadlines longer than the tests' patience: a call that is not woken fails the test.
+LONG_WAIT_MS = 3_600_000
+LONG = {
+    "poll__max_wait_ms": LONG_WAIT_MS,
+    "transactions__commit_deadline_s": 2 * PATIENCE_S,
+    "transactions__abort_deadline_s": 2 * PATIENCE_S,
+}
+
+
+@pytest.fixture(params=[{}], ids=[""])
+async def nodes(request):
     """a owns the service, b and c own one topic each."""
-    async with cluster("a", "b", "c", transactions__service="embedded") as running:
+    async with cluster("a", "b", "c", transactions__service="embedded", **request.param) as running:
         running.move(TRANSACTIONS, "a")
         running.move(NAMESPACES, "a")
         running.move("ns:t", "b")
@@ -73,16 +84,18 @@ async def test_what_is_committed_through_one_instance_is_polled_at_once_through_
             assert (await committed(node, "u"))[-1] == f"u{turn}"
 
 
-async def test_a_poll_held_by_a_transaction_goes_on_when_it_is_committed_at_another_instance(nodes):
+@pytest.mark.parametrize("nodes", [LONG], ids=[""], indirect=True)
+async def test_a_poll_held_by_a_transaction_goes_on_when_it_is_committed_at_another_instance(nodes, monkeypatch):
+    monkeypatch.setattr(requests, "MAX_WAIT_MS", LONG_WAIT_MS)
     pointer = await begin(nodes["c"])
     await publish_under(nodes["c"], "t", pointer, "one")
     polled = []
 
     async def poll():
-        answer = await nodes["c"].call("POST", f"{TOPICS}/t/poll?isolation=committed&wait_ms=60000", json={})
+        answer = await nodes["c"].call("POST", f"{TOPICS}/t/poll?isolation=committed&wait_ms={LONG_WAIT_MS}", json={})
         polled.extend(message["payload"] for message in answer.json())
 
-    with trio.fail_after(30):  # half of its wait
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(poll)
             await until(lambda: nodes["b"].service.pointers.waiters == 1)
@@ -156,6 +169,7 @@ async def test_whoever_asks_the_next_owner_while_it_loads_the_service_is_answere
     assert len(set(begun)) == 3
 
 
+@pytest.mark.parametrize("nodes", [LONG], ids=[""], indirect=True)
 @pytest.mark.parametrize(("verb", "state"), [("commit", "committed"), ("abort", "aborted")])
 async def test_a_decision_goes_on_at_the_next_owner_of_a_topic_while_the_one_before_is_frozen(
     nodes, monkeypatch, verb, state
@@ -169,7 +183,7 @@ async def test_a_decision_goes_on_at_the_next_owner_of_a_topic_while_the_one_bef
         await trio.sleep_forever()
 
     monkeypatch.setattr(nodes["b"].service.directory, "ask", frozen)
-    with trio.fail_after(12):  # before either deadline
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(decided, nodes["c"], pointer, verb, state)
             await asked.wait()

@@ -1,0 +1,16 @@
+"""The wait of a trio test for a state that signals nothing; ``eventually`` of the daemon's harness is for threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from tests.patience import PATIENCE_S
+
+
+async def until(holds: Callable[[], object], *, every_s: float = 0.002) -> None:
+    """Return once ``holds()`` is true, checked every ``every_s``; 0 if the test's clock stands still."""
+    with trio.fail_after(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110 - what makes it true sets no event
+            await trio.sleep(every_s)
