@@ -81,7 +81,7 @@ class Traces:
         self._extract: Callable[..., Context] = TraceContextTextMapPropagator().extract
         self._nothing, self._server, self._error = Context(), SpanKind.SERVER, StatusCode.ERROR
 
-    def record(self, endpoint: Endpoint, request: Request, status: int, begun_ns: int) -> None:
+    def record(self, endpoint: Endpoint, request: Request, status: int, begun_ns: int, ended_ns: int) -> None:
         """Record an answered request of a recorded trace."""
         route = endpoint.route
         name = f"{request.path.get('namespace', '')}:{request.path.get('topic', '')}"
@@ -100,7 +100,7 @@ class Traces:
         span = self._tracer.start_span(f"{route.name} {name}", context, self._server, said, start_time=begun_ns)
         if status >= 500:
             span.set_status(self._error)
-        span.end()
+        span.end(ended_ns)
 
     async def aclose(self) -> None:
         """Send waiting spans, for ``CLOSE_S`` at most, and shut down."""
@@ -132,10 +132,12 @@ def traced(endpoint: Endpoint, traces: Traces | None) -> Endpoint:
         begun_ns = time.time_ns()
 
         def record(outcome: Answer | Exception) -> None:
+            # Before the answer is sent: else its span could end after the client's, of which it is a part.
+            ended_ns = time.time_ns()
             answered(outcome)
             if not isinstance(outcome, RequestCancelled):
                 status = status_to(outcome) if isinstance(outcome, Exception) else outcome.status
-                traces.record(endpoint, request, status, begun_ns)
+                traces.record(endpoint, request, status, begun_ns, ended_ns)
 
         handler(request, record)
 

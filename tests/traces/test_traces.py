@@ -14,7 +14,7 @@ import pytest
 
 from broker.http.messages import Request
 from broker.link.http_codec import decode_request, encode_request
-from broker.tracing import EXPORTED_AT_ONCE, QUEUED, Traces
+from broker.tracing import EXPORTED_AT_ONCE, QUEUED, Traces, traced
 from plainsong import Client
 from plainsong.cli.command import Exit
 from tests.daemon.harness import Daemon, clean_environ, free_port
@@ -284,10 +284,32 @@ def test_spans_that_a_slow_collector_does_not_take_are_dropped_beyond_the_bound(
     endpoint = Endpoint(next(route for route in ROUTES if route.name == "publish"), handler)
     request = Request({"namespace": "default", "topic": "orders"}, "", {"traceparent": PARENT})
     for _ in range(4 * QUEUED):
-        traces.record(endpoint, request, 200, time.time_ns())
+        traces.record(endpoint, request, 200, time.time_ns(), time.time_ns())
     released.set()
     traces._provider.shutdown()
     assert QUEUED <= taken[0] <= QUEUED + 2 * EXPORTED_AT_ONCE
+
+
+def test_the_daemons_span_ends_before_the_answer_is_sent():
+    """So it is within the client's span, even if the daemon is interrupted after sending."""
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from broker.api.routes import ROUTES
+    from broker.http.messages import Answer, Answered
+    from broker.http.route import Endpoint
+
+    def handler(request: Request, answered: Answered) -> None:
+        answered(Answer(200))
+
+    exporter, sent_ns = InMemorySpanExporter(), []
+    traces = Traces("http://127.0.0.1:1", "0", "a", exporter)
+    endpoint = traced(Endpoint(next(route for route in ROUTES if route.name == "publish"), handler), traces)
+    request = Request({"namespace": "default", "topic": "orders"}, "", {"traceparent": PARENT})
+    endpoint.handler(request, lambda outcome: sent_ns.append(time.time_ns()))
+    traces._provider.force_flush()
+    (span,) = exporter.get_finished_spans()
+    assert span.end_time <= sent_ns[0]
+    traces._provider.shutdown()
 
 
 # --- without it ------------------------------------------------------------------------------------
