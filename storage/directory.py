@@ -27,6 +27,7 @@ DAMAGED_HINT = (
     "backup; nothing was changed, and nothing is repaired automatically"
 )
 FULL_HINT = "free some space on this file system and start again; nothing is lost"
+NO_THREADS_HINT = "raise the limit on threads: ulimit -u, TasksMax of a systemd unit, the pids of a container"
 READ_ONLY_HINT = "make the directory writable for this user, or name another one with --data-dir"
 #: Text in a message of LevelDB or of the system → the error to raise, and its hint. The first match counts.
 _WORDS: tuple[tuple[str, type[StoreUnusable], str], ...] = (

@@ -25,11 +25,14 @@ from broker.tracing import TracesUnavailable
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.cluster import NameTaken
 from storage.base import StoreError, StoreUnusable
+from storage.directory import NO_THREADS_HINT
 
 if TYPE_CHECKING:
     from broker.config import Config
 
 logger = logging.getLogger(__name__)
+#: The text of Python's error for a thread that the system refuses.
+_NO_THREAD = "can't start new thread"
 #: The system's errors for an address that cannot be listened on, and what they mean.
 _BIND_ERRORS = {
     errno.EADDRINUSE: ("is in use", "another daemon or program listens there; choose a port with --bind"),
@@ -54,7 +57,10 @@ def serve(
     if testing is not None:
         check_testing(config)
     keep_freed_memory()
-    logs = setup_logs(config.log, sys.stdout)
+    try:
+        logs = setup_logs(config.log, sys.stdout)
+    except RuntimeError as error:
+        raise failure_of(error, config) or error from error
     try:
         _run(config, logs, testing)
     finally:
@@ -133,6 +139,8 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
             return CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE)
         if isinstance(leaf, FileUnusable | TracesUnavailable):
             return CommandFailed(str(leaf), hint=leaf.hint, code=Exit.USAGE)
+        if isinstance(leaf, RuntimeError) and _NO_THREAD in str(leaf):
+            return CommandFailed("the system allows the daemon no more threads", hint=NO_THREADS_HINT)
         if isinstance(leaf, NameTaken):
             return CommandFailed(leaf.detail, hint=leaf.hint)
         if isinstance(leaf, SecurityFileUnusable):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Table
 from storage.base import StoreConflict, StoreDamaged, StoreError, StoreUnusable, chunks
-from storage.directory import METADATA_NAME, VOLUMES_NAME, opening_failed
+from storage.directory import METADATA_NAME, NO_THREADS_HINT, VOLUMES_NAME, opening_failed
 from storage.leveldb import threads
 from storage.leveldb.commit import Committer
 from storage.leveldb.engine.background import background_thread
@@ -128,7 +128,7 @@ class LevelDBTables:
             database = Database(directory / METADATA_NAME, options.metadata_shape, create=False, check=check)
             opened.callback(database.close)
             try:
-                background_thread.find(database.flush_memory)
+                self._start_background(database)
                 self.metadata = Metadata(database)
                 self.sets = Sets(first_set(listed, self.databases, self.metadata, check=check))
             except StoreError as error:
@@ -143,7 +143,7 @@ class LevelDBTables:
                 )
             except RuntimeError as error:
                 # The process may have no more threads. The store can be opened again later.
-                raise StoreUnusable(f"the store's thread cannot start: {error}") from error
+                raise StoreUnusable(f"the store's thread cannot start: {error}", hint=NO_THREADS_HINT) from error
             opened.callback(self.keeper.thread.close)
             self.committer = Committer(
                 self.sets, self.databases, self.metadata, self.keeper, options, self._first_messages
@@ -151,6 +151,13 @@ class LevelDBTables:
             opened.pop_all()
         #: Held by the scan that iterates and feeds; passed on list by list.
         self._turn = Turn()
+
+    @staticmethod
+    def _start_background(database: Database) -> None:
+        try:
+            background_thread.find(database.flush_memory)
+        except RuntimeError as error:
+            raise StoreUnusable(f"LevelDB's thread cannot start: {error}", hint=NO_THREADS_HINT) from error
 
     @staticmethod
     def create(directory: Path, options: LevelDBOptions) -> None:

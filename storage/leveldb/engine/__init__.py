@@ -27,7 +27,7 @@ folder, the list, an index that is removed), we sync the directory.
     ranges        damage at the ends of a range, which plyvel's iterators ignore, is an error
     database      after a failed write nothing is written before the database has been reopened
     packs         many small messages are stored as one row; plain_parts reads them, row_edits changes single ones
-    background    LevelDB's thread gets a lower priority
+    background    LevelDB's thread is started at opening, where a refusal can be reported, and gets a lower priority
 
 The last two never decide what is durable. The others do, so here is why each fault is safe:
 
