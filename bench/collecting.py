@@ -4,7 +4,8 @@
 
 A daemon runs in this process and opens the topics, each with one message. While a connection publishes, ``GET
 /v1/topics`` is requested repeatedly; then one stream of ``/v1/events`` about a single topic is open. It prints the
-longest collections, as reported to ``gc.callbacks``, and the slowest publishes.
+longest collections, as reported to ``gc.callbacks``, the slowest publishes, and what one open topic takes: memory of the
+process, and containers that a collection would visit.
 """
 
 from __future__ import annotations
@@ -68,6 +69,13 @@ class Pauses:
         return f"{len(taken)} collections, {sum(taken):.2f} s, longest ms: {longest}"
 
 
+def _taken() -> tuple[int, int]:
+    """Return this process's own memory in KiB, and the number of its containers."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        own_kib = next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+    return own_kib, len(gc.get_objects()) + gc.get_freeze_count()
+
+
 def measure(port: int, args: argparse.Namespace, pauses: Pauses) -> None:
     """Send the requests and print the measurements."""
     connection = HTTPConnection("127.0.0.1", port)
@@ -89,10 +97,13 @@ def measure(port: int, args: argparse.Namespace, pauses: Pauses) -> None:
         busy = (time.process_time() - cpu_s) / (time.monotonic() - begun_s)
         print(f"{what}: {pauses.take()}; slowest publishes ms: {said}; busy {busy:.2f}", flush=True)
 
+    before = _taken()
     for number in range(args.topics):
         ask("PUT", bodies.path(f"t{number}"))
         ask("POST", bodies.path(f"t{number}", "publish"), '{"messages": ["x"]}')
     print(f"opening {args.topics} topics: {pauses.take()}", flush=True)
+    kib, containers = (after - earlier for after, earlier in zip(_taken(), before, strict=True))
+    print(f"a topic takes {kib / args.topics:.2f} KiB and {containers / args.topics:.1f} containers", flush=True)
     during("alone", args.stream_s, lambda: None)
 
     def list_all() -> None:
