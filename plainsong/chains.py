@@ -21,19 +21,19 @@ _HINT = "give the output of `plainsong topic head TOPIC --json`"
 
 @dataclass(frozen=True, slots=True)
 class ChainHead:
-    """The last entry of a topic's chain: whoever keeps it can prove later that nothing before it has changed."""
+    """The last entry of a topic's chain: keep it, to prove later that nothing before it has changed."""
 
     topic: str
     """``namespace:topic``."""
     generation: int
     count: int
-    """Entries of the chain; the number of the last one."""
+    """The number of entries, which is the number of the last one."""
     id: str
-    """Of the last entry."""
+    """The id of the last entry."""
     hash: str
-    """Its link, in hex: SHA-256 of what it adds and of the link before it."""
+    """Its link, in hex: SHA-256 of what it adds and of the previous link."""
     at_ms: int
-    """When it was written."""
+    """The time when it was written."""
     signature: Mapping[str, Any] | None = None
     """``id``, ``timestamp``, ``payload`` and ``signature`` as Standard Webhooks has them; None: it is not signed."""
 
@@ -81,11 +81,11 @@ class ChainHead:
 
 @dataclass(frozen=True, slots=True)
 class ChainFault:
-    """Something in a topic that is not as its chain says."""
+    """A contradiction between a topic and its chain."""
 
     kind: str
-    """``changed``, ``removed``, ``inserted``, ``unreadable``, ``hidden`` (rolled back, and no entry says so), ``shown``
-    (not rolled back, and an entry says so), ``entry-changed``, ``entry-removed``, ``other-chain``, ``cut-off``."""
+    """``changed``, ``removed``, ``inserted``, ``unreadable``, ``hidden`` (rolled back, but no entry records it), ``shown``
+    (not rolled back, but an entry records a rollback), ``entry-changed``, ``entry-removed``, ``other-chain``, ``cut-off``."""
     id: str
     """The id at which it was found."""
     detail: str
@@ -93,27 +93,27 @@ class ChainFault:
 
 @dataclass(frozen=True, slots=True)
 class ChainReport:
-    """What verifying a chained topic came to."""
+    """The result of verifying a chained topic."""
 
     head: ChainHead
     """The last entry that was verified: keep it for the next time."""
     messages: int
-    """Messages that are as they were published."""
+    """The number of messages that are as published."""
     entries: int
     begins_at: str | None
     """The id at which the chain begins; None: its beginning has expired."""
     expired: int
-    """Entries of which messages have expired, or stored ones went with a transaction that a restore has undone: their
-    links are right, and these messages cannot be verified."""
+    """Entries with messages that have expired, or that a restore removed with their transaction: their links are right,
+    but these messages cannot be verified."""
     set_aside: int
-    """The same, of which an operator has set rows aside."""
+    """Entries with rows that an operator has set aside."""
     found: int
-    """Entries that were added at a start of the daemon, of rows that a crash had left without one."""
+    """Entries that a start of the daemon added for rows that a crash had left without one."""
     restored: int
-    """How often the topic came back from a backup."""
+    """The number of times the topic was restored from a backup."""
     known: str | None
-    """What became of the head that was given: ``found``, or ``cleaned`` where its entry has expired; None without one,
-    or where it is a fault."""
+    """The state of the given head: ``found``, or ``cleaned`` if its entry has expired; None if none was given, or if it
+    is a fault."""
     faults: tuple[ChainFault, ...]
     """In the order of their ids, at most 100."""
     more_faults: int

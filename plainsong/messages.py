@@ -271,10 +271,10 @@ class DroppedMessage(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Messages of a publisher since it was made."""
+    """Counts of a publisher's messages since it was created."""
 
     pending: int
-    """Waiting or under way."""
+    """Waiting, or being sent."""
     pending_bytes: int
     """Memory of the pending messages."""
     delivered: int
@@ -282,7 +282,7 @@ class Counts(NamedTuple):
     failed: int
     """Not delivered in reliable mode; their futures raise."""
     dropped: int
-    """Given up in best effort, or for lack of room."""
+    """Dropped in best-effort mode, or because the buffer was full."""
 
 
 def id_in(receipt: Receipt, index: int) -> MessageId:
@@ -311,7 +311,7 @@ class Message(Generic[V]):
     """One message of a topic. ``value`` is decoded on first use.
 
     Two are equal if they are the same message of the same topic: topic, id, payload and attributes. They sort by id, as
-    their topic does. A pickled one takes its value along, since its serializer stays behind.
+    their topic does. Pickling includes the value, but not the serializer.
     """
 
     __slots__ = ("_attributes", "_origin", "_value", "id_bytes", "payload")
@@ -367,7 +367,7 @@ class Message(Generic[V]):
 
     @property
     def attributes(self) -> Mapping[str, str]:
-        """The strings beside the payload; empty if there are none."""
+        """The strings sent with the payload; empty if there are none."""
         return self._attributes
 
     def __repr__(self) -> str:
@@ -403,7 +403,7 @@ def _unpickled(
 
 
 def passed_rows(topic: str, count: int) -> str:
-    """What readers are told of damaged rows that a page has passed."""
+    """The warning for damaged rows that a page has passed."""
     return f"{topic}: {count} damaged rows were skipped, which an operator has set aside"
 
 
@@ -419,7 +419,7 @@ class Page(Sequence["Message[V]"], Generic[V]):
     held: Held | None = None
     """The blocking transaction, if ``end`` is ``held``."""
     set_aside: int = 0
-    """How many damaged rows this page passed, which the operator has set aside; messages were lost there."""
+    """The number of damaged rows within this page that an operator has set aside; messages were lost there."""
 
     @overload
     def __getitem__(self, index: int) -> Message[V]: ...
@@ -435,32 +435,32 @@ class Page(Sequence["Message[V]"], Generic[V]):
         return f"<Page of {len(self.messages)} messages, then {self.end}>"
 
 
-#: What events of the service are about.
+#: The kinds of events of the service.
 EventKind: TypeAlias = Literal["topics", "transactions", "attention", "cluster"]
 
 
 class ServiceEvent(NamedTuple):
-    """What there is of a kind now, as ``client.events`` yields it."""
+    """The current state of one kind, as ``client.events`` yields it."""
 
     kind: str
     """``topics``, ``transactions``, ``attention`` or ``cluster``."""
     data: Any
-    """All there is of it: rows of topics; ``open`` and ``total`` of transactions; what needs attention; the cluster."""
+    """The state: rows of topics; ``open`` and ``total`` of transactions; what needs attention; the cluster."""
 
 
 class TopicStats(TypedDict, total=False):
-    """The daemon's figures of a topic, by their names in its answer; a later daemon may have more."""
+    """The daemon's statistics of a topic, under their names in its answer; a later daemon may have more."""
 
     messages: int
-    """That can be read now."""
+    """Messages that can be read now."""
     bytes: int
-    """What they take in the store."""
+    """Bytes that they take in the store."""
     estimated: bool
-    """Whether there were too many to count."""
+    """True if there were too many to count exactly."""
     oldestId: str | None
     newestId: str | None
     end: str
-    """The bound behind the newest message, also when that has expired."""
+    """The position after the newest message, even if that has expired."""
     oldestAgeMs: int | None
     publishPerSecond: float
     pollPerSecond: float
@@ -483,7 +483,7 @@ class DeliveryStats(TypedDict):
 
 
 class ReaderStats(TypedDict, total=False):
-    """What lies before a committed reader."""
+    """The messages ahead of a committed reader."""
 
     visible: int
     hidden: int

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 TransactionKind = Literal["short", "long"]
 
 
-#: ``unknown``: never issued by this service, or so long ago that it no longer keeps the outcome.
+#: ``unknown``: never issued by this service, or its outcome is no longer kept.
 TransactionState = Literal["in_progress", "committed", "aborted", "invalid", "unknown"]
 
 
@@ -113,7 +113,7 @@ class TransactionStatus:
     hidden_messages: int | None = None
     """How many messages committed readers cannot see because of it."""
     name: str | None = None
-    """Who began it; None: nobody was asked for a name, or it is not to be shown."""
+    """The name that began it; None: authentication is off, or the caller may not see it."""
     kept_until_ms: int | None = None
     """Until when the service keeps this outcome."""
     service: str = ""
@@ -130,7 +130,7 @@ class Pruning:
     """The figures for pruning the list of invalid transactions by hand."""
 
     invalid: int
-    """How many are on it."""
+    """The number of transactions on it."""
     oldest_invalid: int | None
     safe_bound: int | None
     """No row is left of any invalid pointer up to this one; None before the first complete pass."""

@@ -68,8 +68,8 @@ class AsyncClient(AsyncMessages):
       max_connections: open at once; further requests wait for one.
       follow_owners: with several instances, send requests to the topic's owner, which the first answer names; False:
         only to ``url``, as behind a load balancer.
-      wait_for_daemon_s: how long a first connection that is refused is retried, until any daemon has answered once:
-        retries are for what once worked. Longer for programs that start before their daemon.
+      wait_for_daemon_s: how long a first connection that is refused is retried, until any daemon has answered once.
+        Give more to programs that start before their daemon.
     Raises:
       InvalidName, InvalidParameter: an argument is invalid.
     """
@@ -114,7 +114,7 @@ class AsyncClient(AsyncMessages):
     @classmethod
     def from_environment(cls, **options: Any) -> Self:
         """A client for ``PLAINSONG_URL``, ``PLAINSONG_NAMESPACE``, ``PLAINSONG_TOKEN_FILE``, ``PLAINSONG_CA_FILE``,
-        ``PLAINSONG_CERTIFICATE`` and ``PLAINSONG_KEY``; ``options`` as above; they win.
+        ``PLAINSONG_CERTIFICATE`` and ``PLAINSONG_KEY``; ``options`` as above override them.
         """
         return cls(**{**from_environment(), **options})
 
@@ -164,13 +164,13 @@ class AsyncClient(AsyncMessages):
         """A transaction, to be used in an ``async with`` block: committed at its end, undone when an exception leaves it.
 
         Args:
-          participants: take part beside the messages (``AsyncTransactionAware``), and are called in this order;
+          participants: take part in addition to the messages (``AsyncTransactionAware``), and are called in this order;
             messages always come last.
           timeout_s: a whole number of seconds after which it is invalid; None: the daemon's default, 30.
           type: ``"short"``, or ``"long"`` for hours of work: its conflict check costs more, and a failed one stays on
             the list of invalid transactions.
           client_id: names the client in lists of transactions; None: this machine's name and the process.
-          buffer_bytes, buffer_messages: the client buffers so much until the commit, and stores more with the daemon.
+          buffer_bytes, buffer_messages: how much the client buffers until the commit; the daemon stores the rest.
         Raises:
           InvalidParameter: at once. The block raises as ``AsyncTransactionContext.start`` and ``finish`` do.
         """
@@ -243,7 +243,7 @@ class AsyncClient(AsyncMessages):
         """Creates a topic.
 
         Args:
-          if_not_exists: accept an existing topic that has the properties given; then a lost answer is retried.
+          if_not_exists: accept an existing topic with these properties; then a lost answer is retried.
           properties: ``ttl_s`` (seconds a message lives, by default seven days), ``transactional``, ``deduplication``,
             ``max_bytes``; those not given, or None, have the daemon's defaults.
         Raises:

@@ -36,7 +36,7 @@ END = "end"
 
 
 class AsyncEvents:
-    """What changes at the service, as it does; made by ``AsyncClient.events``, which explains the options.
+    """Events of the service as they happen; made by ``AsyncAdministration.events``, which explains the options.
 
     Iterate over it once, in one task, in an ``async with`` block, whose end closes the connection. When a connection
     breaks off, another is made, at whichever of the client's URLs answers: what did not change meanwhile is not told

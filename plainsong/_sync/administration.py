@@ -50,13 +50,13 @@ class Administration:
         limit: int | None = None,
         after: str | None = None,
     ) -> dict[str, Any]:
-        """A page of topics with their figures, sorted by the daemon, which opens none of them for it.
+        """One page of topics with their statistics, sorted by the daemon; opens no topic.
 
         Args:
-          namespace: of this one alone; None: of all.
-          containing: a part of ``namespace:topic``, whatever its case.
+          namespace: only this namespace; None: all.
+          containing: part of ``namespace:topic``, case-insensitive.
           limit: 500 at most; None: 100.
-          after: ``next`` of the page before.
+          after: ``next`` of the previous page.
         Returns:
           ``topics``, ``total`` and ``next``, which is None on the last page.
         Raises:
@@ -66,23 +66,23 @@ class Administration:
         return self._channel.call(calls.topics_page({**query, "order": "desc" if descending else None}))
 
     def deleted_topics(self) -> list[dict[str, Any]]:
-        """The deleted topics of the namespace, with what they held and until when they can be restored."""
+        """The deleted topics of the namespace, with their sizes and until when they can be restored."""
         return self._channel.call(calls.deleted_topics(self.namespace))
 
     def attention(self) -> list[dict[str, Any]]:
-        """What an operator should look at, worst first: ``kind``, ``severity``, ``subject``, ``text``, ``sinceMs``."""
+        """The findings that need an operator's attention, worst first: ``kind``, ``severity``, ``subject``, ``text``, ``sinceMs``."""
         return self._channel.call(calls.attention())
 
     def events(self, *topics: str, kinds: Iterable[EventKind] = ()) -> Events:
-        """What changes at the service: first what there is, then each change, of each kind one a second at most.
+        """Follows the service: the current state first, then changes, at most one event of each kind per second.
 
-        It goes on when the daemon comes back, or at another of the client's URLs; use it in a ``with`` block.
+        It continues after a restart of the daemon, or at another of the client's URLs; use it in a ``with`` block.
 
         Args:
-          topics: whose figures are wanted, 200 at most: ``orders`` is of this namespace, ``shop:orders`` of that one.
+          topics: include their statistics, 200 at most: ``orders`` is in this namespace, ``shop:orders`` in ``shop``.
           kinds: ``topics``, ``transactions``, ``attention``, ``cluster``; by default all, ``topics`` if some are named.
         Returns:
-          an iterator of ``ServiceEvent``, which raises as a call does that cannot succeed.
+          an iterator of ``ServiceEvent``; raises like a call that cannot succeed.
         Raises:
           InvalidName.
         """
@@ -100,15 +100,15 @@ class Administration:
         return self._channel.call(calls.describe_topic(self.namespace, topic))
 
     def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
-        """Changes the properties that are named, as for ``create_topic``; None returns one to its default.
+        """Changes the given properties, as for ``create_topic``; None returns one to its default.
 
-        Of two changes at the same moment none is lost: each keeps what the other has set.
+        Concurrent changes of different properties are all kept.
 
         Returns:
-          what that came to, as the daemon says: ``before``, ``after``, and in ``effect`` what it ``hides``; empty when
-          it had been done already.
+          the daemon's report: ``before``, ``after``, and in ``effect`` what the change ``hides``; empty if there was
+          nothing to change.
         Raises:
-          TopicNotFound, InvalidProperty. PreconditionFailed: others changed it again and again meanwhile.
+          TopicNotFound, InvalidProperty. PreconditionFailed: other clients kept changing it.
         """
         changes = calls.checked_properties(properties)
         for tries in range(CHANGE_TRIES):
@@ -127,7 +127,7 @@ class Administration:
         """Replaces all properties; those not given return to their defaults.
 
         Returns:
-          what that came to, as of ``set_properties``.
+          the report, as for ``set_properties``.
         Raises:
           TopicNotFound, InvalidProperty.
         """
@@ -138,7 +138,7 @@ class Administration:
         """Deletes the topic and its messages for every reader.
 
         Returns:
-          what that came to, as the daemon says: in ``effect`` what it ``removes``, and ``undeleteUntilMs``.
+          the daemon's report: in ``effect`` what the deletion ``removes``, and ``undeleteUntilMs``.
         Raises:
           TopicNotFound: nothing happened. ConnectionLost, DeadlineExceeded: unknown.
         """
@@ -148,19 +148,19 @@ class Administration:
         """Restores a deleted topic.
 
         Returns:
-          what that came to, as the daemon says: in ``effect`` what it ``returns``.
+          the daemon's report: in ``effect`` what the undelete ``returns``.
         Raises:
           TopicExists, TopicNotFound, PartlyCleaned: nothing happened.
         """
         return self._channel.call(calls.undelete_topic(self.namespace, topic))
 
     def set_aside(self, topic: str, first: str | bytes, last: str | bytes) -> dict[str, Any]:
-        """Takes the rows from one id to another out of a topic, both included, so that readers pass damaged ones.
+        """Takes the rows from one id to another, both included, out of a topic, so that readers get past damaged ones.
 
-        The daemon copies them to a file as they are. Needs ``admin`` on the topic.
+        The daemon copies them unchanged to a file. Needs ``admin`` on the topic.
 
         Returns:
-          what that came to, as the daemon says: in ``after`` the file, in ``effect`` what it ``removes``.
+          the daemon's report: in ``after`` the file, in ``effect`` what it ``removes``.
         Raises:
           TopicNotFound; NotFound: there are no rows between these ids; InvalidMessageId, LowSpace.
         """
@@ -168,7 +168,7 @@ class Administration:
         return self._channel.call(calls.set_aside(self.namespace, topic, ids[0], ids[1]))
 
     def chain_head(self, topic: str) -> ChainHead:
-        """The head of a chained topic: whoever keeps it can prove later that nothing before it has changed.
+        """The head of a chained topic: keep it, to prove later that nothing before it has changed.
 
         Raises:
           TopicNotFound; NotFound: the topic is not chained.
@@ -176,14 +176,14 @@ class Administration:
         return self._channel.call(calls.chain_head(self.namespace, topic))
 
     def verify_chain(self, topic: str, *, known: ChainHead | None = None) -> ChainReport:
-        """Reads all of a chained topic, and verifies here that it is what its entries say.
+        """Reads all of a chained topic, and verifies it against its entries on this machine.
 
-        What is published meanwhile is left to the next time.
+        Messages published during the verification are not covered.
 
         Args:
-          known: a head that was kept: the chain must still have it, or its entry must have expired.
+          known: an earlier head: the chain must still have it, or its entry must have expired.
         Raises:
-          TopicNotFound; NotFound: the topic is not chained; GenerationChanged: it was created anew meanwhile;
+          TopicNotFound; NotFound: the topic is not chained; GenerationChanged: it was re-created during the call;
           InvalidParameter: ``known`` is of another topic.
         """
         load("plainsong.chains")
@@ -196,10 +196,10 @@ class Administration:
         return verifying.report()
 
     def stats(self, topic: str, *, reader: str | bytes | None = None) -> TopicStats:
-        """The daemon's figures of a topic (``messages``, ``bytes``, ``oldestId``, ``newestId``, …).
+        """The daemon's statistics of a topic (``messages``, ``bytes``, ``oldestId``, ``newestId``, …).
 
         Args:
-          reader: an id; the figures then include the messages after it, as ``reader``.
+          reader: an id; the statistics then include the messages after it, as ``reader``.
         Raises:
           TopicNotFound.
         """
@@ -221,8 +221,8 @@ class Administration:
 
         Args:
           limit: 1 000 at most; None: 100.
-          payload_bytes: so much of each payload; ``size`` is that of the whole. None: all of it.
-          containing: only messages whose payload contains this text; looks at some 50 000 of them.
+          payload_bytes: the first bytes of each payload; ``size`` is the full size. None: the whole payload.
+          containing: only messages whose payload contains this text; searches some 50 000 messages.
         Raises:
           TopicNotFound, InvalidParameter.
         """
@@ -241,7 +241,7 @@ class Administration:
         return self._channel.call(call)
 
     def message(self, topic: str, message_id: str | bytes) -> Seen:
-        """One message, whole, with its state, without consuming it. Raises TopicNotFound, NotFound, InvalidMessageId."""
+        """One complete message, with its state, without consuming it. Raises TopicNotFound, NotFound, InvalidMessageId."""
         text = message_id.hex() if isinstance(message_id, bytes) else message_id
         return self._channel.call(calls.look_at_one(self.namespace, topic, text))
 

@@ -37,7 +37,7 @@ END = "end"
 
 
 class Events:
-    """What changes at the service, as it does; made by ``Client.events``, which explains the options.
+    """Events of the service as they happen; made by ``Administration.events``, which explains the options.
 
     Iterate over it once, in one thread, in a ``with`` block, whose end closes the connection. When a connection
     breaks off, another is made, at whichever of the client's URLs answers: what did not change meanwhile is not told

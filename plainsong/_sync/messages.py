@@ -255,20 +255,20 @@ class Messages:
 
         Args:
           topic: for ``send`` without a topic.
-          linger_ms: how long the first message of a batch waits for more; even with 0, messages that arrive while a
-            request is under way are gathered.
+          linger_ms: how long the first message of a batch waits for more; even with 0, messages that arrive during a
+            request are batched.
           max_batch_messages, max_batch_bytes: of one request.
-          max_pending_bytes: memory of the buffer, counting about 400 bytes for each message beside its payload.
+          max_pending_bytes: memory of the buffer, counting about 400 bytes per message in addition to its payload.
           overflow: when the buffer is full: ``"wait"`` (the default), ``"raise"`` BufferFull, or ``"drop"`` the
             new message.
           mode: ``"reliable"``: the message's future, ``flush`` and ``close`` raise every failure.
             ``"best_effort"``: an undeliverable message is dropped, counted and passed to ``on_drop``; nothing waits,
             and nothing raises.
-          delivery_timeout_s: after which an undelivered message fails or is dropped, also under way; None: 120 in reliable
+          delivery_timeout_s: after which an undelivered message fails or is dropped, even while it is being sent; None: 120 in reliable
             mode, 10 in best effort.
           retry_unknown: as for ``publish``.
           on_drop: called with a ``DroppedMessage``, in a thread of the publisher or in ``send``.
-          connections: requests under way at once, for different topics; never two for one topic.
+          connections: concurrent requests, for different topics; never two for one topic.
           exit_timeout_s: how long the end of the program, or of a block left by an exception, may wait.
         Raises:
           InvalidParameter: an option is invalid.
@@ -397,8 +397,8 @@ class Messages:
         and never retries: its tickets say how each request ended. It takes no part in transactions.
 
         Args:
-          max_pending_bytes: memory of the requests without an answer, counting about 300 bytes for each beside its
-            messages; ``publish`` waits when it is full. A larger request is sent alone.
+          max_pending_bytes: memory of the requests without an answer, counting about 300 bytes for each in addition to
+            its messages; ``publish`` waits when it is full. A larger request is sent alone.
         Raises:
           ConnectFailed, InvalidName, ShuttingDown: nothing happened.
         """
@@ -446,7 +446,7 @@ class Messages:
           until: end before it.
           isolation: ``"committed"``: up to the first undecided message (``page.held`` names its transaction), without the
             messages of aborted or invalid transactions. ``"uncommitted"``: everything, also what is rolled back later.
-            None: committed; but where the daemon has no transaction service (``off``), or its Tephra is away,
+            None: committed; but where the daemon has no transaction service (``off``), or its Tephra does not answer,
             everything, and a warning is logged once.
           as_of: a moment (a datetime, milliseconds since 1970, ``"-10m"``): exactly what had been committed by then,
             whatever was undecided skipped. It waits for nothing.
@@ -542,7 +542,7 @@ class Messages:
           follow: wait for more at the end, across restarts of the daemon, until ``stop`` or ``idle_timeout_s``; else end
             there.
           until: stop before it (not with ``follow``).
-          limit: stop after so many messages.
+          limit: stop after this many messages.
           position: a ``FilePosition`` or ``ServerPosition``; the next reader continues after the saved position.
           isolation: ``"committed"``: only messages that the daemon's own transaction service committed, in order; the
             reader stops at the first undecided message (``held`` names its transaction), and continues by itself
@@ -553,7 +553,7 @@ class Messages:
           idle_timeout_s: a reader that follows ends when it has waited this long for a message.
           direct: outside the transaction of the surrounding block.
           page_messages: fetched at once.
-          save_every, save_interval_s: the position is saved after so many messages or seconds, whichever is
+          save_every, save_interval_s: the position is saved after this many messages or seconds, whichever is
             first, before waiting at the end, and at the end. After a crash, messages read since the last save are
             delivered again; none is skipped.
         Raises:

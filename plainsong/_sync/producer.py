@@ -178,7 +178,7 @@ class Producer(Buffered["ProducerQueue[Settled[Any]]", "Settled[Any]"]):
         transaction: Transaction | int | None = None,
         direct: bool = False,
     ) -> Receipt:
-        """Publishes one message, or a list in one request, behind the waiting ones; returns when it is durable.
+        """Publishes one message, or a list in one request, after the waiting ones; returns when it is durable.
 
         In a block of ``client.transaction()``, or with a ``transaction``, it publishes now, under its write pointer; so
         call it last.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: What a client most needs to know: the request did not happen, it happened, or that is not known.
+#: The request did not happen, it happened, or that is not known.
 Outcome = Literal["not-applied", "applied", "unknown"]
 
 
@@ -38,7 +38,7 @@ class PlainsongError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """The detail, with the hint behind it: a traceback says what to do."""
+        """The detail and the hint, so that a traceback says what to do."""
         return f"{self.detail} (hint: {self.hint})" if self.hint else self.detail
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -156,7 +156,7 @@ class Unauthenticated(PlainsongError):
 
     code = "unauthenticated"
     title = "Authentication is required"
-    #: What the client is asked for, as in ``WWW-Authenticate`` (RFC 6750).
+    #: The challenge, as in ``WWW-Authenticate`` (RFC 6750).
     challenge: str = ""
 
 
@@ -306,7 +306,7 @@ class PreconditionFailed(PlainsongError):
 
 
 class BackupRunning(Conflict):
-    """Another backup is under way, and one at a time is."""
+    """Another backup is running; only one can run at a time."""
 
     code = "backup_running"
     title = "Another backup is running"
@@ -405,7 +405,7 @@ class Unavailable(PlainsongError):
 
 
 class AuthenticationUnavailable(Unavailable):
-    """Nobody can say now whether a token of the OpenID provider is good: its keys cannot be had."""
+    """The OpenID provider's tokens cannot be checked now: its keys cannot be fetched."""
 
     code = "authentication_unavailable"
     title = "The provider's tokens cannot be checked now"

@@ -75,7 +75,7 @@ class OutboxMissing(OutboxUnusable):
 
 
 class OutboxUnavailable(Unavailable):
-    """The outbox's database cannot be reached, or failed; its messages go on waiting."""
+    """The outbox's database cannot be reached, or failed; its messages keep waiting."""
 
     code = "outbox_unavailable"
     title = "The outbox cannot be reached"

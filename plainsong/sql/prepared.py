@@ -173,7 +173,7 @@ class Found:
     age_s: float
     """Seconds since it was prepared."""
     advice: str = ""
-    """What a person has to do; empty: nothing."""
+    """Advice for an operator; empty: nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)

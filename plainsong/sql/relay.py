@@ -63,7 +63,7 @@ RETRIES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
 @dataclass(slots=True)
 class Relayed:
-    """What a relay has done since it was created."""
+    """The work of a relay since it was created."""
 
     messages: int = 0
     """Messages that this relay published."""

@@ -227,13 +227,13 @@ class Clock:
 
 
 class Faults:
-    """What the daemon does wrong next, once."""
+    """The daemon's next fault, once."""
 
     def __init__(self, owner: Broker) -> None:
         self._owner = owner
 
     def next_publish(self, kind: Literal["unknown", "refused"]) -> None:
-        """``unknown``: it is done, and the answer says that nobody knows. ``refused``: nothing happens, as when it is busy."""
+        """``unknown``: it is done, and the answer says that the outcome is unknown. ``refused``: nothing happens, as if the daemon were busy."""
         self._owner.tell(next_publish=kind)
 
     def next_commit(self, kind: Literal["lost"]) -> None:
