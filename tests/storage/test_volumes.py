@@ -22,11 +22,11 @@ from plainsong.protocol.keys import generation_prefix, payload_prefix, stop_afte
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import decode_row
 from storage.base import StoreDamaged, StoreError, StoreUnusable, read_rows
-from storage.leveldb import LevelDBStore, opening, tidying
+from storage.leveldb import LevelDBStore, keeper, opening, tidying
 from storage.leveldb.engine.database import Database
 from storage.leveldb.keeper_thread import Stopped
 from storage.leveldb.volume import Volume, index_path
-from storage.leveldb.volume_list import MAX_PAUSES_S, STEP_BYTES, remove_slowly
+from storage.leveldb.volume_list import MAX_PAUSES_S, STEP_BYTES, ListUnknown, remove_slowly, write_list
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything
 from tests.storage.rolling_contract import RollingContract, under
 from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, paused_until, settled
@@ -467,6 +467,23 @@ async def test_a_rewrite_that_fails_changes_nothing(store, monkeypatch):
     assert await everything(store) == [*expected, (key(99), b"v" * 100)]
 
 
+async def test_a_copy_that_the_list_may_name_is_not_removed(store, monkeypatch):
+    other = await of_two_topics(store, 60)
+    await store.drop(MESSAGE, [(PREFIX, key(60))])
+    expected = await read_rows(store, MESSAGE, other, stop_after(other), limit=100)
+
+    def replaced(directory, volumes):
+        write_list(directory, volumes)
+        raise ListUnknown(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keeper, "write_list", replaced)
+        with pytest.raises(StoreError, match="Input/output error"):
+            await store.tidy()
+    await store.claim(NAME)
+    assert await everything(store) == expected
+
+
 async def test_a_rewrite_whose_copy_cannot_be_read_back_replaces_nothing(store, monkeypatch):
     other = await of_two_topics(store, 60)
     await store.drop(MESSAGE, [(PREFIX, key(60))])
@@ -719,6 +736,19 @@ async def test_how_large_the_largest_row_of_a_topic_is_stays_known_for_each_volu
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         assert largest(store) == known, "counted again"
         assert await everything(store) == rows
+
+
+async def test_after_a_kill_only_the_volumes_that_were_written_last_are_read_through(tmp_path):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 40)
+        killed = await copy_of(store, tmp_path / "killed")
+    async with await LevelDBStore.open(killed, TINY) as store:
+        known = [volume.is_known for volume in store._db.sets.current.all]
+        assert len(known) > 5
+        # The last one may be the next volume, which was listed ahead.
+        assert all(known[:-2])
+        assert not known[-1]
+        assert len(await everything(store)) == 40
 
 
 @pytest.mark.parametrize("packed", [[], [True]])
