@@ -108,7 +108,7 @@ RINGS = (
     Ring("cli", 94, 38),
     Ring("console", 118, 105),
     Ring("sql", 207, 37),
-    Ring("daemon", 234, 73),
+    Ring("daemon", 254, 85),
     Ring(
         "daemon-deaths",
         204,
