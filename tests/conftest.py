@@ -70,6 +70,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         signal.raise_signal(signal.SIGINT)
 
     signal.signal(signal.SIGTERM, end)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts background jobs; programs inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
