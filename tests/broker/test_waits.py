@@ -12,7 +12,6 @@ import pytest
 import trio
 from broker_in_process import START_MS, TOPICS, in_process
 from test_committed_polls import begin, decide, under
-from tests.waiting import until
 
 import actors.observe
 import broker.api.messages.events as events
@@ -25,6 +24,7 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic import asks
 from plainsong.protocol.topic.core import RULES
 from tests.patience import PATIENCE_S
+from tests.waiting import until
 
 NAME = TopicName("ns", "t")
 #: Longer than the tests' patience: a lost wake-up fails the test, instead of passing when the wait times out.
