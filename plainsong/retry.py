@@ -161,7 +161,7 @@ def _failed(failure: Failure, url: str) -> PlainsongError:
     detail = f"{url}: {failure.detail}"
     error: PlainsongError
     if failure.kind == "connect":
-        hint = "start one with plainsong serve, or give another url"
+        hint = "plainsong serve starts one; or give another url"
         if any(sign in failure.detail.lower() for sign in _NOT_TLS):
             hint = "that port does not speak TLS: use http://"
         said = f"no daemon answers at {detail}"
