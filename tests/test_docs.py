@@ -147,9 +147,8 @@ def commands(text: str) -> list[str]:
 @every_document
 def test_command_lines_in_documents_parse(name: str):
     for line in commands(DOCUMENTS[name]):
-        first, *words = shlex.split(line)
         context = click.Context(program, info_name="plainsong")
-        command = program.get_command(context, first)
+        first, command, words = program.resolve_command(context, shlex.split(line))
         assert command is not None, line
         while isinstance(command, click.Group) and words:
             command = command.get_command(context, words.pop(0))

@@ -10,7 +10,7 @@ import click
 
 from plainsong import __version__
 from plainsong.cli import output
-from plainsong.cli.command import Verb, json_option, resolved
+from plainsong.cli.command import Verb, json_option
 from plainsong.cli.output import echo_json
 
 DISTRIBUTIONS = ("plainsong-client", "plainsong-server", "plainsong-spark")
@@ -25,9 +25,9 @@ def help_verb(ctx: click.Context, verb: tuple[str, ...]) -> None:
     for name in verb:
         if not isinstance(found.command, click.Group):
             raise click.UsageError(f"{found.command_path} has no verb {name!r}", ctx=ctx)
-        _, command, _ = resolved(found.command, found, [name])
+        known, command, _ = found.command.resolve_command(found, [name])
         assert command is not None  # an unknown one is an error
-        found = click.Context(command, info_name=name, parent=found, **command.context_settings)
+        found = click.Context(command, info_name=known, parent=found, **command.context_settings)
     click.echo(found.get_help())
 
 

@@ -1,4 +1,4 @@
-"""The verb `attention`: what an operator should look at, worst first."""
+"""`doctor --attention`: what an operator should look at, worst first."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import click
 
 from plainsong import calls
 from plainsong.cli import output
-from plainsong.cli.command import Verb, json_option, one_line
-from plainsong.cli.connection import run_call, where_options
+from plainsong.cli.command import one_line
+from plainsong.cli.connection import run_call
 from plainsong.cli.options import now_ms, show_length
 from plainsong.cli.output import echo_json
 
@@ -17,15 +17,8 @@ if TYPE_CHECKING:
     from plainsong.cli.connection import Where
 
 
-@click.command(cls=Verb, examples=["plainsong attention", "plainsong attention --json"])
-@json_option
-@where_options
-def attention(as_json: bool, where: Where) -> None:
-    """Show what needs attention, worst first.
-
-    Held readers, old transactions, full disks: at all instances of a cluster,
-    in topics of all namespaces.
-    """
+def show_attention(where: Where, *, as_json: bool) -> None:
+    """Print what needs attention at all instances of a cluster, in topics of all namespaces. Raises PlainsongError."""
     with where.client() as client:
         found = run_call(client, calls.attention())
     if as_json:

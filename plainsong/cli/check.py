@@ -1,4 +1,4 @@
-"""The verb `check`: one line and an exit code for Nagios and whatever understands its plugins."""
+"""`doctor --check`: one line and an exit code for Nagios, and for other systems that understand its plugins."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import click
 
 from plainsong.calls import Failure, topic_path
 from plainsong.cli.cluster import security_differences
-from plainsong.cli.command import CommandFailed, Verb, json_option, one_line
-from plainsong.cli.connection import where_options
-from plainsong.cli.options import Length, now_ms, show_length
+from plainsong.cli.command import one_line
+from plainsong.cli.options import now_ms, show_length
 from plainsong.cli.output import echo_json
 from plainsong.cli.ping import asking
 from plainsong.protocol.errors import PlainsongError
@@ -53,26 +52,22 @@ class Lag(click.ParamType[tuple[str, str, str, int]]):
         return found[1], found[2], found[3], int(found[4])
 
 
-class Checking(Verb):
-    """A verb that answers wrong arguments as a plugin does: UNKNOWN, on standard output."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            _end(ctx, UNKNOWN, one_line(error.format_message()))
-            raise  # not reached
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except CommandFailed as error:
-            _end(ctx, UNKNOWN, one_line(error.message))
+def end_unknown(ctx: click.Context, text: str) -> None:
+    """Ends the command as a plugin that could not look."""
+    click.echo(f"PLAINSONG {_WORDS[UNKNOWN]} - {one_line(text)}")
+    ctx.exit(UNKNOWN)
 
 
-def _end(ctx: click.Context, status: int, text: str) -> None:
-    click.echo(f"PLAINSONG {_WORDS[status]} - {text}")
-    ctx.exit(status)
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Beyond them there is a warning."""
+
+    lags: Sequence[tuple[str, str, str, int]]
+    """Readers, as namespace, topic and name, each with the most messages that it may be behind."""
+    transaction_s: int
+    certificate_days: int
+    backup_s: int | None
+    """The age of the last backup; None: 26 hours, and no backup at all is no warning."""
 
 
 @dataclass(slots=True)
@@ -114,66 +109,8 @@ class Report:
         return f"PLAINSONG {_WORDS[self.status]} - {self.text}" + (f" | {figures}" if figures else "")
 
 
-@click.command(
-    cls=Checking,
-    examples=[
-        "plainsong check",
-        "plainsong check --url http://a.example:7420,http://b.example:7420",
-        "plainsong check --max-lag shop:orders/billing=1000 --backup-age 26h",
-    ],
-)
-@click.option(
-    "--max-lag",
-    "lags",
-    type=Lag(),
-    multiple=True,
-    metavar="NS:TOPIC/READER=N",
-    help="Warn when a reader is more than N messages behind. Repeatable.",
-)
-@click.option(
-    "--max-transaction-age",
-    "transaction_s",
-    type=Length(),
-    default="10m",
-    show_default=True,
-    metavar="TIME",
-    help="Warn when a transaction is open for longer.",
-)
-@click.option(
-    "--certificate-days",
-    type=click.IntRange(0, 10_000),
-    default=14,
-    show_default=True,
-    metavar="N",
-    help="Warn when the certificate ends within N days.",
-)
-@click.option(
-    "--backup-age",
-    "backup_s",
-    type=Length(),
-    metavar="TIME",
-    help="Warn when the last backup is older (default: 26h), and if there is none.",
-)
-@json_option
-@where_options
-def check(
-    lags: Sequence[tuple[str, str, str, int]],
-    transaction_s: int,
-    certificate_days: int,
-    backup_s: int | None,
-    as_json: bool,
-    where: Where,
-) -> int:
-    """Check daemons for a monitoring system.
-
-    Prints one line in the format of Nagios plugins, with performance data after
-    a bar. Asks every URL given. Exits with the codes of Nagios, not with those
-    of other commands: 0 OK; 1 warning; 2 critical, also if a daemon is not
-    ready or refuses the connection; 3 unknown: wrong arguments, no answer in
-    time, or a name that may not inspect the service.
-
-    Without --backup-age a daemon that never had a backup is not reported.
-    """
+def check_daemons(where: Where, limits: Limits, *, as_json: bool) -> int:
+    """Asks every URL of ``where``, prints the report, and returns the exit code of a plugin."""
     report = Report()
     timeout_s = where.timeout_s or TIMEOUT_S
     try:
@@ -185,8 +122,8 @@ def check(
                 looks.topics()
                 looks.attention()
                 looks.scrub(answering)
-                looks.metrics(answering, transaction_s, certificate_days * DAY_S, backup_s)
-                for lag in lags:
+                looks.metrics(answering, limits.transaction_s, limits.certificate_days * DAY_S, limits.backup_s)
+                for lag in limits.lags:
                     looks.lag(*lag)
     except PlainsongError as error:
         report.found(UNKNOWN, error.detail)

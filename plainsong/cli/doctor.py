@@ -1,53 +1,125 @@
-"""The verb `doctor`: examines disk, clock, limits and daemon, and says what an acknowledged message survives."""
+"""The verb `doctor`: examines disk, clock, limits and daemon, and says what an acknowledged message survives.
+
+With `--check`, `--ready`, `--live` or `--attention` it asks the daemons one question instead.
+"""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import re
-import resource
-import tempfile
-import time
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from plainsong import __version__
-from plainsong.cli import ping
-from plainsong.cli.command import CommandFailed, Verb, json_option, one_line
+from plainsong.cli import check as monitoring
+from plainsong.cli.command import CommandFailed, Verb, json_option
 from plainsong.cli.connection import where_options
-from plainsong.cli.options import show_length
-from plainsong.cli.output import coloured, echo_json, echo_lines, show_bytes, show_count, show_seconds
-from plainsong.protocol.errors import PlainsongError
+from plainsong.cli.options import Length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from plainsong.cli.connection import Where
-    from plainsong.cli.ping import ProbeResult
 
-#: The daemon's variable for storage.data_dir.
-DATA_DIR = "PLAINSONG_STORAGE__DATA_DIR"
-#: In the data directory, open and locked while a daemon uses it.
-LOCK_FILE = "plainsong.lock"
-_PORT = re.compile(r":([0-9]{1,5})(?:/|$)")
-#: The state TCP_LISTEN in /proc/net/tcp.
-_LISTENS = "0A"
-_LOCAL = ("127.", "localhost", "[::1]")
-_MARKS = {"ok": "ok  ", "warning": "WARN", "bad": "BAD "}
+#: Questions to daemons, each instead of the whole examination.
+QUESTIONS = ("check", "ready", "live", "attention")
+#: The options of the whole examination, and of each question and of --bundle.
+_OPTIONS_OF = {
+    "": ("data_dir", "no_daemon", "bundle"),
+    "bundle": ("config", "log", "no_names"),
+    "check": ("lags", "transaction_s", "certificate_days", "backup_s"),
+    "ready": ("count",),
+}
+
+
+class Examining(Verb):
+    """Refuses options of another question. With ``--check`` a wrong command line is UNKNOWN, as plugins answer."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        is_check = "--check" in takewhile(lambda each: each != "--", args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if is_check:
+                monitoring.end_unknown(ctx, error.format_message())
+            raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            self._refuse_others(ctx)
+            return super().invoke(ctx)
+        except (click.UsageError, CommandFailed) as error:
+            if ctx.params["check"]:
+                monitoring.end_unknown(
+                    ctx, error.format_message() if isinstance(error, click.UsageError) else error.message
+                )
+            raise
+
+    def _refuse_others(self, ctx: click.Context) -> None:
+        """Raise UsageError if there are options that the chosen question does not take."""
+        questions = [each for each in QUESTIONS if ctx.params[each]]
+        if len(questions) > 1 and questions != ["ready", "live"]:
+            raise click.UsageError(" and ".join(f"--{each}" for each in questions) + " are different questions")
+        for owner, names in _OPTIONS_OF.items():
+            is_right = ctx.params[owner] not in (None, False) if owner else not questions
+            given = [name for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+            if given and not is_right:
+                flags = [param.opts[0] for param in self.params if param.name in names]
+                listed = ", ".join(flags[:-1]) + " and " + flags[-1] if len(flags) > 1 else flags[0]
+                verb = "are" if len(flags) > 1 else "is"
+                where = f"{verb} for --{owner}" if owner else f"{verb} not for --{questions[0]}"
+                raise click.UsageError(f"{listed} {where}")
 
 
 @click.command(
-    cls=Verb,
+    cls=Examining,
     examples=[
         "plainsong doctor",
         "plainsong doctor --data-dir /srv/plainsong",
         "plainsong doctor --no-daemon --json",
         "plainsong doctor --bundle facts.tar.gz --no-names",
+        "plainsong doctor --ready --url http://a.example:7420,http://b.example:7420",
+        "plainsong doctor --live --url unix:/run/plainsong/plainsong.sock",
+        "plainsong doctor --check --max-lag shop:orders/billing=1000",
+        "plainsong doctor --attention",
     ],
+)
+@click.option("--ready", is_flag=True, help="Ask only whether a daemon is ready; if none is, exit with 5.")
+@click.option(
+    "--count", type=click.IntRange(1, 1000), default=5, metavar="N", help="With --ready: pings to each; default: 5."
+)
+@click.option("--live", is_flag=True, help="Ask only whether a daemon is alive, ready or not.")
+@click.option("--attention", is_flag=True, help="Show only what needs attention, worst first.")
+@click.option("--check", is_flag=True, help="Print one line for a monitoring system; its exit codes.")
+@click.option(
+    "--max-lag",
+    "lags",
+    type=monitoring.Lag(),
+    multiple=True,
+    metavar="NS:TOPIC/READER=N",
+    help="With --check: warn when a reader is more than N messages behind. Repeatable.",
+)
+@click.option(
+    "--max-transaction-age",
+    "transaction_s",
+    type=Length(),
+    default="10m",
+    metavar="TIME",
+    help="With --check: warn when a transaction is open for longer; default: 10m.",
+)
+@click.option(
+    "--certificate-days",
+    type=click.IntRange(0, 10_000),
+    default=14,
+    metavar="N",
+    help="With --check: warn when the certificate ends within N days; default: 14.",
+)
+@click.option(
+    "--backup-age",
+    "backup_s",
+    type=Length(),
+    metavar="TIME",
+    help="With --check: warn when the last backup is older (default: 26h), and if there is none.",
 )
 @click.option(
     "--data-dir", metavar="DIR", help="The daemon's data directory; default: that of a local daemon, else ./data."
@@ -60,6 +132,15 @@ _MARKS = {"ok": "ok  ", "warning": "WARN", "bad": "BAD "}
 @json_option
 @where_options
 def doctor(
+    ready: bool,
+    count: int,
+    live: bool,
+    attention: bool,
+    check: bool,
+    lags: Sequence[tuple[str, str, str, int]],
+    transaction_s: int,
+    certificate_days: int,
+    backup_s: int | None,
     data_dir: str | None,
     no_daemon: bool,
     bundle: str | None,
@@ -68,432 +149,44 @@ def doctor(
     no_names: bool,
     as_json: bool,
     where: Where,
-) -> None:
+) -> int | None:
     """Check disk, clock, limits and daemon.
 
     Measures how long the data disk takes to sync (with a small file of its own,
-    for a second at most), checks whether that is plausible, and states what an
-    acknowledged message survives. Exits with 1 if a check fails.
+    for a second at most), checks whether that is plausible, and tells what an
+    acknowledged message survives, and what of the daemon needs attention. Exits
+    with 1 when a check fails.
 
     --bundle writes a tar file with these findings, versions, settings, metrics,
     instances, what needs attention, open transactions and the end of the log,
     and lists what it holds. No payload, attribute, token or key is in it.
-    """
-    if bundle is None and (config or log or no_names):
-        raise click.UsageError("--config, --log and --no-names are for --bundle")
-    found = [] if no_daemon else ping.ask(where)
-    findings = [finding for each in found for finding in look_at_daemon(each)]
-    if any(each.answers for each in found):
-        findings += look_at_times(where)
-    store = next((each.store for each in found if each.answers), "")
-    directory = None
-    trust: State | None = None
-    # HBase keeps its data on no disk of the daemon's.
-    if data_dir is not None or no_daemon or (_is_local(where) and store != "hbase"):
-        told = data_dir or os.environ.get(DATA_DIR)
-        running = None if told or no_daemon else directory_of_daemon(where.urls)
-        directory = nearest_directory(Path(told or running or "data"))
-        guessed = not told and running is None and directory.name != "data"
-        if guessed:
-            findings.append(_elsewhere(directory))
-        of_disk, of_syncs = look_at_disk(directory)
-        # The sentence is about the daemon's disk, not about the current directory's.
-        trust = None if guessed else of_syncs
-        findings += of_disk
-    if directory is not None or _is_local(where):
-        findings += look_at_limits()
-    findings += look_at_clock()
-    sentence = survives(store, trust, directory)
-    checks = [{"what": f.what, "state": f.state, "says": f.says, "hint": f.hint} for f in findings]
-    found_all = {"checks": checks, "survives": sentence, "store": store or None, "syncs": trust}
-    contents: list[str] = []
-    if bundle is not None:
-        from plainsong.cli.bundle import gather  # here, since nothing else of this verb needs it
 
-        made = gather(where, found_all, config=config, log=log, hides_names=no_names)
-        made.write(Path(bundle))
-        contents = made.contents()
-    if as_json:
-        echo_json(found_all | ({"bundle": {"file": bundle, "holds": list(made.files)}} if bundle is not None else {}))
+    --ready asks each URL, and exits with 0 when at least one daemon is ready.
+    With --live a daemon counts even when it is not ready (its disk is full, or
+    it is recovering): a restart would not help. --attention lists held readers,
+    old transactions and full disks, at all instances of a cluster.
+
+    --check prints one line in the format of Nagios plugins, with performance
+    data after a bar, and exits with their codes, not with those of other
+    commands: 0 OK; 1 warning; 2 critical, also when a daemon is not ready or
+    refuses the connection; 3 unknown: wrong arguments, no answer in time, or a
+    name that may not inspect the service.
+    """
+    # Imported here, so that a health check loads what it needs alone.
+    if check:
+        limits = monitoring.Limits(lags, transaction_s, certificate_days, backup_s)
+        return monitoring.check_daemons(where, limits, as_json=as_json)
+    if ready or live:
+        from plainsong.cli.ping import show_probes
+
+        show_probes(where, count=count, live=live, as_json=as_json)
+    elif attention:
+        from plainsong.cli.attention import show_attention
+
+        show_attention(where, as_json=as_json)
     else:
-        _print(findings, sentence)
-        if bundle is not None:
-            echo_lines([f"\n{bundle} holds:", *(f"  {line}" for line in contents)])
-    bad = [finding.what for finding in findings if finding.state == "bad"]
-    if bad:
-        raise CommandFailed(f"checks failed: {', '.join(bad)}", hint="the lines marked BAD say what to do")
+        from plainsong.cli.examination import examine, report
 
-
-def _is_local(where: Where) -> bool:
-    """True if the daemon may run on this machine, so that its disk is here."""
-    return any(url.split("://", 1)[-1].startswith(_LOCAL) for url in where.urls)
-
-
-def directory_of_daemon(urls: Sequence[str], proc: Path = Path("/proc")) -> Path | None:
-    """The data directory of a daemon of this user on this machine: the one whose lock file it holds open; None: not found."""
-    ports = {int(found[1]) for url in urls if (found := _PORT.search(url))}
-    listening = _listening_sockets(ports, proc)
-    for process in proc.glob("[0-9]*"):
-        with suppress(OSError):  # another user's, or gone
-            links = [os.readlink(each) for each in (process / "fd").iterdir()]
-            if listening.isdisjoint(links):
-                continue
-            for link in links:
-                if link.endswith(f"/{LOCK_FILE}"):
-                    return Path(link).parent
+        examined = examine(where, data_dir, no_daemon=no_daemon)
+        report(examined, where, bundle, config=config, log=log, hides_names=no_names, as_json=as_json)
     return None
-
-
-def _listening_sockets(ports: set[int], proc: Path) -> set[str]:
-    """``socket:[inode]`` of the sockets that listen on these ports."""
-    found = set()
-    for name in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in (proc / "net" / name).read_text(encoding="ascii").splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) in ports:
-                    found.add(f"socket:[{fields[9]}]")
-    return found
-
-
-def _elsewhere(directory: Path) -> Finding:
-    says = f"no ./data here; checking {directory} instead"
-    return Finding("directory", "warning", says, "give the daemon's data directory with --data-dir")
-
-
-def _print(findings: list[Finding], sentence: str) -> None:
-    width = max(len(finding.what) for finding in findings)
-    for finding in findings:
-        mark = _MARKS[finding.state]
-        click.echo(f"{coloured(mark, mark.strip())}  {finding.what:<{width}}  {finding.says}")
-        if finding.hint:
-            click.echo(f"      {'':<{width}}  {finding.hint}")
-    click.echo(f"\n{sentence}")
-
-
-#: Whether syncs can be trusted.
-Trust = Literal["ok", "warning", "bad"]
-
-
-# --- findings --------------------------------------------------------------------------------------
-#
-# One function for each subject; each returns findings.
-
-
-State: TypeAlias = Trust
-#: Below this the daemon refuses publishes by default.
-LOW_BYTES = 256 << 20
-ROOMY_BYTES = 2 << 30
-#: A commit waits for a sync; beyond this, users notice.
-SLOW_SYNC_S = 0.02
-#: Open files for some hundred connections, and for the ten thousand that the daemon allows by default.
-FEW_FILES, MANY_FILES = 1_024, 10_600
-#: 2024-01-01, in seconds: an earlier clock is wrong.
-EARLIEST_S = 1_704_067_200
-#: The largest difference from the daemon's clock that passes.
-SKEW_MS = 2_000
-_CLOCK_UNSYNCHRONIZED = 5
-#: How many topics' newest messages are compared with the clock.
-MAX_TOPICS = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    what: str
-    state: State
-    says: str
-    hint: str = ""
-
-
-def look_at_disk(directory: Path) -> tuple[list[Finding], State | None]:
-    """Checks sync time, plausibility and free space; also returns whether syncs can be trusted (None: not measured)."""
-    findings = look_at_space(directory)
-    try:
-        times = measure_sync(directory)
-    except OSError as error:
-        says = f"cannot write to {directory}: {error.strerror}"
-        return [Finding("disk", "bad", says, "give --data-dir, or run as the daemon's user"), *findings], None
-    mount = mount_of(directory)
-    trust, why = judged(times, mount, rotating=is_rotating(directory), preload=os.environ.get("LD_PRELOAD", ""))
-    said = f"{show_seconds(times.median_s)} each (p99 {show_seconds(times.p99_s)}), on {directory}"
-    slow = times.median_s > SLOW_SYNC_S
-    hint = "each commit waits for a sync, which limits commits per second" if slow else ""
-    syncs = Finding("sync time", "warning" if slow else "ok", said, hint)
-    return [syncs, Finding("honesty", trust, why), *findings], trust
-
-
-def look_at_space(directory: Path) -> list[Finding]:
-    found = os.statvfs(directory)
-    free = found.f_bavail * found.f_frsize
-    state: State = "bad" if free < LOW_BYTES else "warning" if free < ROOMY_BYTES else "ok"
-    hint = "" if state == "ok" else f"below {show_bytes(LOW_BYTES)} the daemon refuses publishes (low_space)"
-    findings = [
-        Finding("free space", state, f"{show_bytes(free)} of {show_bytes(found.f_blocks * found.f_frsize)}", hint)
-    ]
-    if found.f_files and found.f_favail < 10_000:
-        findings.append(
-            Finding("free inodes", "warning", show_count(found.f_favail), "each table of LevelDB is a file")
-        )
-    return findings
-
-
-def look_at_limits() -> list[Finding]:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    findings = []
-    if hard == resource.RLIM_INFINITY or hard >= MANY_FILES:
-        findings.append(Finding("open files", "ok", "limit is high enough"))
-    else:
-        state: State = "bad" if hard < FEW_FILES else "warning"
-        hint = "raise the hard limit (ulimit -Hn, LimitNOFILE=), or lower http.max_connections"
-        says = f"limit is {show_count(hard)}; the daemon needs {show_count(MANY_FILES)} for all its connections"
-        findings.append(Finding("open files", state, says, hint))
-    largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if largest != resource.RLIM_INFINITY:
-        says = f"files are limited to {show_bytes(largest)}"
-        findings.append(Finding("file size", "warning", says, "ulimit -f unlimited"))
-    return findings
-
-
-def look_at_clock() -> list[Finding]:
-    """Checks whether this computer's clock is plausible, steady and synchronized."""
-    now_s = time.time()
-    if now_s < EARLIEST_S:
-        hint = "set the clock before you publish: publish times never go back"
-        return [Finding("clock", "bad", f"the clock says {time.strftime('%Y-%m-%d', time.gmtime(now_s))}", hint)]
-    wall, steady = time.time_ns(), time.monotonic_ns()
-    time.sleep(0.05)
-    drift_ms = abs((time.time_ns() - wall) - (time.monotonic_ns() - steady)) / 1e6
-    if drift_ms > 10:
-        return [Finding("clock", "bad", f"the clock jumped by {show_length(drift_ms)} during the check")]
-    if _is_unsynchronized():
-        hint = "run an NTP client; order survives any clock, but times and expiry depend on it"
-        return [Finding("clock", "warning", "the kernel reports that the clock is not synchronized", hint)]
-    return [Finding("clock", "ok", "plausible and steady")]
-
-
-def _is_unsynchronized() -> bool:
-    """True if the kernel reports the clock as unsynchronized; False if it reports nothing."""
-    try:
-        # A struct timex full of zeros asks and changes nothing; it is smaller than this everywhere.
-        state: int = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024))
-        return state == _CLOCK_UNSYNCHRONIZED
-    except (OSError, AttributeError):
-        return False
-
-
-def look_at_daemon(found: ProbeResult) -> list[Finding]:
-    """Checks that one daemon answers, has our version, and is ready."""
-    if not found.answers:
-        hint = "start one with plainsong serve, or give its address with --url"
-        return [Finding("daemon", "bad", f"{found.url}: {one_line(found.detail)}", hint)]
-    fast = show_seconds(min(found.seconds))
-    version = (
-        f"version {one_line(found.version)}"
-        if found.version
-        else ("it shows its version only to authenticated clients")
-    )
-    findings = [Finding("daemon", "ok", f"{found.url} answers in {fast}, {version}")]
-    if found.version and found.version.split(".")[:2] != __version__.split(".")[:2]:
-        says = f"the daemon is version {one_line(found.version)}, this program {__version__}"
-        findings.append(Finding("version", "warning", says, "use the same version on both sides"))
-    if not found.ready:
-        says = one_line("; ".join(found.reasons)) or "no reason given"
-        findings.append(Finding("ready", "bad", says, "its log says more"))
-    for unreached in found.unreached:
-        says = one_line(f"the daemon at {found.url} cannot reach the instance {unreached}")
-        hint = "is it running, and can the others reach its cluster.advertise address?"
-        findings.append(Finding("instances", "warning", says, hint))
-    return findings
-
-
-def look_at_times(where: Where) -> list[Finding]:
-    """Compares the daemon's clock with ours and with its newest messages."""
-    ahead: list[tuple[int, str]] = []
-    skew_ms: int | None = None
-    try:
-        with where.client() as client:
-            for name in client.topics()[:MAX_TOPICS]:
-                before_ms = time.time_ns() // 1_000_000
-                stats = client.admin.stats(name)
-                if stats["oldestId"] is None or stats["newestId"] is None or stats["oldestAgeMs"] is None:
-                    continue
-                # Their sum is the daemon's time, unless the oldest message is from the future itself.
-                theirs_ms = int(stats["oldestId"][:16], 16) + stats["oldestAgeMs"]
-                if stats["oldestAgeMs"]:
-                    skew_ms = theirs_ms - before_ms
-                ahead.append((int(stats["newestId"][:16], 16) - theirs_ms, name))
-    except PlainsongError as error:
-        return [Finding("topics", "bad", one_line(error.detail), one_line(error.hint))]
-    findings = []
-    if skew_ms is not None and abs(skew_ms) > SKEW_MS:
-        says = f"the daemon's clock is {show_length(abs(skew_ms))} {'ahead of' if skew_ms > 0 else 'behind'} ours"
-        findings.append(Finding("clocks", "warning", says, "relative times (--from -10m) use our clock"))
-    if ahead and (most := max(ahead))[0] > SKEW_MS:
-        says = f"the newest message of {most[1]} is {show_length(most[0])} ahead of the daemon's clock"
-        hint = "its clock went back; ids keep rising, times stand still until the clock has caught up"
-        findings.append(Finding("clock history", "warning", says, hint))
-    return findings
-
-
-def survives(store: str, trust: State | None, directory: Path | None) -> str:
-    """Says in one sentence what an acknowledged message survives.
-
-    Args:
-      store: the kind of the daemon's store; empty when no daemon answers.
-      trust: whether the syncs of ``directory`` can be trusted; None when they were not measured.
-    """
-    if store == "memory":
-        return "An acknowledged message survives no restart: this daemon keeps its messages in memory only."
-    if store == "hbase":
-        return (
-            "An acknowledged message survives the daemon and its machine: it is in HBase's write-ahead log,"
-            " and survives what the file system below HBase survives."
-        )
-    if trust is None or directory is None:
-        return "An acknowledged message survives kill -9; give --data-dir to find out about power cuts."
-    if trust != "bad":
-        return (
-            "An acknowledged message survives kill -9, a crash of the machine and a power cut,"
-            f" provided the disk under {directory} keeps what it reports as synced."
-        )
-    return (
-        "An acknowledged message survives kill -9, and is lost in a power cut or a crash of the machine:"
-        f" the disk under {directory} does not sync."
-    )
-
-
-#: A faster sync reached no device: the fastest with a safe cache take about 10 µs.
-IMPLAUSIBLE_S = 8e-6
-#: A rotating disk cannot write twice within less than this, unless a cache answers for it.
-ROTATION_S = 2e-3
-#: Bytes that a commit of a few messages writes.
-WRITE_BYTES = 4096
-MAX_ROUNDS = 400
-MAX_MEASURE_S = 1.0
-#: File systems that keep nothing.
-IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-#: File systems whose sync is a promise of the other side.
-REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "fuse", "ceph", "glusterfs", "vboxsf"})
-
-
-@dataclass(frozen=True, slots=True)
-class SyncTimes:
-    """Times of a loop of small writes, each followed by ``fdatasync``."""
-
-    rounds: int
-    median_s: float
-    p99_s: float
-    write_s: float
-    """The median of the writes alone, without their syncs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    point: str
-    source: str
-    kind: str
-    options: tuple[str, ...]
-
-
-def nearest_directory(path: Path) -> Path:
-    """Returns ``path``, or the closest directory above it that exists."""
-    path = path.absolute()
-    while not path.is_dir() and path != path.parent:
-        path = path.parent
-    return path
-
-
-def measure_sync(directory: Path) -> SyncTimes:
-    """Writes and syncs for a second at most, in a file of its own that it removes.
-
-    Raises:
-      OSError: the directory cannot be written to.
-    """
-    block = os.urandom(WRITE_BYTES)
-    writes: list[float] = []
-    syncs: list[float] = []
-    handle, name = tempfile.mkstemp(prefix=".plainsong-doctor-", dir=directory)
-    try:
-        over = time.perf_counter() + MAX_MEASURE_S
-        while len(syncs) < MAX_ROUNDS and (len(syncs) < 5 or time.perf_counter() < over):
-            began = time.perf_counter()
-            os.write(handle, block)
-            written = time.perf_counter()
-            os.fdatasync(handle)
-            writes.append(written - began)
-            syncs.append(time.perf_counter() - written)
-    finally:
-        os.close(handle)
-        with suppress(OSError):
-            Path(name).unlink()
-    syncs.sort()
-    writes.sort()
-    return SyncTimes(len(syncs), syncs[len(syncs) // 2], syncs[len(syncs) * 99 // 100], writes[len(writes) // 2])
-
-
-def mount_of(directory: Path, mounts: str | None = None) -> Mount | None:
-    """Returns the mount that ``directory`` is on; None when the system does not tell.
-
-    Args:
-      mounts: the text of ``/proc/self/mounts``.
-    """
-    if mounts is None:
-        try:
-            mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
-        except OSError:
-            return None
-    path, found = directory.resolve(), None
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) < 4:
-            continue
-        source, point, kind, options = (_unescaped(each) for each in fields[:4])
-        # A later mount on the same path hides the earlier one.
-        if path.is_relative_to(point) and (found is None or len(point) >= len(found.point)):
-            found = Mount(point, source, kind, tuple(options.split(",")))
-    return found
-
-
-def _unescaped(text: str) -> str:
-    return text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
-
-
-def is_rotating(directory: Path) -> bool | None:
-    """True if the disk rotates; None if the system does not report it."""
-    try:
-        device = directory.stat().st_dev
-        at = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve(strict=True)
-    except OSError:
-        return None
-    for each in (at, at.parent):
-        with suppress(OSError):
-            return (each / "queue/rotational").read_text().strip() == "1"
-    return None
-
-
-def judged(times: SyncTimes, mount: Mount | None, *, rotating: bool | None, preload: str = "") -> tuple[Trust, str]:
-    """Says whether the syncs can be trusted (``ok``), perhaps (``warning``) or not (``bad``), and why.
-
-    Args:
-      preload: ``LD_PRELOAD`` of this process.
-    """
-    kind = mount.kind if mount is not None else ""
-    options = set(mount.options) if mount is not None else set()
-    if "eatmydata" in preload:
-        return "bad", "LD_PRELOAD names eatmydata, which swallows syncs"
-    if kind in IN_MEMORY:
-        return "bad", f"the file system is {kind}: memory, gone with a restart of the machine"
-    if {"nobarrier", "barrier=0"} & options:
-        return "bad", "the file system is mounted without barriers: the disk's own cache may lose what was synced"
-    if kind == "overlay" and "volatile" in options:
-        return "bad", "the file system is a volatile overlay, which swallows syncs"
-    if times.median_s < IMPLAUSIBLE_S:
-        return "bad", "no device syncs this fast: a layer above the disk only claims to have synced"
-    if kind.split(".")[0] in REMOTE:
-        return "warning", f"the file system is {kind}: the server decides whether a sync is real"
-    if rotating and times.median_s < ROTATION_S:
-        # Virtual disks often call themselves rotating; what is below them cannot be seen from here.
-        return "warning", "the system reports a rotating disk, which cannot be this fast: a cache answers for it"
-    return "ok", "plausible for a real disk"

@@ -55,7 +55,6 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "outbox": Listed("plainsong.cli.outbox:outbox", "Publish the messages in a database's outbox."),
         "stats": Listed("plainsong.cli.stats:stats", "Show message counts, sizes, ages and rates."),
         "top": Listed("plainsong.cli.stats:top", "Watch topics live."),
-        "attention": Listed("plainsong.cli.attention:attention", "Show what needs attention, worst first."),
         "events": Listed("plainsong.cli.events:events", "Follow changes as they happen."),
     },
     "The daemon": {
@@ -73,8 +72,6 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         ),
         "cluster": Listed("plainsong.cli.cluster:cluster", "Show instances and owners; drain and move."),
         "audit": Listed("plainsong.cli.audit:audit", "Show who changed what, and who was refused."),
-        "ping": Listed("plainsong.cli.ping:ping", "Check whether daemons are reachable and ready."),
-        "check": Listed("plainsong.cli.check:check", "Check daemons for a monitoring system."),
         "doctor": Listed("plainsong.cli.doctor:doctor", "Check disk, clock, limits and daemon."),
         "bench": Listed("plainsong.cli.bench:bench", "Measure a daemon: rates and latencies."),
     },
@@ -91,6 +88,8 @@ SECTIONS: dict[str, dict[str, Listed]] = {
     },
 }
 VERBS: dict[str, Listed] = {name: listed for section in SECTIONS.values() for name, listed in section.items()}
+#: Former verbs, each with the words that replace it. They work until the next version, and no help shows them.
+FORMER = {"ping": ("doctor", "--ready"), "check": ("doctor", "--check"), "attention": ("doctor", "--attention")}
 
 
 #: Entry points by which other packages add commands, the daemon's own among them.
@@ -143,7 +142,7 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        return resolved(self, ctx, args)
+        return resolved(self, ctx, [*FORMER.get(args[0], args[:1]), *args[1:]])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         names = self.list_commands(ctx)

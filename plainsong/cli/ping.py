@@ -1,4 +1,4 @@
-"""The verb `ping`: asks each daemon whether it is ready, which version it is, and how long a ping takes."""
+"""`doctor --ready` and `--live`: asks each daemon whether it is ready, its version, and how long a ping takes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from plainsong.calls import Failure, Request, Send
-from plainsong.cli.command import CommandFailed, Exit, Verb, json_option, one_line
-from plainsong.cli.connection import where_options
+from plainsong.cli.command import CommandFailed, Exit, one_line
 from plainsong.cli.output import echo_json, show_seconds
 
 if TYPE_CHECKING:
@@ -147,25 +146,12 @@ def _get(ask_one: Ask, url: str, path: str, found: ProbeResult) -> Any:
         return answer.body.decode("utf-8", "replace")
 
 
-@click.command(
-    cls=Verb,
-    examples=[
-        "plainsong ping",
-        "plainsong ping --url http://a.example:7420,http://b.example:7420",
-        "plainsong ping --json",
-        "plainsong ping --live --url unix:/run/plainsong/plainsong.sock",
-    ],
-)
-@click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N", help="Pings to each.")
-@click.option("--live", is_flag=True, help="Check only that it is alive, to decide whether to restart it.")
-@json_option
-@where_options
-def ping(count: int, live: bool, as_json: bool, where: Where) -> None:
-    """Check whether daemons are reachable and ready.
+def show_probes(where: Where, *, count: int, live: bool, as_json: bool) -> None:
+    """Prints a line for each daemon.
 
-    Asks each URL. Ends with 0 when at least one daemon is ready, with 5 when
-    none is. With --live a daemon counts even when it is not ready (its disk is
-    full, or it is recovering): a restart would not help.
+    Raises:
+      CommandFailed: none is ready, or with ``live`` none is alive.
+      InvalidParameter: a URL or the token file is invalid.
     """
     found = ask(where, count=count, live=live)
     if as_json:
@@ -175,10 +161,7 @@ def ping(count: int, live: bool, as_json: bool, where: Where) -> None:
             click.echo(_line(each, live=live))
     if not any(each.answers if live else each.ready for each in found):
         if any(each.answers for each in found):
-            hint = (
-                "it is running, and reports above why it is not ready; --live checks only that it runs, plainsong "
-                "doctor checks more"
-            )
+            hint = "it runs, and says above why it is not ready; plainsong doctor --live checks only that it runs"
         else:
             hint = "is it running? plainsong serve starts one; plainsong doctor checks more"
         raise CommandFailed("no daemon answers" if live else "no daemon is ready", hint=hint, code=Exit.UNAVAILABLE)

@@ -1,4 +1,4 @@
-"""`plainsong check`: one line, figures, and Nagios' exit codes; `doctor --bundle`: facts without a secret."""
+"""`doctor --check`: one line, figures, and Nagios' exit codes; `doctor --bundle`: facts without a secret."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def client(cli: Cli) -> Iterator[Client]:
 
 def test_a_daemon_as_it_should_be_is_one_line_with_figures_and_0(alone: Cli, tmp_path: Path):
     with Daemon(tmp_path / "data") as daemon:
-        said = alone("check", "--url", url_of(daemon), code=0)
+        said = alone("doctor", "--check", "--url", url_of(daemon), code=0)
         (line,) = said.lines
         text, _, figures = line.partition(" | ")
         assert text == "PLAINSONG OK - 1 instance, 0 topics"
         assert figures == "instances=1 topics=0 scrub_findings=0;0 oldest_tx=0s;600 hidden=0"
-        told = alone("check", "--url", url_of(daemon), "--json", code=0).json
+        told = alone("doctor", "--check", "--url", url_of(daemon), "--json", code=0).json
         assert (told["status"], told["findings"]) == ("OK", [])
         assert told["figures"]["oldest_tx"] == {"value": "0s", "warning": 600}
-        said = alone("check", "--url", url_of(daemon), "--backup-age", "26h", code=1)
+        said = alone("doctor", "--check", "--url", url_of(daemon), "--backup-age", "26h", code=1)
         assert said.out.startswith("PLAINSONG WARNING - there is no complete backup | ")
 
 
@@ -53,42 +53,47 @@ def test_an_old_transaction_and_a_reader_behind_are_warnings(cli: Cli, client: C
     client.admin.set_reader("t", "billing", first)
     lag = f"{client.namespace}:t/billing"
     behind = f"reader billing of {client.namespace}:t is 2 messages behind"
-    said = cli("check", "--max-lag", f"{lag}=2", code=None)  # a disk that was slow in the last minutes is a warning too
+    said = cli(
+        "doctor", "--check", "--max-lag", f"{lag}=2", code=None
+    )  # a disk that was slow in the last minutes is a warning too
     assert f"lag_{lag}=2;2" in said.out
     assert behind not in said.out
-    said = cli("check", "--max-lag", f"{lag}=1", code=1)
+    said = cli("doctor", "--check", "--max-lag", f"{lag}=1", code=1)
     assert said.out.startswith("PLAINSONG WARNING - ")
     assert behind in said.out
     with client.transaction():
         deadline_s = time.monotonic() + PATIENCE_S
         # Ages are in milliseconds, and the first check may be that fast.
-        while "a transaction is open for" not in (said := cli("check", "--max-transaction-age", "1s", code=None)).out:
+        while (
+            "a transaction is open for"
+            not in (said := cli("doctor", "--check", "--max-transaction-age", "1s", code=None)).out
+        ):
             assert time.monotonic() < deadline_s, said
         assert said.code == 1
 
 
 def test_a_backup_is_shown_with_its_age(cli: Cli, running: Daemon, tmp_path: Path):
     cli("backup", "create", str(tmp_path / "backups"))
-    text, _, figures = cli("check", "--backup-age", "1h", code=None).out.partition(" | ")
+    text, _, figures = cli("doctor", "--check", "--backup-age", "1h", code=None).out.partition(" | ")
     assert "backup_age=" in figures
     assert "backup" not in text
 
 
 def test_a_daemon_that_refuses_the_connection_is_critical(alone: Cli, tmp_path: Path):
-    said = alone("check", "--url", "http://127.0.0.1:1", code=2)
+    said = alone("doctor", "--check", "--url", "http://127.0.0.1:1", code=2)
     assert said.out.startswith("PLAINSONG CRITICAL - http://127.0.0.1:1: ")
-    assert alone("check", "--url", f"unix:{tmp_path}/none.sock", code=2).err == ""
+    assert alone("doctor", "--check", "--url", f"unix:{tmp_path}/none.sock", code=2).err == ""
 
 
 def test_a_daemon_that_is_not_ready_is_critical(alone: Cli, tmp_path: Path):
     with Daemon(tmp_path / "data", "storage.min_free_bytes=1024TiB") as daemon:
-        said = alone("check", "--url", url_of(daemon), code=2)
+        said = alone("doctor", "--check", "--url", url_of(daemon), code=2)
     assert said.out.startswith(f"PLAINSONG CRITICAL - {url_of(daemon)} is not ready: ")
     assert "storage.min_free_bytes" in said.out
 
 
 def test_of_several_daemons_one_that_is_gone_is_critical_and_the_others_are_looked_at(cli: Cli, running: Daemon):
-    said = cli("check", "--url", f"{url_of(running)},http://127.0.0.1:1", code=2)
+    said = cli("doctor", "--check", "--url", f"{url_of(running)},http://127.0.0.1:1", code=2)
     assert "http://127.0.0.1:1" in said.out
     assert "instances=1" in said.out
 
@@ -97,7 +102,7 @@ def test_a_daemon_that_does_not_answer_in_time_is_unknown(alone: Cli, tmp_path: 
     with Daemon(tmp_path / "data") as daemon:
         freeze(daemon.pid)
         try:
-            said = alone("check", "--url", url_of(daemon), "--timeout", "300ms", code=3)
+            said = alone("doctor", "--check", "--url", url_of(daemon), "--timeout", "300ms", code=3)
         finally:
             thaw(daemon.pid)
     assert said.out.startswith("PLAINSONG UNKNOWN - ")
@@ -118,7 +123,7 @@ def test_what_is_no_plainsong_is_unknown(alone: Cli):
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        said = alone("check", "--url", f"http://127.0.0.1:{server.server_port}", code=3)
+        said = alone("doctor", "--check", "--url", f"http://127.0.0.1:{server.server_port}", code=3)
     finally:
         server.shutdown()
         thread.join()
@@ -141,7 +146,7 @@ def test_what_is_no_plainsong_is_unknown(alone: Cli):
     ],
 )
 def test_wrong_arguments_are_unknown_and_said_on_standard_output(alone: Cli, arguments: tuple[str, ...]):
-    said = alone("check", *arguments, code=3)
+    said = alone("doctor", "--check", *arguments, code=3)
     assert said.out.startswith("PLAINSONG UNKNOWN - ")
     assert len(said.lines) == 1
 
@@ -154,9 +159,9 @@ def test_a_name_that_may_not_inspect_cannot_tell(alone: Cli, tmp_path: Path):
     )
     settings = ("security.authentication=required", f"security.tokens_file={tokens}", f"security.grants_file={grants}")
     with Daemon(tmp_path / "data", *settings) as daemon:
-        said = alone("check", "--url", url_of(daemon), "--token-file", str(token), code=3)
+        said = alone("doctor", "--check", "--url", url_of(daemon), "--token-file", str(token), code=3)
         assert "/v1/cluster: " in said.out
-        assert alone("check", "--url", url_of(daemon), code=3).out.startswith("PLAINSONG UNKNOWN - ")
+        assert alone("doctor", "--check", "--url", url_of(daemon), code=3).out.startswith("PLAINSONG UNKNOWN - ")
 
 
 def test_what_a_daemon_says_cannot_end_the_line_or_begin_the_figures(monkeypatch: pytest.MonkeyPatch):

@@ -65,7 +65,7 @@ def test_a_token_is_neither_kept_nor_printed(alone, token):
         alone("context", "show", "one", "--json"),
         alone("context", "ls"),
         alone("context", "ls", "--json"),
-        alone("ping", "--url", "http://127.0.0.1:1", "--token-file", token, "--json"),
+        alone("doctor", "--ready", "--url", "http://127.0.0.1:1", "--token-file", token, "--json"),
         alone("context", "rm", "one"),
     ]
     assert SECRET not in "".join(each.out + each.err for each in said)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from plainsong.cli import doctor
-from plainsong.cli import doctor as health
+from plainsong.cli import examination, machine
 from plainsong.cli.ping import ProbeResult
 
-GOOD = doctor.SyncTimes(400, 0.0015, 0.004, 0.00001)
+GOOD = machine.SyncTimes(400, 0.0015, 0.004, 0.00001)
 MOUNTS = """\
 /dev/sda1 / ext4 rw,relatime 0 0
 tmpfs /run tmpfs rw,nosuid 0 0
@@ -21,17 +20,17 @@ server:/x /srv/far nfs4 rw 0 0
 
 
 def mount(kind="ext4", options="rw"):
-    return doctor.Mount("/", "/dev/sda1", kind, tuple(options.split(",")))
+    return machine.Mount("/", "/dev/sda1", kind, tuple(options.split(",")))
 
 
 def test_a_plausible_sync_on_a_plain_disk_is_believed():
-    assert doctor.judged(GOOD, mount(), rotating=False) == ("ok", "plausible for a real disk")
+    assert machine.judged(GOOD, mount(), rotating=False) == ("ok", "plausible for a real disk")
 
 
 @pytest.mark.parametrize(
     ("times", "where", "rotating", "preload", "says"),
     [
-        (doctor.SyncTimes(400, 0.000001, 0.00001, 0.000001), mount(), False, "", "no device syncs this fast"),
+        (machine.SyncTimes(400, 0.000001, 0.00001, 0.000001), mount(), False, "", "no device syncs so fast"),
         (GOOD, mount("tmpfs"), False, "", "memory"),
         (GOOD, mount(options="rw,nobarrier"), False, "", "without barriers"),
         (GOOD, mount("overlay", "rw,volatile"), False, "", "volatile overlay"),
@@ -39,19 +38,19 @@ def test_a_plausible_sync_on_a_plain_disk_is_believed():
     ],
 )
 def test_a_sync_that_cannot_be_true_is_not_believed(times, where, rotating, preload, says):
-    trust, why = doctor.judged(times, where, rotating=rotating, preload=preload)
+    trust, why = machine.judged(times, where, rotating=rotating, preload=preload)
     assert trust == "bad"
     assert says in why
 
 
 def test_a_disk_that_turns_and_is_too_fast_for_that_is_suspicious():
-    trust, why = doctor.judged(doctor.SyncTimes(400, 0.0005, 0.001, 0.00001), mount(), rotating=True)
+    trust, why = machine.judged(machine.SyncTimes(400, 0.0005, 0.001, 0.00001), mount(), rotating=True)
     assert trust == "warning"
     assert "a rotating disk" in why
 
 
 def test_a_file_system_elsewhere_is_believed_with_a_word_of_warning():
-    assert doctor.judged(GOOD, mount("nfs4"), rotating=None) == (
+    assert machine.judged(GOOD, mount("nfs4"), rotating=None) == (
         "warning",
         "the file system is nfs4: the server decides whether a sync is real",
     )
@@ -62,18 +61,18 @@ def test_a_file_system_elsewhere_is_believed_with_a_word_of_warning():
     [("/etc", "ext4"), ("/run/x", "tmpfs"), ("/srv/my data/x", "xfs"), ("/srv/far", "ext4"), ("/srv/m", "ext4")],
 )
 def test_a_directory_lies_on_the_closest_and_latest_mount(path, kind):
-    assert doctor.mount_of(Path(path), MOUNTS).kind == kind
+    assert machine.mount_of(Path(path), MOUNTS).kind == kind
 
 
 def test_measuring_leaves_nothing_behind(tmp_path):
-    times = doctor.measure_sync(tmp_path)
-    assert 5 <= times.rounds <= doctor.MAX_ROUNDS
+    times = machine.measure_sync(tmp_path)
+    assert 5 <= times.rounds <= machine.MAX_ROUNDS
     assert 0 < times.median_s <= times.p99_s
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path):
-    assert doctor.nearest_directory(tmp_path / "a" / "b") == tmp_path
+    assert machine.nearest_directory(tmp_path / "a" / "b") == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -88,14 +87,14 @@ def test_a_directory_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path):
     ],
 )
 def test_what_a_message_survives_is_one_sentence(store, trust, says):
-    sentence = health.survives(store, trust, Path("/srv"))
+    sentence = machine.survives(store, trust, Path("/srv"))
     assert says in sentence
     assert sentence.count(". ") == 0
 
 
 def test_a_daemon_that_is_not_ready_or_of_another_version_is_told():
     found = ProbeResult("http://x", answers=True, seconds=[0.001], version="9.9.0", reasons=["the disk is full"])
-    states = {finding.what: finding.state for finding in health.look_at_daemon(found)}
+    states = {finding.what: finding.state for finding in examination.look_at_daemon(found)}
     assert states == {"daemon": "ok", "version": "warning", "ready": "bad"}
 
 
@@ -103,25 +102,25 @@ def test_a_directory_that_cannot_be_written_to_is_bad(tmp_path, monkeypatch):
     def refuse(directory):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(doctor, "measure_sync", refuse)
-    findings, trust = health.look_at_disk(tmp_path)
+    monkeypatch.setattr(machine, "measure_sync", refuse)
+    findings, trust = machine.look_at_disk(tmp_path)
     assert trust is None
     assert findings[0].state == "bad"
     assert "Permission denied" in findings[0].says
 
 
 def test_few_open_files_are_told(monkeypatch):
-    limits = {health.resource.RLIMIT_NOFILE: (256, 512), health.resource.RLIMIT_FSIZE: (1000, 1000)}
-    monkeypatch.setattr(health.resource, "getrlimit", limits.__getitem__)
-    assert [(finding.what, finding.state) for finding in health.look_at_limits()] == [
+    limits = {machine.resource.RLIMIT_NOFILE: (256, 512), machine.resource.RLIMIT_FSIZE: (1000, 1000)}
+    monkeypatch.setattr(machine.resource, "getrlimit", limits.__getitem__)
+    assert [(finding.what, finding.state) for finding in machine.look_at_limits()] == [
         ("open files", "bad"),
         ("file size", "warning"),
     ]
 
 
 def test_a_clock_in_the_past_is_bad(monkeypatch):
-    monkeypatch.setattr(health.time, "time", lambda: 0.0)
-    (finding,) = health.look_at_clock()
+    monkeypatch.setattr(machine.time, "time", lambda: 0.0)
+    (finding,) = machine.look_at_clock()
     assert (finding.state, finding.says) == ("bad", "the clock says 1970-01-01")
 
 
@@ -145,7 +144,7 @@ def test_a_message_from_the_future_tells_of_a_clock_that_went_back(cli, running,
 
             return nullcontext(Client())
 
-    findings = {finding.what: finding.says for finding in health.look_at_times(There())}
+    findings = {finding.what: finding.says for finding in examination.look_at_times(There())}
     assert "90" in findings["clock history"] or "1m 30s" in findings["clock history"]
     assert "behind ours" in findings["clocks"]
 
@@ -154,7 +153,7 @@ def test_a_daemon_that_does_not_reach_an_instance_says_which_one_and_where():
     found = ProbeResult(
         "http://one", answers=True, ready=True, seconds=[0.001], version="0.2.0", unreached=["b at far:7420"]
     )
-    (finding,) = [each for each in health.look_at_daemon(found) if each.what == "instances"]
+    (finding,) = [each for each in examination.look_at_daemon(found) if each.what == "instances"]
     assert finding.state == "warning"
     assert "http://one cannot reach the instance b at far:7420" in finding.says
     assert "cluster.advertise" in finding.hint

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from plainsong import Client, __version__
-from plainsong.cli import doctor, options
+from plainsong.cli import machine, options
 from plainsong.cli.command import Exit
 from plainsong.cli.main import program
 from plainsong.cli.output import counted, show_count
@@ -213,8 +213,8 @@ def test_stats_of_one_topic_are_for_people(cli: Cli, client: Client):
 
 
 def test_doctor_finds_the_data_directory_of_a_daemon_that_runs_here(running: Daemon):
-    assert doctor.directory_of_daemon([url_of(running)]) == running.data_dir
-    assert doctor.directory_of_daemon(["http://127.0.0.1:1", "http://example.org"]) is None
+    assert machine.directory_of_daemon([url_of(running)]) == running.data_dir
+    assert machine.directory_of_daemon(["http://127.0.0.1:1", "http://example.org"]) is None
 
 
 def test_a_verb_that_changed_something_says_so_in_one_line(cli: Cli, client: Client):
@@ -247,7 +247,7 @@ def test_q_leaves_top(cli: Cli, running: Daemon, client: Client):
 
 
 @pytest.mark.parametrize(
-    "verb", [("topic", "list"), ("poll", "t"), ("tail", "t"), ("publish", "t", "x"), ("ping",), ("events",)]
+    "verb", [("topic", "list"), ("poll", "t"), ("tail", "t"), ("publish", "t", "x"), ("doctor", "--ready"), ("events",)]
 )
 def test_the_time_limit_holds_while_a_name_is_not_resolved(alone, verb, monkeypatch):
     resolved = threading.Event()

@@ -92,9 +92,9 @@ def test_clients_hear_what_their_changes_came_to(client: Client):
 
 
 def test_nothing_needs_attention_where_all_is_well(cli: Cli, client: Client):
-    said = cli("attention", code=0)
+    said = cli("doctor", "--attention", code=0)
     assert said.out == "nothing needs attention\n" or said.lines[0].split()[0] == "SEVERITY"
-    assert cli("attention", "--json", code=0).json == client.admin.attention()
+    assert cli("doctor", "--attention", "--json", code=0).json == client.admin.attention()
 
 
 def test_messages_are_looked_at_from_the_newest_by_a_text_and_one_at_a_time(client: Client):

@@ -32,7 +32,7 @@ def test_options_variables_and_contexts_name_the_files(alone, guarded, monkeypat
     options = [word for name, file in files.items() for word in (f"--{name.replace('_', '-')}", file)]
     alone("topic", "create", "t", "--url", url, *options, code=0)
     alone("--url", url, *options, "publish", "t", "hello", code=0)
-    alone("ping", "--url", url, *options, code=0)
+    alone("doctor", "--ready", "--url", url, *options, code=0)
     for name, file in {"url": url, **files}.items():
         monkeypatch.setenv(f"PLAINSONG_{name.upper()}", file)
     assert "hello" in alone("poll", "t", code=0).out

@@ -252,7 +252,7 @@ def test_a_verb_that_takes_away_does_not_suggest_to_create(cli, greetings):
 def test_a_daemon_that_is_there_and_not_ready_is_not_asked_whether_it_runs(cli, monkeypatch, answers, hint):
     found = ProbeResult("http://a", answers=answers, seconds=[0.1], reasons=["10 bytes are free"], detail="refused")
     monkeypatch.setattr("plainsong.cli.ping.ask", lambda *_, **__: [found])
-    assert f"hint: {hint}" in cli("ping", code=Exit.UNAVAILABLE).err
+    assert f"hint: {hint}" in cli("doctor", "--ready", code=Exit.UNAVAILABLE).err
 
 
 def test_errors_are_json_for_programs(cli):
@@ -296,10 +296,10 @@ def test_top_shows_the_topics_once_when_told_so(cli, greetings):
 
 
 def test_ping_says_how_far_and_whether_ready(cli, running):
-    assert cli("ping").out.endswith(f"plainsong {__version__}  ready\n")
-    (told,) = cli("ping", "--json", "--count", "2").json
+    assert cli("doctor", "--ready").out.endswith(f"plainsong {__version__}  ready\n")
+    (told,) = cli("doctor", "--ready", "--json", "--count", "2").json
     assert (told["ready"], told["store"], len(told["seconds"])) == (True, "leveldb", 2)
-    said = cli("ping", "--url", f"http://127.0.0.1:1,{told['url']}")
+    said = cli("doctor", "--ready", "--url", f"http://127.0.0.1:1,{told['url']}")
     assert [line.split("  ")[1].startswith("no answer") for line in said.lines] == [True, False]
 
 
@@ -307,19 +307,19 @@ def test_ping_live_takes_a_daemon_that_is_not_ready_and_nothing_that_is_none(alo
     full = 1 << 50
     with Daemon(tmp_path / "data", f"storage.min_free_bytes={full}") as daemon:
         url = url_of(daemon)
-        assert "NOT READY" in alone("ping", "--url", url, code=Exit.UNAVAILABLE).out
-        assert alone("ping", "--live", "--url", url, code=0).out.endswith("  alive\n")
-    gone = alone("ping", "--live", "--url", url, code=Exit.UNAVAILABLE)
+        assert "NOT READY" in alone("doctor", "--ready", "--url", url, code=Exit.UNAVAILABLE).out
+        assert alone("doctor", "--live", "--url", url, code=0).out.endswith("  alive\n")
+    gone = alone("doctor", "--live", "--url", url, code=Exit.UNAVAILABLE)
     assert "no daemon answers" in gone.err
 
 
 def test_ping_and_doctor_know_a_daemon_that_shows_its_version_to_names_alone(alone, tmp_path):
     with Daemon(tmp_path / "data", "security.authentication=required") as daemon:
         url = url_of(daemon)
-        assert alone("ping", "--url", url, code=0).out.endswith(
-            "(shows its version only to authenticated clients)  ready\n"
+        assert alone("doctor", "--ready", "--url", url, code=0).out.endswith(
+            "(shows its version to names alone)  ready\n"
         )
-        (told,) = alone("ping", "--url", url, "--json", code=0).json
+        (told,) = alone("doctor", "--ready", "--url", url, "--json", code=0).json
         assert (told["ready"], told["version"]) == (True, None)
         assert "it shows its version only to authenticated clients" in alone("doctor", "--url", url).out
 
@@ -396,6 +396,58 @@ def test_doctor_finds_a_daemon_that_is_down(alone):
     assert "daemon" in said.err
 
 
+def test_doctor_warns_of_what_needs_attention_and_exits_as_without_it(alone, tmp_path):
+    with Daemon(tmp_path / "data", "storage.min_free_bytes=1024TiB") as daemon:
+        url = url_of(daemon)
+        checks = alone("doctor", "--url", url, "--json", code=Exit.FAILED).json["checks"]
+        (found, *_) = alone("doctor", "--attention", "--url", url, "--json", code=0).json
+    assert (found["kind"], found["text"].startswith("Publishes are refused: ")) == ("low-space", True)
+    told = [check for check in checks if check["what"] == "attention"]
+    assert {check["state"] for check in told} == {"warning"}
+    assert told[0]["says"].startswith("critical: Publishes are refused: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--ready", "--attention"), "--ready and --attention are different questions"),
+        (("--ready", "--no-daemon"), "--data-dir, --no-daemon and --bundle are not for --ready"),
+        (("--backup-age", "1h"), "are for --check"),
+        (("--live", "--count", "3"), "--count is for --ready"),
+        (("--no-names",), "--config, --log and --no-names are for --bundle"),
+    ],
+)
+def test_doctor_refuses_the_options_of_another_question(alone, words, says):
+    assert says in alone("doctor", *words, code=Exit.USAGE).err
+
+
+@pytest.mark.parametrize(
+    ("former", "words", "code"),
+    [
+        (("ping",), ("doctor", "--ready"), Exit.UNAVAILABLE),
+        (("ping", "--live"), ("doctor", "--live"), Exit.UNAVAILABLE),
+        (("check",), ("doctor", "--check"), 2),
+        (("check", "--nonsense"), ("doctor", "--check", "--nonsense"), 3),
+        (("attention", "--json"), ("doctor", "--attention", "--json"), Exit.UNAVAILABLE),
+    ],
+)
+def test_a_former_verb_does_what_replaced_it(alone, former, words, code):
+    nowhere = ("--url", "http://127.0.0.1:1")
+    told, now = alone(*former, *nowhere, code=code), alone(*words, *nowhere, code=code)
+    assert (told.out, told.err) == (now.out, now.err)
+    assert told.out or told.err
+
+
+def test_the_help_of_a_former_verb_is_that_of_what_replaced_it(alone):
+    assert alone("help", "ping", code=0).out == alone("help", "doctor", code=0).out
+
+
+def test_no_help_shows_a_former_verb(alone):
+    shown = {line.split()[0] for line in alone("--help").lines if line.startswith("  ")}
+    assert "doctor" in shown
+    assert shown.isdisjoint({"ping", "check", "attention"})
+
+
 # --- a daemon that is down -----------------------------------------------------------------------------
 
 
@@ -411,7 +463,7 @@ def test_doctor_finds_a_daemon_that_is_down(alone):
         ("top", "--once"),
         ("reader", "ls", "a"),
         ("bench",),
-        ("ping",),
+        ("doctor", "--ready"),
     ],
 )
 def test_a_daemon_that_is_down_ends_with_5_at_once_and_a_hint(alone, verb):

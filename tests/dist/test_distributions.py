@@ -302,7 +302,7 @@ def test_the_pages_are_correct_roff():
 def test_the_server_has_a_script_of_its_own_which_is_the_same_program(with_server, url):
     assert run(with_server, "plainsong-server", "--version").stdout == f"plainsong {__version__}\n"
     assert "pyspark" not in run(with_server, "plainsong-server", "--help").stdout
-    assert run(with_server, "plainsong-server", "ping", "--url", url).stdout
+    assert run(with_server, "plainsong-server", "doctor", "--ready", "--url", url).stdout
 
 
 def test_the_server_serves_with_what_its_wheels_ask_for_and_its_client_publishes(with_server, tmp_path):
@@ -314,7 +314,7 @@ def test_the_server_serves_with_what_its_wheels_ask_for_and_its_client_publishes
         client.publish("served", b"hello")
         address = "http://{}:{}".format(*daemon.address)
         assert run(with_server, "plainsong", "poll", "served", "--url", address).stdout == "hello\n"
-        done = run(with_server, "plainsong", "ping", "--url", address, "--json")
+        done = run(with_server, "plainsong", "doctor", "--ready", "--url", address, "--json")
         assert json.loads(done.stdout)[0]["version"] == __version__
 
 
