@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from actors.cache import CacheBudget
+    from actors.settings import TopicConfig
     from actors.topic import TopicEnvironment
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.names import TopicName
@@ -60,18 +61,11 @@ class Directory:
         nursery: trio.Nursery,
         environment: TopicEnvironment,
         budget: CacheBudget,
-        *,
-        mailbox_requests: int,
-        mailbox_bytes: int,
-        max_open: int,
-        idle_s: float,
+        settings: TopicConfig,
     ) -> None:
         self.environment = environment
         self.budget = budget
-        self.mailbox_requests = mailbox_requests
-        self.mailbox_bytes = mailbox_bytes
-        self._max_open = max_open
-        self._idle_s = idle_s
+        self.settings = settings
         self._nursery = nursery
         #: Actors run in this context: in that of a topic's first caller they would keep its request alive.
         self._context = copy_context()
@@ -168,7 +162,7 @@ class Directory:
             raise ShuttingDown("the daemon is shutting down")
         if not self.environment.ownership.is_mine(name) or self._pauses.holds(name, trio.current_time()):
             raise topic_moved(name)
-        if len(self._entries) >= self._max_open and not self._close_idle_one():
+        if len(self._entries) >= self.settings.max_open and not self._close_idle_one():
             raise Overloaded(
                 f"{len(self._entries)} topics are open", hint=("raise topic.max_open, or use fewer topics at once")
             )
@@ -238,7 +232,7 @@ class Directory:
     async def run_sweeper(self) -> None:
         """Close topics that were not used for ``topic.idle_s``, and topics that do not exist much sooner."""
         while True:
-            await trio.sleep(min(5.0, self._idle_s / 4))
+            await trio.sleep(min(5.0, self.settings.idle_s / 4))
             now_s = trio.current_time()
             for number, entry in enumerate(self):
                 if number % MANY == MANY - 1:
@@ -247,7 +241,7 @@ class Directory:
                     continue  # closed during the checkpoint
                 core = entry.actor.core
                 absent = core is not None and core.state.metadata is None
-                if entry.actor.is_idle and now_s - entry.used_s > (1.0 if absent else self._idle_s):
+                if entry.actor.is_idle and now_s - entry.used_s > (1.0 if absent else self.settings.idle_s):
                     self._close_entry(entry)
 
     def close(self) -> None:
@@ -272,7 +266,11 @@ class DirectoryEntry(Supervision):
     """
 
     def __init__(self, name: TopicName, directory: Directory, predecessor: trio.Event | None) -> None:
-        super().__init__(Mailbox(directory.mailbox_requests, directory.mailbox_bytes), "topic", {"topic": str(name)})
+        super().__init__(
+            Mailbox(directory.settings.mailbox_requests, directory.settings.mailbox_bytes),
+            "topic",
+            {"topic": str(name)},
+        )
         self.name = name
         self.cache = TopicCache(directory.budget)
         self.actor = TopicActor(name, directory.environment, self.mailbox, self.cache)

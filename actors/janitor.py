@@ -8,7 +8,6 @@ actor. After a crash the remaining rows are still invisible, and the next round 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
@@ -40,21 +39,13 @@ if TYPE_CHECKING:
     from actors.directory import Directory
     from actors.invalid_list import InvalidPass
     from actors.observe import Clock, Observer
+    from actors.settings import RetentionConfig
     from plainsong.protocol.names import TopicName
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)
 #: Topics read from the metadata table at a time.
 LIST_ROWS = 500
-
-
-@dataclass(frozen=True, slots=True)
-class JanitorSettings:
-    """The interval between rounds, the grace period of a deletion, and the rows removed in a step."""
-
-    interval_s: float = 60.0
-    delete_grace_s: float = 3600.0
-    step_rows: int = 200
 
 
 class Janitor:
@@ -66,7 +57,7 @@ class Janitor:
         directory: Directory,
         clock: Clock,
         observer: Observer,
-        settings: JanitorSettings,
+        settings: RetentionConfig,
         invalid_pass: InvalidPass | None = None,
     ) -> None:
         """``invalid_pass``: runs after each round; None if there are no transactions."""
@@ -179,7 +170,7 @@ class Janitor:
 
     async def _has_old_producers(self, name: TopicName, metadata: Metadata, now_ms: int) -> bool:
         """Return True if a purged generation has rows about producers that clients can no longer ask about."""
-        last, grace_ms = metadata.generation, int(self._settings.delete_grace_s * 1000)
+        last, grace_ms = metadata.generation, self._settings.delete_grace_s * 1000
         if metadata.deleted_ms is None or now_ms <= metadata.deleted_ms + grace_ms:
             last -= 1
             if now_ms <= metadata.created_ms + grace_ms:
@@ -203,7 +194,7 @@ class Janitor:
 
     async def clean(self, name: TopicName) -> int:
         """Remove the removable rows of one topic; return their number."""
-        plan = await self._directory.ask(name, PlanCleaning(int(self._settings.delete_grace_s * 1000)))
+        plan = await self._directory.ask(name, PlanCleaning(self._settings.delete_grace_s * 1000))
         expired = purged = 0
         if plan.purge is not None:
             purged = await self._purge(name, *plan.purge)

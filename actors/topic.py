@@ -19,6 +19,7 @@ from actors.mailbox import Turns
 from actors.observe import NoObserver
 from actors.ownership import Alone
 from actors.pointers import PointerIndex
+from actors.settings import CommitConfig
 from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, StorageFailed
 from plainsong.protocol.ids import after
 from plainsong.protocol.topic.asks import (
@@ -93,10 +94,7 @@ class TopicEnvironment:
     clock: Clock
     space: SpaceGuard
     limits: TopicLimits = field(default_factory=TopicLimits)
-    commit_requests: int = 1024
-    """Maximum of requests in one commit."""
-    commit_bytes: int = 8 << 20
-    """A commit takes no more requests once it has these bytes; a larger single request is not split."""
+    commits: CommitConfig = field(default_factory=CommitConfig)
     observer: Observer = field(default_factory=NoObserver)
     pointers: PointerIndex = field(default_factory=PointerIndex)
     """The topics with rows of each write pointer."""
@@ -125,8 +123,8 @@ class TopicActor(Actor[TopicCore, Step]):
         super().__init__(
             environment.store,
             mailbox,
-            commit_requests=environment.commit_requests,
-            commit_bytes=environment.commit_bytes,
+            commit_requests=environment.commits.max_requests,
+            commit_bytes=environment.commits.max_bytes,
             turns=environment.turns,
         )
         self.name = name

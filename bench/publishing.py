@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from actors.settings import CommitConfig
 from bench import bodies
 from bench.daemon import Daemon, daemon
 from bench.doors import serve_bare, serve_lane
@@ -11,7 +12,6 @@ from bench.generator import run_load
 from bench.raw import TOPIC, RawStore, raw_store
 from bench.rounds import Row, Section, Spread, in_turns
 from bench.servers import server
-from broker.config.sections import CommitConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable

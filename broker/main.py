@@ -28,7 +28,7 @@ import trio
 
 from actors.authority import keep_authority
 from broker.api.topics.chain import chain_secrets
-from broker.assemble import assemble, serve, start_thrift
+from broker.assemble import assemble
 from broker.attention import certificate_findings
 from broker.authority import describe_authority
 from broker.cluster.join import (
@@ -45,6 +45,7 @@ from broker.garbage import Reclaim, freeze_loaded, short_collections
 from broker.gauges import add_cluster_gauges, add_gauges, add_security_gauges, add_tls_gauges, add_transaction_gauges
 from broker.http.budgets import BodyBudget
 from broker.link.proof import link_secret
+from broker.listeners import serve, start_thrift
 from broker.metrics import Metrics
 from broker.reload import Reloads
 from broker.security.setup import build_security
@@ -59,8 +60,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from broker.assemble import Daemon
     from broker.config import Config
+    from broker.daemon import Daemon
     from broker.membership.membership import Membership
     from broker.testing import Testing
 

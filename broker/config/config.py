@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, cast
 
+from actors.settings import CommitConfig, RetentionConfig, TopicConfig
 from broker.config.sections import (
     TAKE_OVER_S,
     BackupConfig,
     CacheConfig,
     ClusterConfig,
-    CommitConfig,
     ConsoleConfig,
     DeduplicationConfig,
     HttpConfig,
@@ -20,17 +20,16 @@ from broker.config.sections import (
     OtelConfig,
     PollConfig,
     ReadersConfig,
-    RetentionConfig,
     SecurityConfig,
     ShutdownConfig,
     StorageConfig,
     TlsConfig,
-    TopicConfig,
     TransactionsConfig,
     is_wildcard,
     parse_ensemble,
 )
-from broker.config.values import MEANING, Meaning, is_loopback, parse_address, show_value
+from broker.config.values import is_loopback, parse_address, show_value
+from storage.settings import MEANING, Meaning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

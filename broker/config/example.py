@@ -10,7 +10,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from broker.config.config import every_setting, sections
-from broker.config.values import Kind, show_value
+from broker.config.values import show_value
+from storage.settings import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

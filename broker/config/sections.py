@@ -1,4 +1,4 @@
-"""Every setting of the daemon, by section: default, unit, bounds, and what happens at both ends of them."""
+"""The settings of the broker, by section: default, unit, bounds, and what happens at both ends of them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from pathlib import Path  # noqa: TC003 - dataclasses and readers resolve annota
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.config.values import (
+    Address,
+    parse_address,
+    parse_binds,
+)
+from storage.settings import (
+    CENTURY_S,
     GIB,
     KIB,
     MIB,
     TIB,
-    Address,
     addresses,
     binds,
     choice,
@@ -19,8 +24,6 @@ from broker.config.values import (
     file_name,
     milliseconds,
     optional_address,
-    parse_address,
-    parse_binds,
     path,
     seconds,
     size,
@@ -28,12 +31,9 @@ from broker.config.values import (
     text,
     whole_seconds,
 )
-from plainsong.protocol.requests import MAX_TTL_S
 
 if TYPE_CHECKING:
     from broker.config.values import Bind
-
-_CENTURY_S = 100 * 365 * 86_400
 
 
 # --- hbase -----------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class StorageConfig:
         small="a daemon that was stopped for longer does not start without help",
         large="a wrong clock makes messages expire, which cannot be undone",
         low=0,
-        high=_CENTURY_S,
+        high=CENTURY_S,
     )
     scrub_interval_s: int = whole_seconds(
         7 * 86_400,
@@ -174,7 +174,7 @@ class StorageConfig:
         small="the disk is read all the time",
         large="damage is found only when the row is read, perhaps after its last backup was removed",
         low=0,
-        high=_CENTURY_S,
+        high=CENTURY_S,
     )
     scrub_bytes_per_s: int = size(
         4 * MIB,
@@ -185,98 +185,6 @@ class StorageConfig:
         high=1 * TIB,
     )
     hbase: HBaseConfig = field(default_factory=HBaseConfig)
-
-
-@dataclass(frozen=True, slots=True)
-class TopicConfig:
-    """The topics, each served by one actor while it is open."""
-
-    chain_secret_file: str = file_name(
-        "The file with the secrets that sign the heads of chained topics, in the form of Standard Webhooks: whsec_ "
-        "and 24 to 64 random bytes in base64, one line, or two during a rotation; empty: heads are not signed.",
-    )
-    default_ttl_s: int = whole_seconds(
-        604_800,
-        "The time to live of a topic created without one; 7 days by default.",
-        small="messages expire before slow consumers read them",
-        large="the disk fills with messages that no consumer needs any more",
-        low=1,
-        high=MAX_TTL_S,
-    )
-    max_message_bytes: int = size(
-        8 * MIB,
-        "The largest message; beyond it the answer is 413 message_too_large.",
-        small="producers must split their messages",
-        large="single messages fill pages and caches",
-        low=1,
-        high=1 * GIB,
-    )
-    idle_s: float = seconds(
-        300.0,
-        "How long a topic without requests stays loaded.",
-        small="rarely used topics are loaded from disk each time",
-        large="idle topics use memory",
-        low=0.1,
-        high=86_400.0,
-    )
-    max_open: int = count(
-        10_000,
-        "Topics loaded at once; beyond it the one that was idle longest is closed, or the answer is 503 overloaded.",
-        small="topics displace each other, and each load reads the disk",
-        large="memory grows with the number of topics in use",
-        high=1_000_000,
-    )
-    mailbox_requests: int = count(
-        4096,
-        "Queued requests per topic; beyond it the answer is 503 overloaded.",
-        small="bursts are refused",
-        large="requests queue for seconds when the disk is slow",
-        high=1_000_000,
-    )
-    mailbox_bytes: int = size(
-        64 * MIB,
-        "Queued bytes of messages per topic; beyond it the answer is 503 overloaded.",
-        small="bursts of large requests are refused",
-        large="one busy topic uses much of http.max_inflight_bytes",
-        low=KIB,
-        high=64 * GIB,
-    )
-    checkpoint_rows: int = count(
-        10_000,
-        "A topic writes a checkpoint of its counts and positions after this many rows, so that loading it reads at "
-        "most these.",
-        small="more rows to write",
-        large="a topic takes longer to load after a crash",
-        high=100_000_000,
-    )
-    max_parked_polls: int = count(
-        10_000,
-        "Long polls that may wait per topic; beyond it the answer is 503 overloaded.",
-        small="consumers are refused",
-        large="waiting consumers use memory",
-        high=1_000_000,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class CommitConfig:
-    """One group of requests made durable by one write."""
-
-    max_requests: int = count(
-        1024,
-        "Requests in one commit; further ones wait for the next.",
-        small="each synced write carries less, and throughput falls with the disk's latency",
-        large="the first request of a commit waits until the last is processed",
-        high=65_536,
-    )
-    max_bytes: int = size(
-        8 * MIB,
-        "Bytes of rows in one commit; a larger request gets a commit of its own.",
-        small="each synced write carries less",
-        large="all requests of the commit wait for one long write",
-        low=KIB,
-        high=1 * GIB,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -715,35 +623,6 @@ class BackupConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class RetentionConfig:
-    """The janitor, which removes rows that no request can see any more."""
-
-    interval_s: float = seconds(
-        60.0,
-        "The pause between two rounds of cleaning.",
-        small="each round finds little to remove",
-        large="expired messages take disk space for longer",
-        low=0.01,
-        high=86_400.0,
-    )
-    delete_grace_s: int = whole_seconds(
-        3_600,
-        "How long the rows of a deleted topic are kept, so that it can be restored; an hour by default.",
-        small="an accidental deletion cannot be undone",
-        large="deleted topics take disk space for longer",
-        low=0,
-        high=_CENTURY_S,
-    )
-    step_rows: int = count(
-        200,
-        "Rows removed in one step of cleaning; publishes and polls run between the steps.",
-        small="cleaning cannot keep up with a busy topic's expiry",
-        large="publishes wait longer during a step",
-        high=1_000_000,
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class ReadersConfig:
     """The positions of readers that the daemon keeps."""
 
@@ -753,7 +632,7 @@ class ReadersConfig:
         small="a reader that pauses for longer starts over",
         large="positions of abandoned readers are kept",
         low=1,
-        high=_CENTURY_S,
+        high=CENTURY_S,
     )
     max_per_topic: int = count(
         1_000,
@@ -796,7 +675,7 @@ class DeduplicationConfig:
         small="a producer that pauses may store a message twice",
         large="short-lived producers use memory and disk space for longer",
         low=1,
-        high=_CENTURY_S,
+        high=CENTURY_S,
     )
     max_retention_s: int = whole_seconds(
         15_552_000,
@@ -804,7 +683,7 @@ class DeduplicationConfig:
         small="producers that pause for long are forgotten",
         large="abandoned producers are kept",
         low=1,
-        high=_CENTURY_S,
+        high=CENTURY_S,
     )
     max_producers: int = count(
         10_000,
@@ -869,7 +748,7 @@ class TransactionsConfig:
         small="clients that pause lose their transactions",
         large="a client that died blocks committed readers for that long",
         low=1,
-        high=_CENTURY_S,
+        high=CENTURY_S,
     )
     max_timeout_s: int = whole_seconds(
         3_600,
@@ -877,7 +756,7 @@ class TransactionsConfig:
         small="clients with long work have to begin long transactions",
         large="a client that died blocks committed readers for that long",
         low=1,
-        high=_CENTURY_S,
+        high=CENTURY_S,
     )
     long_timeout_s: int = whole_seconds(
         86_400,
@@ -885,7 +764,7 @@ class TransactionsConfig:
         small="batch jobs lose their transactions",
         large="a job that died blocks committed readers for that long",
         low=1,
-        high=_CENTURY_S,
+        high=CENTURY_S,
     )
     max_lifetime_s: int = whole_seconds(
         90_000,
@@ -894,7 +773,7 @@ class TransactionsConfig:
         small="long transactions cannot publish",
         large="messages of forgotten transactions can still appear, and the invalid list grows until then",
         low=0,
-        high=_CENTURY_S,
+        high=CENTURY_S,
     )
     max_open: int = count(
         20_000,
@@ -921,7 +800,7 @@ class TransactionsConfig:
         small="a client that lost the answer to its commit may not find out the outcome",
         large="more memory, and a longer start",
         low=1,
-        high=_CENTURY_S,
+        high=CENTURY_S,
     )
     max_change_set_bytes: int = size(
         16 * MIB,

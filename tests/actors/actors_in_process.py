@@ -10,9 +10,10 @@ import trio
 
 from actors.cache import CacheBudget
 from actors.directory import Directory
-from actors.janitor import Janitor, JanitorSettings
+from actors.janitor import Janitor
 from actors.observe import NoObserver, SpaceGuard
 from actors.reading import read_page
+from actors.settings import RetentionConfig, TopicConfig
 from actors.topic import TopicEnvironment
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import FIRST_BOUND, after
@@ -142,15 +143,14 @@ async def actors(
             nursery,
             TopicEnvironment(store, clock, space, limits or TopicLimits(), observer=watch, **around),
             CacheBudget(cache_bytes),
-            mailbox_requests=mailbox_requests,
-            mailbox_bytes=mailbox_bytes,
-            max_open=max_open,
-            idle_s=idle_s,
+            TopicConfig(
+                mailbox_requests=mailbox_requests, mailbox_bytes=mailbox_bytes, max_open=max_open, idle_s=idle_s
+            ),
         )
         if sweeping:
             nursery.start_soon(directory.run_sweeper)
         yield Harness(
-            store, clock, space, directory, watch, Janitor(store, directory, clock, watch, janitor or JanitorSettings())
+            store, clock, space, directory, watch, Janitor(store, directory, clock, watch, janitor or RetentionConfig())
         )
         store.release_all()
         directory.close()

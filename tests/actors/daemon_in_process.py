@@ -9,9 +9,9 @@ import trio
 from actors_in_process import START_MS, Harness, SetClock, actors
 
 from actors.invalid_list import InvalidPass
-from actors.janitor import JanitorSettings
 from actors.pointers import PointerIndex
 from actors.reading import read_page
+from actors.settings import RetentionConfig
 from actors.transactions import TransactionService
 from plainsong.protocol.ids import FIRST_BOUND, after
 from plainsong.protocol.topic.asks import Look
@@ -20,7 +20,7 @@ from plainsong.protocol.transactions.ledger import TransactionSettings
 from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
 
 LIFETIME_MS = 1_000_000
-STEPS = JanitorSettings(step_rows=3)
+STEPS = RetentionConfig(step_rows=3)
 
 
 class Cut(Exception):

@@ -8,8 +8,8 @@ import pytest
 import trio
 from actors_in_process import NAME, actors
 
-from actors.janitor import JanitorSettings
 from actors.reading import read_page
+from actors.settings import RetentionConfig
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.ids import FIRST_BOUND, after
 from plainsong.protocol.names import TopicName
@@ -89,7 +89,7 @@ async def use_others(harness, done, random):
 async def test_promises_hold_while_everything_fails(seed, autojump_clock):
     random, notes, done = Random(seed), Notes(), trio.Event()
     async with actors(
-        max_open=2, cache_bytes=3_000, mailbox_requests=8, idle_s=4, sweeping=True, janitor=JanitorSettings(step_rows=2)
+        max_open=2, cache_bytes=3_000, mailbox_requests=8, idle_s=4, sweeping=True, janitor=RetentionConfig(step_rows=2)
     ) as harness:
         await harness.create()
         async with trio.open_nursery() as nursery:

@@ -9,7 +9,7 @@ import trio
 from actors_in_process import NAME, START_MS, actors
 
 from actors.chain import read_part
-from actors.janitor import JanitorSettings
+from actors.settings import RetentionConfig
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import GenerationChanged, OutcomeUnknown
 from plainsong.protocol.keys import CHAIN_POINTER, payload_prefix, stop_after
@@ -33,7 +33,7 @@ from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.memory import MemoryStore
 
-STEPS = JanitorSettings(interval_s=60, delete_grace_s=100, step_rows=3)
+STEPS = RetentionConfig(interval_s=60, delete_grace_s=100, step_rows=3)
 ENTRIES = payload_prefix(NAME, 1, CHAIN_POINTER)
 #: A write pointer that was issued when the clock was set.
 POINTER = START_MS * 1_000_000 + 7

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from actors.janitor import Janitor, JanitorSettings
+from actors.janitor import Janitor
 from actors.observe import SpaceGuard, SystemClock
+from actors.settings import RetentionConfig
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import LowSpace, PartlyCleaned
 from plainsong.protocol.ids import FIRST_BOUND, after
@@ -23,7 +24,7 @@ from storage.base import StoreError, StoreStatistics
 from storage.memory import MemoryStore
 
 GRACE_S = 100
-STEPS = JanitorSettings(interval_s=60, delete_grace_s=GRACE_S, step_rows=3)
+STEPS = RetentionConfig(interval_s=60, delete_grace_s=GRACE_S, step_rows=3)
 
 
 # --- exactly the invisible ------------------------------------------------------------------------
@@ -83,7 +84,7 @@ async def test_messages_with_their_own_ttl_are_removed_from_among_living_ones(au
 @settings(max_examples=60)
 def test_after_a_round_the_rows_are_the_visible_messages(published, ttl_s, by_ms, step_rows, restarted):
     async def run():
-        async with actors(janitor=JanitorSettings(step_rows=step_rows)) as harness:
+        async with actors(janitor=RetentionConfig(step_rows=step_rows)) as harness:
             await harness.create(ttl_s=ttl_s)
             for count, own_s, later_ms in published:
                 await harness.publish(*["m"] * count, ttl_s=own_s)
@@ -93,7 +94,7 @@ def test_after_a_round_the_rows_are_the_visible_messages(published, ttl_s, by_ms
             if not restarted:
                 await check(harness)
         if restarted:
-            async with actors(store, janitor=JanitorSettings(step_rows=step_rows)) as harness:
+            async with actors(store, janitor=RetentionConfig(step_rows=step_rows)) as harness:
                 harness.clock.ms = ms
                 await check(harness)
 
@@ -216,7 +217,7 @@ async def test_a_round_keeps_nothing_in_mind_of_topics_that_are_not_there_any_mo
 
 
 async def test_publishes_and_polls_go_on_while_it_cleans(nursery, autojump_clock):
-    async with actors(janitor=JanitorSettings(step_rows=1)) as harness:
+    async with actors(janitor=RetentionConfig(step_rows=1)) as harness:
         await harness.create(ttl_s=10)
         await harness.publish(*["old"] * 100)
         harness.clock.ms += 10_001
@@ -242,7 +243,7 @@ async def test_publishes_and_polls_go_on_while_it_cleans(nursery, autojump_clock
 
 
 async def test_a_topic_deleted_and_made_again_while_it_is_cleaned_is_not_hurt(nursery, autojump_clock):
-    async with actors(janitor=JanitorSettings(step_rows=2)) as harness:
+    async with actors(janitor=RetentionConfig(step_rows=2)) as harness:
         await harness.create(ttl_s=100)
         for number in range(10):
             await harness.publish("short", "long", message_ttls_s=[1, None])

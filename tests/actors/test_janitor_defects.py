@@ -6,14 +6,14 @@ import trio
 from actors_in_process import NAME, START_MS, actors
 from pointers_in_process import FIRST, payload_rows, pointer_rows, publish, roll_back, store
 
-from actors.janitor import JanitorSettings
+from actors.settings import RetentionConfig
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.keys import generation_prefix, payload_prefix
 from plainsong.protocol.topic.asks import Remove, Undelete
 from plainsong.protocol.topic.state import TopicLimits
 
 GRACE_S = 100
-STEPS = JanitorSettings(interval_s=60, delete_grace_s=GRACE_S, step_rows=3)
+STEPS = RetentionConfig(interval_s=60, delete_grace_s=GRACE_S, step_rows=3)
 LONG_LIVED = TopicLimits(max_lifetime_ms=10_000_000)
 
 
@@ -133,7 +133,7 @@ async def test_defect_6_a_rollback_after_an_idle_gap_reaches_the_first_message_b
 async def test_defects_7_and_8_readers_see_all_living_stored_messages_while_others_are_removed_under_them(
     nursery, autojump_clock
 ):
-    async with actors(janitor=JanitorSettings(step_rows=2), limits=LONG_LIVED) as harness:
+    async with actors(janitor=RetentionConfig(step_rows=2), limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=10)
         for number in range(10):
             await store(harness, FIRST + number, *[f"{number} {index}" for index in range(5)])

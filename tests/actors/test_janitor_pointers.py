@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pointers_in_process import FIRST, Said, payload_rows, pointer_rows, publish, roll_back, store
 
-from actors.janitor import JanitorSettings
+from actors.settings import RetentionConfig
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import RolledBack, TransactionExpired
 from plainsong.protocol.rows import MessageRow, encode_row
@@ -17,7 +17,7 @@ from plainsong.protocol.topic.state import TopicLimits
 from storage.cleaning import STEP_BYTES
 
 GRACE_S = 100
-STEPS = JanitorSettings(interval_s=60, delete_grace_s=GRACE_S, step_rows=3)
+STEPS = RetentionConfig(interval_s=60, delete_grace_s=GRACE_S, step_rows=3)
 LONG_LIVED = TopicLimits(max_lifetime_ms=10_000_000)
 
 
@@ -227,7 +227,7 @@ async def test_a_crash_while_orphans_go_leaves_nothing_that_shows_and_nothing_fo
 
 
 async def test_payload_rows_go_in_steps_of_bounded_rows_and_bytes(autojump_clock, monkeypatch):
-    async with actors(janitor=JanitorSettings(step_rows=50), limits=LONG_LIVED) as harness:
+    async with actors(janitor=RetentionConfig(step_rows=50), limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=10)
         await store(harness, FIRST, *["small"] * 120)
         await store(harness, FIRST, *["x" * (1 << 20)] * 14)
@@ -249,7 +249,7 @@ async def test_payload_rows_go_in_steps_of_bounded_rows_and_bytes(autojump_clock
 
 
 async def test_publishes_and_polls_go_on_while_a_stored_transaction_is_removed(nursery, autojump_clock):
-    async with actors(janitor=JanitorSettings(step_rows=1), limits=LONG_LIVED) as harness:
+    async with actors(janitor=RetentionConfig(step_rows=1), limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=10)
         await store(harness, FIRST, *["old"] * 50)
         await publish(harness, FIRST)
@@ -284,7 +284,7 @@ async def test_publishes_and_polls_go_on_while_a_stored_transaction_is_removed(n
 @settings(max_examples=60)
 def test_cleaning_changes_nothing_anybody_reads_and_leaves_no_row_nobody_can(steps, ttl_s, by_ms, step_rows):
     async def run():
-        async with actors(janitor=JanitorSettings(step_rows=step_rows), limits=LONG_LIVED) as harness:
+        async with actors(janitor=RetentionConfig(step_rows=step_rows), limits=LONG_LIVED) as harness:
             await harness.create(ttl_s=ttl_s)
             stored, closed = {}, set()
             for number, what, count, own_s, later_ms in steps:

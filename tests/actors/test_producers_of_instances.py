@@ -8,7 +8,7 @@ from actors_in_process import NAME
 from owners_in_process import instances, say
 from trio.testing import wait_all_tasks_blocked
 
-from actors.janitor import JanitorSettings
+from actors.settings import RetentionConfig
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, ProducerFenced
 from plainsong.protocol.keys import PRODUCER, system_key
@@ -138,7 +138,7 @@ async def test_a_producer_that_was_removed_is_gone_for_the_next_owner():
 
 async def test_what_is_cleaned_away_is_in_a_snapshot_before():
     """The next owner cannot derive it from a message, but still detects a retry as a duplicate."""
-    async with instances("a", "b", janitor=JanitorSettings()) as harnesses:
+    async with instances("a", "b", janitor=RetentionConfig()) as harnesses:
         await harnesses["a"].create(ttl_s=10)
         await send(harnesses["a"], 1)
         harnesses["a"].clock.ms += 11_000

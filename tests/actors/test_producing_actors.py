@@ -7,9 +7,9 @@ import trio
 from actors_in_process import NAME, actors
 from trio.testing import wait_all_tasks_blocked
 
-from actors.janitor import JanitorSettings
 from actors.namespaces import Namespaces
 from actors.reading import producer_of
+from actors.settings import RetentionConfig
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import (
     GenerationChanged,
@@ -182,7 +182,7 @@ async def test_where_the_row_about_all_of_them_cannot_be_read_nothing_is_accepte
 
 
 async def test_e58_what_a_generation_that_is_gone_knew_is_told_for_the_time_of_grace():
-    async with actors(janitor=JanitorSettings(delete_grace_s=10)) as harness:
+    async with actors(janitor=RetentionConfig(delete_grace_s=10)) as harness:
         await harness.create()
         await send(harness, [0, 1])
         await harness.ask(Remove())

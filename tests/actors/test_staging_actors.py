@@ -9,8 +9,8 @@ from actors_in_process import NAME, actors
 from pointers_in_process import FIRST, payload_rows, pointer_rows, publish, store
 
 from actors.authority import keep_authority
-from actors.janitor import JanitorSettings
 from actors.pointers import PointerIndex
+from actors.settings import RetentionConfig
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import InvalidParameter, PlainsongError, Unavailable
 from plainsong.protocol.keys import pointer_key
@@ -21,7 +21,7 @@ from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBStore
 from storage.memory import MemoryStore
 
-STEPS = JanitorSettings(interval_s=60, delete_grace_s=100, step_rows=3)
+STEPS = RetentionConfig(interval_s=60, delete_grace_s=100, step_rows=3)
 LONG_LIVED = TopicLimits(max_lifetime_ms=10_000_000)
 
 

@@ -7,6 +7,7 @@ import trio
 from actors_in_process import NAME, actors, after_receipt
 from trio.testing import wait_all_tasks_blocked
 
+from actors.settings import CommitConfig
 from plainsong.protocol.errors import (
     GenerationChanged,
     OutcomeUnknown,
@@ -68,7 +69,7 @@ async def test_publishes_that_gather_during_a_commit_become_one_more(answers):
 
 
 async def test_a_commit_carries_no_more_requests_than_it_may(answers):
-    async with actors(commit_requests=10) as harness:
+    async with actors(commits=CommitConfig(max_requests=10)) as harness:
         await harness.create()
         writes = harness.store.calls["write"]
         harness.store.stall("write")

@@ -10,6 +10,7 @@ from actors_in_process import NAME, actors
 from trio.testing import wait_all_tasks_blocked
 
 from actors.mailbox import Turns
+from actors.settings import CommitConfig
 from plainsong.protocol.errors import OutcomeUnknown, ShuttingDown, StorageFailed, TopicNotFound
 from plainsong.protocol.ids import FIRST_BOUND
 from plainsong.protocol.properties import TopicProperties
@@ -357,7 +358,7 @@ async def test_a_topic_that_was_loaded_as_the_server_ended_serves_who_waited_for
 
 
 async def test_mail_that_a_commit_has_no_room_for_goes_into_the_next_in_the_same_turn():
-    async with inline(commit_requests=2) as (around, store, turns, bring, answers, _):
+    async with inline(commits=CommitConfig(max_requests=2)) as (around, store, turns, bring, answers, _):
         for number in range(5):
             bring(b"%d" % number)
         turns.run_due()

@@ -15,8 +15,9 @@ import httpx
 import trio
 
 from actors.authority import keep_authority
-from broker.assemble import Daemon, assemble
+from broker.assemble import assemble
 from broker.config.config import config_of
+from broker.daemon import Daemon
 from broker.gauges import add_transaction_gauges
 from broker.http.budgets import BodyBudget
 from broker.http.gate import Gate

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.config import every_setting
-from broker.config.values import Address, Kind, Meaning, parse_address, read_value, show_value
+from broker.config.values import Address, parse_address, read_value, show_value
+from storage.settings import Kind, Meaning
 
 BYTES = Meaning(Kind.BYTES, "", low=0, high=2**62)
 COUNT = Meaning(Kind.COUNT, "", low=1, high=1000)

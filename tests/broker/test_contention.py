@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from broker.assemble import PAUSE_S, Contention
 from broker.config.config import config_of
+from broker.contention import PAUSE_S, Contention
 from broker.metrics import Metrics
 from broker.stores import MESSAGE_MARGIN_BYTES, fitted, message_bound
 from plainsong.protocol.names import TopicName
@@ -21,7 +21,7 @@ def test_that_another_daemon_takes_topics_is_said_once_in_a_while_and_not_for_ea
     now_s = 1000.0
     metrics = Metrics("1.2.3")
     metrics.on_deposed = Contention("tables plainsong_*", lambda: now_s)
-    with caplog.at_level(logging.WARNING, "broker.assemble"):
+    with caplog.at_level(logging.WARNING, "broker.contention"):
         for number in range(50):
             metrics.deposed(TopicName("ns", f"t{number}"))
         (first,) = caplog.records

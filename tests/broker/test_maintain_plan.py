@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.janitor import Janitor, JanitorSettings
+from actors.janitor import Janitor
+from actors.settings import RetentionConfig
 from broker.command.maintain.plan import KeyRange, Limits, cut, plan, time_bounds
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import MalformedBody
@@ -55,7 +56,7 @@ async def test_the_plan_holds_the_rows_that_the_janitor_removes_and_no_others():
         before = {table: await keys(daemon, table) for table in (Table.MESSAGE, Table.PAYLOAD)}
         ranges = [each for each in await planned(daemon) if each.why != "invalid"]
         janitor = Janitor(
-            daemon.store, daemon.service.directory, daemon.clock, daemon.service.metrics, JanitorSettings(60, 60.0)
+            daemon.store, daemon.service.directory, daemon.clock, daemon.service.metrics, RetentionConfig(60, 60.0)
         )
         await janitor.clean(NAME)
         for table, there in before.items():

@@ -10,7 +10,8 @@ from broker_in_process import START_MS, TOPICS
 from trio.testing import wait_all_tasks_blocked
 from whole_course import Killed, life
 
-from actors.janitor import Janitor, JanitorSettings
+from actors.janitor import Janitor
+from actors.settings import RetentionConfig
 from plainsong.protocol.effects import Table
 from plainsong.protocol.keys import HIGH_WATER, PRODUCER
 from storage.faulty import FaultyStore
@@ -410,7 +411,7 @@ async def test_row_27_what_has_expired_and_was_removed_stays_a_duplicate_also_af
         await send(daemon, [0, 1, 2])
         daemon.clock.ms += 61_000
         service = daemon.service
-        await Janitor(store, service.directory, daemon.clock, service.metrics, JanitorSettings()).clean_all()
+        await Janitor(store, service.directory, daemon.clock, service.metrics, RetentionConfig()).clean_all()
         assert not store.inner.tables[Table.MESSAGE].rows
         assert (await send(daemon, [2]))["duplicate"] is True
     async with life_of(store, ttl_s=60) as daemon:

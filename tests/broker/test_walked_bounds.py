@@ -7,12 +7,12 @@ from broker_in_process import TOPICS, in_process
 from test_committed_polls import begin, decide, under
 
 from broker.config import every_setting
-from broker.config.values import Kind
 from plainsong.protocol.properties import DEFAULT_TTL_S, TopicProperties
 from plainsong.protocol.records import Metadata
 from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES, MAX_PRODUCER_BYTES, MAX_SEGMENT_BYTES, MAX_TTL_S
 from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from storage.settings import Kind
 
 LONG = 255
 #: Settings of parts that are not in this process: listeners, disk, other instances, files of certificates and tokens.

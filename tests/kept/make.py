@@ -18,9 +18,10 @@ from typing import Any
 
 import trio
 
-from actors.janitor import Janitor, JanitorSettings
+from actors.janitor import Janitor
 from actors.observe import NoObserver
 from actors.restoring import RestoredStore, RestoreRequest, RestoreRun
+from actors.settings import RetentionConfig
 from storage.backup.folder import BackupFolder
 from storage.copying import CopyRequest
 from storage.leveldb import LevelDBOptions, LevelDBStore
@@ -56,7 +57,7 @@ class Filling:
 
     async def clean(self) -> None:
         """Run a round of the janitor."""
-        settings = JanitorSettings(delete_grace_s=3600)
+        settings = RetentionConfig(delete_grace_s=3600)
         await Janitor(self.store, self.daemon.service.directory, self.clock, NoObserver(), settings).clean_all()
 
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 from thriftpy2.thrift import TApplicationException
 
-from broker.assemble import start_thrift
+from broker.listeners import start_thrift
 from plainsong.protocol.transactions.transaction import Transaction
 from tests.broker.test_tephra_clients import Tephra
 from tests.patience import PATIENCE_S

@@ -30,8 +30,8 @@ from tests.simulation.disk import Disk, DiskStore, Weather
 from tests.simulation.network import End, Network
 
 if TYPE_CHECKING:
-    from broker.assemble import Daemon
     from broker.config import Config
+    from broker.daemon import Daemon
     from broker.http.route import Endpoint
 
 State = Literal["up", "down"]

@@ -19,9 +19,10 @@ import trio
 
 from actors.authority import keep_authority
 from actors.ownership import Instance
-from broker.assemble import assemble, serve
+from broker.assemble import assemble
 from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
+from broker.listeners import serve
 from broker.metrics import Metrics
 from plainsong.protocol.cluster import SLICES
 from plainsong.protocol.errors import TransactionsUnavailable

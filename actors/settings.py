@@ -1,0 +1,129 @@
+"""The settings of topics, of their commits and of the janitor, by section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plainsong.protocol.requests import MAX_TTL_S
+from storage.settings import CENTURY_S, GIB, KIB, MIB, count, file_name, seconds, size, whole_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """The topics, each served by one actor while it is open."""
+
+    chain_secret_file: str = file_name(
+        "The file with the secrets that sign the heads of chained topics, in the form of Standard Webhooks: whsec_ "
+        "and 24 to 64 random bytes in base64, one line, or two during a rotation; empty: heads are not signed.",
+    )
+    default_ttl_s: int = whole_seconds(
+        604_800,
+        "The time to live of a topic created without one; 7 days by default.",
+        small="messages expire before slow consumers read them",
+        large="the disk fills with messages that no consumer needs any more",
+        low=1,
+        high=MAX_TTL_S,
+    )
+    max_message_bytes: int = size(
+        8 * MIB,
+        "The largest message; beyond it the answer is 413 message_too_large.",
+        small="producers must split their messages",
+        large="single messages fill pages and caches",
+        low=1,
+        high=1 * GIB,
+    )
+    idle_s: float = seconds(
+        300.0,
+        "How long a topic without requests stays loaded.",
+        small="rarely used topics are loaded from disk each time",
+        large="idle topics use memory",
+        low=0.1,
+        high=86_400.0,
+    )
+    max_open: int = count(
+        10_000,
+        "Topics loaded at once; beyond it the one that was idle longest is closed, or the answer is 503 overloaded.",
+        small="topics displace each other, and each load reads the disk",
+        large="memory grows with the number of topics in use",
+        high=1_000_000,
+    )
+    mailbox_requests: int = count(
+        4096,
+        "Queued requests per topic; beyond it the answer is 503 overloaded.",
+        small="bursts are refused",
+        large="requests queue for seconds when the disk is slow",
+        high=1_000_000,
+    )
+    mailbox_bytes: int = size(
+        64 * MIB,
+        "Queued bytes of messages per topic; beyond it the answer is 503 overloaded.",
+        small="bursts of large requests are refused",
+        large="one busy topic uses much of http.max_inflight_bytes",
+        low=KIB,
+        high=64 * GIB,
+    )
+    checkpoint_rows: int = count(
+        10_000,
+        "A topic writes a checkpoint of its counts and positions after this many rows, so that loading it reads at "
+        "most these.",
+        small="more rows to write",
+        large="a topic takes longer to load after a crash",
+        high=100_000_000,
+    )
+    max_parked_polls: int = count(
+        10_000,
+        "Long polls that may wait per topic; beyond it the answer is 503 overloaded.",
+        small="consumers are refused",
+        large="waiting consumers use memory",
+        high=1_000_000,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CommitConfig:
+    """One group of requests made durable by one write."""
+
+    max_requests: int = count(
+        1024,
+        "Requests in one commit; further ones wait for the next.",
+        small="each synced write carries less, and throughput falls with the disk's latency",
+        large="the first request of a commit waits until the last is processed",
+        high=65_536,
+    )
+    max_bytes: int = size(
+        8 * MIB,
+        "Bytes of rows in one commit; a larger request gets a commit of its own.",
+        small="each synced write carries less",
+        large="all requests of the commit wait for one long write",
+        low=KIB,
+        high=1 * GIB,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionConfig:
+    """The janitor, which removes rows that no request can see any more."""
+
+    interval_s: float = seconds(
+        60.0,
+        "The pause between two rounds of cleaning.",
+        small="each round finds little to remove",
+        large="expired messages take disk space for longer",
+        low=0.01,
+        high=86_400.0,
+    )
+    delete_grace_s: int = whole_seconds(
+        3_600,
+        "How long the rows of a deleted topic are kept, so that it can be restored; an hour by default.",
+        small="an accidental deletion cannot be undone",
+        large="deleted topics take disk space for longer",
+        low=0,
+        high=CENTURY_S,
+    )
+    step_rows: int = count(
+        200,
+        "Rows removed in one step of cleaning; publishes and polls run between the steps.",
+        small="cleaning cannot keep up with a busy topic's expiry",
+        large="publishes wait longer during a step",
+        high=1_000_000,
+    )

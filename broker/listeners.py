@@ -1,0 +1,107 @@
+"""The daemon's listeners: HTTP, front ends, other instances and Tephra's clients."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from broker.cluster.transactions import RoutedTephraMethods
+from broker.front.parent import Answering, serve_front_ends
+from broker.http.budgets import BodyBudget
+from broker.http.server import load_application, serve_http
+from broker.reload import Reloads
+from broker.thrift import THRIFT, GrantedMethods, TephraMethods, serve_thrift
+
+if TYPE_CHECKING:
+    import trio
+
+    from broker.daemon import Daemon
+    from broker.thrift import Methods
+    from broker.tls import Certificates
+
+
+async def serve(
+    daemon: Daemon,
+    budget: BodyBudget,
+    stop: trio.Event,
+    certificates: Certificates | None = None,
+    reloads: Reloads | None = None,
+    *,
+    task_status: trio.TaskStatus[list[str]],
+) -> None:
+    """Serve HTTP, and other instances, until ``stop`` is set; started once connections are accepted. Raises OSError."""
+    config = daemon.config
+    settings = config.http
+    peers = None if daemon.cluster is None else daemon.cluster.peer_handler()
+    try:
+        if config.http.processes > 1:
+            answering = Answering(
+                daemon.endpoints,
+                daemon.begin,
+                daemon.publishing,
+                daemon.accounting,
+                daemon.answers,
+                budget,
+                daemon.security,
+                daemon.descriptors,
+            )
+            await serve_front_ends(
+                config,
+                answering,
+                peers,
+                stop=stop,
+                certificates=certificates,
+                reloads=reloads or Reloads(),
+                task_status=task_status,
+            )
+            return
+        check = daemon.origin_check()
+        if certificates is not None:
+            certificates.tell_names(check.serve_names)
+        await serve_http(
+            settings,
+            daemon.endpoints,
+            partial(load_application, daemon.endpoints, settings, daemon.accounting),
+            binds=list(map(str, config.http.binds)),
+            unix_mode=config.http.unix_mode,
+            budget=budget,
+            stop=stop,
+            grace_s=config.shutdown.drain_s,
+            tls=certificates,
+            check=check,
+            guard=daemon.security.guard,
+            begin=daemon.begin,
+            peers=peers,
+            turns=daemon.directory.environment.turns,
+            bell=daemon.store.bell,
+            accounting=daemon.accounting,
+            descriptors=daemon.descriptors,
+            task_status=task_status,
+        )
+    finally:
+        daemon.served.set()
+
+
+async def start_thrift(
+    daemon: Daemon, stop: trio.Event, servers: trio.Nursery, certificates: Certificates | None = None
+) -> list[str]:
+    """Serve Tephra's clients if ``transactions.thrift`` is set; return the addresses. Raises OSError."""
+    config, authority = daemon.config, daemon.authority
+    if not config.transactions.thrift or (authority.own is None and authority.routed is None):
+        return []
+    owners = None if daemon.cluster is None else daemon.cluster.owners
+    methods: Methods = RoutedTephraMethods(authority, owners) if authority.own is None else TephraMethods(authority.own)
+    guard = daemon.security.guard
+    if guard.required:
+        methods = GrantedMethods(methods, partial(guard.rights_of, THRIFT), daemon.publishing.owner_of, daemon.audit)
+    serving = partial(
+        serve_thrift,
+        config.transactions.thrift,
+        methods,
+        budget=BodyBudget(config.http.max_inflight_bytes // 4),  # separate: incomplete frames must not block publishes
+        stop=stop,
+        grace_s=config.shutdown.drain_s,
+        tls=certificates.context if config.transactions.thrift_tls and certificates is not None else None,
+    )
+    addresses: list[str] = await servers.start(serving)
+    return addresses
