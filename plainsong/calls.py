@@ -19,7 +19,7 @@ from plainsong.protocol.names import instance_name, namespace_name, reader_name,
 from plainsong.protocol.page import Held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from plainsong.chains import ChainHead
     from plainsong.protocol.codec.avro import Avro2Codec, AvroCodec
@@ -94,22 +94,6 @@ class Call(NamedTuple, Generic[C]):
     """Called after each failed attempt; returns the call to send instead, or None to send the same again."""
     in_pieces: bool = False
     """The time limit applies to the gap between two pieces of the response, not to the whole."""
-
-
-def pages(ask: Callable[[str | None], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield all pages of a list.
-
-    Args:
-      ask: returns the page after a name (None: the first page). The page's ``next`` is the name to continue after; None
-        on the last page.
-    """
-    after: str | None = None
-    while True:
-        page = ask(after)
-        yield page
-        after = page["next"]
-        if after is None:
-            return
 
 
 def transaction_service() -> Request:

@@ -15,8 +15,8 @@ from broker.cluster.owners import PATIENCE_S
 from broker.http.handlers import answer_of
 from broker.http.route import Endpoint, owned_name
 from broker.link.flow import LinkBroken
-from broker.link.http_codec import decode_answer, decode_page, encode_identity
-from broker.link.version_0_1 import call_route
+from broker.link.http_codec import decode_answer, decode_page
+from broker.link.version_0_1 import call_route, sender
 from broker.security.identity import ANONYMOUS
 from plainsong.protocol.errors import Forbidden, NoOwner, PlainsongError, Unauthenticated
 from plainsong.protocol.names import topic_name
@@ -175,9 +175,7 @@ class _RoutedTopics:
     def __init__(self, local: LocalTopics, owners: Owners, who: Identity = ANONYMOUS) -> None:
         self._local = local
         self._owners = owners
-        # ``anonymous`` is left out: version 0.1 does not support names.
-        identity = encode_identity(who)
-        self._identity = [] if identity is None else [identity]
+        self._sender = sender(who)
 
     def asked_by(self, who: Identity) -> _RoutedTopics:
         """Return the same access on behalf of ``who``."""
@@ -237,7 +235,7 @@ class _RoutedTopics:
         left_s = None if deadline_s is None else max(0.0, deadline_s - trio.current_time())
 
         def call(link: Link) -> Awaitable[Reply]:
-            return link.call("look_many", [given, left_s, *self._identity])
+            return link.call("look_many", [given, left_s, *self._sender])
 
         try:
             reply = await self._owners.call_owner([one.name for one in some], owner, call, repeatable=True)
@@ -254,7 +252,7 @@ class _RoutedTopics:
         if owner is not None:
 
             def call(link: Link) -> Awaitable[Reply]:
-                return link.call("page", [name, span, limit, max_bytes, view, *self._identity])
+                return link.call("page", [name, span, limit, max_bytes, view, *self._sender])
 
             try:
                 return await decode_page(await self._owners.call_owner((name,), owner, call, repeatable=True))

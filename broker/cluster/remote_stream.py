@@ -24,7 +24,7 @@ from broker.api.messages.stream import REQUEST_BYTES, StreamBounds, encoded_answ
 from broker.cluster.owners import PATIENCE_S
 from broker.http.messages import OWNER_HEADER
 from broker.link.flow import LinkBroken
-from broker.link.http_codec import encode_identity
+from broker.link.version_0_1 import sender
 from broker.security.identity import ANONYMOUS, Identity
 from plainsong.protocol.codec import stream as codec
 from plainsong.protocol.errors import MalformedBody, NoOwner, OutcomeUnknown, Overloaded, PlainsongError, ShuttingDown
@@ -144,9 +144,7 @@ class RoutedStream:
         """Open a stream to the owner; None: nothing was sent, and the view may have changed."""
         try:
             link = await self._owners.links.to(owner.address)
-            who = encode_identity(self._who)
-            # Version 0.1 does not support identities, and requires exactly three values.
-            channel = await link.converse("stream", [*self._name, self._request_id, *([] if who is None else [who])])
+            channel = await link.converse("stream", [*self._name, self._request_id, *sender(self._who)])
         except (LinkBroken, NoOwner, ShuttingDown):
             return None
         if self._finished:

@@ -18,6 +18,7 @@ import trio
 from actors.transactions import SERVICE_NAME, service_moved
 from broker.link.flow import LinkBroken, Reply
 from broker.link.http_codec import collect
+from broker.link.version_0_1 import enlisted
 from broker.thrift import TephraMethods, failure
 from plainsong.protocol.errors import (
     BadRequest,
@@ -66,8 +67,7 @@ class LinkedPeer:
         return ReplicaUpdate.unpack(await collect(reply.body))
 
     async def enlist(self, pointer: int, name: TopicName) -> tuple[int, ...]:
-        value = (await self._call("tx.enlist", [pointer, *name], ANSWER_S)).value
-        return (pointer,) if value is True else tuple(map(int, value))  # True: from version 0.1
+        return enlisted(pointer, (await self._call("tx.enlist", [pointer, *name], ANSWER_S)).value)
 
     async def as_of(self, at_ms: int) -> Moment:
         try:

@@ -29,6 +29,7 @@ from plainsong.cli.options import Length, show_time
 from plainsong.cli.output import counted, echo_json, note, show_bytes, show_count
 from plainsong.protocol.errors import InvalidName, NotFound, PlainsongError
 from plainsong.protocol.names import TopicName, topic_name
+from plainsong.protocol.paging import pages
 from storage.backup.folder import BackupFolder, DamagedManifest, Verified, objects_of
 from storage.backup.objects import DamagedObject
 from storage.base import Deposed, StoreError, StoreUnusable
@@ -185,16 +186,15 @@ class Making:
     def _pages(self, about: str) -> tuple[list[dict[str, Any]], str | None]:
         """All objects of a topic, and its line."""
         found: list[dict[str, Any]] = []
-        after: str | None = None
-        while True:
-            page = self._page(about, after)
+        line: str | None = None
+        for page in pages(partial(self._page, about)):
             found += page["objects"]
-            after = page["next"]
-            if after is None:
-                self._objects += len(found)
-                self._bytes += sum(each["bytes"] for each in found)
-                return found, page["line"]
-            note(f"{about}: {show_count(sum(each['rows'] for each in found))} rows")
+            line = page["line"]
+            if page["next"] is not None:
+                note(f"{about}: {show_count(sum(each['rows'] for each in found))} rows")
+        self._objects += len(found)
+        self._bytes += sum(each["bytes"] for each in found)
+        return found, line
 
     def _page(self, about: str, after: str | None) -> dict[str, Any]:
         for _ in range(_LISTINGS):

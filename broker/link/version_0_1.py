@@ -8,9 +8,9 @@ anything happens, and gets its own kinds from then on.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from broker.link.http_codec import encode_request
+from broker.link.http_codec import encode_identity, encode_request
 from broker.security.identity import ANONYMOUS
 from plainsong.protocol.errors import BadRequest, Forbidden
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from broker.http.messages import Request
     from broker.link.client import Link
     from broker.link.flow import Reply
+    from broker.security.identity import Identity
 
 REQUEST = "request"
 HOT, VIEW = "hot", "view"
@@ -48,6 +49,17 @@ async def call_route(link: Link, route: str, request: Request) -> Reply:
     path = request.path
     where = [route, path.get("namespace", ""), path.get("topic", ""), path.get("transaction", ""), request.query]
     return await link.call(HOT, [*where, kept, request.request_id, request.waited_ms], request.body)
+
+
+def sender(who: Identity) -> list[Any]:
+    """Return the end of a call that names its sender: nothing for ``anonymous``, since 0.1 refuses further values."""
+    identity = encode_identity(who)
+    return [] if identity is None else [identity]
+
+
+def enlisted(pointer: int, value: object) -> tuple[int, ...]:
+    """Return the pointers of an enlisted transaction from the answer to ``tx.enlist``; 0.1 answers only True."""
+    return (pointer,) if value is True else tuple(map(int, cast("list[int]", value)))
 
 
 def _view(route: str, request: Request) -> list[Any]:

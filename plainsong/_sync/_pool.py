@@ -23,7 +23,7 @@ import h11
 from plainsong.calls import Answer, Failure
 from plainsong.errors import Closed
 from plainsong.transport.dialing import MIN_TIMEOUT_S, Dialing, NotResolved, dial
-from plainsong.transport.http import KEEP_ALIVE_S, connect_unix, place_of
+from plainsong.transport.http import KEEP_ALIVE_S, connect_unix, head_of, place_of
 
 if TYPE_CHECKING:
     from plainsong.calls import Send
@@ -308,19 +308,11 @@ class Exchange:
     __slots__ = ("_head", "_http", "_longest_until_s", "_send", "is_reusable")
 
     def __init__(self, send: Send, more_headers: list[tuple[bytes, bytes]]) -> None:
-        _, _, _, prefix, netloc = place_of(send.url)
-        request = send.request
-        headers: list[tuple[bytes, bytes]] = [
-            (b"Host", netloc),
-            (b"Content-Length", b"%d" % len(request.body)),
-            *((name.encode("ascii"), value.encode("latin-1")) for name, value in request.headers),
-            *more_headers,
-        ]
+        target, headers = head_of(send, more_headers)
         self._send = send
         self._longest_until_s = None if send.longest_s is None else monotonic() + send.longest_s
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
-        target = prefix + request.path.encode("ascii")
-        head = self._http.send(h11.Request(method=request.method, target=target, headers=headers))
+        head = self._http.send(h11.Request(method=send.request.method, target=target, headers=headers))
         assert head is not None  # only the end of a connection has no bytes
         self._head = head
         #: Whether the connection may carry another request.

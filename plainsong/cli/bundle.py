@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from plainsong import __version__
-from plainsong.calls import Failure, pages
+from plainsong.calls import Failure
 from plainsong.cli.about import installed_versions
 from plainsong.cli.command import CommandFailed
 from plainsong.cli.ping import asking
 from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.paging import pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -22,6 +22,7 @@ from plainsong.cli.options import Length, chosen, is_pattern, now_ms, show_lengt
 from plainsong.cli.output import echo_json
 from plainsong.protocol.errors import PlainsongError, TopicNotFound
 from plainsong.protocol.ids import FIRST_BOUND
+from plainsong.protocol.paging import pages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -225,7 +226,7 @@ def _busiest(client: Client, names: set[str]) -> list[str]:
     for column in columns:
         query = {"namespace": client.namespace, "sort": column, "order": "desc", "limit": MAX_PAGE}
         count = 0
-        for page in calls.pages(partial(_page, client, query)):
+        for page in pages(partial(_page, client, query)):
             for each in page["topics"]:
                 if each["name"] in names:
                     count += 1

@@ -36,6 +36,7 @@ from plainsong.cli.producer import show_effective
 from plainsong.protocol.errors import InvalidProperty, PlainsongError, TopicExists, nearest
 from plainsong.protocol.ids import bound_at
 from plainsong.protocol.names import topic_name
+from plainsong.protocol.paging import pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -191,7 +192,7 @@ def _sorted(client: Client, column: str, descending: bool) -> list[dict[str, Any
     """All topics of the namespace in the order of a column."""
     order = "desc" if descending else "asc"
     query = {"namespace": client.namespace, "sort": column, "order": order, "limit": 500}
-    found = calls.pages(lambda after: run_call(client, calls.topics_page({**query, "after": after})))
+    found = pages(lambda after: run_call(client, calls.topics_page({**query, "after": after})))
     return [each for page in found for each in page["topics"]]
 
 

@@ -15,7 +15,7 @@ import httpcore2
 
 from plainsong.calls import Answer, Failure, Send
 from plainsong.transport.dialing import look_up, no_thread, numeric_addresses
-from plainsong.transport.http import place_of
+from plainsong.transport.http import head_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -132,17 +132,15 @@ class Network(httpcore2.AsyncNetworkBackend):
 
 def http_request(send: Send, timeout_s: float, more_headers: Sequence[tuple[bytes, bytes]] = ()) -> httpcore2.Request:
     """The request for httpcore. httpcore limits each step; the callers limit the whole exchange."""
-    scheme, host, port, prefix, netloc = place_of(send.url)
+    scheme, host, port, _, netloc = place_of(send.url)
+    target, headers = head_of(send, more_headers)
     request = send.request
-    headers = [(b"Host", netloc), (b"Content-Length", b"%d" % len(request.body))]
-    headers += [(name.encode("ascii"), value.encode("latin-1")) for name, value in request.headers]
-    headers += more_headers
     if scheme == b"unix":  # the pool knows the socket
         scheme, host = b"http", netloc
     limits = {"connect": send.connect_timeout_s, "read": timeout_s, "write": timeout_s, "pool": timeout_s}
     return httpcore2.Request(
         request.method.encode("ascii"),
-        httpcore2.URL(scheme=scheme, host=host, port=port, target=prefix + request.path.encode("ascii")),
+        httpcore2.URL(scheme=scheme, host=host, port=port, target=target),
         headers=headers,
         content=request.body,
         extensions={"timeout": limits},

@@ -20,6 +20,7 @@ from plainsong.protocol.errors import (
     Unavailable,
 )
 from plainsong.protocol.ids import pack_id
+from plainsong.protocol.paging import pages
 from plainsong.protocol.requests import PublishRequest, Receipt
 from tests.client.simulation import LOST, NOBODY, SILENT, Simulation, problem, said
 
@@ -221,6 +222,6 @@ def test_all_pages_of_a_list_are_read_and_an_end_that_is_left_early_asks_for_no_
         asked.append(after)
         return {"names": [after], "next": {None: "b", "b": "d"}.get(after)}
 
-    assert [page["names"][0] for page in calls.pages(ask)] == [None, "b", "d"]
-    next(calls.pages(ask))
+    assert [page["names"][0] for page in pages(ask)] == [None, "b", "d"]
+    next(pages(ask))
     assert asked == [None, "b", "d", None]

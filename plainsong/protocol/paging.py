@@ -1,0 +1,24 @@
+"""Reads a list that comes in pages, each of which names where the next one begins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def pages(ask: Callable[[str | None], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield all pages of a list.
+
+    Args:
+      ask: returns the page after a name (None: the first page). The page's ``next`` is the name to continue after; None
+        on the last page.
+    """
+    after: str | None = None
+    while True:
+        page = ask(after)
+        yield page
+        after = page["next"]
+        if after is None:
+            return
