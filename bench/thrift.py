@@ -22,7 +22,7 @@ from plainsong.protocol.rows import plain_head
 from storage.hbase.gateway import Gateway, thrift
 from storage.hbase.layout import CELL, hashed
 from storage.hbase.pool import Pool
-from storage.hbase.settings import HBaseOptions
+from storage.hbase.settings import HBaseConfig
 from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
 
@@ -153,7 +153,7 @@ class _Calls:
 
     async def commit(self, messages: int, size: int, connections: int, seconds: float) -> float:
         values = [plain_head(size) + payload for payload in payloads(messages, size)]
-        options = HBaseOptions(table_prefix=STORE_PREFIX)
+        options = HBaseConfig(table_prefix=STORE_PREFIX)
         async with await HBaseStore.open([self._address], options) as store:
 
             async def calls(index: int) -> Callable[[], Awaitable[None]]:

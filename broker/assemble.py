@@ -215,8 +215,7 @@ def _care(core: Core) -> _Care:
         clock,
         directory.environment.ownership.me.name,
         core.metrics.version,
-        config.backup.hold_s,
-        config.backup.bytes_per_s,
+        config.backup,
         folder / "last-backup.json" if is_here else None,
     )
     add_keeping_gauges(core.metrics, scrub, backups)

@@ -14,7 +14,6 @@ from broker.config.values import parse_addresses
 from broker.tls import FileUnusable, gateway_context
 from storage.base import StoreUnusable
 from storage.directory import opening_failed, read_format
-from storage.hbase.settings import HBaseOptions
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.memory import MemoryStore
 
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from broker.config import Config
-    from broker.config.sections import HBaseConfig
     from storage.base import Store, StoreTraits
+    from storage.hbase.settings import HBaseConfig
     from storage.inspect.explain import RowSource
 
 log = logging.getLogger(__name__)
@@ -49,7 +48,8 @@ async def open_store(config: Config) -> AsyncIterator[Store]:
         # Imported here, since its library is slow to load.
         from storage.hbase.store import HBaseStore
 
-        store = await HBaseStore.open(_addresses(config.storage.hbase), hbase_options(config.storage.hbase))
+        hbase = config.storage.hbase
+        store = await HBaseStore.open(_addresses(hbase), hbase, hbase_tls(hbase))
     else:
         options = LevelDBOptions(
             write_buffer_bytes=config.storage.write_buffer_bytes,
@@ -68,7 +68,7 @@ def look_at_hbase(config: HBaseConfig) -> RowSource:
     """Return the rows of a store in HBase, for read-only commands. Raises StoreUnusable."""
     from storage.hbase.store import HBaseRows
 
-    return HBaseRows(_addresses(config), hbase_options(config))
+    return HBaseRows(_addresses(config), config, hbase_tls(config))
 
 
 def _addresses(config: HBaseConfig) -> list[tuple[str, int]]:
@@ -85,16 +85,9 @@ def place_of(config: Config) -> str:
     return f"tables {hbase.table_prefix}* of the HBase behind {hbase.thrift}"
 
 
-def hbase_options(config: HBaseConfig) -> HBaseOptions:
-    """Return the settings of an HBase store. Raises FileUnusable."""
-    return HBaseOptions(
-        table_prefix=config.table_prefix,
-        timeout_s=config.timeout_s,
-        max_connections=config.max_connections,
-        max_cell_bytes=config.max_cell_bytes,
-        create_tables=config.create_tables,
-        tls=gateway_tls(config.tls_ca, config.tls_certificate, config.tls_key) if config.tls else None,
-    )
+def hbase_tls(config: HBaseConfig) -> Callable[[], ssl.SSLContext] | None:
+    """Return what makes the TLS contexts of connections to the gateways; None: no TLS. Raises FileUnusable."""
+    return gateway_tls(config.tls_ca, config.tls_certificate, config.tls_key) if config.tls else None
 
 
 def gateway_tls(
@@ -209,9 +202,9 @@ async def open_named(url: StoreUrl, settings: HBaseConfig, *, make: bool) -> Asy
     else:
         from storage.hbase.store import HBaseStore  # here, since its library is slow to load
 
-        options = replace(hbase_options(settings), table_prefix=url.prefix)
         addresses = [(each.host, each.port) for each in parse_addresses(url.place)]
-        store = await HBaseStore.open(addresses, options if make else replace(options, create_tables=False))
+        named = replace(settings, table_prefix=url.prefix, create_tables=make and settings.create_tables)
+        store = await HBaseStore.open(addresses, named, hbase_tls(settings))
     try:
         yield store
     finally:
@@ -232,7 +225,7 @@ async def open_to_look(url: StoreUrl, settings: HBaseConfig) -> AsyncIterator[St
                 store = await stack.enter_async_context(open_named(url, settings, make=False))
         except NoTables:
             store = empty = MemoryStore()
-            empty.traits = replace(empty.traits, max_row_bytes=hbase_options(settings).max_row_bytes)
+            empty.traits = replace(empty.traits, max_row_bytes=settings.max_row_bytes)
         yield store
 
 

@@ -20,12 +20,12 @@ import trio
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.keys import metadata_key
 from plainsong.protocol.names import TopicName
-from storage.hbase.settings import HBaseOptions
+from storage.hbase.settings import HBaseConfig
 from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
 from tests.hbase_server import CACHE, JARS, PATIENCE_S, HBase
 
-OPTIONS = HBaseOptions(table_prefix="archived_", timeout_s=PATIENCE_S)
+OPTIONS = HBaseConfig(table_prefix="archived_", timeout_s=PATIENCE_S)
 
 
 def jars() -> list[Path]:

@@ -39,8 +39,8 @@ from storage.copying import CopyRequest, StoresDiffer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from broker.config.sections import HBaseConfig
     from plainsong.cli.connection import Where
+    from storage.hbase.settings import HBaseConfig
 
 _FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 #: How often a page whose rows change while it is read is listed again, on a store without one instant for all.

@@ -27,9 +27,9 @@ from storage.copying import CopyRequest, CopyRun, StoresDiffer, refuse_differenc
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from broker.config.sections import HBaseConfig
     from storage.copy_parts import Figures, Part
     from storage.copying import PartComparison
+    from storage.hbase.settings import HBaseConfig
 
 #: The progress line is written again at most this often, in seconds.
 EVERY_S = 0.25

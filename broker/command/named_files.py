@@ -51,9 +51,9 @@ def _reads(config: Config) -> Iterator[Callable[[], object]]:
 
         yield lambda: access_of(config.cluster)
     if config.storage.kind == "hbase":
-        from broker.stores import hbase_options
+        from broker.stores import hbase_tls
 
-        yield lambda: hbase_options(config.storage.hbase)
+        yield lambda: hbase_tls(config.storage.hbase)
 
 
 def _problem_of(read: Callable[[], object]) -> str | None:

@@ -39,6 +39,7 @@ from storage.hbase.upkeep import Upkeep
 from storage.spawned import SpawnsWrites
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Sequence
 
     from plainsong.protocol.effects import Expect, Operation
@@ -46,7 +47,10 @@ if TYPE_CHECKING:
     from storage.base import Row
     from storage.hbase.gateway import Address
     from storage.hbase.scan import ScannedRow
-    from storage.hbase.settings import HBaseOptions
+    from storage.hbase.settings import HBaseConfig
+
+#: Minimum age of cells that mark removed rows before they are removed.
+GONE_KEPT_S = 86_400.0
 
 
 class LiveView:
@@ -73,47 +77,57 @@ class HBaseStore(SpawnsWrites):
     #: Unknown, because other instances create and delete topics too.
     topics_number = None
 
-    def __init__(self, pool: Pool, tables: Tables, options: HBaseOptions) -> None:
+    def __init__(self, pool: Pool, tables: Tables, settings: HBaseConfig, gone_kept_s: float) -> None:
         """Internal: call ``open`` instead."""
         self.traits = StoreTraits(
             kind="hbase",
             durability="acknowledged messages are in HBase's log: they survive what its file system survives",
-            max_row_bytes=options.max_row_bytes,
+            max_row_bytes=settings.max_row_bytes,
             whole_commits=True,
             shared=True,
         )
         self._pool = pool
         self._owners = Owners(pool, tables, Slots(pool, tables[Table.METADATA]))
-        self._reader = RowReader(pool, tables, self._owners, timeout_s=options.timeout_s)
-        self._remover = RowRemover(pool, tables, self._owners, timeout_s=options.timeout_s)
-        row_writer = RowWriter(pool, tables, self._owners, max_cell_bytes=options.max_cell_bytes)
+        self._reader = RowReader(pool, tables, self._owners, timeout_s=settings.timeout_s)
+        self._remover = RowRemover(pool, tables, self._owners, timeout_s=settings.timeout_s)
+        row_writer = RowWriter(pool, tables, self._owners, max_cell_bytes=settings.max_cell_bytes)
         cells = Cells(pool, tables[Table.METADATA])
-        self._upkeep = Upkeep(pool, tables, self._owners, timeout_s=options.timeout_s, kept_s=options.gone_kept_s)
-        self._commit_writer = CommitWriter(self._owners, cells, row_writer, self._remover, options.max_row_bytes)
+        self._upkeep = Upkeep(pool, tables, self._owners, timeout_s=settings.timeout_s, kept_s=gone_kept_s)
+        self._commit_writer = CommitWriter(self._owners, cells, row_writer, self._remover, settings.max_row_bytes)
         #: The epoch in which this instance may write a topic; removed by a failure, until it claims the topic again.
         self._epochs: dict[TopicName, int] = {}
         self._closed = False
 
     @classmethod
-    async def open(cls, addresses: Sequence[tuple[str, int]], options: HBaseOptions) -> Self:
+    async def open(
+        cls,
+        addresses: Sequence[tuple[str, int]],
+        settings: HBaseConfig,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        *,
+        gone_kept_s: float = GONE_KEPT_S,
+    ) -> Self:
         """Connect to the Thrift gateways at ``addresses`` (host, port), and check that the tables exist.
 
+        Args:
+          tls: returns the context of each new connection, so that renewed certificates take effect; None: no TLS.
+          gone_kept_s: minimum age of cells that mark removed rows before they are removed.
         Raises:
           StoreUnusable: no gateway answers, or one is not configured for the store; or a table is missing (NoTables:
             all are) and cannot or may not be created; or HBase does not answer.
         """
-        pool = Pool(addresses, size=options.max_connections, timeout_s=options.timeout_s, tls=options.tls)
-        tables = Tables(options.table_prefix)
+        pool = Pool(addresses, size=settings.max_connections, timeout_s=settings.timeout_s, tls=tls)
+        tables = Tables(settings.table_prefix)
         try:
-            await check_gateways(pool, addresses, max_cell_bytes=options.max_cell_bytes)
-            await tables.prepare(pool, create=options.create_tables)
+            await check_gateways(pool, addresses, max_cell_bytes=settings.max_cell_bytes)
+            await tables.prepare(pool, create=settings.create_tables)
         except BaseException as error:
             with trio.CancelScope(shield=True):
                 await pool.aclose()
             if isinstance(error, StoreError) and not isinstance(error, StoreUnusable):
                 raise StoreUnusable(error.detail, hint=error.hint) from error
             raise
-        return cls(pool, tables, options)
+        return cls(pool, tables, settings, gone_kept_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -285,14 +299,17 @@ class HBaseStore(SpawnsWrites):
 class HBaseRows:
     """The rows of a store; implements ``storage.inspect.explain.RowSource``."""
 
-    def __init__(self, addresses: Sequence[Address], options: HBaseOptions) -> None:
+    def __init__(
+        self, addresses: Sequence[Address], settings: HBaseConfig, tls: Callable[[], ssl.SSLContext] | None
+    ) -> None:
         """Check that the store and its tables can be opened. Raises StoreUnusable."""
         self._addresses = addresses
-        self._options = replace(options, create_tables=False)
+        self._settings = replace(settings, create_tables=False)
+        self._tls = tls
         trio.run(self._open)
 
     async def _open(self) -> None:
-        async with await HBaseStore.open(self._addresses, self._options):
+        async with await HBaseStore.open(self._addresses, self._settings, self._tls):
             pass
 
     def scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[Sequence[Row]], bool]) -> None:
@@ -300,5 +317,5 @@ class HBaseRows:
         trio.run(partial(self._scan, table, start, stop, feed))
 
     async def _scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[Sequence[Row]], bool]) -> None:
-        async with await HBaseStore.open(self._addresses, self._options) as store:
+        async with await HBaseStore.open(self._addresses, self._settings, self._tls) as store:
             await store.scan(table, start, stop, feed)

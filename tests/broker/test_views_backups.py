@@ -8,6 +8,7 @@ import trio
 from broker_in_process import START_MS, SetClock, in_process
 
 from broker.api.operations.backups import Backups
+from broker.config.sections import BackupConfig
 from storage.backup.objects import decode_rows
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from tests.handling import subject_of
@@ -130,7 +131,7 @@ async def test_on_leveldb_the_time_of_the_last_backup_outlives_a_restart(tmp_pat
 async def test_to_name_the_topics_of_a_store_that_is_far_takes_no_more_than_twice_its_answers(autojump_clock):
     store = FarStore()
     names = await fill(store, 5_000)
-    backups = Backups(store, SetClock(), "a", "0", hold_s=600, bytes_per_s=0)
+    backups = Backups(store, SetClock(), "a", "0", BackupConfig(hold_s=600, bytes_per_s=0))
     begun_s = trio.current_time()
     held = await backups._cut(around_damage=False)
     assert [each.name for each in held.topics] == names

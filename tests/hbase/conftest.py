@@ -11,7 +11,7 @@ from plainsong.protocol.effects import Table
 from storage.hbase.gateway import thrift
 from storage.hbase.pool import Pool
 from storage.hbase.scan import ScannedRow, ScanRange, first_rows
-from storage.hbase.settings import HBaseOptions
+from storage.hbase.settings import HBaseConfig
 from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
 from tests.hbase_server import HBase, why_not
@@ -19,7 +19,7 @@ from tests.hbase_server import HBase, why_not
 # Before their first import, so that their assertions are rewritten, as in ``tests/storage``.
 pytest.register_assert_rewrite("tests.storage.contract", "tests.storage.rolling_contract")
 
-OPTIONS = HBaseOptions(table_prefix="contract_", timeout_s=20.0)
+OPTIONS = HBaseConfig(table_prefix="contract_", timeout_s=20.0)
 
 
 @pytest.fixture(scope="session")

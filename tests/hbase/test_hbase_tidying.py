@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -29,7 +28,7 @@ TABLES = Tables(OPTIONS.table_prefix)
 @pytest.fixture
 async def tidy(hbase, store):
     """A store on the same tables that removes deleted rows without delay."""
-    async with await HBaseStore.open([hbase.address], replace(OPTIONS, gone_kept_s=-1.0)) as opened:
+    async with await HBaseStore.open([hbase.address], OPTIONS, gone_kept_s=-1.0) as opened:
         yield opened
 
 

@@ -20,14 +20,14 @@ from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.keys import metadata_key
 from plainsong.protocol.names import TopicName
 from storage.base import StoreError, StoreUnusable
-from storage.hbase.settings import HBaseOptions
+from storage.hbase.settings import HBaseConfig
 from storage.hbase.store import HBaseStore
 from tests.certificates import Authority
 from tests.daemon.harness import Daemon, DaemonEnded, run_plainsong
 from tests.daemon.talk import create, publish, read_all
 from tests.tls_proxy import TlsProxy
 
-OPTIONS = HBaseOptions(table_prefix="tls_", timeout_s=20.0)
+OPTIONS = HBaseConfig(table_prefix="tls_", timeout_s=20.0)
 #: A short time-out for attempts that cannot succeed.
 QUICK = replace(OPTIONS, timeout_s=1.0)
 NAME = TopicName("shop", "orders")
@@ -45,9 +45,10 @@ def proxy(hbase, authority):
         yield running
 
 
-def trusting(authority: Authority, pair=None, options: HBaseOptions = OPTIONS) -> HBaseOptions:
+def trusting(authority: Authority, pair=None, options: HBaseConfig = OPTIONS):
+    """The settings of a store that trusts an authority, and what makes its TLS contexts."""
     certificate, key = ("", "") if pair is None else map(str, pair)
-    return replace(options, tls=gateway_tls(str(authority.file), certificate, key))
+    return options, gateway_tls(str(authority.file), certificate, key)
 
 
 async def put_and_get(store: HBaseStore) -> None:
@@ -57,14 +58,14 @@ async def put_and_get(store: HBaseStore) -> None:
     assert await store.get(Table.METADATA, key) == b"value"
 
 
-async def refused(address, options: HBaseOptions) -> str:
+async def refused(address, options: HBaseConfig, tls=None) -> str:
     with pytest.raises(StoreUnusable) as caught:
-        await HBaseStore.open([address], options)
+        await HBaseStore.open([address], options, tls)
     return caught.value.detail
 
 
 async def test_all_that_a_store_does_goes_through_tls(hbase, proxy, authority):
-    async with await HBaseStore.open([proxy.address], trusting(authority)) as store:
+    async with await HBaseStore.open([proxy.address], *trusting(authority)) as store:
         await put_and_get(store)
         # A frame with the largest cell takes many TLS records, in both directions.
         large = b"x" * (8 << 20)
@@ -77,7 +78,7 @@ async def test_all_that_a_store_does_goes_through_tls(hbase, proxy, authority):
 
 async def test_a_gateway_of_another_authority_is_refused_and_is_sent_nothing(hbase, proxy, tmp_path):
     stranger = Authority(tmp_path, "stranger")
-    said = await refused(proxy.address, trusting(stranger, options=QUICK))
+    said = await refused(proxy.address, *trusting(stranger, options=QUICK))
     assert "its certificate is not valid: " in said
     assert "self-signed certificate in certificate chain" in said
     assert proxy.passed == 0
@@ -85,7 +86,7 @@ async def test_a_gateway_of_another_authority_is_refused_and_is_sent_nothing(hba
 
 async def test_a_certificate_of_another_machine_is_refused(hbase, authority):
     with TlsProxy(hbase.address, authority.issue("elsewhere", "other.example", addresses=["127.0.0.9"])) as proxy:
-        said = await refused(proxy.address, trusting(authority, options=QUICK))
+        said = await refused(proxy.address, *trusting(authority, options=QUICK))
     assert "its certificate is not valid: " in said
     assert "127.0.0.1" in said
 
@@ -93,23 +94,23 @@ async def test_a_certificate_of_another_machine_is_refused(hbase, authority):
 async def test_a_gateway_that_wants_a_certificate_is_shown_one(hbase, authority):
     with TlsProxy(hbase.address, authority.issue("gateway"), clients=authority) as proxy:
         mine = authority.issue("mine", "instance.example")
-        async with await HBaseStore.open([proxy.address], trusting(authority, mine)) as store:
+        async with await HBaseStore.open([proxy.address], *trusting(authority, mine)) as store:
             await put_and_get(store)
         assert "instance.example" in proxy.shown
         passed = proxy.passed
-        said = await refused(proxy.address, trusting(authority, options=QUICK))
+        said = await refused(proxy.address, *trusting(authority, options=QUICK))
         assert proxy.passed == passed
     assert "certificate required" in said
 
 
 async def test_plain_and_tls_that_meet_are_told_apart(hbase, proxy, authority):
     assert "does it want TLS (storage.hbase.tls)?" in await refused(proxy.address, QUICK)
-    assert "does it use TLS?" in await refused(hbase.address, trusting(authority, options=QUICK))
+    assert "does it use TLS?" in await refused(hbase.address, *trusting(authority, options=QUICK))
 
 
 async def test_renewed_files_are_followed_by_the_next_connections(hbase, authority, tmp_path):
     with TlsProxy(hbase.address, authority.issue("gateway")) as proxy:
-        async with await HBaseStore.open([proxy.address], trusting(authority)) as store:
+        async with await HBaseStore.open([proxy.address], *trusting(authority)) as store:
             await put_and_get(store)
             renewed = Authority(tmp_path, "renewed")
             authority.file.write_bytes(renewed.file.read_bytes())
@@ -121,7 +122,7 @@ async def test_renewed_files_are_followed_by_the_next_connections(hbase, authori
 async def test_files_that_are_broken_meanwhile_fail_the_calls_and_not_the_store(hbase, authority, caplog):
     with TlsProxy(hbase.address, authority.issue("gateway")) as proxy:
         good = authority.file.read_bytes()
-        async with await HBaseStore.open([proxy.address], trusting(authority)) as store:
+        async with await HBaseStore.open([proxy.address], *trusting(authority)) as store:
             store._pool.timeout_s = 2.0  # a short time-out: it cannot succeed
             authority.file.write_bytes(b"")
             proxy.cut()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from actors.observe import Clock
+    from broker.config.sections import BackupConfig
     from broker.http.messages import Request
     from storage.backup.cut import CutTopic, Page
     from storage.base import Store, StoreView
@@ -73,8 +74,7 @@ class Backups:
     clock: Clock
     instance: str
     version: str
-    hold_s: float
-    bytes_per_s: int
+    settings: BackupConfig
     file: Path | None = None
     """Stores the time of the last complete backup across restarts; None: it is not stored."""
     last_success_ms: int | None = None
@@ -108,7 +108,7 @@ class Backups:
         """Hold a cut that has every publish acknowledged before this request. Raises BackupRunning, StoreError."""
         around_damage = flag(request.parameters("withoutDamaged"), "withoutDamaged")
         held = self._held
-        if self._beginning or (held is not None and held.silent_s < min(SILENT_S, self.hold_s)):
+        if self._beginning or (held is not None and held.silent_s < min(SILENT_S, self.settings.hold_s)):
             raise BackupRunning(
                 "another backup is running",
                 hint="wait for it, or end it: DELETE /v1/backups/ID; an idle one ends by itself",
@@ -138,10 +138,10 @@ class Backups:
     async def _cut(self, *, around_damage: bool) -> _Held:
         # Read before the view is made, so that everything acknowledged by then is in it, whatever the clock does.
         cut_ms = self.clock.now_ms()
-        view = await self.store.pin(self.hold_s)
+        view = await self.store.pin(self.settings.hold_s)
         try:
             far = self.store.traits.shared
-            pace = Pace(self.bytes_per_s, on_pause=partial(view.renew, self.hold_s), is_far=far)
+            pace = Pace(self.settings.bytes_per_s, on_pause=partial(view.renew, self.settings.hold_s), is_far=far)
             cut = Cut(view, pace, around_damage=around_damage)
             with _naming("the names of topics"):
                 await cut.look()
@@ -234,14 +234,14 @@ class Backups:
         return held
 
     def _is_over(self, held: _Held) -> bool:
-        return held.silent_s >= self.hold_s
+        return held.silent_s >= self.settings.hold_s
 
     def _renew(self, held: _Held) -> None:
         held.asked_s = trio.current_time()
-        held.view.renew(self.hold_s)
+        held.view.renew(self.settings.hold_s)
 
     def _expires_ms(self) -> int:
-        return self.clock.now_ms() + round(self.hold_s * 1000)
+        return self.clock.now_ms() + round(self.settings.hold_s * 1000)
 
     async def _end(self) -> None:
         held, self._held = self._held, None

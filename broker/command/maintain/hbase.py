@@ -28,7 +28,7 @@ from storage.hbase.layout import hashed
 from storage.hbase.owners import Owners
 from storage.hbase.pool import Pool
 from storage.hbase.scan import ScanRange, first_rows
-from storage.hbase.settings import HBaseOptions
+from storage.hbase.settings import HBaseConfig
 from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
 
@@ -213,8 +213,10 @@ class HBaseTables:
         The store claims nothing, so it deposes no owner. Raises StoreUnusable, StoreError.
         """
         # A range keeps a connection to scan, and takes another one to remove what it finds.
-        options = HBaseOptions(table_prefix, TIMEOUT_S, max_connections=2 * AT_ONCE, create_tables=False, tls=tls)
-        store = await HBaseStore.open(addresses, options)
+        settings = HBaseConfig(
+            table_prefix=table_prefix, timeout_s=TIMEOUT_S, max_connections=2 * AT_ONCE, create_tables=False
+        )
+        store = await HBaseStore.open(addresses, settings, tls)
         pool = Pool(addresses, size=2 * AT_ONCE, timeout_s=TIMEOUT_S, tls=tls)
         try:
             yield cls(store, pool, table_prefix)
