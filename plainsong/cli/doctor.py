@@ -153,9 +153,9 @@ def doctor(
     """Check disk, clock, limits and daemon.
 
     Measures how long the data disk takes to sync (with a small file of its own,
-    for a second at most), checks whether that is plausible, and tells what an
+    for a second at most), checks whether that is plausible, and states what an
     acknowledged message survives, and what of the daemon needs attention. Exits
-    with 1 when a check fails.
+    with 1 if a check fails.
 
     --bundle writes a tar file with these findings, versions, settings, metrics,
     instances, what needs attention, open transactions and the end of the log,
@@ -168,7 +168,7 @@ def doctor(
 
     --check prints one line in the format of Nagios plugins, with performance
     data after a bar, and exits with their codes, not with those of other
-    commands: 0 OK; 1 warning; 2 critical, also when a daemon is not ready or
+    commands: 0 OK; 1 warning; 2 critical, also if a daemon is not ready or
     refuses the connection; 3 unknown: wrong arguments, no answer in time, or a
     name that may not inspect the service.
     """

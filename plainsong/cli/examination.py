@@ -150,7 +150,9 @@ def look_at_daemon(found: ProbeResult) -> list[Finding]:
         hint = "start one with plainsong serve, or give its address with --url"
         return [Finding("daemon", "bad", f"{found.url}: {one_line(found.detail)}", hint)]
     fast = show_seconds(min(found.seconds))
-    version = f"version {one_line(found.version)}" if found.version else "its version is shown to names alone"
+    version = (
+        f"version {one_line(found.version)}" if found.version else "it shows its version only to authenticated clients"
+    )
     findings = [Finding("daemon", "ok", f"{found.url} answers in {fast}, {version}")]
     if found.version and found.version.split(".")[:2] != __version__.split(".")[:2]:
         says = f"the daemon is version {one_line(found.version)}, this program {__version__}"

@@ -113,7 +113,7 @@ def look_at_clock() -> list[Finding]:
         return [Finding("clock", "bad", f"the clock jumped by {show_length(drift_ms)} during the check")]
     if _is_unsynchronized():
         hint = "run an NTP client; order survives any clock, but times and expiry depend on it"
-        return [Finding("clock", "warning", "the clock is not synchronized, says the kernel", hint)]
+        return [Finding("clock", "warning", "the kernel reports that the clock is not synchronized", hint)]
     return [Finding("clock", "ok", "plausible and steady")]
 
 
@@ -320,10 +320,10 @@ def judged(times: SyncTimes, mount: Mount | None, *, rotating: bool | None, prel
     if kind == "overlay" and "volatile" in options:
         return "bad", "the file system is a volatile overlay, which swallows syncs"
     if times.median_s < IMPLAUSIBLE_S:
-        return "bad", "no device syncs so fast: something before the disk only claims to have synced"
+        return "bad", "no device syncs this fast: a layer above the disk only claims to have synced"
     if kind.split(".")[0] in REMOTE:
         return "warning", f"the file system is {kind}: the server decides whether a sync is real"
     if rotating and times.median_s < ROTATION_S:
         # Virtual disks often call themselves rotating; what is below them cannot be seen from here.
-        return "warning", "a rotating disk, says the system, which could not be so fast: a cache answers for it"
+        return "warning", "the system reports a rotating disk, which cannot be this fast: a cache answers for it"
     return "ok", "plausible for a real disk"

@@ -161,7 +161,9 @@ def show_probes(where: Where, *, count: int, live: bool, as_json: bool) -> None:
             click.echo(_line(each, live=live))
     if not any(each.answers if live else each.ready for each in found):
         if any(each.answers for each in found):
-            hint = "it runs, and says above why it is not ready; plainsong doctor --live checks only that it runs"
+            hint = (
+                "it is running, and reports above why it is not ready; plainsong doctor --live checks only that it runs"
+            )
         else:
             hint = "is it running? plainsong serve starts one; plainsong doctor checks more"
         raise CommandFailed("no daemon answers" if live else "no daemon is ready", hint=hint, code=Exit.UNAVAILABLE)

@@ -30,7 +30,7 @@ def test_a_plausible_sync_on_a_plain_disk_is_believed():
 @pytest.mark.parametrize(
     ("times", "where", "rotating", "preload", "says"),
     [
-        (machine.SyncTimes(400, 0.000001, 0.00001, 0.000001), mount(), False, "", "no device syncs so fast"),
+        (machine.SyncTimes(400, 0.000001, 0.00001, 0.000001), mount(), False, "", "no device syncs this fast"),
         (GOOD, mount("tmpfs"), False, "", "memory"),
         (GOOD, mount(options="rw,nobarrier"), False, "", "without barriers"),
         (GOOD, mount("overlay", "rw,volatile"), False, "", "volatile overlay"),

@@ -317,7 +317,7 @@ def test_ping_and_doctor_know_a_daemon_that_shows_its_version_to_names_alone(alo
     with Daemon(tmp_path / "data", "security.authentication=required") as daemon:
         url = url_of(daemon)
         assert alone("doctor", "--ready", "--url", url, code=0).out.endswith(
-            "(shows its version to names alone)  ready\n"
+            "(shows its version only to authenticated clients)  ready\n"
         )
         (told,) = alone("doctor", "--ready", "--url", url, "--json", code=0).json
         assert (told["ready"], told["version"]) == (True, None)
