@@ -163,12 +163,12 @@ def test_any_columns_in_any_order_and_nothing_else():
     assert some.names == ["payload", "namespace"]
     for columns, why in (
         ({"payload": StringType()}, "binary, not string"),
-        ({"playload": BinaryType()}, "is payload meant"),
-        ({"zzz": BinaryType()}, "there are namespace"),
+        ({"playload": BinaryType()}, "did you mean payload"),
+        ({"zzz": BinaryType()}, "the columns are namespace"),
     ):
         with pytest.raises(BadSchema, match=why):
             check_schema(StructType([StructField(name, kind) for name, kind in columns.items()]))
-    with pytest.raises(BadSchema, match="there twice"):
+    with pytest.raises(BadSchema, match="occurs twice"):
         check_schema(StructType([everything["payload"], everything["payload"]]))
     with pytest.raises(BadSchema, match="may be null"):
         check_schema(StructType([StructField("routing_key", StringType(), nullable=False)]))

@@ -154,7 +154,7 @@ def test_what_is_wrong_is_said_in_the_query(spark, tables):
     options = tables.options(subscribe=topic)
     assert "is subscribe meant" in refusal(lambda: load(spark, tables, topic, subscribed="x"))
     assert "is subscribe meant" in refusal(load(spark, tables, topic, "payload binary", subscribed="x").collect)
-    assert "is payload meant" in refusal(load(spark, tables, topic, "paiload binary").collect)
+    assert "did you mean payload" in refusal(load(spark, tables, topic, "paiload binary").collect)
     assert "binary, not string" in refusal(load(spark, tables, topic, "payload string").collect)
     assert "topic demo:spark-nowhere does not exist" in refusal(load(spark, tables, "spark-nowhere").collect)
     del options["namespace"]
