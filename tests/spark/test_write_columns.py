@@ -38,7 +38,7 @@ def batch(**columns: object) -> pa.RecordBatch:
         ({"payload": BinaryType(), "routing_key": BinaryType()}, "routing_key is BINARY; it must be STRING"),
         ({"payload": BinaryType(), "headers": MapType(StringType(), BinaryType())}, "headers is MAP<STRING,BINARY>"),
         ({"payload": BinaryType(), "message_id": BinaryType()}, "message_id cannot be written: a message has payload"),
-        ({"payload": BinaryType(), "PAYLOAD": BinaryType()}, "PAYLOAD is there twice"),
+        ({"payload": BinaryType(), "PAYLOAD": BinaryType()}, "PAYLOAD occurs twice"),
     ],
 )
 def test_columns_that_cannot_be_written_are_named(given: dict[str, object], words: str) -> None:
