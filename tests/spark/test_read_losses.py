@@ -117,7 +117,7 @@ def test_a_recreated_topic_is_told_while_it_is_empty(tables, follow):
         if available_now:
             each.prepareForTriggerAvailableNow()
             careless.prepareForTriggerAvailableNow()
-        with pytest.raises(DataLoss, match="created anew"):
+        with pytest.raises(DataLoss, match="created again"):
             each.latestOffset(start, ALL)
         end = careless.latestOffset(start, ALL)
         assert end["topics"]["demo:stream-again-empty"]["gen"] == 2

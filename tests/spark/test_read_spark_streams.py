@@ -144,7 +144,7 @@ def test_a_recreated_topic_ends_the_query_with_the_reason(query, tables):
     tables.delete(topic)
     tables.create(topic)
     tables.publish(topic, "new")
-    with pytest.raises(StreamingQueryException, match="created anew"):
+    with pytest.raises(StreamingQueryException, match="created again"):
         query.run(topic)
     query.run(topic, failOnDataLoss="false")
     assert query.rows() == ["old", "new"]

@@ -129,7 +129,7 @@ def test_winners_are_listed_in_the_order_of_their_partitions() -> None:
 
 
 def test_rows_of_two_generations_of_a_topic_are_not_published_together() -> None:
-    with pytest.raises(MixedGenerations, match="created anew"):
+    with pytest.raises(MixedGenerations, match="created again"):
         winners([TaskStored(0, "a", {"t": Stored(1, 1)}), TaskStored(1, "b", {"t": Stored(1, 2)})])
 
 
