@@ -1,4 +1,4 @@
-"""HTTP/2 connections: hypercorn's protocol between a stream and the application that HTTP/1.1 has, too.
+"""HTTP/2 connections: hypercorn's protocol between a stream and the application, which HTTP/1.1 shares.
 
 Hypercorn's own server of connections is not used: it shields sends from cancellation without a time-out, so that a
 stalled reader would block the exit, and drops the answers to a client that half-closes.
@@ -212,7 +212,7 @@ class Http2Connection:
     async def _send(self, data: bytes) -> bool:
         """Send ``data``, each piece with a deadline. Return False if the reader has left or stalled.
 
-        Shielded from cancellation, since the bytes left the protocol's hands: without them the connection is corrupt.
+        Shielded from cancellation: the protocol counts these bytes as sent, so the connection is corrupt without them.
         """
         rest = memoryview(data)
         with trio.CancelScope(shield=True):

@@ -1,4 +1,4 @@
-"""Patch: hypercorn lets a client whose request was answered early send the rest of it, which nobody reads."""
+"""Patch: hypercorn lets a client whose request was answered early send the rest of it, which is then dropped."""
 
 from __future__ import annotations
 
