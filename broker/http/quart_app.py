@@ -64,7 +64,7 @@ def _makes_no_paths(*_: object, **__: object) -> NoReturn:
     raise NotImplementedError("a route cannot be turned into a path here")
 
 
-class _Connection(TrioASGIHTTPConnection):
+class _Call(TrioASGIHTTPConnection):
     """One request. A body is received once a view wants it, since that asks a waiting client to send it."""
 
     async def handle_messages(self, nursery: trio.Nursery, request: Any, receive: Any) -> None:  # type: ignore[override]
@@ -76,7 +76,7 @@ class _Connection(TrioASGIHTTPConnection):
 
 class Application(QuartTrio):
     url_rule_class = _Rule  # type: ignore[assignment]  # as Quart does
-    asgi_http_class = _Connection
+    asgi_http_class = _Call
 
 
 def build_application(endpoints: Iterable[Endpoint], settings: HttpConfig, accounting: Accounting) -> Application:
