@@ -162,7 +162,12 @@ def test_a_transaction_of_tephras_client_is_committed_in_all_its_topics(warm):
     result = side.peer.transact(side.running, topics, connections=2, seconds=0.1, size=100)
     assert {"requests", "seconds", "p50_ms", "p99_ms", "max_ms"} <= result.keys()
     for topic in topics:
-        assert side.load([side.peer.walk(side.running, topic, 10)], 1, 0, "--messages").result["messages"] > 0
+        assert (
+            side.load([side.peer.walk(side.running, topic, 10)], 1, 0, "--messages", "--requests", "1").result[
+                "messages"
+            ]
+            > 0
+        )
 
 
 def test_all_loads_are_put_on_a_peer_and_reported():
