@@ -247,7 +247,8 @@ async def running(
         ended.set()
 
     async with trio.open_nursery() as ticking:
-        ticking.start_soon(_tick)
+        if isinstance(trio.lowlevel.current_clock(), trio.testing.MockClock):
+            ticking.start_soon(_tick)
         async with trio.open_nursery() as nursery:
             toys = Toys(RequestTasks(nursery))
             addresses = await nursery.start(serve)
