@@ -167,8 +167,8 @@ class Dispatcher:
         handler = self.kinds.get(call.kind)
         if handler is None:
             raise BadRequest(
-                f"{call.kind[:80]!r} is not a call that this version knows",
-                hint=("do all instances run the same version?"),
+                f"{call.kind[:80]!r} is nothing this version answers",
+                hint="do all instances run the same version?",
             )
         return await handler(call)
 

@@ -305,7 +305,7 @@ async def test_a_head_is_signed_as_standard_webhooks_has_it(tmp_path):
     "text", ["", "{}", "[]", '{"topic": "a"}', '{"topic":"a:b","generation":1,"count":1,"id":"00","hash":"00"}']
 )
 def test_a_text_that_is_no_head_is_refused(text):
-    with pytest.raises(InvalidParameter, match="no head"):
+    with pytest.raises(InvalidParameter, match="not the head"):
         ChainHead.parse(text)
 
 

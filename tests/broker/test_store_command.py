@@ -172,5 +172,5 @@ def test_the_directory_of_a_running_daemon_is_refused_saying_who_it_is(store_com
 def test_a_directory_that_is_no_store_is_refused(store_command, tmp_path):
     code, out, err = store_command("explain", "--data-dir", str(tmp_path))
     assert (code, out) == (Exit.STORE, "")
-    assert "no store" in err
+    assert "is not a store" in err
     assert "hint: " in err

@@ -134,7 +134,12 @@ async def test_a_failing_store_leaves_the_outcome_of_each_request_open(daemon):
 
 @pytest.mark.parametrize(
     ("tail", "words"),
-    [(b"\xc1", "no msgpack"), (b"\x92\x05\x81", "ends within"), (b"\x05", "array"), (b"\x92\x05\xc0", "map of fields")],
+    [
+        (b"\xc1", "invalid msgpack"),
+        (b"\x92\x05\x81", "ends within"),
+        (b"\x05", "array"),
+        (b"\x92\x05\xc0", "map of fields"),
+    ],
 )
 async def test_behind_what_cannot_be_read_all_before_it_is_answered_and_the_stream_closes(daemon, tail, words):
     async with open_stream(daemon) as stream:

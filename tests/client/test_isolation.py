@@ -73,7 +73,7 @@ def test_where_the_daemon_cannot_tell_a_default_read_shows_everything_and_says_s
         assert world.run(channel.read, asked, None) == world.run(channel.read, asked, None) == "uncommitted"
     assert [record.message for record in caplog.records if record.name == "plainsong.client"] != []
     assert len(caplog.records) == 1
-    assert "rolled back" in caplog.text
+    assert "rolled-back" in caplog.text
     # A service that is off stays off; a Tephra may return.
     asked_again = [] if name == "off" else ["committed"]
     assert isolations(world) == ["committed", "uncommitted", *asked_again, "uncommitted"]

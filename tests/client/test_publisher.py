@@ -397,7 +397,7 @@ def test_a_message_that_a_codec_cannot_write_fails_alone(
     monkeypatch.setattr(type(AVRO_2), "encode_publish", lambda _, request: encode_unless_bad(request))
     with getattr(client, kind_of_sender)(topic, linger_ms=60_000) as sender:
         sents = [sender.send(Outgoing(each, ttl_s=60)) for each in (b"1", b"2", b"bad", b"3")]
-        with pytest.raises(NotSent, match="1 message not sent: the message cannot be written"):
+        with pytest.raises(NotSent, match="1 message not sent: the message cannot be serialized"):
             sender.flush(PATIENCE_S)
         with pytest.raises(InvalidParameter, match="OverflowError: bad"):
             sents[2].result(PATIENCE_S)

@@ -175,7 +175,7 @@ def test_a_restore_that_is_killed_is_not_served_and_goes_on_when_it_is_run_again
     with pytest.raises(DaemonEnded, match="not complete"), Daemon(target):
         pass
     assert "both sides are the same" in backup(*words).stdout
-    assert "done before" in backup(*words).stdout
+    assert "is already done" in backup(*words).stdout
     with Daemon(target) as daemon, Client(url_of(daemon)) as client:
         assert len(list(client.read("orders"))) == REQUESTS * EACH + 1
 

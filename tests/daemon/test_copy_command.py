@@ -72,7 +72,7 @@ def test_a_deployment_is_the_same_behind_a_copy_that_was_killed_on_the_way(fille
     told = [json.loads(line) for line in copy(*words, "--json").stdout.splitlines()]
     assert told[-1] == told[-1] | {"event": "copied", "same": True}
     assert all(part["same"] for part in told[:-1])
-    assert "done before" in copy(*words).stdout
+    assert "is already done" in copy(*words).stdout
     assert "both sides are the same" in copy(*words, "--verify-only").stdout
     with Daemon(tmp_path / "other") as daemon, Client("http://{}:{}".format(*daemon.address)) as client:
         is_all_there(client, made)
@@ -106,7 +106,7 @@ def test_a_store_that_a_daemon_holds_is_refused_with_its_process(tmp_path):
 @pytest.mark.parametrize(
     ("source", "target", "says", "code"),
     [
-        ("leveldb:nowhere", "leveldb:new", "is no store", 3),
+        ("leveldb:nowhere", "leveldb:new", "is not a store", 3),
         ("redis:x", "leveldb:new", "is not like leveldb:PATH", 2),
         ("hbase:h:9090?prefiks=x", "leveldb:new", "is not prefix=NAME", 2),
         ("leveldb:same", "leveldb:same", "the same store", 2),

@@ -17,7 +17,7 @@ SAYS = "this instance cannot reach itself at its own address"
 
 
 async def an_older_version(call):
-    raise BadRequest(f"{call.kind} is not a call that this version knows")
+    raise BadRequest(f"{call.kind} is nothing this version answers")
 
 
 def as_instance(name):

@@ -193,7 +193,7 @@ def test_files_of_one_name_in_two_folders_are_two_replays(spark, client, daemon,
     assert "all of this has been replayed before" in capsys.readouterr().out
     shutil.copytree(tmp_path / "one" / "rows.parquet", tmp_path / "lost" / "rows.parquet")
     assert replay_of("lost") == 1
-    assert "its plan is gone" in capsys.readouterr().err
+    assert "its plan is missing" in capsys.readouterr().err
 
 
 def test_a_plan_of_an_older_version_is_continued_with_its_producer(spark, tmp_path):
@@ -299,7 +299,7 @@ def test_rows_without_an_order_or_a_payload_are_refused(spark, run, tmp_path):
     rows = spark.range(4).selectExpr("id % 2 AS same", "id", "if(id = 3, NULL, cast(id AS STRING)) AS payload")
     path = str(tmp_path / "rows.parquet")
     rows.write.parquet(path)
-    for where, key, says in (("id < 3", "same", "no order"), ("true", "id", "1 rows have no payload")):
+    for where, key, says in (("id < 3", "same", "does not order them"), ("true", "id", "1 rows have no payload")):
         other = f"{path}-{key}"
         spark.read.parquet(path).where(where).write.parquet(other)
         source = parquet_source(spark, other, key)

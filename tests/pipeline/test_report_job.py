@@ -191,5 +191,5 @@ def test_with_an_archive_messages_that_expired_count_and_each_counts_once(daemon
 
 def test_offline_wants_an_archive_that_has_the_topic_and_a_ttl(spark, tmp_path):
     run = Run("report", Where((), "kept"), spark=spark)
-    with pytest.raises(CommandFailed, match="has nothing of kept:orders"):
+    with pytest.raises(CommandFailed, match="has no messages of kept:orders"):
         topics_of(run, ReportOptions(("orders",), str(tmp_path), offline=True, ttl_ms=1000))

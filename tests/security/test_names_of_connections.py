@@ -82,7 +82,7 @@ def test_a_bad_token_is_refused_even_where_the_certificate_would_do():
     guard = Guard(required=True, peer_names=ConnectionNames("san-dns", unix=False))
     peer = Peer(certificate=certificate())
     assert guard.admit_now({}, peer).who.name == "cert:ledger.internal"
-    with pytest.raises(Unauthenticated, match="not known"):
+    with pytest.raises(Unauthenticated, match="unknown token"):
         guard.admit_now({"authorization": f"Bearer {TOKEN}"}, peer)
 
 

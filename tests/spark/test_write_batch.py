@@ -170,7 +170,7 @@ def test_a_topic_that_is_not_there_is_named_before_anything_runs(spark, topics) 
 
 def test_the_topic_is_said_once(spark, topics) -> None:
     topic = topics.create("once")
-    assert "there is neither" in refusal(numbers(spark, 1), topics.options())
+    assert "found neither" in refusal(numbers(spark, 1), topics.options())
     assert "there is both" in refusal(numbers(spark, 1).selectExpr("*", "'once' as topic"), topics.options(topic))
 
 

@@ -524,7 +524,7 @@ async def test_nodes_of_a_deployment_with_a_password_are_nobody_elses(ensemble, 
         ("", 384, "digest USER"),
         ("plainsong:x", 384, "digest USER"),
         ("digest x", 384, "digest USER"),
-        ("digest a:b", 388, "everybody"),
+        ("digest a:b", 388, "all users"),
         ("digest a:b", 402, "written"),
     ],
 )
