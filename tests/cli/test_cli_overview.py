@@ -153,7 +153,7 @@ def test_events_say_in_lines_what_has_come_what_is_different_and_what_is_over():
 
 
 def test_a_drain_is_previewed(cli: Cli):
-    assert "alone" in cli("cluster", "drain", "host-1", "--dry-run", code=1).err
+    assert "single instance" in cli("cluster", "drain", "host-1", "--dry-run", code=1).err
     nothing = {"messages": 0, "bytes": 0, "estimated": False}
     effect = {"hides": nothing, "returns": nothing, "removes": nothing, "moves": {"topicsOpen": 3}}
     told = {"dryRun": True, "effect": effect, "warnings": ["no other instance would remain"]}

@@ -297,7 +297,7 @@ def test_two_with_one_reader_are_told_apart_when_they_save(cli, spawn, on, order
     (tmp_path / "go").touch()
     _, err = slow.communicate(timeout=PATIENCE_S)
     assert slow.returncode == Exit.FAILED
-    assert b"reader one is not where it was expected" in err
+    assert b"reader one is not at the expected position" in err
     assert b"two processes need a --position each" in err
     assert position(cli, "one") == orders[-1]
 

@@ -164,7 +164,7 @@ def test_an_invalidation_hides_for_ever(screen: Screen, client: Client, ns: str)
     transaction = held(client, "gone", "a")
     screen.open(f"/console/transactions?open={transaction.id}", "tx-holds")
     screen.click("tx-invalidate")
-    screen.says("confirm-text", "for ever")
+    screen.says("confirm-text", "forever")
     screen.click("confirm")
     screen.says("toast", "invalid")
     assert client.transactions.get(transaction.id).state == "invalid"
@@ -206,7 +206,7 @@ def test_an_instance_that_is_alone_cannot_be_drained_and_says_why(screen: Screen
     screen.says("instance-row", "alone", "64 of 64", "serving")
     drain = screen.one("drain")
     assert not drain.is_enabled()
-    assert "alone" in str(drain.get_attribute("title"))
+    assert "single instance" in str(drain.get_attribute("title"))
     assert not screen.one("pin").is_enabled()
     screen.says("stat-ready", "yes")
 

@@ -85,7 +85,7 @@ def test_frames_cut_off_at_any_byte_are_an_error_never_an_end(options):
 
 
 def test_a_count_that_does_not_agree_is_an_error():
-    with pytest.raises(BrokenFrames, match="counts 3 messages, 2 came"):
+    with pytest.raises(BrokenFrames, match="counts 3 messages, but 2 precede it"):
         decode_frames(encode_frames(sample(), FramesOptions())[:-1] + b"\x03")
 
 

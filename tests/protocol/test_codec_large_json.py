@@ -86,7 +86,7 @@ def test_the_position_of_a_fault_counts_the_bytes_of_the_whole_body(small_pieces
 
 
 def test_a_field_that_is_there_twice_is_refused_in_pieces_too(small_pieces):
-    with pytest.raises(MalformedBody, match="'messages' is there twice"):
+    with pytest.raises(MalformedBody, match="'messages' occurs twice"):
         values.parse_json(b'{"messages": ["some text"], "messages": ["some other text"]}')
 
 

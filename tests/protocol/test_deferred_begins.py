@@ -60,7 +60,7 @@ def test_a_begin_that_a_crash_forgets_is_not_in_progress(service):
     pointer = service.new()
     service.load()
     for verb in (service.commit, service.checkpoint, service.prepare):
-        with pytest.raises(TransactionNotInProgress, match="forgotten"):
+        with pytest.raises(TransactionNotInProgress, match="has lost it"):
             verb(pointer)
     with pytest.raises(TransactionNotFound):  # "not in progress" would mean that it is committed
         service.abort(pointer)

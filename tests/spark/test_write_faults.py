@@ -282,6 +282,6 @@ def test_a_topic_created_anew_while_it_is_written_gets_nothing(disturb, topics, 
         topics.ask("DELETE", f"/v1/namespaces/demo/topics/{topic}")
         topics.create(topic)
 
-    with meanwhile(tmp_path, create_anew), pytest.raises(FAILED, match="created again"):
+    with meanwhile(tmp_path, create_anew), pytest.raises(FAILED, match="generation_changed"):
         disturb(topics.options(topic), before_commit="wait")
     assert topics.counted(topic) == Counter()

@@ -401,7 +401,7 @@ async def test_looking_at_a_damaged_store_shows_its_readable_rows_and_reports_wh
 
 
 async def test_looking_into_no_store_or_into_a_directory_in_use_is_refused(tmp_path):
-    with pytest.raises(StoreUnusable, match="no store"), open_stopped(tmp_path):
+    with pytest.raises(StoreUnusable, match="is not a store"), open_stopped(tmp_path):
         pass
     async with await LevelDBStore.open(tmp_path / "data"):
         with pytest.raises(StoreUnusable, match="is in use by process"), open_stopped(tmp_path / "data"):

@@ -93,7 +93,7 @@ async def test_an_unreadable_lock_file_is_no_harm(tmp_path, said):
     (path / LOCK_NAME).write_bytes(said)
     async with await LevelDBStore.open(path):
         (path / LOCK_NAME).write_bytes(said)
-        assert "another process" in (await refused(path, StoreInUse)).detail
+        assert "a process that has not identified itself" in (await refused(path, StoreInUse)).detail
 
 
 async def test_a_newer_format_is_refused_before_anything_is_touched(tmp_path):

@@ -102,7 +102,7 @@ class Cursor:
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise malformed("no UTF-8", self.at - len(raw) + error.start) from None
+            raise malformed("invalid UTF-8", self.at - len(raw) + error.start) from None
 
     def branch(self, branches: int) -> int:
         """The index of a union's branch, or of an enum's symbol."""
