@@ -257,7 +257,7 @@ def test_two_classes_of_one_name_cannot_both_be_registered():
     words.register(Old)
     with pytest.raises(TypeError, match="two classes"):
         words.register(New)
-    with pytest.raises(TypeError, match="no dataclass"):
+    with pytest.raises(TypeError, match="is not a dataclass"):
         words.register(int)
 
 

@@ -325,7 +325,7 @@ async def test_an_expired_token_is_said_to_be_expired(daemon):
     daemon.files.change("writer", expires_ms=1)
     await daemon.reload()
     answer = await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["m"]})
-    assert 'error_description="the token has expired"' in answer.headers["www-authenticate"]
+    assert 'error_description="the token is expired"' in answer.headers["www-authenticate"]
 
 
 async def test_a_token_that_expires_is_refused_on_its_connection_and_in_a_parked_poll(daemon):

@@ -171,7 +171,7 @@ def test_a_topic_that_is_not_there_is_named_before_anything_runs(spark, topics) 
 def test_the_topic_is_said_once(spark, topics) -> None:
     topic = topics.create("once")
     assert "found neither" in refusal(numbers(spark, 1), topics.options())
-    assert "there is both" in refusal(numbers(spark, 1).selectExpr("*", "'once' as topic"), topics.options(topic))
+    assert "found both" in refusal(numbers(spark, 1).selectExpr("*", "'once' as topic"), topics.options(topic))
 
 
 def test_where_nothing_is_remembered_only_a_save_without_a_name_is_taken(spark, topics) -> None:
