@@ -130,8 +130,8 @@ class WindowedRows:
 
     @property
     def is_due(self) -> bool:
-        """True if the next window is final, whatever rows follow."""
-        return self._end - self._begin > WINDOW_BYTES
+        """True if the next window is final, whatever rows follow: a row after those that fit bounds it."""
+        return len(self._keys) > 1 and self._end - self._begin > WINDOW_BYTES
 
     def windows(self, *, complete: bool) -> Iterator[Window]:
         """Yield the final windows; all of them if ``complete``, which says that no row follows."""
