@@ -32,7 +32,7 @@ ENCODINGS = {"avro": [AVRO_TYPE], "frames": [AVRO_TYPE, FRAMES], "json": [JSON_T
 
 
 def topic(name: str) -> TopicName:
-    """A topic of the benchmark's namespace."""
+    """Return a topic name in the benchmark's namespace."""
     return TopicName(NAMESPACE, name)
 
 
@@ -43,31 +43,31 @@ def path(name: str, verb: str = "") -> str:
 
 @lru_cache(maxsize=8)
 def payloads(count: int, size: int) -> list[bytes]:
-    """``count`` messages of ``size`` bytes."""
+    """Return ``count`` messages of ``size`` bytes."""
     dice = random.Random(7)
     text = base64.b64encode(dice.randbytes(count * size))
     return [text[at : at + size] for at in range(0, count * size, size)]
 
 
 def publish(name: str, count: int, size: int) -> bytes:
-    """A publish of ``count`` messages of ``size`` bytes."""
+    """Return a publish of ``count`` messages of ``size`` bytes."""
     body = AVRO.encode_publish(PublishRequest(payloads(count, size)))
     return post(path(name, "publish"), body, [AVRO_TYPE])
 
 
 def held_poll(name: str, wait_ms: int) -> bytes:
-    """A poll from the start of the topic that waits while the topic is empty."""
+    """Return a poll from the start of the topic that waits while the topic is empty."""
     return post(path(name, "poll"), JSON.encode_poll(PollRequest(wait_ms=wait_ms)), [JSON_TYPE])
 
 
 def poll(name: str, encoding: str, start_from: bytes, limit: int, *, inclusive: bool = True) -> bytes:
-    """A poll of up to ``limit`` messages from an id on."""
+    """Return a poll of up to ``limit`` messages from an id on."""
     codec = JSON if encoding == "json" else AVRO
     body = codec.encode_poll(PollRequest(start_from, limit=limit, inclusive=inclusive))
     return post(path(name, "poll"), body, ENCODINGS[encoding])
 
 
-#: Upper bound for pages of 10 000 messages that a daemon reads from its store in a second.
+#: More pages of 10 000 messages than a daemon can read from its store in a second.
 MOST_PAGES = 600
 
 

@@ -65,7 +65,7 @@ class JsonLines(logging.Formatter):
     """``{"ts": …, "level": "info", "logger": …, "event": …, "request_id": …, fields…}`` on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the object. A field named like one of those above gets the suffix ``_``."""
+        """Return the object. A field with the name of one of the standard keys gets the suffix ``_``."""
         line: dict[str, Any] = {
             "ts": _time(record),
             "level": record.levelname.lower(),
@@ -115,9 +115,9 @@ class LineWriter:
     """Writes lines to a file descriptor in the background.
 
     Args:
-      descriptor: the output; None: there is none, and every line fails.
+      descriptor: the output; None if there is none, so that every line fails.
       max_lines: capacity of the queue.
-      gap: makes the line that reports ``n`` dropped ones.
+      gap: returns the line that reports a number of dropped lines.
     """
 
     def __init__(self, descriptor: int | None, *, max_lines: int, gap: Callable[[int], str]) -> None:
@@ -295,7 +295,7 @@ def setup_logs(config: LogConfig, stream: TextIO | None) -> Logs:
 
     Args:
       config: the section ``log``.
-      stream: its file descriptor is the output; None or closed: every line fails.
+      stream: its file descriptor is the output; if it is None or closed, every line fails.
     """
     global _current  # noqa: PLW0603 - a process has one root logger, and so one of these
     if _current is not None:
@@ -345,9 +345,9 @@ class AccessLog:
         """Log an answered request.
 
         Args:
-          target: its topic or path.
-          headers: of the answer; they may name the owner.
-          identity: the request's id; None: the one set for this task.
+          target: the topic or path of the request.
+          headers: the answer's headers; they may name the owner.
+          identity: the request's id; None for the one set for this task.
         """
         if self.enabled:
             fields: dict[str, object] = {

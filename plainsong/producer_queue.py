@@ -1,8 +1,8 @@
 """A producer's sequence ids, session and queue, without threads or a clock.
 
-A producer is a publisher of one topic that numbers its messages. Only one request is in flight at a time, since the topic
-takes an out-of-order sequence id for a duplicate. Messages sent one by one are batched; messages published together are
-one request.
+A producer is a publisher of one topic that numbers its messages. Only one request is in flight at a time, since the
+topic treats an out-of-order sequence id as a duplicate. Messages sent one by one are batched; messages published
+together are one request.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def producer_bounds(
     overflow: Overflow,
     delivery_timeout_s: float | None,
 ) -> Bounds:
-    """Checks the options of a producer. Raises InvalidParameter."""
+    """Check the options of a producer. Raises InvalidParameter."""
     if overflow == "drop":
         raise InvalidParameter(
             "a producer never drops messages", hint='use wait or raise; "drop" is for client.publisher'
@@ -107,7 +107,7 @@ def prepared(
     attributes: Mapping[str, str] | None,
     routing_key: str | None,
 ) -> Prepared:
-    """Encodes a value, or an ``Outgoing``. Raises NotEncodable, InvalidParameter: nothing happened."""
+    """Encode a value, or an ``Outgoing``. Raises NotEncodable, InvalidParameter: nothing happened."""
     ttl_s = None
     if attributes is not None or routing_key is not None:
         value = with_attributes(value, attributes, routing_key)
@@ -154,7 +154,7 @@ class Numbering:
         return taken
 
     def take_many(self, given: Sequence[int] | None, count: int) -> Sequence[int]:
-        """Assign the increasing ids of one request. Raises as ``take``, and then uses up none."""
+        """Assign the increasing ids of one request. Raises as ``take`` does, without using up an id."""
         if given is None:
             self._check_left(count)
             self._decide(False)
@@ -189,7 +189,7 @@ class Numbering:
 
 
 def checked_sequence_id(given: object) -> int:
-    """Raises InvalidSequenceIds unless ``given`` can be a sequence id."""
+    """Return ``given`` if it can be a sequence id. Raises InvalidSequenceIds."""
     if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= MAX_SEQUENCE_ID:
         raise InvalidSequenceIds(
             f"{given!r} is not a sequence id", hint=f"use a whole number from 0 to {MAX_SEQUENCE_ID}"
@@ -207,13 +207,13 @@ class Session:
     topic: str
     name: str
     epoch: int | None
-    """None without a session, since deduplication is off."""
+    """None if there is no session because deduplication is off."""
     generation: int
     last_sequence_id: int
-    """The highest id known to be durable; -1: none."""
+    """The highest id known to be durable; -1 if there is none."""
     optional: bool
     doubted: int = -1
-    """The highest id of a request with unknown outcome; -1: none."""
+    """The highest id of a request whose outcome is unknown; -1 if there is none."""
     over: PlainsongError | None = None
     """The error that ended the session; None while it may send."""
 
@@ -223,7 +223,7 @@ class Session:
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidParameter unless ``name`` can name a producer."""
+    """Check that ``name`` can name a producer. Raises InvalidParameter."""
     if not name:
         raise InvalidParameter("the producer's name is empty", hint="omit it: the daemon generates one")
     try:
@@ -346,8 +346,8 @@ def error_after_stop(stopped: PlainsongError) -> PlainsongError:
 class ProducerQueue(PublisherQueue[A]):
     """A publisher's queue for one topic that numbers its messages, so that each is stored once.
 
-    The delivery makes its own retries and pauses. If the caller gives the ids, a message that is given up stops the
-    producer: were a later one stored, a program that restarts after the last stored id would never send the missing
+    The delivery retries and pauses on its own. If the caller gives the ids, a message that is given up stops the
+    producer: if a later one were stored, a program that restarts after the last stored id would never send the missing
     one. A failed ``publish`` does not stop it, since its caller gets the error and decides.
     """
 
@@ -381,7 +381,7 @@ class ProducerQueue(PublisherQueue[A]):
     # --- in ------------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
-        """Raises Closed, or the error that stopped the producer: nothing happened."""
+        """Check that messages are accepted. Raises Closed, or the error that stopped the producer: nothing happened."""
         if self.closed:
             raise Closed("the producer is closed")
         if self.stopped is not None:
@@ -392,7 +392,7 @@ class ProducerQueue(PublisherQueue[A]):
         return not self.pending or self.pending_bytes + size + ITEM_BYTES * messages <= self.bounds.max_pending_bytes
 
     def put_numbered(self, message: Prepared, future: A, now_s: float) -> Lane[A]:
-        """Takes one message. Raises SequenceIdsMixed, InvalidSequenceIds."""
+        """Queue one message. Raises SequenceIdsMixed, InvalidSequenceIds."""
         sequence_id = self._numbering.take(message.sequence_id)
         payload = message.payload
         self._late_s = min(self._late_s, now_s + self.bounds.delivery_timeout_s)
@@ -407,7 +407,7 @@ class ProducerQueue(PublisherQueue[A]):
         now_s: float,
         limit_s: float | None = None,
     ) -> None:
-        """Takes messages that make one request. Raises as ``put_numbered``."""
+        """Queue messages that make one request. Raises as ``put_numbered`` does."""
         given = None
         if sequence_ids is not None and any(each is not None for each in sequence_ids):
             given = [each for each in sequence_ids if each is not None]
@@ -458,12 +458,12 @@ class ProducerQueue(PublisherQueue[A]):
         return lost
 
     def stop(self, error: PlainsongError) -> list[Lost[A]]:
-        """Stops the producer and gives up all waiting messages."""
+        """Stop the producer and give up all waiting messages."""
         self.stopped = self.stopped or error
         return self._ended_after(error)
 
     def close(self) -> None:
-        """Refuses further messages and aborts an open transaction."""
+        """Refuse further messages and abort an open transaction."""
         if self._open is not None and self._open.state == "open":
             self._open.abort()
         self.closed = True
@@ -509,7 +509,7 @@ class ProducerQueue(PublisherQueue[A]):
     # --- lightweight transactions --------------------------------------------------------------
 
     def begin(self, routing_key: str, timeout_s: float | None, now_s: float) -> Lightweight:
-        """Opens a transaction. Raises TransactionInProgress, InvalidParameter, and as ``check_usable``."""
+        """Open a transaction. Raises TransactionInProgress, InvalidParameter, and what ``check_usable`` raises."""
         self.check_usable()
         self.expire(now_s)
         if self._open is not None and self._open.state in ("open", "committing"):
@@ -524,7 +524,7 @@ class ProducerQueue(PublisherQueue[A]):
         return self._open
 
     def expire(self, now_s: float) -> None:
-        """Times out the open transaction if it is due, and drops it once it has ended."""
+        """Time out the open transaction if it is due, and drop it once it has ended."""
         if self._open is not None:
             self._open.expire(now_s)
             if self._open.state not in ("open", "committing"):
@@ -542,7 +542,10 @@ def whole_request(
     attributes: Mapping[str, str] | None = None,
     routing_key: str | None = None,
 ) -> tuple[PublishRequest, list[int | None]]:
-    """Encodes messages as one request, and returns the sequence ids they carry. Raises NoMessages, NotEncodable, InvalidParameter."""
+    """Encode messages as one request, and return it with the sequence ids they carry.
+
+    Raises NoMessages, NotEncodable, InvalidParameter.
+    """
     many = as_list(messages)
     if not many:
         raise NoMessages("the list is empty")
@@ -554,7 +557,7 @@ def whole_request(
 def atomic_request(
     routing_key: str, messages: Any, serializer: Serializer, *, ttl_s: int | None = None
 ) -> tuple[PublishRequest, list[int | None]]:
-    """Encodes an atomic request. Raises as ``whole_request``; MaxTransactionSizeExceeded."""
+    """Encode an atomic request. Raises MaxTransactionSizeExceeded, and what ``whole_request`` raises."""
     request, ids = whole_request(messages, serializer, ttl_s=ttl_s)
     request.atomic = True
     request.routing_key = check_routing_key(routing_key)
@@ -572,7 +575,7 @@ def unnumbered_atomic_request(
     ttl_s: int | None,
     attributes: Mapping[str, str] | None,
 ) -> PublishRequest:
-    """Encodes an atomic request without a producer. Raises InvalidParameter: a message has a sequence id."""
+    """Encode an atomic request without a producer. Raises InvalidParameter if a message has a sequence id."""
     request, ids = atomic_request(routing_key, all_with_attributes(messages, attributes, None), serializer, ttl_s=ttl_s)
     if any(each is not None for each in ids):
         raise InvalidParameter("a sequence id belongs to a producer", hint="use client.producer")

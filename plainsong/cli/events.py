@@ -1,4 +1,4 @@
-"""The verb `events`: prints what changes at the service, as it does."""
+"""The verb `events`: prints changes of the service as they happen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from plainsong.messages import EventKind
 
 KINDS = ("topics", "transactions", "attention", "cluster")
-#: Open transactions that one event names.
+#: Most open transactions that one event names.
 MAX_OPEN = 100
 
 
@@ -44,7 +44,7 @@ def events(topics: tuple[str, ...], kinds: tuple[str, ...], limit: int | None, a
     if "topics" in kinds and not topics:
         raise click.UsageError("--kind topics needs the names of topics")
     with where.client(*topics) as client:
-        client.admin.attention()  # following waits for daemons for ever: report what is wrong at the start first
+        client.admin.attention()  # following retries forever, so report a daemon that cannot be reached at the start
     changes = Changes()
     count = 0
     with (
@@ -68,7 +68,7 @@ def events(topics: tuple[str, ...], kinds: tuple[str, ...], limit: int | None, a
 
 
 class Changes:
-    """Says in lines what is different from the last event of the same kind."""
+    """Formats the differences between an event and the last one of the same kind as lines."""
 
     def __init__(self) -> None:
         self._before: dict[str, dict[str, str]] = {}
@@ -80,9 +80,9 @@ class Changes:
         }
 
     def lines(self, kind: str, data: Any) -> Iterator[str]:
-        """Yield the present state for the first event of a kind, and then what was added, changed or removed."""
+        """Yield the current state for the first event of a kind, and after that what was added, changed or removed."""
         facts = self._facts.get(kind)
-        if facts is None:  # of a later version
+        if facts is None:  # a kind from a later version of the daemon
             yield one_line(str(data))
             return
         before, now = self._before.get(kind), facts(data)
@@ -119,7 +119,7 @@ def _topics(rows: list[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _transactions(found: Mapping[str, Any]) -> dict[str, str]:
-    if found["total"] > MAX_OPEN:  # which of them are named says little
+    if found["total"] > MAX_OPEN:  # the event names only some of them, so their changes would mean little
         return {"all": f"{output.show_count(found['total'])} are open"}
     return {
         str(each["id"]): one_line(

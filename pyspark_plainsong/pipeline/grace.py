@@ -1,7 +1,7 @@
 """Tells a quiet topic from one whose messages expired before a job read them.
 
 If a position is older than the topic's time to live, the connector must assume that later messages have expired. A run
-that read everything records when: all messages since then are younger than that. So the next run can have lost none of
+that read everything records the time: all later messages are younger than that. So the next run cannot have lost any of
 them if it begins and ends soon enough.
 """
 
@@ -14,7 +14,7 @@ from plainsong.cli.command import CommandFailed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: A run is trusted to lose nothing if it begins within this part of the ttl after everything was read.
+#: A run is trusted to lose nothing if it begins within this fraction of the ttl after everything was read.
 SAFE_PART: Final = 0.5
 
 
@@ -25,10 +25,10 @@ class Grace:
         self._until_ms: float | None = None
 
     def begin(self, complete: Iterable[tuple[float, float]], at_ms: float) -> bool:
-        """Begin a run; True if it can have lost nothing yet, and then ``check`` bounds its duration.
+        """Begin a run; return True if it cannot have lost anything yet, in which case ``check`` bounds its duration.
 
         Args:
-          complete: of each topic, when everything had been read, and its time to live, both in milliseconds.
+          complete: for each topic, the time when everything had been read, and the ttl, both in milliseconds.
         """
         topics = list(complete)
         is_safe = all(at_ms - since_ms <= SAFE_PART * ttl_ms for since_ms, ttl_ms in topics)

@@ -1,15 +1,16 @@
 """The keeper: the one writer of sealed volumes, of the list of volumes and of the metadata's database.
 
-Its thread (``storage.leveldb.keeper_thread``) makes the next volume, finishes sealed ones, removes and rolls back rows in sealed volumes, tidies
-(``storage.leveldb.tidying``), checkpoints the metadata, opens and closes views, and removes files that no set names any
-longer. Its results enter the set of volumes by an operation that it hands to the commit, the set's only writer.
+Its thread (``storage.leveldb.keeper_thread``) makes the next volume, finishes sealed ones, removes and rolls back rows
+in sealed volumes, tidies (``storage.leveldb.tidying``), checkpoints the metadata, opens and closes views, and removes
+files that no set names any longer. Its results enter the set of volumes by an operation that it hands to the commit,
+the set's only writer.
 
     the commit waits for the keeper only for the next volume; the keeper never waits for the commit
     while an operation of the keeper is with the commit, the keeper changes no sealed volume; it only makes next volumes
 
 The list is always ahead of the set: it names a volume before the set does, and strikes one off before the set does. So
-what is on the disk when the process ends is never less than what a commit was acknowledged with. When an operation of
-the commit fails after the list has changed, the keeper fails, and nothing is written before the store is reopened.
+the disk has every acknowledged commit, whenever the process ends. When an operation of the commit fails after the list
+has changed, the keeper fails, and nothing is written before the store is reopened.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ T = TypeVar("T")
 
 
 class Keeper:
-    """Calls for the commit, the event loop and readers, and what the thread does for them.
+    """Calls for the commit, the event loop and readers, and the work that the thread does for them.
 
-    The first calls send messages and may be made by the party that their heading names. Everything after them runs in
-    the thread, whose own all fields are except ``thread`` and ``_spares``.
+    The calls under the first two headings send messages, and are for the party that the heading names. Everything else
+    runs in the thread, which owns all fields except ``thread``, ``_spares`` and ``_checkpoint_waits``.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Keeper:
         """Start the thread; ``thread.close`` ends it.
 
         Args:
-          directory: of the volumes.
+          directory: the folder of the volumes.
           hand_in: hands a write to the commit, from any thread; its ``on_completed`` is called later, even if it
             fails.
         """
@@ -107,7 +108,7 @@ class Keeper:
         self.thread.put(self._make_spare, urgent=True)
 
     def spare(self, *, wait: bool) -> Volume | StoreError | None:
-        """Return the answer to ``make_spare``, None if there is none yet. The commit gets a lease of its database."""
+        """Return the answer to ``make_spare``, None if there is none yet. The commit then leases the new database."""
         with suppress(threads.Empty):
             return self._spares.get(block=wait)
         return None
@@ -165,7 +166,7 @@ class Keeper:
         self._spares.put(found)
 
     def _made(self) -> Volume:
-        """Return the next volume, listed. Raises StoreError; unless the list is unknown, it may be tried again."""
+        """Return the next volume, listed. Raises StoreError; unless the list is unknown, the call may be retried."""
         if self.thread.failed is not None:
             raise copy_of(self.thread.failed)
         number = self._listed[-1].number + 1
@@ -229,7 +230,7 @@ class Keeper:
         return self._list_unknown or volume in self._listed
 
     def replace(self, sources: Sequence[Volume], target: Volume | None) -> Work[None]:
-        """Replace adjacent volumes by ``target``, or by nothing if it is None, durably. Raises StoreError.
+        """Replace adjacent volumes with ``target``, or with nothing if it is None, durably. Raises StoreError.
 
         Their files are removed once no reader needs them.
         """
@@ -316,11 +317,11 @@ class Keeper:
         assert change is not None  # the commit hands over no other work
         found = self.thread.guarded(partial(self._make_change, change))
         work.error = found if isinstance(found, StoreError) else None
-        assert work.on_changed is not None  # given by the queue of the commits
+        assert work.on_changed is not None  # set by the queue of commits
         work.on_changed(work)
 
     def _make_change(self, change: SealedChange) -> None:
-        # Oldest volume first: of two rows with one key the newer one hides the older until it is removed as well.
+        # Oldest volume first: of two rows with the same key the newer hides the older, which must not reappear.
         for volume in sorted(change.removed, key=lambda each: each.number):
             self._remove(volume, change.removed[volume])
         for volume, keys, pointer in change.rolled_back:
@@ -431,6 +432,6 @@ class Keeper:
 
 
 def _refuse_leftovers(path: Path) -> None:
-    """Raise OSError if a folder for another volume is still there: it would begin with the files in it."""
+    """Raise OSError if the folder of an earlier attempt is still there: the new volume would begin with its files."""
     if path.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))

@@ -1,4 +1,4 @@
-"""The open loop counts waits from when requests were due, and the sections built on it report correct values."""
+"""The open loop measures waits from when requests were due, and the sections built on it report correct values."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def compiled():
 
 
 class Scripted(threading.Thread):
-    """A server with one connection: reads requests of a known length, and answers each with the next of its answers.
+    """A server with one connection: reads requests of a known length, and answers each with the next scripted answer.
 
-    The last answer is repeated. Each answer is sent in pieces of ``piece`` bytes; ``heard`` has the requests.
+    The last answer is repeated. Each answer is sent in pieces of ``piece`` bytes; ``heard`` lists the requests.
     """
 
     def __init__(self, request_bytes: int, answers: list[bytes], *, piece: int = 1 << 20, stall_s: float = 0.0) -> None:

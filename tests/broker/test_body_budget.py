@@ -1,4 +1,4 @@
-"""The memory of all request bodies: received bytes count, small bodies always pass, and the slowest give way."""
+"""The memory of all request bodies: only received bytes count, small bodies always pass, and the slowest give way."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_body_may_take_half_a_minute_a_second_for_each_16_kib_and_ten_minutes_
 
 @BOTH_WAYS
 async def test_a_thousand_connections_that_announce_64_mib_and_send_a_byte_hold_a_kilobyte(hot: bool) -> None:
-    """Other requests are served as usual, large bodies among them."""
+    """Other requests are served as usual, including those with large bodies."""
     sizes = {"max_body_bytes": 64 * MIB, "max_inflight_bytes": 128 * MIB}
     async with running(hot=hot, **sizes) as listener, trio.open_nursery() as nursery:
         streams: list[trio.SocketStream] = []
@@ -165,7 +165,7 @@ async def test_bodies_that_stall_give_way_to_one_that_comes(hot: bool, mock_cloc
         assert all(reply.headers["retry-after"] == "1" for reply in replies)
         for stream in stalled:
             await stream.aclose()
-        mock_clock.autojump_threshold = 0  # closing may take time again
+        mock_clock.autojump_threshold = 0  # from here on time may pass: closing waits for time-outs
     assert listener.budget.reserved_bytes == 0
 
 

@@ -30,7 +30,7 @@ from plainsong.protocol.topic.asks import Look, Span
 
 @pytest.fixture
 def made(monkeypatch):
-    """A list that grows with each answer that is rendered, and not with a cached one."""
+    """A list that grows with each rendered answer, but not with a cached one."""
     topics = []
     make = Polling._asked
 
@@ -380,7 +380,7 @@ def test_kept_answers_take_no_more_than_their_bound_and_the_oldest_go_first():
     assert answers.is_asked_again(questions[5])
 
 
-#: Every event in a topic's life, and three polls that repeat.
+#: The events in a topic's life; after each one, two or three polls are repeated.
 ACTIONS = st.one_of(
     st.tuples(st.just("publish"), st.integers(1, 3)),
     st.tuples(st.just("publish for a while"), st.integers(1, 5)),
@@ -443,7 +443,7 @@ def test_whatever_becomes_of_a_topic_polls_that_are_asked_again_are_told_what_is
                 elif action == "again":
                     await daemon.call("DELETE", f"{TOPICS}/t")
                     await daemon.create(ttl=5)
-                    begun.clear()  # these transactions write no more into a topic that is created again
+                    begun.clear()  # these transactions write no more to a topic that was created again
                 else:
                     daemon.service.directory.cache(NAME).begin_anew()
 

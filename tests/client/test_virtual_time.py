@@ -1,4 +1,4 @@
-"""Senders in virtual time: a message that waits too long is given up on time, whatever else is under way."""
+"""Senders in virtual time: a message that waits too long is given up on time, whatever else is in flight."""
 
 from __future__ import annotations
 

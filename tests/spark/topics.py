@@ -1,4 +1,4 @@
-"""The content of a daemon's topics, as any reader gets it; for tests that write with Spark."""
+"""The content of a daemon's topics, as any reader sees it; for tests that write with Spark."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _PAGE = 10_000
 
 
 class Topics:
-    """Those of the daemon at ``url``."""
+    """The topics of the daemon at ``url``."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def create(self, topic: str, **properties: Any) -> str:
-        """Make a topic; its name."""
+        """Create a topic and return its name."""
         self.ask("PUT", f"/v1/namespaces/{NAMESPACE}/topics/{topic}", {k: str(v) for k, v in properties.items()})
         return topic
 
     def options(self, topic: str | None = None, **further: Any) -> dict[str, str]:
-        """Options for Spark: short retries, since nothing here is far away."""
+        """Return options for Spark, with short retries, since the daemon is local."""
         given = {"url": self.url, "namespace": NAMESPACE, "retryIntervalMs": 50, "topic": topic, **further}
         return {name: str(value) for name, value in given.items() if value is not None}
 
     def messages(self, topic: str, isolation: Isolation = "uncommitted") -> list[Frame]:
-        """All that a reader gets, in order."""
+        """Return all messages that a reader gets, in order."""
         found: list[Frame] = []
         with closing(calls_of(self.url)) as calls:
             start = _FIRST
@@ -63,7 +63,7 @@ class Topics:
         return Counter(found)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Any other call."""
+        """Make any other request, and return the decoded answer."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
         with urllib.request.urlopen(request) as answer:
@@ -71,12 +71,12 @@ class Topics:
 
 
 def calls_of(url: str) -> Calls:
-    """The connector's own calls, without retries; close them."""
+    """Return the connector's own calls, without retries; the caller closes them."""
     return Calls(Wire((url,), retries=0), NAMESPACE)
 
 
 def numbers(spark: SparkSession, count: int, partitions: int = 2, first: int = 0) -> DataFrame:
-    """Rows with a payload each: the numbers from ``first`` on."""
+    """Return rows whose payloads are the numbers from ``first`` on."""
     return spark.range(first, first + count, 1, partitions).selectExpr("encode(cast(id as string), 'utf-8') as payload")
 
 
@@ -86,6 +86,6 @@ def wanted(count: int, first: int = 0) -> Counter[bytes]:
 
 
 def address(url: str) -> tuple[str, int]:
-    """Host and port."""
+    """Return host and port."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     return host, int(port)

@@ -1,4 +1,4 @@
-// What needs attention, and all topics; sorted and cut into pages by the daemon.
+// Attention items, and all topics; the daemon sorts and paginates them.
 
 import { get, now, topicPath } from "../api.js";
 import { bytes, count, duration, rate, time } from "../format.js";
@@ -11,7 +11,7 @@ const LIMIT = 100;
 const FILTER_MS = 250;
 const HISTORY_MS = 60000;
 const HISTORIES_AT_ONCE = 6;
-// An address has an end, and names may be long.
+// The length of a URL is limited, and names may be long.
 const MOST_NAMES_CHARS = 16000;
 const COLUMNS = [
   ["name", "Topic", false],
@@ -35,7 +35,7 @@ export class Overview extends Page {
     return topics ? { topics, kinds: "topics,attention" } : { kinds: "attention" };
   }
 
-  // Rows in sight are brought up to date where they stand; their order changes when one asks for it.
+  // Visible rows are updated in place; their order changes only on request.
   onEvent(name, data) {
     if (name === "attention") {
       this.news.attention = data;
@@ -47,8 +47,7 @@ export class Overview extends Page {
     }
   }
 
-  // What the stream has said since the last load began. A load's answer may have been found before, and the stream says
-  // nothing twice.
+  // Events since the last load began. The load's answer may be older than these, and the stream does not repeat them.
   news = { attention: null, topics: new Map() };
 
   withNews(rows) {
@@ -87,7 +86,7 @@ export class Overview extends Page {
     return () => undelete(app, each.namespace, each.name, () => go(topicUrl(each.namespace, each.name))).catch((error) => this.failed(error));
   }
 
-  // The last hour of each topic, a few at a time; of one that is quiet, and was for an hour, once.
+  // Load the last hour of each topic, a few at a time; only once for a topic that was idle for an hour and still is.
   async learnHistories(topics) {
     this.histories ??= new Map();
     const at = Date.now();
@@ -112,7 +111,7 @@ export class Overview extends Page {
   }
 
   componentWillUnmount() {
-    clearTimeout(this.typing); // the address is another page's
+    clearTimeout(this.typing); // the URL belongs to another page now
     super.componentWillUnmount();
   }
 
@@ -166,7 +165,7 @@ export class Overview extends Page {
   }
 }
 
-// What was deleted, the last first, and what can be brought back.
+// Deleted topics, latest first, and for how long each can be restored.
 function Gone({ app, topics, total, now, undelete }) {
   if (!topics.length) return html`<p class="muted" data-testid="deleted-empty">Nothing was deleted recently.</p>`;
   return html`<${TableFrame} label="Deleted topics"><table data-testid="deleted">
@@ -207,7 +206,7 @@ class Create extends Component {
   async preview() {
     const { path, body } = this.parts();
     const { name, ttl } = this.state;
-    // What has been typed meanwhile was not asked about.
+    // Ignore the answer if the input has changed since the request.
     const told = (news) => this.setState((state) => (state.name === name && state.ttl === ttl ? news : null));
     try {
       told({ asked: await preview(path, "PUT", body), error: null });

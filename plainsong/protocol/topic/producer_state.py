@@ -1,4 +1,4 @@
-"""The producers that a topic remembers: a producer and its row, the table of all, and the policy that decides."""
+"""The producers that a topic remembers: one producer and its row, the table of all, and the policy on remembering."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def effective_policy(name: TopicName, own: Deduplication, policy: NamespacePolic
 # producers row   o on  s switched  f from  g forgotten  x epochs
 
 
-#: Number of a producer's requests that are remembered with the positions of their messages.
+#: Number of requests of a producer that are remembered, with the positions of their messages.
 MAX_RESULTS = 5
 #: The largest sequence id: the maximum of an Avro long.
 MAX_SEQUENCE_ID = (1 << 63) - 1
@@ -272,7 +272,7 @@ class ProducerTable:
         self.due_s = None
 
     def expires_ms(self, producer: Producer) -> int:
-        """Return until when a producer is remembered if it stays inactive."""
+        """Return the time until which a producer is remembered if it stays inactive."""
         return producer.active_ms + max(self.retention_ms, producer.retention_ms or 0)
 
     def expired(self, time_ms: int) -> list[str]:
@@ -286,7 +286,10 @@ class ProducerTable:
         return gone
 
     def idle(self, before_ms: int, at_most: int) -> list[str]:
-        """Return the longest inactive producers, of those idle since ``before_ms`` that have the default retention."""
+        """Return the longest inactive producers with the default retention, up to ``at_most``.
+
+        Only those last active before ``before_ms`` are returned.
+        """
         gone: list[str] = []
         for producer in self.known.values():
             if producer.active_ms >= before_ms or len(gone) >= at_most:
@@ -303,7 +306,7 @@ class ProducerTable:
         self.snapshot_position, self.snapshot_ms = position, time_ms
 
     def load(self, row: DeduplicationRecord, producers: dict[str, Producer | None]) -> None:
-        """Start from the rows on disk; None for a producer whose row cannot be read."""
+        """Start from the rows on disk; a producer is None if its row cannot be read."""
         self.record = row
         if not row.on:
             self.obsolete = list(producers)
