@@ -45,7 +45,7 @@ class InvalidList(Protocol):
         ...
 
     async def pointer_locations(self) -> PointerLocations:
-        """Return where undecided pointers have rows, on all instances. Raises TransactionsUnavailable."""
+        """Return the topics, of all instances, where undecided pointers have rows. Raises TransactionsUnavailable."""
         ...
 
     async def complete(self, passed: CompletePass) -> int:
@@ -164,7 +164,7 @@ class InvalidPass:
         return len(pointers)
 
     def _log_report(self, keeper: InvalidList, report: PassReport, took_s: float) -> None:
-        """Log the figures; at INFO only if the pass changed something, to avoid an empty line every minute."""
+        """Log the figures; at INFO only if the pass changed something, to avoid a useless line every minute."""
         if report.missed:
             named = ", ".join(map(str, report.missed[:MAX_NAMED]))
             log.warning(

@@ -1,4 +1,4 @@
-"""Lifetimes of the daemon: nested blocks, of which the outermost lives longest.
+"""Lifetimes of the daemon's parts: nested blocks; the outermost lives longest.
 
     open_store
     └── actors nursery               topics, transaction service, janitor, membership, space guard, loop watch
@@ -237,7 +237,7 @@ class Running:
 
     version: str
     addresses: list[str]
-    """URLs without a path, as ``http://127.0.0.1:7420`` with the bound port, or ``unix:/path``; at least one."""
+    """URLs without a path, such as ``http://127.0.0.1:7420`` with the bound port, or ``unix:/path``; at least one."""
     data_dir: Path | None
     """The directory of the messages; None if the store has no files of its own."""
     store_kind: str
@@ -251,7 +251,7 @@ class Running:
     cluster: str = ""
     """Its name in the cluster, and the number of instances; empty if there is only this one."""
     insecure: Sequence[str] = ()
-    """Missing protections of a daemon that other machines can reach, as ``reachable without TLS``."""
+    """Missing protections of a daemon that other machines can reach, such as ``reachable without TLS``."""
     needs_names: bool = False
     """True if requests require authentication."""
     certificate: str = ""
@@ -265,7 +265,7 @@ class Running:
     testing: str = ""
     """The socket on which tests control the daemon; empty if there is none."""
     place: str = "in memory"
-    """Where the messages are, for people, if there is no ``data_dir``."""
+    """Where the messages are stored, in words for the banner, if there is no ``data_dir``."""
 
 
 def banner(running: Running) -> str:

@@ -63,7 +63,7 @@ class SlotPair(NamedTuple):
 
     @classmethod
     def of(cls, columns: Mapping[bytes, bytes]) -> SlotPair:
-        """Make it from the columns of a row of HBase."""
+        """Make the pair from the columns of an HBase row."""
         return cls(*map(columns.get, SLOTS))
 
     def stamps(self) -> list[Stamp]:
@@ -81,7 +81,7 @@ class SlotPair(NamedTuple):
         if at is None:
             return None
         cell = self[at]
-        assert cell is not None  # it counts
+        assert cell is not None  # ``valid`` returns existing cells only
         return cell[_SLOT_HEAD_BYTES:] if cell[STAMP.size : _SLOT_HEAD_BYTES] == _THERE else None
 
     def is_beyond(self, head: Head) -> bool:
@@ -116,9 +116,9 @@ class Slots:
         """Put the row's value after the commit of ``stamp``; None: removed.
 
         Args:
-          head: the owner's, before that commit.
+          head: the owner's head before that commit.
         Raises:
-          Deposed: a later owner has written the row; its cell would seem not to count by this head.
+          Deposed: a later owner has written the row; by this head its cell would seem not to count.
           StoreError: the outcome is unknown.
         """
         after = slot_of(stamp, value)
@@ -222,7 +222,7 @@ class Cells:
         return await self.get(key) == after
 
     async def put(self, key: bytes, value: bytes | None, epoch: int) -> None:
-        """Put a value, or with None, mark the row as removed.
+        """Put a value; None marks the row as removed.
 
         Raises:
           Deposed: a later owner has written it.
@@ -237,7 +237,7 @@ class Cells:
                 return
 
     async def put_expected(self, key: bytes, expected: bytes | None, value: bytes | None, epoch: int) -> None:
-        """Do ``put`` if the value is ``expected``. Raises StoreConflict: nothing happened."""
+        """Do ``put`` if the value is ``expected``. Raises StoreConflict: nothing happened; and what ``put`` raises."""
         while True:
             before = await self.get(key)
             after = cell_of(epoch, value)

@@ -1,4 +1,4 @@
-"""The Thrift server and its connections: frames in pieces, refusals that end nothing, bounds, orderly shutdown."""
+"""The Thrift server and its connections: frames in pieces, refusals that keep them open, bounds, orderly shutdown."""
 
 import logging
 import struct
@@ -30,7 +30,7 @@ MAX_CONNECTIONS = 60
 
 
 class Service:
-    """A transaction service with set answers: the code under test is the server before it."""
+    """A transaction service with preset answers: the code under test is the server in front of it."""
 
     def __init__(self):
         self.down = None

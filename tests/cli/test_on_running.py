@@ -55,7 +55,7 @@ def output():
 
 @pytest.fixture
 def shell(stop, output):
-    """Run a line of shell with a payload."""
+    """Run a shell command line with a payload."""
 
     def call(line, payload=b"", *, timeout_s=PATIENCE_S, attributes=None, attempt=1):
         runner = Runner(["/bin/sh", "-c", line], os.environ, "shop", timeout_s=timeout_s, stop=stop, output=output)
@@ -241,7 +241,7 @@ def test_a_command_dies_with_the_program(tmp_path):
 
 
 def test_as_the_first_process_of_a_container_it_leaves_no_zombies(tmp_path):
-    """The process believes it is the first one, and adopts orphans as the first one does."""
+    """The process believes that it is PID 1, and adopts orphans as PID 1 does."""
     program = f"""
 import ctypes, os, pathlib, time
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER

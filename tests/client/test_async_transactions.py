@@ -1,4 +1,4 @@
-"""Transactions of the client for event loops: each test runs on asyncio and on trio, against the real daemon."""
+"""Transactions of the async client: each test runs on asyncio and on trio, against the real daemon."""
 
 # ruff: noqa: PT012 - what is tested is a block
 

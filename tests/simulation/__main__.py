@@ -1,8 +1,8 @@
 """Histories of simulated daemons under simulated faults, each determined by a seed and judged by the checker.
 
-make simulate ARGS="--count 1000"            a thousand of them; exit status 1 when one is bad
-make simulate ARGS="--seed 4711"             one of them, with its story
-make simulate ARGS="--seed 4711 --shrink"    and the shortest bad one that comes from it
+make simulate ARGS="--count 1000"            a thousand histories; exit status 1 if any is bad
+make simulate ARGS="--seed 4711"             one history, with its story
+make simulate ARGS="--seed 4711 --shrink"    the shortest bad history derived from it
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def main() -> int:
 def _many(arguments: argparse.Namespace) -> int:
     from tests.simulation.world import plan_of, simulate
 
-    # Freeze all loaded modules, and collect the garbage of histories in fewer, larger parts: an eighth faster than the
-    # default thresholds, for 20 MB.
+    # Freeze all loaded modules, and collect garbage less often: an eighth faster than the default thresholds, for 20 MB
+    # more memory.
     gc.freeze()
     gc.set_threshold(200_000, 5, 1_000)
     begun_s, used_s, bad, done = time.monotonic(), time.process_time(), list[int](), 0

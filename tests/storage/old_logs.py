@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def until(holds: Callable[[], object]) -> None:
-    """Return once this holds; another thread makes it true."""
+    """Wait until this holds; another thread makes it true."""
     ends_s = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < ends_s
@@ -32,5 +32,5 @@ def held_open(directory: Path) -> list[str]:
 
 
 def removed_logs_freed(directory: Path) -> None:
-    """Return once no removed file of a directory is held open."""
+    """Wait until no removed file of a directory is held open."""
     until(lambda: not held_open(directory))

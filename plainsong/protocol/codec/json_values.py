@@ -1,7 +1,7 @@
-"""JSON by the rules of the HTTP contract: parsing, values checked by their kinds, and positions in a topic.
+"""JSON as the HTTP contract defines it: parsing, values checked by kind, and positions in a topic.
 
 A *kind* is a function from a decoded value and its name to the value's meaning. A table of kinds describes a record,
-and ``fields_of`` reads one. Routes with other bodies describe these with the same kinds.
+and ``fields_of`` reads one. Routes with other bodies use the same kinds.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """Parse a body that is one JSON object.
 
     Raises:
-      MalformedBody: no UTF-8, no JSON, a key twice, NaN or Infinity, nested too deeply, no object.
-      RequestTooLarge: more than ``MAX_VALUES`` values, which would fill the memory.
+      MalformedBody: not UTF-8, not JSON, a duplicate key, NaN or Infinity, nested too deeply, or not an object.
+      RequestTooLarge: more than ``MAX_VALUES`` values, which would exhaust the memory.
     """
     return as_object(parse_json(body))
 
@@ -95,7 +95,7 @@ def parse_json(body: bytes) -> Any:
         raise MalformedBody(f"invalid JSON at byte {at}: {error.msg}") from None
     except RecursionError:
         raise MalformedBody("the body is nested too deeply") from None
-    except ValueError:  # a number of thousands of digits
+    except ValueError:  # a number with thousands of digits
         raise MalformedBody("a number has too many digits") from None
 
 
@@ -266,10 +266,10 @@ def _structure(raw: bytes) -> int:
 
 
 def _values(body: bytes) -> int:
-    """Roughly the number of values in a body, or more than allowed; the content of strings does not count.
+    """Return roughly the number of values in a body, or a number above the limit; the content of strings is ignored.
 
-    Small values take ten times their text and more in memory, so those of a large body are counted before it is
-    parsed. Without escapes every second piece between quotes is a string; so one pass in little memory is enough.
+    Small values take at least ten times their text in memory, so those of a large body are counted before it is
+    parsed. Without escapes every second piece between quotes is a string, so one pass in little memory is enough.
     """
     found = 0
     in_string = 0
@@ -286,7 +286,7 @@ def _values(body: bytes) -> int:
 
 
 def fields_of(given: Mapping[str, Any], kinds: Mapping[str, tuple[str, Kind]], where: str = "") -> dict[str, Any]:
-    """The fields of a record in ``given``: our name → value. Missing fields are left out.
+    """Return the fields of a record in ``given``: our name → value. Missing fields are left out.
 
     Args:
       kinds: the field's name in JSON → our name, and the kind that reads it.
@@ -306,7 +306,7 @@ def fields_of(given: Mapping[str, Any], kinds: Mapping[str, tuple[str, Kind]], w
 
 
 def kind_of(value: Any) -> str:
-    """The name of a value's type, for errors."""
+    """Return the name of a value's type, for errors."""
     return _NAMES.get(type(value), "null")
 
 
@@ -349,7 +349,7 @@ def text(value: Any, name: str) -> str:
 
 
 def utf8(value: str, name: str) -> bytes:
-    """The UTF-8 form of a string; half a surrogate pair has none."""
+    """Return the UTF-8 form of a string. Raises MalformedBody: it has half a surrogate pair."""
     try:
         return value.encode()
     except UnicodeEncodeError as error:
@@ -377,7 +377,7 @@ def _tagged_bytes(value: Any, name: str) -> bytes:
 
 
 def _base64(value: str, name: str) -> bytes:
-    if len(value) % 4:  # the library lets some superfluous padding pass
+    if len(value) % 4:  # the library accepts some superfluous padding
         raise MalformedBody(f"{name} is not base64: {len(value)} characters", hint="a multiple of 4, padded with =")
     try:
         return binascii.a2b_base64(value, strict_mode=True)
@@ -430,10 +430,10 @@ def strings(value: Any, name: str) -> dict[str, str]:
 
 
 def parse_position(value: object, name: str = "startFrom") -> bytes | int:
-    """A position in JSON: 40 hex digits are an id (20 bytes), a whole number a timestamp in milliseconds.
+    """Parse a position in JSON: 40 hex digits are an id (20 bytes), a whole number a timestamp in milliseconds.
 
     Raises:
-      InvalidMessageId: a string that is no id.
+      InvalidMessageId: a string that is not an id.
       InvalidParameter: a time below 0.
       MalformedBody: neither a string nor a whole number of 64 bits.
     """
@@ -447,7 +447,7 @@ def parse_position(value: object, name: str = "startFrom") -> bytes | int:
 
 
 def parse_query_position(text: str, name: str = "from") -> bytes | int:
-    """A position in a query string: up to 19 digits are a timestamp in milliseconds, 40 hex digits an id.
+    """Parse a position in a query string: up to 19 digits are a timestamp in milliseconds, 40 hex digits an id.
 
     Raises:
       InvalidMessageId: neither.

@@ -105,7 +105,7 @@ class Look(Ask[Span]):
     undecided: int = 0
     """Maximum of undecided write pointers that the span lists."""
     as_of_ms: int | None = None
-    """Read what had been published by this moment; None: by now.
+    """Read only what had been published by this moment; None: by now.
 
     Messages published later get a later publish time. InvalidParameter: the moment is in the future.
     """
@@ -151,7 +151,7 @@ class ClosePointers(Ask[None]):
 
 @dataclass(frozen=True, slots=True)
 class PointerView:
-    """One write pointer that a topic holds for undecided."""
+    """A write pointer that the topic considers undecided."""
 
     pointer: int
     since_ms: int
@@ -166,7 +166,7 @@ class PointerView:
     stored_bytes: int
     rolled_back: bool
     hidden: int
-    """Messages of the topic from its first row on, where it holds transactional readers; 0 without rows."""
+    """Messages of the topic that it hides from transactional readers: those from its first row on; 0 without rows."""
 
 
 @dataclass(slots=True)
@@ -174,7 +174,7 @@ class ListPointers(Ask[list[PointerView]]):
     """List all undecided pointers of the topic, ordered by their first row."""
 
 
-# --- staging: a producer stores messages by segments, and publishes the winning ones ---------------
+# --- staging: a producer stores messages in segments, and publishes the winning ones ---------------
 
 
 @dataclass(slots=True)

@@ -1,14 +1,14 @@
 """One step of a topic: the rows to write, and the answers to give once these are durable.
 
     operations   first, in this order, as one commit
-    answers      then, and only then
-    looks        then too, with the watermark that the commit moved
+    answers      after the commit, never before
+    looks        after it too, with the watermark that it moved
 
 If the commit fails, the actor falls, and requests that may have happened get OutcomeUnknown instead of these answers.
 
 Message rows are collected in a ``RowBatch``, the hot path of publishing: each message costs one key suffix and one
-value here, and all are put into wire form at once, after the commit. Any other work per message is visible in the
-throughput of large requests, which take about 0.1 µs for a message.
+value here, and many are put into wire form at once. Any other work per message is visible in the throughput of large
+requests, which take about 0.1 µs per message.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Step:
         self.rolled_back: list[tuple[int, bytes, bytes]] = []
         #: The number of messages that it publishes.
         self.messages = 0
-        #: Write pointers about which it removes the rows.
+        #: Write pointers whose pointer rows it removes.
         self.dropped: list[int] = []
         #: Producers whose messages it publishes.
         self.producers: list[Producer] = []
@@ -447,7 +447,7 @@ def values_of(
 
 
 def _begin_with(heads: tuple[bytes, bytes], values: list[bytes]) -> int:
-    """Replace the head of the first value, ``heads[1]`` as in all others, by ``heads[0]``; return its growth."""
+    """Replace the head of the first value, ``heads[1]`` as in all others, with ``heads[0]``; return its growth."""
     first, others = heads
     if first == others:
         return 0
