@@ -1,12 +1,13 @@
 """The workflow of workflow_states.py with its rows in PostgreSQL: the participant is ready-made (use case 4).
 
-``SqlParticipant`` takes a session of SQLAlchemy into the transaction: its rows are prepared before the daemon decides,
-and committed when it has decided so. ``recover`` finishes at the start what a killed program has left: it asks the daemon what was decided.
+``SqlParticipant`` adds a SQLAlchemy session to the transaction: its rows are prepared before the daemon decides, and
+committed if it decides to commit. At the start, ``recover`` finishes the prepared rows of a killed program as the
+daemon decided.
 
 It needs plainsong-client[sql], and a server whose max_prepared_transactions is not 0 (see docs/sql.md):
 
     workflow_states_sql.py --database postgresql+psycopg://shop@127.0.0.1:5432/shop
-    workflow_states_sql.py --database … --run r1 --pause-s 2     kill it at any time, and start the same again
+    workflow_states_sql.py --database … --run r1 --pause-s 2     kill it at any time, and run it again
 """
 
 import argparse
@@ -25,7 +26,7 @@ from plainsong.sql import SqlParticipant, recover
 STATES, TOKENS = "states", "tokens"
 Token: TypeAlias = dict[str, Any]
 
-#: What each step makes of the token: the changes. The order is that of the workflow.
+#: The changes that each step makes to the token, in the order of the workflow.
 STEPS: dict[str, Callable[[Token], Token]] = {
     "fetch": lambda token: {"rows": 1000},
     "clean": lambda token: {"rows": token["rows"] - 13, "dropped": 13},
@@ -48,9 +49,9 @@ class Run(Base):
 
 
 def run_workflow(client: Client, engine: Engine, name: str, pause_s: float) -> None:
-    """Take the steps that are left of a run."""
+    """Take the remaining steps of a run."""
     for left in recover(engine, client).found:
-        if left.state == "in_progress":  # of this program's last life: nobody else runs this workflow
+        if left.state == "in_progress":  # from this program's previous run: no other process runs this workflow
             client.transactions.abort(left.transaction_id)
     recover(engine, client)
 
@@ -59,7 +60,7 @@ def run_workflow(client: Client, engine: Engine, name: str, pause_s: float) -> N
         steps = list(STEPS)[list(STEPS).index(run.step) + 1 if run.step else 0 :]
         if not steps:
             return None
-        time.sleep(pause_s)  # where real work would be done
+        time.sleep(pause_s)  # the real work would be done here
         changed = STEPS[steps[0]](run.token)
         run.step, run.token = steps[0], {**run.token, **changed}
         session.add(run)

@@ -1,4 +1,4 @@
-"""Options of reading and writing; docs/spark.md lists them. An unknown or malformed option is refused by its name.
+"""Options of reading and writing; docs/spark.md lists them. An unknown or malformed option is refused with its name.
 
 Spark passes them as text, with lower-cased names.
 """
@@ -69,7 +69,7 @@ class OptionText:
       known: the names of this use's options, as documented.
       others: the options of other uses, and the use of each.
     Raises:
-      BadOption: an option is not of this use; the error names the nearest one that is.
+      BadOption: an option does not belong to this use; the error names the nearest one that does.
     """
 
     def __init__(self, given: Mapping[str, str], use: str, known: Iterable[str], others: Mapping[str, str]) -> None:
@@ -367,7 +367,7 @@ class ReadOptions:
     isolation: Isolation
     include_transaction: bool
     as_of_ms: int | None = None
-    """Read what had been committed by this moment; None: by now. Batches only."""
+    """Read only what had been committed by this moment; None: by now. Batches only."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -401,7 +401,7 @@ class ReadOptions:
 
     @classmethod
     def of_either(cls, given: Mapping[str, str]) -> ReadOptions:
-        """Parse the options of a table, or else of a stream. Raises BadOption: they are of neither."""
+        """Parse the options of a table, or else of a stream. Raises BadOption: they fit neither."""
         streaming = bool({name.lower() for name in given} & {name.lower() for name in _STREAM_READ})
         try:
             return cls.parse(given, streaming=streaming)

@@ -1,8 +1,8 @@
 """Declares settings: a field of a section's class, with its unit, its bounds and what it means.
 
-Each function below declares one field. For the type checker it returns the default; for the class it returns a dataclass
-field that carries a ``Meaning``. So the sentence stands next to the value, and the example file, the checks and the
-command line all read it. A section's class stands where its settings take effect, and is passed as it is.
+Each function below declares one field. For the type checker it returns the default; for the class it returns a
+dataclass field that carries a ``Meaning``. So the sentence stands next to the value, and the example file, the checks
+and the command line all read it. A section's class is defined where its settings take effect, and is passed unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Kind(StrEnum):
-    """The kind of a setting; its value says in an error what to write."""
+    """The kind of a setting; its value is the error's text for what is expected."""
 
     SWITCH = "true or false"
     COUNT = "a whole number"
@@ -45,91 +45,91 @@ class Meaning:
 
     kind: Kind
     says: str
-    """What it sets, in one sentence."""
+    """The description, in one sentence."""
     small: str = ""
-    """What happens when it is too small; empty where that means nothing."""
+    """The effect of a value that is too small; empty if there is no such value."""
     large: str = ""
-    """What happens when it is too large."""
+    """The effect of a value that is too large."""
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
     optional: bool = False
-    """Whether an empty text, for none, is allowed."""
+    """True if the text may be empty, which means none."""
     pattern: str = ""
-    """What all of a text must match; empty: any text without control characters."""
+    """A pattern that the whole text must match; empty: any text without control characters."""
     expected: str = ""
-    """That pattern in words."""
+    """The pattern in words."""
     is_file: bool = False
     """True if it names a file: in a settings file, a relative one starts at that file's folder."""
 
 
 def switch(default: bool, says: str) -> bool:
-    """A field that is true or false."""
+    """Declare a field that is true or false."""
     return _declare(default, Meaning(Kind.SWITCH, says))
 
 
 def count(default: int, says: str, *, small: str, large: str, low: int = 1, high: int = 10_000_000) -> int:
-    """A field that counts things."""
+    """Declare a count."""
     return _declare(default, Meaning(Kind.COUNT, says, small, large, low, high))
 
 
 def size(default: int, says: str, *, small: str, large: str, low: int, high: int) -> int:
-    """A field in bytes."""
+    """Declare a size in bytes."""
     return _declare(default, Meaning(Kind.BYTES, says, small, large, low, high))
 
 
 def seconds(default: float, says: str, *, small: str, large: str, low: float, high: float) -> float:
-    """A field in seconds, fractions allowed."""
+    """Declare a time in seconds, with fractions."""
     return _declare(default, Meaning(Kind.SECONDS, says, small, large, low, high))
 
 
 def whole_seconds(default: int, says: str, *, small: str, large: str, low: int, high: int) -> int:
-    """A field in whole seconds."""
+    """Declare a time in whole seconds."""
     return _declare(default, Meaning(Kind.WHOLE_SECONDS, says, small, large, low, high))
 
 
 def milliseconds(default: int, says: str, *, small: str, large: str, low: int, high: int) -> int:
-    """A field in whole milliseconds."""
+    """Declare a time in whole milliseconds."""
     return _declare(default, Meaning(Kind.MILLISECONDS, says, small, large, low, high))
 
 
 def choice(default: str, says: str, *choices: str) -> str:
-    """A field that is one of a few words."""
+    """Declare a field that is one of a few words."""
     return _declare(default, Meaning(Kind.CHOICE, says, choices=choices))
 
 
 def address(default: str, says: str) -> str:
-    """A field that is a host and a port."""
+    """Declare a host and a port."""
     return _declare(default, Meaning(Kind.ADDRESS, says, low=0, high=65_535))
 
 
 def optional_address(says: str) -> str:
-    """A field that is a host and a port, or empty for none."""
+    """Declare a host and a port, or an empty text for none."""
     return _declare("", Meaning(Kind.ADDRESS, says, optional=True))
 
 
 def addresses(default: str, says: str) -> str:
-    """A field that is one or more of a host and a port, separated by commas."""
+    """Declare one or more addresses, each a host and a port, separated by commas."""
     return _declare(default, Meaning(Kind.ADDRESSES, says))
 
 
 def binds(default: str, says: str) -> str:
-    """A field that is one or more places to listen on: a host and a port, or the path of a Unix socket."""
+    """Declare one or more addresses to listen on: a host and a port, or the path of a Unix socket."""
     return _declare(default, Meaning(Kind.BINDS, says))
 
 
 def text(default: str, says: str, *, pattern: str = "", expected: str = "") -> str:
-    """A field that is text, empty only where ``pattern`` takes that."""
+    """Declare a text, which may be empty only if ``pattern`` matches an empty text."""
     return _declare(default, Meaning(Kind.TEXT, says, pattern=pattern, expected=expected))
 
 
 def file_name(says: str, *, pattern: str = "", expected: str = "") -> str:
-    """A field that names a file, empty for none; in a settings file, a relative one starts at that file's folder."""
+    """Declare the name of a file, or empty for none; in a settings file it is relative to that file's folder."""
     return _declare("", Meaning(Kind.TEXT, says, pattern=pattern, expected=expected, is_file=True))
 
 
 def path(default: str, says: str) -> Path:
-    """A field that is a path; a relative one starts at the working directory."""
+    """Declare a path, relative to the working directory."""
     return _declare(Path(default), Meaning(Kind.PATH, says))
 
 

@@ -68,11 +68,11 @@ class Route(Generic[S]):
     owner: Owner | None = None
     """None: any instance answers."""
     reads_only: bool = False
-    """True if answering changes nothing, so that another instance may be asked again; always true for GET."""
+    """True if answering changes nothing, so that the request may be repeated elsewhere; always true for GET."""
     hot: bool = False
     """True if the listener calls its handler without the application; its requests are traced."""
     quick: bool = False
-    """As ``hot``, for a route without messages, if the body is short and not compressed; see ``is_direct``."""
+    """Like ``hot``, for a route without messages, if the body is short and not compressed; see ``is_direct``."""
     wait_ms: Callable[[Request], int] | None = None
     """Returns the wait that a request asks for; 0 if it cannot be decoded. None: the route never waits."""
     body: Body | None = None

@@ -26,7 +26,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def now_ms() -> int:
-    """This computer's time, in milliseconds since 1970."""
+    """Return this computer's time, in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
@@ -44,7 +44,7 @@ class Place(click.ParamType["str | bytes | int"]):
         self._now = now
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str | bytes | int:
-        """Returns ``oldest``, ``newest``, an id of 20 bytes, or milliseconds since 1970."""
+        """Return ``oldest``, ``newest``, an id of 20 bytes, or milliseconds since 1970."""
         if not isinstance(value, str):
             return value  # type: ignore[return-value] # click converts defaults twice
         text = value.strip()
@@ -79,13 +79,13 @@ class Length(click.ParamType[int]):
 
 
 def parse_length_s(text: str) -> float | None:
-    """Parses ``7d`` to seconds; None when it is malformed."""
+    """Parse a duration such as ``7d`` to seconds; return None if it is malformed."""
     found = _LENGTH.match(text.strip())
     return float(found[1]) * _UNITS_S[found[2] or "s"] if found else None
 
 
 def show_time(timestamp_ms: int) -> str:
-    """A time in UTC, to the millisecond, as ``--from`` accepts it: 2026-01-31T12:00:00.000Z."""
+    """Format a time in UTC, to the millisecond, as ``--from`` accepts it: 2026-01-31T12:00:00.000Z."""
     try:
         moment = _EPOCH + timedelta(milliseconds=timestamp_ms)
     except OverflowError:
@@ -94,7 +94,7 @@ def show_time(timestamp_ms: int) -> str:
 
 
 def show_length(milliseconds: float | None) -> str:
-    """A duration in at most two units: ``3d 4h``, ``12s``, ``250ms``; ``-`` for None."""
+    """Format a duration in at most two units: ``3d 4h``, ``12s``, ``250ms``; ``-`` for None."""
     if milliseconds is None:
         return "-"
     left = round(milliseconds)
@@ -109,7 +109,7 @@ def show_length(milliseconds: float | None) -> str:
 
 
 def show_ttl(seconds: int) -> str:
-    """Seconds in the shortest text that ``Length`` accepts: ``7d``, ``90m``, ``45s``."""
+    """Format seconds in the largest unit up to days that divides them: ``7d``, ``90m``, ``45s``."""
     for unit in ("d", "h", "m"):
         if seconds % int(_UNITS_S[unit]) == 0:
             return f"{seconds // int(_UNITS_S[unit])}{unit}"
@@ -133,7 +133,7 @@ _SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, str]:
-    """Parses ``NAME=VALUE``. Raises InvalidProperty."""
+    """Parse ``NAME=VALUE``. Raises InvalidProperty."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -144,7 +144,7 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, str]:
 
 
 def checked(given: Mapping[str, object]) -> dict[str, str]:
-    """Converts values to the daemon's form; ``default`` stays.
+    """Convert values to the daemon's form; ``default`` stays.
 
     Raises:
       InvalidProperty: an unknown name, or a value that the daemon would refuse too.
@@ -179,13 +179,13 @@ def _normal(name: str, value: object) -> str:
 
 
 def merged(current: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, Any]:
-    """Returns all properties to send, since the daemon replaces all at once."""
+    """Return all properties to send, since the daemon replaces all at once."""
     kept = {name: value for name, value in current.items() if name in KNOWN}
     return {name: value for name, value in {**kept, **changes}.items() if value != DEFAULT}
 
 
 def differences(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
-    """Returns what ``wanted`` would change: name → (current value, new value)."""
+    """Return what ``wanted`` would change: name → (current value, new value)."""
     found = {}
     for name, value in wanted.items():
         has = current.get(name)
@@ -203,7 +203,7 @@ _KNOWN_DEFAULTS = {"transactional": ("optional",), "deduplication": ("inherit",)
 
 
 def show_property(name: str, value: str | None) -> str:
-    """Shows a value with units: seconds as a duration, bytes as a size."""
+    """Format a value with units: seconds as a duration, bytes as a size."""
     if value is None:
         return "none"
     if value.isdigit() and name == "ttl":
@@ -214,7 +214,7 @@ def show_property(name: str, value: str | None) -> str:
 
 
 def show_exact_size(count: int) -> str:
-    """Bytes as ``max_bytes`` accepts them: ``1GiB``, ``1500B``."""
+    """Format bytes as ``max_bytes`` accepts them: ``1GiB``, ``1500B``."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if count and count % _SIZES[unit] == 0:
             return f"{count // _SIZES[unit]}{unit}"
@@ -233,7 +233,7 @@ def is_pattern(text: str) -> bool:
 
 
 def chosen(existing: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Returns the topics that names and patterns match, in the order of ``existing``; all when ``wanted`` is empty.
+    """Return the topics that names and patterns match, in the order of ``existing``; all if ``wanted`` is empty.
 
     Raises:
       CommandFailed: a name or a pattern matches no topic.
@@ -295,7 +295,7 @@ as_of_option = click.option(
 
 
 def why_held(topic: str, held: Held | None) -> str:
-    """Says which transaction holds a committed reader, and how to look closer."""
+    """Return which transaction holds a committed reader, and the command that shows more."""
     if held is None:
         return f"a transaction holds readers of {topic}: plainsong tx blame {topic}"
     since = "" if held.since_ms is None else f" since {show_length(max(0, now_ms() - held.since_ms))}"

@@ -1,4 +1,4 @@
-"""Single values: parsing, refusals and their messages, and that a value that is shown parses again."""
+"""Single values: parsing, refusals and their messages, and that shown values parse again."""
 
 from __future__ import annotations
 

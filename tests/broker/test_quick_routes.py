@@ -1,4 +1,4 @@
-"""Topic requests in the lane: answered, counted and logged as hypercorn's; unusual ones are left to hypercorn."""
+"""Topic requests in the hot listener: answered, counted and logged as by hypercorn, which gets the unusual ones."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ CONVERSATION = [
 
 
 async def exchanged(daemon, requests):
-    """Return the answers to requests, each on a connection of its own."""
+    """Return the answers to requests that are each sent on a new connection."""
     url, said = daemon.http.base_url, []
     for request in requests:
         async with await trio.open_tcp_stream(url.host, url.port) as stream:

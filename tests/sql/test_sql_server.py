@@ -22,7 +22,7 @@ def running(server: Postgres) -> Iterator[Postgres]:
 
 
 def end(server: Postgres, number: int) -> None:
-    """End it as a stranger would."""
+    """End the server from outside, without its harness."""
     os.kill(server.pids[0], number)
     eventually("it has ended", lambda: not server.runs)
 
@@ -50,7 +50,7 @@ def test_a_start_that_fails_shows_the_log_and_the_next_one_succeeds(running: Pos
         running.start(max_prepared=0)
     assert not running.runs
     running.start()
-    with running.without_prepared():  # it rolls back what would prevent that start
+    with running.without_prepared():  # it rolls back prepared transactions, which would prevent that start
         pass
 
 

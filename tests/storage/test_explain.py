@@ -1,4 +1,4 @@
-"""A stopped store explained: every row decoded, counted by topic and generation, and what does not parse."""
+"""Explaining a stopped store: rows are decoded and counted by topic and generation, unparseable ones included."""
 
 from __future__ import annotations
 

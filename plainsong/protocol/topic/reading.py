@@ -4,7 +4,7 @@
       expired by a ttl of its own      skipped
       rolled back, invalid             skipped by a reader with a view
       undecided                        holds a reader with a view: it gets no later message yet
-      of a later moment                skipped by a reader as of a moment
+      written after the moment         skipped by a reader as of a moment
       refers to stored messages        replaced by their payload rows, of winning segments only
       damaged                          ends the read before it
 
@@ -65,7 +65,7 @@ class Scan(NamedTuple):
     stop: bytes
     feed: Callable[[Rows], bool]
     reverse: bool = False
-    """From the last row down."""
+    """From the last row to the first."""
 
 
 def key_range(span: Span) -> tuple[bytes, bytes]:
@@ -80,7 +80,8 @@ def key_range(span: Span) -> tuple[bytes, bytes]:
 class Walk(InlineDelivery):
     """A reader's walk through the rows of a span."""
 
-    #: Walk from the newest message down. Such a walk has no holds, hidden messages or starts inside stored ones.
+    #: Walk from the newest message down. Such a walk is never held, hides no messages, and never starts inside stored
+    #: ones.
     reverse = False
 
     def __init__(
@@ -162,7 +163,7 @@ class Walk(InlineDelivery):
             return False
         return go_on and not self._is_over
 
-    #: Maximum of rows that it reads after its moment.
+    #: Most rows that it reads after its moment.
     _most_later_rows: float = float("inf")
 
     def _cut_later(self, message_id: bytes) -> None:
@@ -347,7 +348,7 @@ class Paging(Walk):
         return self.feed_part(plain_wire(positions, values), len(values), positions[-1] + NO_PAYLOAD_PART)
 
     def _deliver_together(self, rows: PlainRows) -> bool:
-        """Deliver rows that the store keeps together: those that fit become one part, and the page ends there."""
+        """Deliver rows that the store keeps together. Those that fit become one part; if some do not, the page ends."""
         taken = rows.within(self._room, self._bytes_room)
         if self.held_by is not None or not (taken or self._count):
             return super()._deliver_plain(rows)
@@ -413,7 +414,7 @@ class Paging(Walk):
 # it remembers the ids of messages at a stride of bytes; when there are too many, it drops every other one.
 
 
-#: Maximum of ids remembered; each of a thousand parts is then exact to a sixteenth.
+#: Most ids remembered; each of a thousand parts is then exact to a sixteenth.
 MAX_SPLIT_POINTS = 16_384
 
 

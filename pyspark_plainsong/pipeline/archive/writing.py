@@ -1,4 +1,4 @@
-"""Writes one micro-batch into one folder, a new one for each try; reads it back, and writes its manifest last."""
+"""Writes one micro-batch into one folder, a new one for each attempt; reads it back, and writes its manifest last."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 START = "_start.json"
 #: The file in a checkpoint with the time when there was nothing left to archive.
 CAUGHT_UP = "_caught_up.json"
-#: Spark's default is INT96, which other readers deprecate.
+#: Spark's default is INT96, which other readers have deprecated.
 TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 
 
@@ -60,7 +60,7 @@ class Offsets:
         self._log = log
 
     def bounds(self, batch: int) -> tuple[bytes, bytes]:
-        """The ids ``start <= id < end`` of a batch that Spark has begun. Raises CommandFailed."""
+        """Return the range of ids, ``start <= id < end``, of a batch that Spark has begun. Raises CommandFailed."""
         start = self.first() if batch == 0 else self._end(batch - 1)
         end = self._end(batch)
         if start is None or end is None:
@@ -68,7 +68,7 @@ class Offsets:
         return start, end
 
     def done(self) -> bytes | None:
-        """The end of the newest finished batch; None: there is none."""
+        """Return the end of the newest finished batch; None if there is none."""
         batches = [int(name) for name in self.files.names("commits") if name.isdigit()]
         return self._end(max(batches)) if batches else None
 
@@ -78,21 +78,21 @@ class Offsets:
         return not self.files.names("offsets")
 
     def first(self) -> bytes | None:
-        """The start of the first batch; None: the checkpoint is new."""
+        """Return the start of the first batch; None if the checkpoint is new."""
         text = self.files.read(START)
         return None if text is None else bytes.fromhex(json.loads(text)["start"])
 
     def begin(self, start: bytes) -> None:
-        """Record the start of the first batch before it is asked for, so that it is the same after a kill."""
+        """Record the start of the first batch before it is requested, so that it is the same after a kill."""
         fields = {"topic": self._log.name, "generation": self._log.generation, "start": start.hex()}
         self.files.write(START, json.dumps(fields).encode())
 
     def note_caught_up(self, end: bytes, at_ms: int) -> None:
-        """Record that at a time all messages were archived: the topic had none from ``end`` on."""
+        """Record that all messages were archived at ``at_ms``: the topic had none from ``end`` on."""
         self.files.write(CAUGHT_UP, json.dumps({"end": end.hex(), "atMs": at_ms}).encode())
 
     def caught_up_ms(self) -> int | None:
-        """When the archive had caught up with the topic; None: batches were archived since."""
+        """Return when the archive had caught up with the topic; None if it never has, or has archived batches since."""
         text = self.files.read(CAUGHT_UP)
         caught_up = {} if text is None else json.loads(text)
         done = self.done()
@@ -111,15 +111,15 @@ class Offsets:
 
 
 class ArchiveWriter:
-    """Called by ``foreachBatch``. After a kill the same batch comes again, with the same range.
+    """Writes the batches of ``foreachBatch``. After a kill Spark repeats the last batch, with the same range.
 
     Args:
-      files: the archive's.
-      offsets: those of the query's checkpoint.
-      is_held: whether the archive holds a range of ids already; called once, since only the first batch of a run can
-        come a second time.
-      check: called before a manifest is written; raises if this process does not hold the lock any more.
-      done: called with each batch that was written.
+      files: the archive's files.
+      offsets: the offsets of the query's checkpoint.
+      is_held: returns True if the archive already has a range of ids; called for the first batch of a run only, since
+        no other can be a repetition.
+      check: called before a manifest is written; raises if this process no longer holds the lock.
+      done: called with the manifest of each batch that was written.
     """
 
     def __init__(
@@ -143,7 +143,10 @@ class ArchiveWriter:
         self._is_first = True
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
-        """Write a batch, unless the archive holds it. Raises what Spark raises: the batch is no part of the archive."""
+        """Write a batch, unless the archive has it.
+
+        Raises CommandFailed, or what Spark raises: the batch is not part of the archive.
+        """
         archive = _query_id(rows.sparkSession)
         start, end = self._offsets.bounds(batch)
         again, self._is_first = self._is_first, False
@@ -152,13 +155,13 @@ class ArchiveWriter:
         self._done(self.put(rows, archive, batch, (start, end)))
 
     def put(self, rows: DataFrame, archive: str, batch: int, bounds: tuple[bytes, bytes]) -> Manifest:
-        """Write rows as an entry. Raises CommandFailed, or what Spark raises: they are no part of the archive."""
+        """Write rows as an entry. Raises CommandFailed, or what Spark raises: they are not part of the archive."""
         folder = self.new_folder(archive, batch)
         self.write(rows, folder)
         return self.describe(rows.sparkSession, folder, archive, batch, bounds)
 
     def new_folder(self, archive: str, batch: int) -> str:
-        """The folder for one try at a batch."""
+        """Return a new folder for an attempt to write a batch."""
         return f"{self._batches(archive)}/{layout.new_try(layout.batch_name(batch))}"
 
     def write(self, rows: DataFrame, folder: str) -> None:
@@ -194,7 +197,7 @@ class ArchiveWriter:
         return manifest
 
     def _is_there(self, archive: str, batch: int, start: bytes, end: bytes) -> bool:
-        """True if an earlier try has finished the batch. Removes the tries of killed runs."""
+        """Return True if an earlier attempt has finished the batch. Removes the unfinished attempts of killed runs."""
         found = False
         batches = self._batches(archive)
         for name in self._files.names(batches):
@@ -219,7 +222,7 @@ class ArchiveWriter:
 
 
 def _query_id(spark: SparkSession) -> str:
-    """The archive id: the id of the query, which its checkpoint keeps."""
+    """Return the archive id: the id of the query, which its checkpoint stores."""
     found = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     assert found is not None, "this runs inside a streaming query"
     return found.replace("-", "")
