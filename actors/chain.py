@@ -3,7 +3,7 @@
 A part ends with an entry, or among the stored messages that one row publishes, since their number is unbounded.
 
 Below the last entry only the signs of write pointers change and expired messages disappear, so the rows are read
-outside the actor. It is asked twice: before the read for the end of the chain, and after it for what has expired.
+outside the actor. The actor is asked twice: before the read for the end of the chain, and after it for what has expired.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_ENTRIES = 1_000
 MAX_BYTES = 1 << 20
 #: Counted for a message in addition to its payload, so that short messages fill a part too.
 _MESSAGE_BYTES = 64
-#: Undecided write pointers that a part names at most.
+#: The most undecided write pointers that a part names.
 _MAX_UNDECIDED = 1_000
 
 
@@ -201,7 +201,7 @@ class _Reading:
         self.is_full |= high >= self.upto != self._positions[-1]
 
     async def read_rest(self, store: Store, behind: bytes) -> None:
-        """Take the stored messages after the one with the id ``behind``, of those published with it."""
+        """Take the rest of the messages that were published together with the stored message ``behind``."""
         key = self._prefix + behind[:POSITION_BYTES]
         value = await store.get(Table.MESSAGE, key)
         if value is not None and is_reference((key, value)) and is_message((key, value)):

@@ -1,4 +1,4 @@
-"""Compares the clock with the store: the newest time that topics have assigned, and the present time.
+"""Compares the clock with the newest time that the topics in the store have assigned.
 
     behind   publish times do not advance until the clock has caught up, and nothing expires
     ahead    messages expire at once: correct after a long stop, wrong if the clock is set wrong

@@ -28,7 +28,7 @@ MESSAGE_BYTES = 100
 
 
 def measure_front(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """Measure one connection, then many; both daemons run throughout and are measured in turns."""
+    """Measure one connection, then many; both daemons run throughout and are measured alternately."""
     section = Section("front", "Front ends", SAYS)
     with daemon(scratch / "one") as one, daemon(scratch / "front", http_processes=FRONT_ENDS) as front:
         for each in (one, front):

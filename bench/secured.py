@@ -1,4 +1,4 @@
-"""Cost of names, quotas and TLS for a small publish, each compared with a daemon without, in turns by the same client.
+"""Cost of names, quotas and TLS for a small publish, each compared with a plain daemon under the same load, alternately.
 
 To run it alone, in about four minutes: ``nice -n -19 python -m bench secured``.
 """
@@ -45,7 +45,7 @@ CERTIFICATE = (
 
 
 def measure_secured(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """Measure names and quotas, then TLS; the daemons run throughout and are measured in turns."""
+    """Measure names and quotas, then TLS; the daemons run throughout and are measured alternately."""
     section = Section("secured", "Names, quotas and TLS", SAYS)
     with ExitStack() as stack:
 

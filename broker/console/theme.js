@@ -1,6 +1,6 @@
-// Sets the theme before the style sheet is read, so that no page is first shown in another one.
+// Sets the theme before the style sheet is read, so that no page flashes in the wrong theme.
 try {
   document.documentElement.dataset.theme = localStorage.getItem("plainsong-theme") || "auto";
 } catch {
-  // A browser that keeps nothing for us follows the system.
+  // Without local storage the theme follows the system.
 }

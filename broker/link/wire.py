@@ -1,4 +1,4 @@
-"""The bytes of a link: frames are collected and written once per turn of the event loop, read, and kept alive by pings.
+"""The bytes of a link: queued frames are written once per turn of the event loop, and pings detect a dead peer.
 
 Both sides of a link use it. Reading never waits for a task that answers: input is bounded by what was granted (calls by
 number and bytes, pieces by credit), so a slow reader does not delay the others.
@@ -367,7 +367,7 @@ def _first(group: BaseExceptionGroup[_Broken]) -> BaseException:
 # --- heartbeat -------------------------------------------------------------------------------------
 
 
-#: The least fraction of a probe's time that a peer gets: its answer may have arrived unread.
+#: The minimum fraction of a probe's time that a peer gets: its answer may have arrived unread.
 _AT_LEAST = 0.1
 
 
@@ -378,7 +378,7 @@ class Heartbeat:
         """``ping`` sends a ping."""
         self.received = False
         self._ping = ping
-        #: When the ping was sent that is still unanswered; inf: there is none.
+        #: When the ping that is still unanswered was sent; inf: there is none.
         self._pinged_s = inf
         self._heard_s = trio.current_time()
         self._times_heard = 0
@@ -391,7 +391,7 @@ class Heartbeat:
             woken_s = trio.current_time() + pause_s
             await trio.sleep_until(woken_s)
             if trio.current_time() - woken_s > pause_s:
-                self._heard()  # this process was suspended: what arrived since is unread
+                self._heard()  # this process was suspended: data may have arrived unread
             elif self._pinging_s() >= silence_s - pause_s:
                 return self._reason()
 
@@ -413,7 +413,7 @@ class Heartbeat:
             self._heard()  # this process was suspended
 
     def _pinging_s(self) -> float:
-        """Return how long a ping has been unanswered; send one unless one is, or data has just arrived."""
+        """Return how long a ping has been unanswered. Send one if none is, unless data has just arrived."""
         if self.received:
             self._heard()
         elif self._pinged_s == inf:

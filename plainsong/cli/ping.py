@@ -53,7 +53,7 @@ Ask: TypeAlias = "Callable[[str, str], Answer | Failure]"
 
 @contextmanager
 def asking(where: Where, timeout_s: float) -> Iterator[tuple[Sequence[str], Ask]]:
-    """The URLs of ``where``, and what asks each of them by itself.
+    """Yields the URLs of ``where``, and a function that asks one of them.
 
     Raises:
       InvalidParameter: a URL or the token file is invalid.
@@ -83,7 +83,7 @@ def asking(where: Where, timeout_s: float) -> Iterator[tuple[Sequence[str], Ask]
 
 
 def ask(where: Where, *, count: int = 5, live: bool = False) -> list[ProbeResult]:
-    """Asks every daemon of ``where``, and pings each ``count`` times; or only whether it lives.
+    """Asks every daemon of ``where``, and pings each ``count`` times; with ``live``, asks only whether it is alive.
 
     Raises:
       InvalidParameter: a URL or the token file is invalid.
@@ -111,7 +111,7 @@ def _one(ask_one: Ask, url: str, count: int) -> ProbeResult:
         found.detail = "not a plainsong daemon"
         return found
     found.answers = True
-    # A daemon may show these to names alone (401, 403); that it is there and ready it shows to all.
+    # A daemon may show these only to authenticated clients (401, 403); it shows to all clients whether it is ready.
     found.version, found.store = str(version.get("version", "")), str(version.get("store", ""))
     for _ in range(count):
         began = time.perf_counter()

@@ -18,7 +18,7 @@ A = TypeVar("A")
 
 
 class Ask(Generic[A]):
-    """A request whose answer is an ``A``. ``size``: the bytes it counts for against the bound of a mailbox."""
+    """A request whose answer is an ``A``. ``size``: its bytes, as counted against the limit of a mailbox."""
 
     __slots__ = ()
     size = 0
@@ -45,9 +45,9 @@ class Put:
     suffixes: Sequence[bytes]
     values: Sequence[bytes]
     size: int | None = field(default=None, compare=False)
-    """The bytes of all values together, where who made it has counted them."""
+    """The bytes of all values together, if its maker has counted them."""
     may_expire: bool = field(default=True, compare=False)
-    """True if messages may have times to live of their own; False if certainly none has."""
+    """True if messages may have their own times to live; False if none has."""
 
     @property
     def value_bytes(self) -> int:
@@ -91,5 +91,5 @@ class Expect:
 
 
 def put_one(table: Table, key: bytes, value: bytes) -> Put:
-    """A single row to store."""
+    """Return the Put of a single row."""
     return Put(table, key, (b"",), (value,))

@@ -5,7 +5,7 @@ ignores; it raises the byte when older programs would misread the row.
 
     metadata     g generation (negated: deleted)  p properties  c created  u updated  d deleted  k partly cleaned
                  f floor  w creator  a set aside: first and last position, rows  h end of a chain  l restored up to
-    high water   t time  s last timestamp and sequence id given  b usage buckets  n messages ever published
+    high water   t time  s last timestamp and sequence id assigned  b usage buckets  n messages ever published
                  q last sequence id of each bucket  e last position of the buckets dropped
     reader       p position  c changed
     namespace    d deduplication  s how often it was switched off
@@ -79,7 +79,7 @@ class Metadata:
     chain_end: ChainEnd | None = None
     """The end of the topic's earlier chain, which was switched off; None: there was none."""
     restored: bytes | None = None
-    """The position (10 bytes) up to which a restore brought a chained topic back, until its chain says so."""
+    """The position (10 bytes) up to which a restore brought a chained topic back, until its chain records that."""
 
     @property
     def etag(self) -> str:
@@ -159,7 +159,7 @@ class HighWater:
     """The topic's time: it never goes back, whatever the clock does."""
     last_ts_ms: int = 0
     last_sequence_id: int = -1
-    """The last position given out; -1 with timestamp 0: none yet."""
+    """The last position assigned; -1 with timestamp 0: none yet."""
     buckets: list[list[int]] = field(default_factory=list)
     """The counts of ``Usage`` up to that position."""
     appended: int = 0
@@ -167,7 +167,7 @@ class HighWater:
     last_sequence_ids: list[int] = field(default_factory=list)
     """Sequence id of the last message of each bucket; empty: not known."""
     last_dropped: bytes | None = None
-    """Position (10 bytes) of the last message of the buckets dropped because they had expired; None: none was."""
+    """Position (10 bytes) of the last message of the buckets dropped because they had expired; None: no bucket."""
 
     @property
     def before_buckets(self) -> bytes:
@@ -269,11 +269,11 @@ def _bucket(value: object) -> list[int]:
 
 
 class Packed(bytes):
-    """A value of a record that is packed already."""
+    """A value of a record that is already packed."""
 
     @classmethod
     def map(cls, pairs: Collection[bytes]) -> Packed:
-        """A map of packed pairs, each a packed name and its packed value."""
+        """Return a map of packed pairs, each a packed name and its packed value."""
         return cls(b"".join((msgpack.Packer().pack_map_header(len(pairs)), *pairs)))
 
     @classmethod

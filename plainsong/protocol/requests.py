@@ -1,6 +1,6 @@
-"""The requests of clients to a topic and its answers, in every encoding, and the checks that need no topic.
+"""Clients' requests to a topic and the answers, in every encoding, and the checks that need no topic.
 
-Codecs convert these from bytes and back; routes, lane and actors pass them on. They are plain data: the codec checks
+Codecs convert these to and from bytes; routes, the hot path and actors pass them on. They are plain data: the codec checks
 their shape, the functions below check that they make sense.
 """
 
@@ -62,7 +62,7 @@ class PublishRequest:
 
     @property
     def lengths(self) -> Lengths:
-        """The lengths of its messages, which are looked at once: every look at a thousand takes 25 µs and more."""
+        """The lengths of its messages, computed once: measuring a thousand takes 25 µs or more."""
         if self._lengths is None:
             self._lengths = Lengths(self.messages)
         return self._lengths
@@ -84,14 +84,14 @@ class PollRequest:
     max_bytes: int | None = None
     isolation: Isolation | None = None
     as_of_ms: int | None = None
-    """A moment in milliseconds since 1970: what had been committed by then. JSON and the query have it; Avro has not."""
+    """Show what had been committed by this time, in milliseconds since 1970. In JSON and the query only, not in Avro."""
 
     @property
     def since(self) -> bytes:
         """The inclusive lower bound this poll starts at.
 
         Raises:
-          InvalidMessageId: the id has not 20 bytes.
+          InvalidMessageId: the id is not 20 bytes long.
           InvalidParameter: the timestamp is below 0.
         """
         return bound_of(self.start_from, inclusive=self.inclusive)
@@ -101,7 +101,7 @@ def bound_of(start_from: bytes | int | None, *, inclusive: bool) -> bytes:
     """The inclusive lower bound of a start position: an id, a timestamp in ms, or None (the oldest).
 
     Raises:
-      InvalidMessageId: the id has not 20 bytes.
+      InvalidMessageId: the id is not 20 bytes long.
       InvalidParameter: the timestamp is below 0.
     """
     if start_from is None:
@@ -126,7 +126,7 @@ class ProducerVerdict:
 
 @dataclass(slots=True)
 class PublishResponse:
-    """The positions of a publish under a write pointer; a rollback takes it back unread."""
+    """The positions of a publish under a write pointer; a client returns it unchanged to roll the publish back."""
 
     write_pointer: int | None
     start_timestamp_ms: int
@@ -137,12 +137,12 @@ class PublishResponse:
     verdict: ProducerVerdict | None = field(default=None, compare=False)
     """Set when the request had a producer."""
     generation: int = field(default=0, compare=False)
-    """The topic's; 0 where the answer does not say it."""
+    """The topic's generation; 0 where the answer does not name it."""
 
 
 @dataclass(slots=True)
 class Receipt:
-    """The outcome of a publish without a write pointer; ids are None when they are not known any more."""
+    """The outcome of a publish without a write pointer; ids are None when they are no longer known."""
 
     first_id: bytes | None
     last_id: bytes | None
@@ -158,14 +158,14 @@ class Receipt:
 
 # --- checks ----------------------------------------------------------------------------------------
 #
-# They run after the query parameters (``ttl``, ``wait_ms``, ``isolation``, ``max_bytes``) have been put in. Nothing
-# has happened when one of them raises.
+# They run after the query parameters (``ttl``, ``wait_ms``, ``isolation``, ``max_bytes``) have been applied. Nothing
+# has happened if one of them raises.
 
 
 #: Bytes of one message's attributes together, and of a routing key, in UTF-8. Source: the HTTP contract, section 2.
 MAX_ATTRIBUTE_BYTES = 4096
 MAX_SEGMENT_BYTES = 64
-#: Winning segments one publish may list: as many as tasks of a very large job.
+#: Winning segments one publish may list: enough for the tasks of a very large job.
 MAX_SEGMENTS = 1 << 16
 MAX_PRODUCER_BYTES = 255
 
@@ -213,7 +213,7 @@ def check_store(request: PublishRequest) -> None:
     """Check a store.
 
     Raises:
-      NoMessages: there is none.
+      NoMessages: the request has none.
       TransactionRequired: no write pointer, and not both a producer and a segment.
       InvalidSequenceIds, InvalidParameter: as for ``check_publish``.
     """
@@ -233,7 +233,7 @@ def check_rollback(response: PublishResponse) -> None:
 
     Raises:
       TransactionRequired: no write pointer.
-      InvalidParameter: it is not above 0.
+      InvalidParameter: the write pointer is not above 0.
     """
     if response.write_pointer is None:
         raise TransactionRequired("a rollback needs a write pointer")
@@ -244,7 +244,7 @@ def check_poll(request: PollRequest) -> None:
     """Check a poll.
 
     Raises:
-      InvalidMessageId: ``startFrom`` or ``endBefore`` are bytes, but not 20.
+      InvalidMessageId: ``startFrom`` or ``endBefore`` is not 20 bytes long.
       InvalidParameter: another value that is not allowed; the detail names the field.
     """
     bound_of(request.start_from, inclusive=request.inclusive)
@@ -272,7 +272,7 @@ def _check_as_of(request: PollRequest) -> None:
 
 
 def in_the_future(at_ms: int, now_ms: int) -> InvalidParameter:
-    """The error for a read as of a moment that is still to come."""
+    """Return the error for a read as of a time in the future."""
     return InvalidParameter(f"asOfMs is {at_ms}, and it is {now_ms}", hint="use a moment in the past")
 
 
@@ -304,7 +304,7 @@ def _check_fields(request: PublishRequest) -> None:
             _check_bytes(f"segments[{index}]", segment, 1, MAX_SEGMENT_BYTES)
 
 
-@lru_cache(maxsize=1024)  # every request of a producer asks for it
+@lru_cache(maxsize=1024)  # called for every request of a producer
 def check_producer_name(text: str) -> None:
     """Raise InvalidParameter unless ``text`` may name a producer: 1 to 255 bytes of UTF-8, and no credential."""
     _check_bytes("producer", text, 1, MAX_PRODUCER_BYTES)

@@ -44,9 +44,9 @@ class Retry:
     """The effect failed, or its outcome is unknown; another attempt may succeed."""
 
     why: str
-    """One line, for people and for dead letters."""
+    """One line, reported and stored in the dead letter."""
     pause_s: float = 0.0
-    """The pause that the other side asked for; 0: none."""
+    """The pause that the endpoint asked for; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Reject:
     """The effect failed because of this message: no attempt will succeed."""
 
     why: str
-    """One line, for people and for dead letters."""
+    """One line, reported and stored in the dead letter."""
 
 
 Verdict: TypeAlias = Done | Retry | Reject
@@ -64,7 +64,7 @@ class Effect(Protocol):
     """The action for a message."""
 
     def __call__(self, message: Message, attempt: int) -> Verdict:
-        """Makes one attempt; the first is number 1. Raises Stopped when it was abandoned to stop early."""
+        """Makes one attempt; the first is number 1. Raises Stopped if it was abandoned because of a stop."""
         ...
 
 
@@ -72,7 +72,7 @@ class Effect(Protocol):
 
 
 class Stuck(Exception):
-    """A message failed for good, and there are no dead letters: it comes first next time."""
+    """A message failed permanently, and there is no dead-letter topic: the next run starts with it."""
 
     def __init__(self, message: Message, why: str, attempts: int) -> None:
         super().__init__(why)
@@ -83,14 +83,14 @@ class Stuck(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often to retry, and after what pauses."""
+    """Limits the retries, and sets the pauses between them."""
 
     retries: int | None = 8
     """Attempts after the first; None: no limit."""
     pause_s: float = 0.5
     """Before the second attempt; doubles each time, and is shortened at random by up to half."""
     max_pause_s: float = 60.0
-    """Limits every pause, also one that the other side asks for."""
+    """Limits every pause, including one that the endpoint asks for."""
 
     def pause_after(self, attempt: int, verdict: Retry, chance: float) -> float:
         """The pause after attempt number ``attempt``; ``chance`` is from 0 to 1."""
@@ -125,7 +125,7 @@ class Reaction:
     dead_letters: DeadLetters | None
     report: Callable[[ReactionEvent], object]
     waits: bool = True
-    """Whether to wait for an unavailable daemon when saving a position."""
+    """True if saving a position or publishing a dead letter waits for an unavailable daemon."""
     chance: Callable[[], float] = random.random
     done: int = 0
     """Messages that succeeded."""
@@ -133,12 +133,12 @@ class Reaction:
     """Messages that became dead letters."""
 
     def run(self, reader: Reader) -> None:
-        """Runs until the reader's end.
+        """Processes messages until the reader ends.
 
         Raises:
-          Stopped: the current message was returned unprocessed. Stuck: it failed for good.
+          Stopped: the current message was returned unprocessed. Stuck: it failed permanently.
           PlainsongError: reading failed, the position was not saved or another process moved it, or a dead letter was
-            not published. Messages after the position come again.
+            not published. Messages after the position are delivered again.
         """
         messages = iter(reader)
         while True:
@@ -155,7 +155,7 @@ class Reaction:
                 self.dead_letters.forget(message)
 
     def _settle(self, message: Message) -> bool:
-        """Attempts until the message is done, or a dead letter; returns whether it is done."""
+        """Tries until the message is done or dead-lettered. True if it is done."""
         attempt = 0
         while True:
             self.stop.check()
@@ -181,7 +181,7 @@ class Reaction:
         self.report(ReactionEvent("dead-letter", message, attempts, verdict.why))
 
     def _until_available(self, work: Callable[[], None], event: Literal["unsaved", "unsent"], message: Message) -> None:
-        """Retries ``work`` while the daemon is unavailable. Raises its error when the run does not wait."""
+        """Retries ``work`` while the daemon is unavailable. Raises its error if the run does not wait."""
         tries = 0
         while True:
             try:
@@ -202,23 +202,23 @@ class Reaction:
 
 # --- dead letters ----------------------------------------------------------------------------------
 #
-# Every dead letter has a producer of its own, named by the message's id: sent again after a crash, it is stored once.
-# When the reader's position has passed the message for good, it is not sent again, and the producer is forgotten.
+# Every dead letter has its own producer, named after the message's id, so that one that is sent again after a crash is
+# stored once. Once the saved position has passed the message, it is never sent again, and the producer is deleted.
 
 
-#: Bounds on the bytes of ``error``; the message's own attributes give way to the lower one.
+#: Limits on the bytes of ``error``; the message's own attributes are dropped if they leave less than the minimum.
 MAX_ERROR_BYTES = 1024
 MIN_ERROR_BYTES = 200
-#: For one dead letter, and ``upload_s`` of it; then it is retried, or the run may stop.
+#: The limit for publishing one dead letter, in addition to ``upload_s``; then it is retried, or the run may stop.
 DEADLINE_S = 15.0
 
 
 class DeadLetters:
-    """Publishes messages that failed for good, each once, with their origin and the error.
+    """Publishes messages that failed permanently, each once, with their origin and the error.
 
     Args:
       topic: in the client's own namespace.
-      reader: name of the reader's position, so that two readers of one topic have dead letters of their own.
+      reader: name of the reader's position, so that two readers of one topic have separate dead letters.
     """
 
     def __init__(self, client: Client, topic: str, reader: str) -> None:
@@ -246,7 +246,7 @@ class DeadLetters:
 def attributes_of(message: Message, why: str, attempts: int) -> dict[str, str]:
     """The message's own attributes, and ``originalTopic``, ``originalId``, ``attempts`` and ``error``.
 
-    To keep within the bound on attributes, ``error`` is cut, and if that is not enough its own are left out.
+    To stay within the limit on attributes, ``error`` is cut, and if that is not enough the message's own are dropped.
     """
     origin = {"originalTopic": message.topic, "originalId": str(message.id), "attempts": str(attempts)}
     kept = {name: value for name, value in message.attributes.items() if name not in (*origin, "error")}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SIZE = struct.Struct("!i")
-#: A call of an unknown function: a Thrift server refuses it at once, with or without an HBase.
+#: A call of an unknown function: a Thrift server refuses it at once, whether or not HBase runs.
 GREETING = b"\x80\x01\x00\x01" + _SIZE.pack(9) + b"plainsong" + _SIZE.pack(0) + b"\x00"
 GREETED = b"\x80\x01\x00\x03"
 _RECEIVE_BYTES = 1 << 18
@@ -177,7 +177,7 @@ class Gateway:
             failed = kind == TMessageType.EXCEPTION
             answer = TApplicationException() if failed else getattr(thrift.Hbase, f"{name}_result")()
             codec.read_struct(answer)
-        except Exception as error:  # the codec raises anything for bytes that are no answer
+        except Exception as error:  # the codec may raise anything for bytes that are not an answer
             raise OutOfStep(f"an answer that cannot be read: {error!r}") from error
         if sequence != expected:
             raise OutOfStep(f"answer {sequence} to request {expected}")

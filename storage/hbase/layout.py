@@ -49,10 +49,10 @@ def is_within_topic(start: bytes, stop: bytes) -> bool:
 
 # --- stamps ----------------------------------------------------------------------------------------
 #
-# A stamp tells which commit a row or cell of HBase belongs to; a topic's head decides which stamps count.
+# A stamp identifies the commit that a row or cell of HBase belongs to; a topic's head decides which stamps count.
 #
 #     stamp     epoch:u64 serial:u64      the owner's epoch, and the number of its commit; 0 0: no owner, always counts
-#     head      01 stamp stamp            the last commit of the present owner; the last one of the previous owner
+#     head      01 stamp stamp            the last commit of the current owner; the last one of the previous owner
 #     fence     serial:u64                the last commit of an epoch that counts
 #
 # All rows and cells of a commit carry its stamp, and count once the head has reached it. A row that is put later under
@@ -147,7 +147,7 @@ class Head:
         return stamp.serial <= known[stamp.epoch] if stamp.epoch in known else None
 
     def is_void(self, stamp: Stamp) -> bool:
-        """True if the commit of ``stamp`` will never count: its owner was replaced before."""
+        """True if the commit of ``stamp`` will never count: its owner was replaced first."""
         return stamp.epoch < self.last.epoch and not self.counts(stamp)
 
 

@@ -137,7 +137,7 @@ FAMILY_OPTIONS = {"max_versions": 1, "bloom_filter_type": "ROW", "block_cache_en
 
 #: Time limit for creating a table: a busy master takes seconds.
 _CREATE_S = 60.0
-#: Interval of checks if a table is enabled.
+#: The pause between two checks whether a table is enabled.
 _ENABLED_AGAIN_S = 0.2
 
 

@@ -193,7 +193,7 @@ class LevelDBStore:
             else:
                 completed(own_error(error))
         elif done.rest:
-            # Queued after the commits that wait by now: a rollback of a million rows delays none of them for long.
+            # Queued after the commits that are already waiting: a rollback of a million rows delays none of them for long.
             rest = PendingWrite(done.rest, on_completed=self._written, completed=completed, is_rest=True)
             try:
                 self._group_commit.begin(rest)
@@ -583,5 +583,5 @@ class LevelDBView:
             await trio.lowlevel.checkpoint()
             return
         with trio.CancelScope(shield=True), suppress(StoreError):
-            # If the store was closed since, that has closed the view.
+            # If the store has been closed since, the view is closed, too.
             await self._store.close_view(self._view)

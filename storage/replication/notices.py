@@ -1,7 +1,7 @@
-"""The small objects of the commit log: the seal that ends an epoch, and the lease; where each object has its place.
+"""The small objects of the commit log: the seal that ends an epoch, and the lease; and the name of each object.
 
     log/<epoch>/<number>   a segment, or the seal
-    lease.json             who reigns, or tries to
+    lease.json             the highest epoch chosen
 
 Both are canonical JSON, so that equal ones have equal bytes. Epochs and numbers in names have twenty digits, so that
 names sort as numbers do.

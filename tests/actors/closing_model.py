@@ -1,11 +1,11 @@
 """A model of the end of a transaction over topics that change hands, small enough to explore every order of events.
 
-Owners of a topic follow one another at two instances, while earlier ones continue as if nothing had happened; so do
-owners of the transaction service. Questions, grants and writes may be in flight for any time, and any owner may ask
-any past or present owner. No row of the transaction may become durable after its end, which is a commit or, with other
-names for the same steps, an abort.
+A topic's owners succeed one another on two instances, while earlier owners continue as if they still owned it; the same
+holds for the transaction service. Questions, grants and writes may be in flight for any length of time, and any owner
+may ask any current or former owner. No row of the transaction may become durable after its end: a commit, or an abort,
+which takes the same steps under other names.
 
-``Rules`` are the ingredients; each can be left out, to show why it is needed.
+``Rules`` lists the parts of the protocol; each can be left out, to show why it is needed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ WRONG = "a row came behind the end"
 
 @dataclass(frozen=True)
 class Rules:
-    """Ingredients of the protocol."""
+    """The parts of the protocol."""
 
     enlisted_durably: bool = True
     """A topic is durably enlisted in the service's rows before it may write, so that the next owner finds it there."""
     grants_checked: bool = True
-    """A grant that needed no row is given only by the present owner of the service."""
+    """A grant that needs no new row is issued only by the current owner of the service."""
     frozen: bool = True
     """No topic is enlisted while topics are asked to close."""
     terms: bool = True
@@ -39,9 +39,9 @@ class Rules:
     in_turn: bool = True
     """A topic closes only when its writes are durable or can never be."""
     closings_checked: bool = True
-    """An owner that answers that the topic is closed still owns it."""
+    """An owner answers that the topic is closed only while it still owns it."""
     closed_anew: bool = True
-    """A closing that was abandoned does not count for the next attempt."""
+    """The answers of an abandoned attempt to close do not count for the next attempt."""
     fenced: bool = True
     """The store rejects rows of an owner that was replaced."""
 
@@ -215,7 +215,7 @@ class Model:
         return state._replace(grants=state.grants | {question})
 
     def close(self, state: State, owner: Owner, term: Term) -> State:
-        """Ask one owner of the topic, present or past."""
+        """Ask one owner of the topic, current or former."""
         if term.writing and self.rules.in_turn:
             return state  # it answers later
         if self.rules.closings_checked and term.epoch != state.epochs[term.topic]:

@@ -76,7 +76,7 @@ class House:
         self.snapshots = []
 
     async def sure(self, call, *args):
-        """Return the answer, after any number of attempts; None if it is definitively refused."""
+        """Return the answer, after any number of attempts; None if it is refused permanently."""
         while True:
             try:
                 return await call(*args)

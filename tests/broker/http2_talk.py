@@ -1,4 +1,4 @@
-"""A client of HTTP/2 for tests, which can also send what a library would refuse to."""
+"""An HTTP/2 client for tests, which can also send requests that a library would refuse to send."""
 
 from __future__ import annotations
 

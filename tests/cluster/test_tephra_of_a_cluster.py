@@ -20,7 +20,7 @@ from tests.patience import PATIENCE_S
 
 #: Instances are killed here, HBase is not: a stall of the machine must not look like its failure.
 CALM = ("cluster.session_timeout_s=10", "storage.hbase.timeout_s=30")
-#: Errors upon which a client tries again.
+#: Errors after which a client retries.
 LATER = ("no_owner", "recovering", "transactions_unavailable", "overloaded", "shutting_down")
 
 

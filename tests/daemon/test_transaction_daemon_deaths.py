@@ -28,10 +28,10 @@ SETTINGS = ("storage.min_free_bytes=0",)
 STEPS = ("begin", "store", "publish", "prepare", "commit")
 #: System calls with their number: before anything is written, within a long write, and before it is durable.
 BEFORE, IN_THE_MIDDLE, BEFORE_THE_SYNC = ("write", 1), ("write", 20), ("fdatasync", 1)
-#: Far longer than a transaction of some messages, and one of thirty thousand, takes on a busy machine that stalls.
+#: Far longer than a transaction of a few messages, and one of 30 000, takes on a busy machine that stalls.
 TIMEOUT_S, LONG_TIMEOUT_S = 12, 120
 MANY = 30_000
-#: How long a call waits at its entry: enough to read of it and send SIGKILL on a busy machine.
+#: The delay of a call at its entry: enough to read strace's line and send SIGKILL on a busy machine.
 HELD_FOR_US = 250_000
 
 
@@ -93,14 +93,14 @@ class Harness:
                 work = Work(talk, self.plot, f"{step}-{next(self.numbers)}", TOPICS, self.rng)
                 for name in (*STEPS[:4], end):
                     if name == step:
-                        await self.place.more(0, 12)  # readers have looked
+                        await self.place.more(0, 12)  # let the readers poll first
                         killer = Killer(self.daemon, call, when)
                     await self._step(work, name, stored)
         except ConnectionLost:
             killed = True
         if killer is not None:
             killer.end()
-            killed = killed or killer.killed  # perhaps in a call of its own, after the last answer
+            killed = killed or killer.killed  # perhaps in a background call, after the last answer
         if killed:
             self.place.closed()
             await trio.to_thread.run_sync(self.daemon.wait)

@@ -136,7 +136,7 @@ async def test_what_was_taken_there_still_happens_when_the_caller_leaves():
 
     async def takes(call):
         begun.set()
-        with trio.CancelScope(shield=True):  # as a topic does with a request it has taken
+        with trio.CancelScope(shield=True):  # as a topic does with a request it has accepted
             await gate.wait()
             done.set()
         return Reply()

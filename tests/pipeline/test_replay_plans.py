@@ -1,4 +1,4 @@
-"""The plan of a replay: found again, gone on with, and never published twice without being asked for."""
+"""The plan of a replay: found again, resumed, and never published twice unless requested."""
 
 from __future__ import annotations
 

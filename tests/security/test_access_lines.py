@@ -9,7 +9,7 @@ import pytest
 from tests.security.named import named
 
 T = "/v1/namespaces/ns/topics"
-#: Name and request, with the status, and the route as in the line on the hot path and from hypercorn.
+#: Name, method and path of a request, its status, and the route in its line if that is not ``unknown``.
 REQUESTS = [
     (None, "POST", f"{T}/a/publish", 401, "publish"),
     ("reader", "POST", f"{T}/a/publish", 403, "publish"),

@@ -15,7 +15,7 @@ from tests.storage.slow_gateways import Gateways, Rows
 
 CALL_S = 0.3
 TIMEOUT_S = 30.0
-#: Long enough for starving callers to have collapsed the throughput.
+#: Long enough for starvation to have collapsed the throughput.
 MINUTES = 5
 
 

@@ -1,4 +1,4 @@
-"""The console: static files for a browser, with headers that forbid everything from elsewhere."""
+"""The console: static files for a browser, with headers that forbid content from other origins."""
 
 from __future__ import annotations
 

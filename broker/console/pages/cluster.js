@@ -1,4 +1,4 @@
-// The instances, who owns what, what is pinned where; and how the instance that was asked is doing.
+// The instances with their shares, pins and drains, and the state of the instance that answers.
 
 import { Problem, get, now, optional, pathOf } from "../api.js";
 import { bytes, count, duration, many, time } from "../format.js";
@@ -113,7 +113,7 @@ export class Cluster extends Page {
 
 const ROUNDS = { off: "only on request", waiting: "waiting for its next round", running: "reading", stopped: "stopped, and tried again" };
 
-// What reading every row from the disk has found, at the instance that is asked.
+// The state and findings of the scrub on the instance that answers.
 function Scrub({ app, scrub, now, start, aside }) {
   const { state, findings, moreFindings, lastCompleteMs, rows, bytes: size } = scrub;
   const done = lastCompleteMs === null ? "No round has ended since the start." : `The last round ended ${duration(now - lastCompleteMs)} ago.`;
@@ -132,7 +132,7 @@ function Scrub({ app, scrub, now, start, aside }) {
   </section>`;
 }
 
-// Also where the answer is 503, which says why.
+// Return the body of /readyz; a 503 becomes one, too, with its reasons.
 async function readiness() {
   try {
     return await get("/readyz");

@@ -78,8 +78,8 @@ if TYPE_CHECKING:
 def publish_under(state: TopicState, step: Step, ask: PublishUnder, now: Now) -> PublishResponse:
     """Publish everything stored under the request's write pointer, then its messages. Returns their positions.
 
-    A request with nothing to publish writes nothing: if the stored messages are already published, it repeats that
-    answer, else it answers an empty range.
+    A request with nothing to publish writes nothing: if the stored messages are already published, it returns that
+    answer again, otherwise an empty range.
 
     Raises:
       TopicNotFound, TransactionRequired, TransactionRefused, InvalidParameter, TransactionExpired, RolledBack,
@@ -399,7 +399,7 @@ def _forget_decided(state: TopicState, pending: Pending) -> None:
 
 
 def plan_pointers(state: TopicState) -> list[tuple[int, bytes, bytes]]:
-    """Forget pointers that are not needed any more. Returns pointers and ``[start, stop)`` of payload keys to remove.
+    """Forget pointers that are no longer needed. Returns pointers and ``[start, stop)`` of payload keys to remove.
 
     Their messages are abandoned permanently, since a crash may leave only some of the rows removed.
     """

@@ -1,4 +1,4 @@
-"""Manifests: the messages in each entry's files, and the rules by which one of several entries answers for a message."""
+"""Manifests: the messages in each entry's files, and the rules that select one of several entries for a message."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class Manifest:
 
     @property
     def rank(self) -> tuple[int, int, int, str, int, str]:
-        """The precedence where entries overlap: the lowest rank answers."""
+        """The precedence where entries overlap: the entry with the lowest rank is read."""
         return (self.kind == "batch", -self.revision, self.written_ms, self.source, self.batch or 0, self.folder)
 
     @property
     def name(self) -> str:
-        """The name for people."""
+        """A name to show."""
         what = f"batch {self.batch} of {self.source[:8]}" if self.kind == "batch" else f"day {self.day}"
         return f"{self.namespace}:{self.topic} {what}"
 
@@ -105,7 +105,7 @@ class Manifest:
 
 
 def parse_manifest(text: bytes, folder: str) -> Manifest:
-    """Parse a manifest. Raises CommandFailed, which names the folder: it is none, or of a newer version."""
+    """Parse a manifest. Raises CommandFailed, which names the folder: it is invalid, or of a newer version."""
     try:
         fields = json.loads(text)
         if fields["version"] != VERSION:
@@ -146,7 +146,7 @@ def _bad(folder: str, why: str) -> CommandFailed:
 # --- coverage --------------------------------------------------------------------------------------
 #
 # Every entry of an archive (a batch, or a day made of batches) holds all messages of one range of ids,
-# ``start <= id < end``. Where entries overlap, one of them answers and the others are not read there: a day wins over
+# ``start <= id < end``. Where entries overlap, one of them is read and the others are not: a day wins over
 # batches, a higher revision over a lower one, and the batch written first over later ones (a later copy of the same
 # range may lack messages that expired in between). So no row is read twice, even if an entry was replaced in part or
 # two compactions ran at once; and an entry gives up a range only where another one holds it.

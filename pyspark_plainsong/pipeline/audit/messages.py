@@ -1,6 +1,6 @@
 """Audit messages of version 1: fields and bounds, and SQL functions that parse a message or find what is wrong with it.
 
-A message is one JSON object in UTF-8. Fields that version 1 does not name are ignored, so that publishers can add some
+A message is one JSON object in UTF-8. Fields that version 1 does not name are ignored, so that publishers can add fields
 without a new version. docs/pipeline.md describes messages for publishers.
 """
 
@@ -35,7 +35,7 @@ CHANGES: Final = ("previous", "added", "removed")
 #: Names have 1 to 1024 characters, none of them a control character. The pattern means the same in Java and Python.
 NAME_PATTERN: Final = r"[^\x00-\x1f\x7f]{1,1024}"
 ENTITY_PATTERN: Final = r"[a-z][a-z0-9_]{0,31}:[^\x00-\x1f\x7f]{1,1024}"
-#: Times before 2000, or more than a day after the publication, are refused.
+#: Times before 2000, or more than a day after the publish, are refused.
 EARLIEST_MS: Final = 946_684_800_000
 MAX_AHEAD_MS: Final = 86_400_000
 #: Why a message is a dead letter; ``detail`` names the field or quotes its value.
@@ -109,8 +109,8 @@ def parsed(messages: DataFrame) -> DataFrame:
 def _values(messages: DataFrame) -> DataFrame:
     """Parse the payload into one variant, ``value``; null if it is not JSON.
 
-    Spark's parser stops after the first value and ignores the rest of the text. To refuse such a rest, the text is
-    parsed twice, as the item of a list and as the member of an object: no rest can close both. It must be the only item.
+    Spark's parser stops after the first value and ignores the rest of the text. To refuse trailing text, it is parsed
+    twice, as an item of a list and as a member of an object: no text can close both. It must be the list's only item.
     """
     texts = messages.select(
         F.concat_ws(":", "namespace", "topic").alias("topic"),

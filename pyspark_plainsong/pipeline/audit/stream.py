@@ -1,6 +1,6 @@
-"""The stream that keeps the tables: topics in, batch by batch, until it has caught up or for ever.
+"""The stream that maintains the tables: it reads topics batch by batch, until it has caught up or forever.
 
-It also measures the lag of the tables, and tells quiet topics from lost messages.
+It also measures the lag of the tables, and distinguishes quiet topics from lost messages.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Choices:
     keep_s: float = 3600.0
     """Seconds for which merged files stay, for readers that have opened them."""
     every: str | None = None
-    """Follow the topics at this interval ("10 seconds"); None: end when the present backlog is in the tables."""
+    """Follow the topics at this interval ("10 seconds"); None: end when the current backlog is in the tables."""
     isolation: str | None = None
     may_lose: bool = False
     """Skip messages that expired before they were read, instead of failing."""
@@ -236,7 +236,7 @@ class Behind:
         return max(ages_s)
 
     def _age_s(self, topic: str, last: str | None) -> float:
-        """Return the age of the oldest message after ``last`` that a run will take, undecided ones included; else 0."""
+        """Return the age of the oldest message after ``last`` that a run will take, even if undecided; 0 if none."""
         start = FIRST_BOUND if last is None else after(bytes.fromhex(last))
         seen: Sequence[Seen] = ()
         for limit in _PAGES:

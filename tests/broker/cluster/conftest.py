@@ -1,4 +1,4 @@
-"""Several instances in one process, with long time-outs for whatever one instance waits for at another."""
+"""Several instances in one process, with long time-outs for the calls between them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from tests.patience import PATIENCE_S
 
-#: How long to search for an owner, and to wait for the transaction service and for other instances' answers. In the
-#: daemon these are a second or two, less than a machine may stall.
+#: The time-outs of the search for an owner, and of calls to the transaction service and to other instances. In the
+#: daemon they are a second or two, and a test machine may stall for longer.
 WAITS = (
     "broker.cluster.owners.PATIENCE_S",
     "broker.cluster.forward.PATIENCE_S",
@@ -21,6 +21,6 @@ WAITS = (
 
 @pytest.fixture(autouse=True)
 def _nobody_is_given_up(monkeypatch):
-    """A test of one of these times sets its own."""
+    """A test of one of these time-outs sets its own value."""
     for place in WAITS:
         monkeypatch.setattr(place, PATIENCE_S)

@@ -154,9 +154,9 @@ COURSE = [
 ]
 #: Answers that depend on the time, or on the instance.
 OF_THE_INSTANCE = {"readyz", "metrics", "topic_metrics", "asyncapi", "begin_backup", "start_scrub", "get_scrub"}
-#: Endless answers, and those that combine all instances; each has tests of its own.
+#: Endless answers, and those that combine all instances; each is tested elsewhere.
 OF_ALL = {"follow", "get_events", "get_attention", "list_all_topics"}
-#: Answers of the owner; without a transaction service of the cluster, each instance names its own authority.
+#: Routes that the owner answers. Each instance answers those of transactions itself: this cluster has no service.
 OF_TOPICS = {route.name for route in ROUTES if route.owner in ("topic", "namespaces")}
 
 
@@ -174,7 +174,7 @@ def test_the_course_visits_every_route():
 
 
 def meaning(answer, topic):
-    """Return status, headers and body, without what differs between any two topics and moments."""
+    """Return status, headers and body, without the parts that differ between topics or moments."""
     ignored = {"date", "x-request-id", "plainsong-owner", "content-length"}
     headers = sorted((name, value) for name, value in answer.headers.items() if name not in ignored)
     return answer.status_code, blurred(repr(headers), topic), blurred(answer.content.decode("latin-1"), topic)
