@@ -1,4 +1,4 @@
-"""Cost of names, quotas and TLS for a small publish, each compared with a plain daemon under the same load, alternately.
+"""Cost of names, quotas and TLS for a small publish, each compared with a plain daemon, alternately.
 
 To run it alone, in about four minutes: ``nice -n -19 python -m bench secured``.
 """

@@ -1,7 +1,7 @@
 """Clients' requests to a topic and the answers, in every encoding, and the checks that need no topic.
 
-Codecs convert these to and from bytes; routes, the hot path and actors pass them on. They are plain data: the codec checks
-their shape, the functions below check that they make sense.
+Codecs convert these to and from bytes; routes, the hot path and actors pass them on. They are plain data: the codec
+checks their shape, the functions below check that they make sense.
 """
 
 from __future__ import annotations
