@@ -3,7 +3,7 @@
 A part ends with an entry, or among the stored messages that one row publishes, since their number is unbounded.
 
 Below the last entry only the signs of write pointers change and expired messages disappear, so the rows are read
-outside the actor. The actor is asked twice: for the end of the chain before the read, and for what has expired after it.
+outside the actor. The actor is asked twice: before the read for the chain's end, and after it for what has expired.
 """
 
 from __future__ import annotations
