@@ -1,4 +1,4 @@
-"""``python -m bench.peers``: the daemon and other brokers, in turns, with a table, plots and the conditions.
+"""``python -m bench.peers``: the daemon and other brokers in turn, with a table, plots and the conditions.
 
     python -m bench.peers [--only plainsong,original,...] [--quick] [--json] [--report DIR] [--scratch DIR]
 

@@ -2,9 +2,10 @@
 
     python -m bench.peers.both [--quick] [--rounds N] [--json] [--report DIR] [--scratch DIR]
 
-``bench.peers`` has the loads that every broker supports. Here are those of these two alone: publishes and stores with a
-write pointer, polls of any size and empty ones, and requests about topics. Each peer runs alone: after such loads the
-original compacts for minutes, which would slow down any other user of the disk. A round takes nine minutes.
+``bench.peers`` has the loads that every broker supports. These are the loads that only these two support: publishes and
+stores with a write pointer, polls of any size and empty ones, and requests about topics. Each peer runs alone: after
+such loads the original compacts for minutes, which would slow down any other user of the disk. A round takes nine
+minutes.
 """
 
 from __future__ import annotations

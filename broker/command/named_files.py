@@ -1,4 +1,4 @@
-"""Reads the files that settings name, as ``plainsong serve`` does before it opens anything."""
+"""Reads the files named in the settings, as ``plainsong serve`` does before it opens anything."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def problems_of_files(config: Config) -> list[str]:
-    """Why the daemon would not start with the files that the settings name, one for each file that cannot be used."""
+    """Return the reason for each file named in the settings that would keep the daemon from starting."""
     return [why for read in _reads(config) if (why := _problem_of(read)) is not None]
 
 
 def notes_of_files(config: Config) -> list[str]:
-    """Files that the daemon starts without, but that most likely should be there."""
+    """Return warnings about missing files that the daemon can start without, but most likely needs."""
     jwks = config.security.oidc.jwks
     if not jwks or jwks.startswith(("https://", "http://")):
         return []
@@ -40,7 +40,7 @@ def _reads(config: Config) -> Iterator[Callable[[], object]]:
 
     security = config.security
     guard = Guard(required=security.authentication == "required")
-    # One at a time, so that the first that cannot be used hides no other.
+    # Read each on its own, so that the first unusable file does not hide the others.
     yield SecurityFiles(replace(security, grants_file=""), guard).load
     yield SecurityFiles(replace(security, tokens_file=""), guard).load
     yield lambda: certificates_of(config)

@@ -1,11 +1,11 @@
-// What keeps a page up to date: one stream of events, closed while nobody looks, opened again when the daemon is back.
+// Keeps a page up to date with one event stream, closed while the page is hidden, reopened when the daemon is back.
 
 import { Away, Problem, events } from "./api.js";
 
 const PAUSES_S = [1, 2, 4, 8, 15];
 // The daemon pings every 15 s: a stream that is silent for longer is dead.
 const SILENCE_MS = 40000;
-// Of a daemon that has no stream for what the page shows.
+// Poll interval for a daemon without an event stream, or behind a proxy that withholds it.
 const POLL_MS = 3000;
 
 export class Live {
@@ -15,14 +15,14 @@ export class Live {
     this.since = null;
     this.page = null;
     this.lastId = null;
-    // What the stream that is there was asked for.
+    // The interest that the open stream was requested with, as JSON.
     this.asked = null;
     this.tries = 0;
     document.addEventListener("visibilitychange", () => this.restart());
     window.addEventListener("online", () => this.restart());
   }
 
-  // The page that is shown, which says what it is about and takes events.
+  // Follow the page that is shown: its interest() selects events, its onEvent() receives them.
   attach(page) {
     this.page = page;
     this.lastId = null;
@@ -35,7 +35,7 @@ export class Live {
     this.stop();
   }
 
-  // What the page is about, which it has loaded, may be other things than the stream was asked for.
+  // Reopen the stream if the page's interest has changed with what it loaded.
   again(page) {
     if (this.page !== page || !this.asked || this.asked === JSON.stringify(page.interest())) return;
     this.stop();
@@ -59,7 +59,7 @@ export class Live {
     }
   }
 
-  // Nothing is followed until a page attaches again.
+  // Stop following until a page attaches again.
   rest() {
     this.stop();
     this.tries = 0;
@@ -73,7 +73,7 @@ export class Live {
     this.changed();
   }
 
-  // A call of a page found nobody: the stream will find out too, but later.
+  // A page's request could not reach the daemon; the stream would notice it too, but later.
   lost() {
     if (this.word !== "away") this.fail();
   }
@@ -127,7 +127,7 @@ export class Live {
     }
   }
 
-  // Who answers but for the stream, as behind a proxy that waits for its end, is asked again and again instead.
+  // The daemon answers, but the stream delivers nothing, as with a proxy that buffers whole responses: poll instead.
   withheld(page) {
     this.stop();
     this.abort = new AbortController();
@@ -140,7 +140,7 @@ export class Live {
       try {
         await page.refresh();
       } catch {
-        return; // away, which the page has said
+        return; // away; the page has reported it
       }
       if (!signal.aborted && this.word === "live") this.poll(page, signal);
     }, POLL_MS);

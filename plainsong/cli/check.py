@@ -1,4 +1,4 @@
-"""`doctor --check`: one line and an exit code for Nagios, and for other systems that understand its plugins."""
+"""`doctor --check`: one line and an exit code for Nagios and other systems that run its plugins."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
-#: How long one answer may take: supervisors wait ten seconds for the whole check.
+#: Time-out of one request: monitoring systems allow ten seconds for the whole check.
 TIMEOUT_S = 5.0
 DAY_S = 86_400
-#: Of what needs attention, what has limits of its own here.
+#: Kinds of attention items that have limits of their own here.
 _OWN_LIMITS = {"held-reader", "old-transaction", "certificate"}
 _LAG = re.compile(r"([a-zA-Z0-9_]+):([a-zA-Z0-9_-]+)/([^=\s]+)=(\d{1,15})\Z")
 _SAMPLE = re.compile(r"(plainsong_\w+)(?:\{[^}]*\})? ([0-9.eE+-]+|NaN)$", re.MULTILINE)
@@ -53,21 +53,21 @@ class Lag(click.ParamType[tuple[str, str, str, int]]):
 
 
 def end_unknown(ctx: click.Context, text: str) -> None:
-    """Ends the command as a plugin that could not look."""
+    """End the command with the status UNKNOWN: the plugin could not check."""
     click.echo(f"PLAINSONG {_WORDS[UNKNOWN]} - {one_line(text)}")
     ctx.exit(UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Beyond them there is a warning."""
+    """Thresholds; a value beyond one is a warning."""
 
     lags: Sequence[tuple[str, str, str, int]]
-    """Readers, as namespace, topic and name, each with the most messages that it may be behind."""
+    """Namespace, topic and name of each reader, with the largest acceptable lag in messages."""
     transaction_s: int
     certificate_days: int
     backup_s: int | None
-    """The age of the last backup; None: 26 hours, and no backup at all is no warning."""
+    """The largest acceptable age of the last backup. None: 26 hours, and a store without a backup is no warning."""
 
 
 @dataclass(slots=True)
@@ -80,11 +80,11 @@ class Report:
     """Name → its value with its unit, and the limit above which it is a warning."""
 
     def found(self, status: int, text: str) -> None:
-        """Something is not as it should be."""
+        """Add a finding."""
         self.findings.append((status, one_line(text).replace("|", "/")))
 
     def figure(self, name: str, value: float, unit: str = "", limit: float | None = None) -> None:
-        """A figure for graphs."""
+        """Add a figure for graphs."""
         self.figures[name] = (f"{value:g}{unit}" if value < 1e6 else f"{value:.0f}{unit}", limit)
 
     @property
@@ -95,7 +95,7 @@ class Report:
 
     @property
     def text(self) -> str:
-        """The findings, worst first; without any, what there is."""
+        """The findings, worst first; the facts if there are none."""
         worst_first = sorted(self.findings, key=lambda each: (CRITICAL, WARNING, UNKNOWN).index(each[0]))
         return "; ".join(text for _, text in worst_first) or ", ".join(self.facts)
 
@@ -110,7 +110,7 @@ class Report:
 
 
 def check_daemons(where: Where, limits: Limits, *, as_json: bool) -> int:
-    """Asks every URL of ``where``, prints the report, and returns the exit code of a plugin."""
+    """Check every URL of ``where``, print the report, and return the exit code of a plugin."""
     report = Report()
     timeout_s = where.timeout_s or TIMEOUT_S
     try:
@@ -154,14 +154,14 @@ def _is_ready(ask: Ask, url: str, report: Report) -> bool:
 
 @dataclass(slots=True)
 class _Looks:
-    """The questions to a service, by one of its URLs; each says what it finds in the report."""
+    """Checks of a service, through one of its URLs; each adds its findings to the report."""
 
     ask: Ask
     url: str
     report: Report
 
     def _asked(self, path: str, url: str | None = None) -> Any:
-        """The answer as JSON; None: there is none, which is reported."""
+        """Return the answer as JSON; None if there is none, which is reported."""
         answer = self.ask(url or self.url, path)
         if isinstance(answer, Failure) or answer.status != 200:
             self._unanswered(path, url or self.url, answer)
@@ -202,7 +202,8 @@ class _Looks:
         for each in self._asked("/v1/attention") or ():
             if each.get("kind") in _OWN_LIMITS:
                 continue
-            # Damage is for the daytime: what can be read is served on, and a topic that is not makes the daemon unready.
+            # Damage can wait for working hours: readable data is still served, and a topic that cannot be served makes
+            # the daemon unready.
             is_critical = each.get("severity") == "critical" and each.get("kind") != "damaged"
             subject = f"{each['subject']}: " if each.get("subject") else ""
             self.report.found(CRITICAL if is_critical else WARNING, f"{subject}{each.get('text', '')}")
@@ -217,11 +218,12 @@ class _Looks:
         self.report.figure("scrub_findings", found, limit=0)
 
     def metrics(self, urls: Sequence[str], transaction_s: float, certificate_s: float, backup_s: float | None) -> None:
-        """Ages of the oldest transaction, the certificates and the last backup."""
+        """Report the ages of the oldest transaction and the last backup, and when the certificates expire."""
         samples = [each for url in urls if (each := self._samples(url)) is not None]
         if not samples:
             return
-        # The figure of the instance that has the transaction service, where it is one of these; and what any can ask it.
+        # Only the instance that runs the transaction service has this gauge, and it may not be one of these. Any
+        # instance forwards a request to it.
         ages_s = [each.get("plainsong_transaction_oldest_age_seconds", 0.0) for each in samples]
         oldest_s = max(*ages_s, self._oldest_transaction_s())
         self.report.figure("oldest_tx", round(oldest_s), "s", transaction_s)
@@ -243,12 +245,12 @@ class _Looks:
         answer = self.ask(self.url, path)
         shown = None if isinstance(answer, Failure) else _json(answer)
         if isinstance(answer, Failure) or answer.status != 200 or not isinstance(shown, list):
-            # Where there is no service of Plainsong's, there are no transactions of its own either.
+            # Without a transaction service of Plainsong's own there are no transactions to report.
             if not isinstance(shown, dict) or shown.get("code") != "transactions_unavailable":
                 self._unanswered(path, self.url, answer)
             return 0.0
         try:
-            # Of the daemons' clock, not of this machine's.
+            # By the daemon's clock, not this machine's.
             said_s = parsedate_to_datetime(answer.headers["date"]).timestamp()
         except (KeyError, ValueError):
             said_s = time.time()

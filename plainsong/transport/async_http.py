@@ -1,4 +1,4 @@
-"""HTTP on event loops, by httpcore: headers, time limits, and the failures that mean that nothing was sent."""
+"""HTTP on event loops, with httpcore: headers, time limits, and the failures after which nothing was sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 NO_LIMIT_S = 3600.0
 
-#: Raised before a byte of the request left.
+#: Raised before any byte of the request was sent.
 NOTHING_SENT = (
     httpcore2.ConnectError,
     httpcore2.ConnectTimeout,
@@ -38,7 +38,7 @@ BROKEN = (httpcore2.NetworkError, httpcore2.ProtocolError, OSError)
 
 
 def runs_in_trio() -> bool:
-    """True if the calling task is one of trio."""
+    """True if the calling task is a trio task."""
     if (trio := sys.modules.get("trio")) is None:
         return False
     try:
@@ -49,24 +49,24 @@ def runs_in_trio() -> bool:
 
 
 def running_loop() -> object:
-    """The event loop of the calling task."""
+    """Return the event loop of the calling task."""
     return sys.modules["trio"].lowlevel.current_trio_token() if runs_in_trio() else asyncio.get_running_loop()
 
 
-#: Names that may be resolved at the same time.
+#: Most concurrent name lookups.
 MAX_LOOKUPS = 1_000
 _lookups: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("plainsong_lookups")
 
 
 async def first_connected(host: str, port: int, timeout_s: float, connect: Callable[[str, float], Awaitable[T]]) -> T:
-    """A connection to the first address of ``host`` that answers.
+    """Connect to the first address of ``host`` that answers, and return the connection.
 
-    The event loop's own resolver is not used: its threads cannot be ended, and the end of asyncio waits for them.
+    The event loop's own resolver is not used: its threads cannot be cancelled, and asyncio waits for them at shutdown.
 
     Args:
-      connect: to an address, within some seconds.
+      connect: connects to an address, given its time limit in seconds.
     Raises:
-      OSError, which includes TimeoutError; and as ``connect`` for the last address.
+      OSError, including TimeoutError; and whatever ``connect`` raises for the last address.
     """
     until_s = anyio.current_time() + timeout_s
     addresses = numeric_addresses(host, port)
@@ -78,12 +78,12 @@ async def first_connected(host: str, port: int, timeout_s: float, connect: Calla
         work = partial(look_up, host, port, timeout_s)
         try:
             addresses = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
-        except RuntimeError as error:  # the system refuses a thread
+        except RuntimeError as error:  # the system cannot start another thread
             raise no_thread(host, error) from error
     for place, (_, address) in enumerate(addresses):
         left_s = max(0.0, until_s - anyio.current_time())
         scope = f"%{address[3]}" if len(address) == 4 and address[3] and "%" not in address[0] else ""
-        limit_s = left_s / (len(addresses) - place)  # one address that does not answer leaves time for the others
+        limit_s = left_s / (len(addresses) - place)  # an address that does not answer leaves time for the others
         try:
             with anyio.fail_after(limit_s):
                 return await connect(address[0] + scope, limit_s)
@@ -107,7 +107,7 @@ class Network(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Any = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """As the inner one. Raises ConnectTimeout, ConnectError."""
+        """Connect as the inner backend does. Raises ConnectTimeout, ConnectError."""
 
         async def connect(address: str, limit_s: float) -> httpcore2.AsyncNetworkStream:
             return await self._inner.connect_tcp(address, port, limit_s, local_address, socket_options)
@@ -122,20 +122,20 @@ class Network(httpcore2.AsyncNetworkBackend):
     async def connect_unix_socket(
         self, path: str, timeout: float | None = None, socket_options: Any = None
     ) -> httpcore2.AsyncNetworkStream:
-        """As the inner one."""
+        """Connect as the inner backend does."""
         return await self._inner.connect_unix_socket(path, timeout, socket_options)
 
     async def sleep(self, seconds: float) -> None:
-        """As the inner one."""
+        """Sleep as the inner backend does."""
         await self._inner.sleep(seconds)
 
 
 def http_request(send: Send, timeout_s: float, more_headers: Sequence[tuple[bytes, bytes]] = ()) -> httpcore2.Request:
-    """The request for httpcore. httpcore limits each step; the callers limit the whole exchange."""
+    """Return the request for httpcore, which limits each step; the callers limit the whole exchange."""
     scheme, host, port, _, netloc = place_of(send.url)
     target, headers = head_of(send, more_headers)
     request = send.request
-    if scheme == b"unix":  # the pool knows the socket
+    if scheme == b"unix":  # the pool has the path of the socket
         scheme, host = b"http", netloc
     limits = {"connect": send.connect_timeout_s, "read": timeout_s, "write": timeout_s, "pool": timeout_s}
     return httpcore2.Request(
@@ -148,7 +148,7 @@ def http_request(send: Send, timeout_s: float, more_headers: Sequence[tuple[byte
 
 
 class SendProgress:
-    """Records whether the first byte of a request may have left."""
+    """Records whether the first byte of a request may have been sent."""
 
     def __init__(self, request: httpcore2.Request) -> None:
         self.has_begun = False
@@ -158,7 +158,7 @@ class SendProgress:
     async def _note(self, event: str, info: object) -> None:
         if event.endswith(".send_request_headers.started"):
             self.has_begun = True
-            self._extensions.pop("trace", None)  # later events are of no interest, and each costs a call
+            self._extensions.pop("trace", None)  # later events are not needed, and each costs a call
 
 
 async def exchange(
@@ -168,7 +168,7 @@ async def exchange(
     more_headers: Sequence[tuple[bytes, bytes]] = (),
     max_answer_bytes: float = inf,
 ) -> Answer | Failure:
-    """Sends a request and returns its answer.
+    """Send a request and return its answer.
 
     Args:
       limit_s: the time-out of the whole exchange; ``send.timeout_s`` limits each of its steps.
@@ -185,7 +185,7 @@ async def exchange(
                 await response.aclose()
     except (*NOTHING_SENT, *TIME_OVER, *BROKEN) as error:
         return _failure_of(error, send.timeout_s)
-    if not progress.has_begun:  # a busy program notices both limits at once, and then this one counts
+    if not progress.has_begun:  # in a busy program both limits may pass before either is noticed; this one wins then
         return Failure("connect", f"no connection within {send.timeout_s:g} s")
     return Failure("timeout", f"no answer within {send.timeout_s:g} s")
 
@@ -201,13 +201,13 @@ async def _body_of(response: httpcore2.Response, max_bytes: float) -> bytes:
 
 
 def _answer_of(response: httpcore2.Response, body: bytes) -> Answer:
-    """Converts a complete answer."""
+    """Convert a complete answer."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
     return Answer(response.status, headers, body)
 
 
 def _failure_of(error: Exception, timeout_s: float) -> Failure:
-    """Classifies an exception of the library or the operating system."""
+    """Classify an exception of the library or the operating system."""
     text = str(error) or type(error).__name__
     if isinstance(error, NOTHING_SENT):
         return Failure("connect", text, error)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct(">I")
 #: The largest object, unless it is a single row.
 MAX_OBJECT_BYTES = 16 << 20
-#: Bytes of rows that fit a window. Smaller objects mean more files; larger ones mean more to send when a row changes.
+#: Most bytes of rows in a window. Smaller objects mean more files; larger ones mean more to send when a row changes.
 WINDOW_BYTES = 4 << 20
-#: The best level for a busy machine: the next one takes twice the time and saves a twentieth of the space.
+#: The best level for a busy machine: level 2 takes twice the time and saves 5 % of the space.
 _LEVEL = 1
 #: The time in the key of a message or stored payload.
 _TIME = slice(-10, -2)
@@ -79,8 +79,8 @@ def compress(data: bytes) -> bytes:
 def decompress(kept: bytes, name: str) -> bytes:
     """Decompress and check the object ``name``.
 
-    Some bits of a compressed stream carry no information, so not every bit flip is found; the manifest's digest finds
-    it.
+    Some bits of a compressed stream carry no information, so a flip of one of them goes undetected here; the manifest's
+    digest detects it.
 
     Raises DamagedObject.
     """
@@ -103,7 +103,7 @@ class WindowedRows:
     Args:
       prefix: common prefix of all keys; the rest of a key is a number of ``tail_bytes``.
       floor: lower bound of the first window: the end of the previous one.
-      largest_bits: a window spans at most two to the power of this.
+      largest_bits: a window spans at most ``2**largest_bits`` numbers.
     """
 
     def __init__(self, prefix: bytes, tail_bytes: int, largest_bits: int, floor: int = 0) -> None:
@@ -116,11 +116,11 @@ class WindowedRows:
         self._ends: list[int] = []
         """End of each row, in bytes from the first row ever fed."""
         self._begin = 0
-        """Start of the first of these rows."""
+        """Start of the first of these rows, in the same bytes."""
         self._end = 0
 
     def feed(self, rows: Iterable[Row]) -> None:
-        """Add rows. For any thread, one at a time."""
+        """Add rows. May be called in any thread, but not concurrently."""
         for row in rows:
             encoded = encode_row(row)
             self._keys.append(row[0])
@@ -134,7 +134,7 @@ class WindowedRows:
         return len(self._keys) > 1 and self._end - self._begin > WINDOW_BYTES
 
     def windows(self, *, complete: bool) -> Iterator[Window]:
-        """Yield the final windows; all of them if ``complete``, which says that no row follows."""
+        """Yield the windows that no further row can change; all of them if ``complete``, that is, if no row follows."""
         while self._keys and (self.is_due or complete):
             yield self._next()
 
@@ -143,7 +143,7 @@ class WindowedRows:
         first = self._tail(self._keys[0])
         bits = self._largest_bits
         if fitting < len(self._keys):
-            # The largest window that contains the first row but not the first one too many.
+            # The largest window that contains the first row, but not the first row that does not fit.
             bits = min(bits, (first ^ self._tail(self._keys[fitting])).bit_length() - 1)
         while (begin := first >> bits << bits) < self.floor:
             bits -= 1
@@ -185,7 +185,7 @@ class Window:
 
 
 def keyed_windows(rows: Iterable[Row]) -> Iterator[Window]:
-    """Yield objects of metadata rows, whose keys are no numbers. They end at keys chosen by the keys' hash."""
+    """Yield objects of metadata rows, whose keys are not numbers. The hash of a key decides if one begins there."""
     held: list[bytes] = []
     first = last = b""
     size = 0

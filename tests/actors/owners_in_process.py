@@ -73,6 +73,6 @@ async def instances(*names, owner=None, **options):
 
 
 def say(harnesses, owner, name=None):
-    """Report a topic's owner to all of them at once."""
+    """Set a topic's owner in the views of all instances at once."""
     for harness in harnesses.values():
         harness.directory.environment.ownership.set(owner, name)

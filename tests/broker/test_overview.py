@@ -1,4 +1,4 @@
-"""All topics at a glance: figures of open and closed ones, sort orders, pages; and the last hour of one."""
+"""The overview of topics: figures of open and closed ones, sort orders, pages; and the last hour of one topic."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ async def test_ten_thousand_closed_topics_are_listed_in_a_fifth_of_a_second_of_p
         operations.append(put_one(Table.METADATA, system_key(HIGH_WATER, name, 1), mark.encode()))
     claim = await daemon.store.claim(TopicName("ns", "t"))
     await daemon.store.write(operations, claim=claim)
-    await listed(daemon)  # caches what the rows decode to
+    await listed(daemon)  # caches the decoded rows
     spent_s = []
     for _ in range(5):
         begun_s = time.process_time()
@@ -248,7 +248,7 @@ async def test_figures_of_topics_at_other_instances_are_asked_for():
 
 
 class Turns:
-    """Counts how many topics one task looks at in one turn of the event loop."""
+    """Counts how many topics one task handles in one iteration of the event loop."""
 
     def __init__(self, nursery):
         self.turn, self.looks = 0, []
@@ -288,7 +288,7 @@ async def test_a_list_of_many_topics_is_made_in_pieces_and_other_requests_run_be
     assert len(found["open"].looks) == 20
     assert len(found["stored"].looks) == 20 + 40  # the rows too
     assert len(found["sorted"].looks) == 40
-    assert max(each.most for each in found.values()) <= 3 * 2  # in whatever order tasks run
+    assert max(each.most for each in found.values()) <= 3 * 2  # whatever the order of the tasks
     nursery.cancel_scope.cancel()
 
 
@@ -316,6 +316,6 @@ async def test_a_thread_that_reads_the_rows_of_many_topics_naps_also_where_their
     monkeypatch.setattr(catalogue, "FRESH_S_EACH", 0.0)
     assert len((await listed(daemon))["topics"]) == 10
     first = len(naps)
-    assert first >= 10 // 2 + 10 // 2 - 2  # of the topics and of their marks
+    assert first >= 10 // 2 + 10 // 2 - 2  # for the rows of the topics and of their high-water marks
     await listed(daemon)
     assert len(naps) == 2 * first

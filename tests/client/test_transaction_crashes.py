@@ -1,4 +1,4 @@
-"""Transactions across crashes: of the daemon between the steps, and of the program in the middle of its work."""
+"""Transactions across crashes of the daemon between two steps, and of the program in the middle of its work."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
 from tests.hbase_server import HBase, why_not
 
-# Before their first import, so that their assertions are rewritten, as in ``tests/storage``.
+# Must run before their first import, so that their assertions are rewritten, as in ``tests/storage``.
 pytest.register_assert_rewrite("tests.storage.contract", "tests.storage.rolling_contract")
 
 OPTIONS = HBaseConfig(table_prefix="contract_", timeout_s=20.0)
@@ -33,7 +33,7 @@ def hbase(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tables(hbase):
-    """The tables of ``store``, at a gateway that is known to accept its largest frames."""
+    """The tables of ``store``, at a gateway that has accepted the largest frame."""
 
     async def open_and_close() -> None:
         async with await HBaseStore.open([hbase.address], OPTIONS):

@@ -1,4 +1,4 @@
-"""Two daemons on one store, neither configured for the other: nothing is lost, and the log says once what to do."""
+"""Two daemons on one store without a cluster configured: nothing is lost, and the log says once what to do."""
 
 from __future__ import annotations
 
