@@ -1,4 +1,4 @@
-// Calls to the daemon. One place for the token, for problems, and for what is known when the daemon is away.
+// Calls to the daemon, with the token, its problems, its clock, and the detection that it is away.
 
 import { parse } from "./format.js";
 
@@ -10,14 +10,14 @@ export const token = {
   clear: () => sessionStorage.removeItem(TOKEN),
 };
 
-// Ages and deadlines are by the daemon's clock. Its answers say it to a second, and take their time; a browser's that can
-// be as near is believed.
+// Ages and deadlines follow the daemon's clock. Its Date header has whole seconds and takes time to arrive, so the
+// browser's clock is used if the two are this close.
 const SKEW_MS = 3000;
 let ahead = 0;
 
 export const now = () => Date.now() + ahead;
 
-// The daemon has said it between the question and the end of the answer.
+// The daemon set the header between the request and the end of the answer.
 function learnTime(answer, askedMs) {
   const said = Date.parse(answer.headers.get("Date") ?? "");
   if (Number.isNaN(said)) return;
@@ -25,12 +25,12 @@ function learnTime(answer, askedMs) {
   ahead = said < askedMs - SKEW_MS ? said - askedMs : said > answeredMs + SKEW_MS ? said - answeredMs : 0;
 }
 
-// The daemon has answered, and refused.
+// The daemon answered with an error.
 export class Problem extends Error {
   constructor({ status, headers }, body) {
     super(body.detail || body.title || `the answer was ${status}`);
     this.status = status;
-    // When to ask again, where the daemon says so.
+    // From Retry-After; 0 if the daemon sent none.
     this.retryMs = 1000 * headers.get("Retry-After");
     this.code = body.code || "";
     this.hint = body.hint || "";
@@ -39,13 +39,13 @@ export class Problem extends Error {
   }
 }
 
-// The daemon has not answered: it is away, or the way to it is.
+// The daemon did not answer: it is away or cannot be reached.
 export class Away extends Error {}
 
-// A connection may have died without anybody's saying so: a call in which nothing comes for so long has failed.
+// A connection may die unnoticed, so a call fails after this long without a byte.
 const SILENCE_MS = 60000;
 
-// `signal` ends a call after such a silence; `heard` is called for whatever comes, `done` at the end.
+// `signal` aborts a call after that silence; call `heard` when data arrives, and `done` at the end.
 function untilSilent() {
   const call = new AbortController();
   let timer;
@@ -57,7 +57,7 @@ function untilSilent() {
   return { signal: call.signal, heard, done: () => clearTimeout(timer) };
 }
 
-// All of an answer's body.
+// Read the whole body of an answer.
 async function bodyOf(answer, heard) {
   const chunks = [];
   const reader = answer.body?.getReader();
@@ -114,9 +114,9 @@ export async function ask(path, { method = "GET", query = {}, body, headers = {}
     try {
       problem = parse(content);
     } catch {
-      // Not from the daemon: a proxy's page, say. The status is all there is.
+      // Not from the daemon, but a proxy's error page, for example: only the status is known.
     }
-    // Of a token that was changed meanwhile it says nothing any more.
+    // A 401 for a token that has since been replaced does not concern the new one.
     if (answer.status === 401 && secret === token.get()) unauthenticated(problem);
     throw new Problem(answer, problem);
   }
@@ -125,7 +125,7 @@ export async function ask(path, { method = "GET", query = {}, body, headers = {}
 
 export const get = async (path, query) => (await ask(path, { query })).data;
 
-// What may be refused, or not be there; null: it was.
+// Return the answer's data; null if the daemon refused.
 export async function optional(answer) {
   try {
     return await answer;
@@ -135,7 +135,7 @@ export async function optional(answer) {
   }
 }
 
-// Events of one stream, one after the other. EventSource cannot send a token, and a token in a URL would leak.
+// Yield the events of one stream in order. EventSource cannot send a token, and a token in a URL would leak.
 export async function* events(path, query, { signal, lastId, opened }) {
   const headers = { Accept: "text/event-stream" };
   const secret = token.get();

@@ -1,6 +1,6 @@
-// How numbers, times, bytes and payloads are written. Nothing here touches the page.
+// Formats numbers, times, bytes and payloads, and parses them. Nothing here touches the page.
 
-// Between a number and its unit, where no line breaks.
+// Keeps a number and its unit on one line.
 const GAP = "\u00a0";
 const GROUPED = new Intl.NumberFormat("en-US");
 
@@ -49,13 +49,13 @@ export const many = (n, one, more = `${one}s`) => `${typeof n === "number" ? GRO
 
 const LONG = /"(?:\\.|[^"\\])*"|(?<![\d.eE+-])-?\d{16,}(?![\d.eE])/g;
 
-// Answers of the daemon. Ids and pointers pass 2^53, so numbers that long stay text.
+// Parse an answer of the daemon. Ids and pointers exceed 2^53, so integers of 16 digits or more become strings.
 export const parse = (text) => JSON.parse(text.replace(LONG, (found) => (found[0] === '"' ? found : `"${found}"`)));
 
 const TOKEN = /"(?:\\[\s\S]|[^"\\])*"?|[{}[\],:]|[^\s{}[\],:"]+/g;
 
-// A payload that is JSON, indented; numbers, strings and the order of keys stay as they were written. A payload that was
-// cut is written as far as it goes. Null: it is not JSON.
+// Indent a JSON payload; numbers, strings and the order of keys stay as written. A truncated payload is shown up to the
+// cut. Null if it is not JSON.
 export function indent(text, cut = false) {
   if (!/^\s*[[{"\dtfn-]/.test(text)) return null;
   if (!cut) {
@@ -96,7 +96,7 @@ export function fromBase64(text) {
   return found;
 }
 
-// As text; null where it is not UTF-8. A payload that was cut may end inside a character.
+// Decode UTF-8; null if it is invalid. A truncated payload may end inside a character.
 export function asText(data, cut = false) {
   try {
     return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(data, { stream: cut });
@@ -105,7 +105,7 @@ export function asText(data, cut = false) {
   }
 }
 
-// Characters that change the direction of the text around them would show a payload in another order than it has.
+// Control characters of bidirectional text would display a payload in another order than its own.
 const DIRECTION = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
 export const visible = (text) => text.replace(DIRECTION, (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`);
@@ -131,7 +131,7 @@ export const timeOfId = (id) => Number(BigInt(`0x${id.slice(0, 16)}`));
 
 export const idAfter = (id) => (BigInt(`0x${id}`) + 1n).toString(16).padStart(40, "0");
 
-// An id, a time in milliseconds, a date, or how long ago ("15m", "2h"); null: none of them.
+// Parse an id, a time in milliseconds, a date, a time of day or an age ("15m", "2h"); null if it is none of them.
 export function position(text, now = Date.now()) {
   const asked = text.trim();
   if (/^[0-9a-fA-F]{40}$/.test(asked)) return asked.toLowerCase();

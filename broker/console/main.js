@@ -1,4 +1,4 @@
-// The frame around all pages: where to go, who one is, whether the daemon is there, keys, confirmations.
+// The frame around all pages: navigation, the user's name, the connection, keys, confirmations.
 
 import { get, onUnauthenticated, Problem, token } from "./api.js";
 import { clock } from "./format.js";
@@ -29,9 +29,9 @@ const KEYS = [
   ["?", "this list"],
 ];
 const TOAST_MS = 6000;
-// Screen readers are told of at most one change in this time.
+// Minimum interval between two announcements to screen readers.
 const POLITE_MS = 5000;
-// After so long it is asked again whose token this is.
+// Pause before whoami is requested again after no answer.
 const WHO_MS = 2000;
 
 class App extends Component {
@@ -65,7 +65,7 @@ class App extends Component {
     const asked = token.get();
     try {
       const who = await get("/v1/whoami");
-      // Whoever has logged out meanwhile, or in by another name, is not that any more.
+      // The user may have logged out, or in under another name, since the request.
       if (asked === token.get()) this.setState({ who, login: false });
     } catch (error) {
       if (error instanceof Problem && error.status === 404) this.setState({ who: { name: "anonymous", via: "open", grants: null } });
@@ -78,15 +78,15 @@ class App extends Component {
     else document.addEventListener("visibilitychange", () => this.learnWhoOnceSeen(), { once: true });
   }
 
-  // Whether the name has the verb on `namespace:topic`, `namespace:*` or `service`. What the daemon says decides; this
-  // only keeps buttons from being pressed in vain.
+  // True if the user has the verb on `namespace:topic`, `namespace:*` or `service`. The daemon decides;
+  // this only disables buttons that it would refuse.
   may(verb, on) {
     const grants = this.state.who?.grants;
     if (!grants) return true;
     return grants.some(({ verbs, on: patterns }) => (verbs.includes(verb) || verbs.includes("all")) && patterns.some((pattern) => covers(pattern, on)));
   }
 
-  // --- what is said --------------------------------------------------------------------------------
+  // --- announcements -------------------------------------------------------------------------------
 
   connectionText() {
     if (this.live.word === "away") return `away since ${clock(this.live.since)}`;
@@ -172,7 +172,7 @@ class App extends Component {
     try {
       localStorage.setItem("plainsong-theme", theme);
     } catch {
-      // It lasts as long as the page.
+      // Without storage, the choice lasts as long as the page.
     }
     this.setState({ theme });
   }
@@ -182,7 +182,7 @@ class App extends Component {
     this.askForToken("");
   }
 
-  // The daemon answers, and nothing is followed until one has logged in.
+  // The connection is "paused", not "away": the daemon answers, and nothing is followed until the user has logged in.
   askForToken(why) {
     this.setState({ who: null, login: true, why });
     this.live.rest();
@@ -225,7 +225,7 @@ class App extends Component {
   }
 }
 
-// A pattern of grants: each part exact, or a prefix with a star; the namespace system is never meant by a star.
+// True if a grant's pattern covers `on`. Each part is exact or a prefix and a star; no star covers the namespace system.
 export function covers(pattern, on) {
   if (pattern === on) return true;
   const [patternNs, patternTopic] = pattern.split(":");
@@ -255,7 +255,7 @@ class Login extends Component {
       await get("/v1/whoami");
       this.props.entered();
     } catch (error) {
-      // Another may have been pasted meanwhile.
+      // Another token may have been pasted since the request.
       if (token.get() !== pasted) return;
       token.clear();
       this.setState({ error: error.message });

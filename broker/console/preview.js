@@ -1,5 +1,5 @@
-// What a change would do, and what it has done, as the daemon itself says: dryRun=true is the same call and changes
-// nothing, and the call's answer has the same fields.
+// Previews of changes, and their results, as the daemon reports them: dryRun=true is the same call without effect, and
+// its answer has the same fields.
 
 import { ask, now } from "./api.js";
 import { bytes, count, duration, many, time } from "./format.js";
@@ -9,9 +9,9 @@ export async function preview(path, method, body) {
   return { ...asked.data, etag: asked.data.etag ?? asked.headers.get("ETag") };
 }
 
-// The call that was previewed: refused when what it is about has changed since. The answer is what came to pass.
+// Make the previewed call, and return its result. The daemon refuses it if the target has changed since the preview.
 export async function carryOut(path, method, { body, etag } = {}) {
-  // Only an abort and an invalidation need to be asked for it.
+  // Only abort and invalidate need this header to return a body.
   const headers = { Prefer: "return=representation", ...(etag ? { "If-Match": etag } : {}) };
   try {
     return (await ask(path, { method, body, headers })).data;
@@ -31,12 +31,12 @@ function span({ oldestMs, newestMs }) {
 
 const MOST_NAMES = 3;
 
-// The first few of many, by name.
+// The first few names, and the number of the others.
 export const named = (names, total = names.length) => `${names.slice(0, MOST_NAMES).join(", ")}${total > MOST_NAMES ? ` and ${count(total - MOST_NAMES)} more` : ""}`;
 
 const WOULD = { hides: ["disappears", "disappear"], returns: ["comes back", "come back"], removes: ["is removed", "are removed"] };
 
-// What a preview says, in sentences; `who` has the names, as far as they are known, of what it counts.
+// Describe a preview in sentences; `who` has the known names of the clients that it counts.
 export function effectLines({ effect = {}, warnings = [] }, who = {}) {
   const lines = [];
   for (const [name, [one, more]] of Object.entries(WOULD)) {
@@ -71,7 +71,7 @@ export function effectLines({ effect = {}, warnings = [] }, who = {}) {
   return lines.length ? lines : ["Nothing changes for readers."];
 }
 
-// What came to pass, in a few words; empty: nothing that readers see.
+// Summarize a result in a few words; empty if readers do not notice it.
 export function outcome({ effect = {}, warnings = [] }) {
   const words = [];
   for (const [name, word] of Object.entries({ hides: "hidden", returns: "back", removes: "removed" })) {

@@ -1,4 +1,4 @@
-// What all pages are made of: the base of a page, where one is (the URL), dialogs, small parts.
+// Parts that all pages share: the base class of a page, navigation (state in the URL), dialogs, small components.
 
 import { Component, Fragment, createRef, h, render } from "./vendor/preact.mjs";
 import htm from "./vendor/htm.mjs";
@@ -8,9 +8,9 @@ import { count } from "./format.js";
 export { Component, Fragment, createRef, render };
 export const html = htm.bind(h);
 
-// --- where one is -----------------------------------------------------------------------------------
+// --- navigation -------------------------------------------------------------------------------------
 
-// Every state is in the URL, so that it can be sent to a colleague.
+// All state is in the URL, so that it can be sent to a colleague.
 export function here() {
   const [, , page = "", ns, topic] = location.pathname.split("/").map(decodeURIComponent);
   return { page: page || "overview", ns, topic, query: new URLSearchParams(location.search), key: location.pathname };
@@ -26,7 +26,7 @@ export function go(path, { replace = false, state = null } = {}) {
   moved();
 }
 
-// The same page with other values in its query; null takes one away.
+// Go to the same page with changed query parameters; null removes one.
 export function goQuery(changes, { replace = false, state = null } = {}) {
   const query = new URLSearchParams(location.search);
   for (const [name, value] of Object.entries(changes)) {
@@ -36,7 +36,7 @@ export function goQuery(changes, { replace = false, state = null } = {}) {
   go(query.size ? `${location.pathname}?${query}` : location.pathname, { replace, state });
 }
 
-// The daemon pages forwards only. Back is where one came from; in an address that somebody has sent, the first page.
+// The daemon pages forwards only. "Previous" goes back in the history; in a link from elsewhere, to the first page.
 export const nextPage = (name, after) => goQuery({ [name]: after }, { state: { paged: name } });
 
 export function previousPage(name) {
@@ -53,17 +53,17 @@ export function TopicLink({ name }) {
   return html`<a href=${topicUrl(ns, topic)}>${name}</a>`;
 }
 
-// Between two loads of a page that the daemon's events ask for.
+// Minimum interval between two loads caused by events.
 const PAUSE_MS = 1000;
-// The longest before a load that was refused is tried again.
+// Maximum pause before a refused load is retried.
 const MOST_PAUSE_MS = 15000;
-// Ages and deadlines go on in such steps.
+// Interval at which ages and deadlines are redrawn.
 const TICK_MS = 1000;
 
 // --- a page -----------------------------------------------------------------------------------------
 
-// Loads when it is shown, when what it is about changes, and when the daemon says that something happened. What is there
-// stays until there is something newer.
+// Loads when it is shown, when its query changes, and when the daemon sends an event. Until a load has ended, the
+// previous data stays.
 export class Page extends Component {
   title = "";
 
@@ -83,17 +83,17 @@ export class Page extends Component {
     this.props.app.live.detach(this);
   }
 
-  // A daemon that has nothing new says nothing, and time goes on. Away or out of sight, what is shown stays as it was.
+  // An idle daemon sends nothing, but time passes. While it is away, or the page is hidden, nothing is redrawn.
   tick() {
     if (this.state.at && this.props.app.live.word === "live") this.setState({ ticked: now() });
   }
 
-  // The time that ages and deadlines are shown for; `at` is when what is shown was found.
+  // The time for which ages and deadlines are shown; `at` is the time of the data.
   get when() {
     return Math.max(this.state.at ?? 0, this.state.ticked ?? 0);
   }
 
-  // The query of the page has changed.
+  // Called when the query in the URL has changed.
   moved() {
     this.refresh().catch(() => {});
   }
@@ -102,7 +102,7 @@ export class Page extends Component {
     return this.props.route.query;
   }
 
-  // What the stream of events is asked for.
+  // The query of the stream of events.
   interest() {
     return { kinds: "attention" };
   }
@@ -115,7 +115,7 @@ export class Page extends Component {
     return PAUSE_MS;
   }
 
-  // After so long a pause that a busy daemon is not asked all the time.
+  // Refresh, but not before pauseMs has passed since the last load: a busy daemon sends events all the time.
   refreshSoon() {
     if (this.soon) return;
     this.soon = setTimeout(() => {
@@ -124,7 +124,7 @@ export class Page extends Component {
     }, Math.max(0, this.pauseMs - (Date.now() - (this.loadedAt ?? 0))));
   }
 
-  // A load that is refused for now is tried again when the daemon says; where nothing happens, no event would do it.
+  // Retry a load that was refused temporarily after Retry-After: without traffic, no event would cause one.
   retry({ retryMs }) {
     if (!retryMs || this.again) return;
     this.again = setTimeout(() => {
@@ -135,14 +135,14 @@ export class Page extends Component {
 
   async load() {}
 
-  // What went wrong beside a load.
+  // Handle an error outside a load.
   failed(error) {
     if (error instanceof Away) this.props.app.live.lost();
     else if (!(error instanceof Problem)) throw error;
     else if (!this.gone && error.status !== 401) this.setState({ error });
   }
 
-  // One load at a time; what comes meanwhile is one more. Raises Away.
+  // Run one load at a time; requests during a load cause one more after it. Raises Away.
   refresh() {
     if (this.loading) {
       this.wanted = true;
@@ -188,12 +188,12 @@ export function Stat({ id, label, value, title }) {
   return html`<div class="stat"><dt>${label}</dt><dd data-testid=${id} title=${title}>${value}</dd></div>`;
 }
 
-// A table that scrolls by itself when it is wider than the window.
+// A table that scrolls on its own if it is wider than the window.
 export function TableFrame({ label, children }) {
   return html`<div class="table" role="region" aria-label=${label} tabindex="0">${children}</div>`;
 }
 
-// The head of a column that sorts.
+// The header of a sortable column.
 export function SortHead({ column, label, sort, order, onSort, number = false }) {
   const active = sort === column;
   const direction = order === "desc" ? "descending" : "ascending";
@@ -204,7 +204,7 @@ export function SortHead({ column, label, sort, order, onSort, number = false })
   </th>`;
 }
 
-// A row that the keyboard reaches by j and k, and opens by Enter.
+// A row that the keys j and k reach and Enter opens.
 export function Row({ open, children, opened, ...rest }) {
   return html`<tr
     tabindex="-1"
@@ -222,14 +222,14 @@ export function Row({ open, children, opened, ...rest }) {
   </tr>`;
 }
 
-// An option, with its value as an attribute too: programs that drive a browser look for it.
+// An option with its value as an attribute too, for programs that drive a browser.
 export function Option({ value, chosen }) {
   return html`<option value=${value} selected=${value === chosen} ref=${(option) => option?.setAttribute("value", value)}>${value}</option>`;
 }
 
 export const PAGE_ROWS = 100;
 
-// Which rows of a long list are in the document: a page of them.
+// The pager of a long list, of which one page is in the document.
 export function Pager({ from, total, onMove, name = "rows", size = PAGE_ROWS }) {
   if (total <= size) return null;
   return html`<p class="pager">
@@ -249,13 +249,13 @@ export function Spark({ values, label }) {
   </svg>`;
 }
 
-// A field that says what the address says also when that has changed by a link or by going back.
+// A field that follows the URL, also after a link or the back button.
 export class FilterField extends Component {
   field = createRef();
 
   componentDidUpdate({ shown }) {
     const field = this.field.current;
-    // While somebody types, the address follows the field.
+    // While the user types, the URL follows the field.
     if (shown !== this.props.shown && (!this.props.typing || field !== document.activeElement)) field.value = this.props.shown ?? "";
   }
 
@@ -264,7 +264,7 @@ export class FilterField extends Component {
   }
 }
 
-// A button of something that a name may or may not do.
+// A button that is disabled if the user lacks the verb.
 export function Guarded({ app, verb, on, children, disabled, title, ...rest }) {
   const may = app.may(verb, on);
   return html`<button type="button" disabled=${disabled || !may} title=${may ? title : `needs the verb ${verb} on ${on}`} ...${rest}>${children}</button>`;
@@ -274,7 +274,7 @@ export async function copy(app, text, what) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Not offered on plain HTTP beyond this machine.
+    // Browsers offer the clipboard only on HTTPS and on localhost.
     const area = document.createElement("textarea");
     area.value = text;
     area.className = "offscreen";
@@ -288,9 +288,9 @@ export async function copy(app, text, what) {
   app.say(`${what} copied`);
 }
 
-// --- above the page ---------------------------------------------------------------------------------
+// --- dialogs ----------------------------------------------------------------------------------------
 
-// A dialog that has the focus while it is open, and gives it back.
+// A modal dialog, which returns the focus when it closes.
 export class Dialog extends Component {
   dialog = createRef();
 
@@ -300,7 +300,7 @@ export class Dialog extends Component {
   }
 
   componentWillUnmount() {
-    // While it is open nothing else can have the focus.
+    // Close first: nothing else can take the focus while the dialog is open.
     this.dialog.current?.close();
     this.before?.focus?.();
   }
@@ -313,7 +313,7 @@ export class Dialog extends Component {
   }
 }
 
-// Asks before something changes. `question` is {title, lines, name, action, run}: `name` has to be typed, `run` does it.
+// Asks before a change. `question` is {title, lines, name, action, run}: the user types `name`, then `run` is called.
 export class Confirm extends Component {
   constructor() {
     super();

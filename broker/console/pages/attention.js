@@ -1,4 +1,4 @@
-// What somebody should look at, worst first: what it is about, why, and what to do.
+// Problems that need attention, worst first, each with its subject, reason and remedy.
 
 import { duration, time } from "../format.js";
 import { html, transactionUrl } from "../ui.js";
@@ -22,7 +22,7 @@ const POINTER = /^(Transaction )(\d{16,19})(.*)$/s;
 
 const own = (link) => typeof link === "string" && link.startsWith("/console");
 
-// The transaction that a text names is where one goes on.
+// Links the transaction that a text names.
 function Why({ text }) {
   const [, before, id, rest] = POINTER.exec(text) ?? [];
   return id ? html`${before}<a href=${transactionUrl(id)}>${id}</a>${rest}` : text;
@@ -41,7 +41,7 @@ export function Attention({ items, now, about }) {
   </section>`;
 }
 
-// An instance that is alone has no name.
+// The name of a single instance is empty.
 function subject({ kind, subject: named, link }) {
   const subject = named || "this instance";
   const to = own(link) ? link : kind === "damaged" ? "/console/cluster" : null;

@@ -1,4 +1,4 @@
-// Who changed what: the newest records of the topic system:audit.
+// The audit log: the newest records of the topic system:audit.
 
 import { Problem, ask, topicPath } from "../api.js";
 import { asText, fromBase64, parse, time } from "../format.js";
@@ -6,7 +6,7 @@ import { ErrorPanel, FilterField, Page, Row, TableFrame, goQuery, html } from ".
 
 const LIMIT = 100;
 
-// One topic of JSON records, read from its end.
+// Read a topic of JSON records, newest first.
 export async function records(topic, query) {
   const { data, headers } = await ask(topicPath("system", topic, "messages"), { query: { order: "desc", limit: LIMIT, payload: "base64", longs: "string", ...query } });
   const found = data.map((each) => ({ id: each.id, at: each.publishTimeMs, record: read(each) }));

@@ -1,4 +1,4 @@
-// Which datasets flow into which: edges that the pipeline's audit job publishes to the topic system:lineage.
+// Flows between datasets, which the pipeline's audit job publishes to the topic system:lineage.
 
 import { Problem } from "../api.js";
 import { count } from "../format.js";
@@ -34,7 +34,7 @@ export class Lineage extends Page {
   }
 }
 
-// Each flow once, however often it was published; newest first as they come.
+// Remove repeated flows, and keep the order, newest first.
 function merged(found) {
   const flows = new Map();
   for (const each of found) {
@@ -60,7 +60,7 @@ function near(flows, focus) {
   return flows.filter(({ from, to }) => chosen.has(from) && chosen.has(to));
 }
 
-// Columns by the longest way from a source; a ring ends where it comes back.
+// Columns by the longest path from a source; the number of rounds is bounded, since flows may form a cycle.
 function layout(flows) {
   const names = [...new Set(flows.flatMap(({ from, to }) => [from, to]))].slice(0, MOST_NODES);
   const column = new Map(names.map((name) => [name, 0]));

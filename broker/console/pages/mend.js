@@ -1,10 +1,10 @@
-// What brings readers their messages back: topics that were deleted, and rows that cannot be read.
+// Restores deleted topics, and sets unreadable rows aside.
 
 import { topicPath } from "../api.js";
 import { many } from "../format.js";
 import { carryOut, effectLines, preview, said } from "../preview.js";
 
-// Brings a deleted topic back after a preview, in the generation that was previewed.
+// Undelete a topic after a preview, in the previewed generation.
 export async function undelete(app, ns, topic, done) {
   const path = topicPath(ns, topic, "undelete");
   const asked = await preview(path, "POST");
@@ -21,7 +21,7 @@ export async function undelete(app, ns, topic, done) {
   });
 }
 
-// Takes rows that cannot be read out of a topic, so that readers pass; they are kept in a file at the daemon.
+// Set unreadable rows of a topic aside, so that readers get past them; the daemon keeps the rows in a file.
 export async function setAside(app, ns, topic, from, to, done) {
   const path = topicPath(ns, topic, "set-aside");
   const body = { from, to };

@@ -1,4 +1,4 @@
-// The producers a topic remembers, and how far each has come.
+// The producers that a topic remembers, and the last sequence id of each.
 
 import { get, now, topicPath } from "../api.js";
 import { count, duration, time } from "../format.js";

@@ -1,4 +1,4 @@
-// A topic: how it is doing, who holds it up, what it is set to, what is in it, who reads it.
+// A topic: its figures, the transaction that holds its readers, its messages, readers and properties.
 
 import { Away, Problem, ask, get, optional, now, pathOf, topicPath } from "../api.js";
 import { bytes, count, duration, many, rate, time } from "../format.js";
@@ -9,12 +9,12 @@ import { Attention } from "./attention.js";
 import { undelete } from "./mend.js";
 import { Viewer } from "./viewer.js";
 
-// Each reader is counted by the daemon, so not all of them at once.
+// Readers per page. The daemon counts for each of them.
 const READERS = 25;
 const SLOW_MS = 100;
-// Between two loads while messages are followed.
+// Pause between two loads while messages are followed.
 const FOLLOW_PAUSE_MS = 400;
-// Readers and producers that are looked at for their names.
+// Readers and producers to name before a deletion.
 const MOST_CONCERNED = 20;
 const SETTINGS = ["ttl", "max_bytes", "transactional", "deduplication"];
 
@@ -38,7 +38,7 @@ export class Topic extends Page {
     super.onEvent();
   }
 
-  // Who follows a topic sees a message within a second.
+  // While following, a new message appears within a second.
   get pauseMs() {
     return this.query.get("follow") === "1" ? FOLLOW_PAUSE_MS : super.pauseMs;
   }
@@ -56,12 +56,12 @@ export class Topic extends Page {
     await this.viewer?.refresh(stats);
   }
 
-  // What needs attention here, but for the transaction that the banner names.
+  // True if a problem concerns this topic, except for the transaction that the banner names.
   concerns({ kind, subject }) {
     return kind !== "held-reader" && (subject === this.name || subject.startsWith(`${this.name}/`));
   }
 
-  // The topic; null when it was deleted and can be seen to have been.
+  // Load the topic; null if it was deleted and the list of deleted topics has it.
   async shown() {
     try {
       return await ask(this.path());
@@ -75,7 +75,7 @@ export class Topic extends Page {
     }
   }
 
-  // Transactions that are open and have messages here, oldest first; null where nobody can say.
+  // Load the open transactions with messages here, oldest first; null if the daemon refused.
   async openTransactions() {
     try {
       const found = await get("/v1/transactions", { state: "in_progress", limit: 1000, longs: "string" });
@@ -86,13 +86,13 @@ export class Topic extends Page {
     }
   }
 
-  // How far behind readers are: a page of them, by name. Where counting takes its time it rests ten times as long.
+  // Load a page of readers and their lag, by name. After a slow count, wait ten times as long as it took.
   async lag(wanted = false) {
     const rest = (this.countAgain ?? 0) - performance.now();
     if (!wanted && (this.counting || rest > 0)) {
       this.countSoon ??= setTimeout(() => {
         this.countSoon = null;
-        // A page that nobody looks at asks for nothing; it loads all of it when it is seen again.
+        // A hidden page requests nothing, and loads everything when it is visible again.
         if (!this.gone && this.props.app.live.word === "live") this.lag().catch((error) => this.failed(error));
       }, Math.max(rest, SLOW_MS));
       return;
@@ -111,7 +111,7 @@ export class Topic extends Page {
     }
   }
 
-  // Whom a deletion concerns, by name, as far as one may know them.
+  // Name the readers, producers and transactions that a deletion affects, as far as the user may see them.
   async concerned({ effect }) {
     const [readers, producers] = await Promise.all([
       effect.readers ? optional(get(this.path("lag"), { limit: MOST_CONCERNED })) : null,
@@ -184,7 +184,7 @@ export class Topic extends Page {
   }
 }
 
-// What a deletion has left, and until when it comes back.
+// A deleted topic: its size, and until when it can be restored.
 function Deleted({ app, name, deleted, now, undelete }) {
   const kept = deleted.state === "kept";
   return html`<div class="banner" data-testid="deleted-banner">
@@ -194,7 +194,7 @@ function Deleted({ app, name, deleted, now, undelete }) {
   </div>`;
 }
 
-// Who holds committed readers, since when, and how much they do not see.
+// The transaction that holds committed readers, its age, and how many messages it hides.
 function Held({ open, hidden, stats, now }) {
   const first = open?.find((each) => Number(each.hiddenMessages) > 0) ?? open?.[0];
   if (!first && !(stats.openTransactions > 0 && hidden > 0)) return null;
@@ -210,7 +210,7 @@ function Held({ open, hidden, stats, now }) {
   </div>`;
 }
 
-// One message of text, for a try.
+// Publishes one text message, to try something out.
 class Publish extends Component {
   constructor() {
     super();
@@ -247,7 +247,7 @@ class Publish extends Component {
   }
 }
 
-// Readers whose position the daemon keeps, and those that say their name when they poll.
+// Readers with a saved position, and those that send their name when they poll.
 function Readers({ lag, after, now }) {
   const { readers, total, next } = lag;
   if (!total) {
@@ -274,7 +274,7 @@ function Readers({ lag, after, now }) {
   </section>`;
 }
 
-// Properties, changed only after a preview, and only while they are as they were shown.
+// Properties. A change needs a preview, and is refused if they have changed since.
 class Properties extends Component {
   constructor(props) {
     super(props);
@@ -304,7 +304,7 @@ class Properties extends Component {
 
   async preview() {
     const { edited } = this.state;
-    // What has been changed meanwhile was not asked about.
+    // Drop the answer if the user has edited since the request.
     const told = (news) => this.setState((state) => (state.edited === edited ? news : null));
     try {
       const body = this.body();

@@ -1,4 +1,4 @@
-// Transactions: which are open, since when, what they hide and whom they hold; and how to end one.
+// Transactions: their age, the messages they hide, the readers they hold, and how to end one.
 
 import { Problem, get, now, pathOf, topicPath } from "../api.js";
 import { count, duration, many, time } from "../format.js";
@@ -7,7 +7,7 @@ import { ErrorPanel, Guarded, PAGE_ROWS, Page, Pager, Row, TableFrame, TopicLink
 
 const MOST = 1000;
 const BARS = 100;
-// Topics of a transaction whose readers are looked at.
+// Topics of a transaction for which readers are requested.
 const HELD_TOPICS = 10;
 const HELD_READERS = 20;
 const STATES = { in_progress: ["open", "warn"], invalid: ["invalid", "bad"], committed: ["committed", "good"], aborted: ["rolled back", "muted"], unknown: ["unknown", "muted"] };
@@ -21,7 +21,7 @@ export class Transactions extends Page {
 
   moved(before) {
     const changed = (name) => before.get(name) !== this.query.get(name);
-    // One that is closed is so at once, whatever becomes of the list.
+    // Open or close a transaction at once, before the list has loaded.
     if (changed("open") && !(changed("state") && this.query.get("open"))) this.open().catch((error) => this.failed(error));
     if (changed("state")) super.moved();
   }
@@ -33,10 +33,10 @@ export class Transactions extends Page {
     await this.open();
   }
 
-  // The one in the URL, which need not be in the list any more, and whom it holds.
+  // Load the transaction in the URL, which may no longer be in the list, and the readers it holds.
   async open() {
     const id = this.query.get("open");
-    // An answer to an earlier question says what was so before.
+    // The answer to an earlier request is out of date.
     const turn = (this.turn = (this.turn ?? 0) + 1);
     if (!id) return this.setState({ opened: null });
     const opened = await get(pathOf("transactions", id), { longs: "string" });
@@ -50,7 +50,7 @@ export class Transactions extends Page {
     return found;
   }
 
-  // The readers of a topic that do not see all of it, and how much they do not.
+  // Load the readers of a topic that do not see all of it, and how many messages are hidden.
   async held(name) {
     const [ns, topic] = name.split(":");
     try {
@@ -89,7 +89,7 @@ export class Transactions extends Page {
     });
   }
 
-  // Takes invalid transactions off the list, those that were previewed and no others.
+  // Remove exactly the previewed transactions from the list of invalid ones.
   async truncate(transactions) {
     const path = pathOf("transactions", "truncate");
     const body = { ids: transactions.map((each) => each.id) };
@@ -155,7 +155,7 @@ export class Transactions extends Page {
     const open = () => this.toggle(each.id);
     const ends = each.state === "in_progress";
     const on = "service";
-    // A transaction is ended by the name that began it, too.
+    // The name that began a transaction may end it, too.
     const verb = each.name && each.name === app.state.who?.name ? "transact" : "operate";
     return html`<${Row} key=${each.id} data-testid="tx-row" data-id=${each.id} data-state=${each.state} class=${opened?.id === each.id ? "open" : ""} open=${open}
       onClick=${(event) => !event.target.closest("button,a") && open()}>
@@ -174,7 +174,7 @@ export class Transactions extends Page {
   }
 }
 
-// Whom a transaction keeps from reading on.
+// The readers that a transaction holds.
 function Holds({ transaction, holds }) {
   if (!transaction.topics?.length) return html`<p data-testid="tx-holds">It has no undecided messages, and holds no reader.</p>`;
   return html`<div data-testid="tx-holds">
@@ -191,8 +191,8 @@ function Holds({ transaction, holds }) {
   </div>`;
 }
 
-// One bar for each transaction, from its beginning to now, and a thin one from now to where its time is over. What was
-// decided long before the oldest open one began would only make the others short, and is left to the table.
+// One bar for each transaction, from its start to its decision or now, and a thin one from now to its deadline. Those
+// decided before the oldest open one began are only in the table: they would make the other bars short.
 function Timeline({ transactions, now, onOpen, opened }) {
   const begun = transactions.filter((each) => each.startedMs != null);
   const open = begun.filter((each) => each.state === "in_progress");

@@ -1,4 +1,4 @@
-// The messages of a topic, looked at without being consumed.
+// The messages of a topic, shown without consuming them.
 
 import { Problem, ask, get, now, topicPath } from "../api.js";
 import { HEX_PAGE, asText, bytes, count, duration, fromBase64, hex, idAfter, indent, many, position, time, timeOfId, visible } from "../format.js";
@@ -7,10 +7,10 @@ import { setAside } from "./mend.js";
 
 const PAGE = 50;
 const MOST_ROWS = 200;
-// Of each payload in the list; the rest comes when a message is opened.
+// Bytes of each payload in the list; opening a message loads more.
 const GLANCE_BYTES = 256;
 const FIRST_BYTES = 64 * 1024;
-// Text is shown in pieces of about so many characters, of which the browser lays out only those in sight.
+// Long text is shown in pieces of about this many characters, of which the browser lays out only the visible ones.
 const PIECE = 16 * 1024;
 const BINS = 60;
 const SLIDER_STEPS = 1000;
@@ -24,7 +24,7 @@ const STATES = {
   "set-aside": ["set aside", "muted"],
   gone: ["expired", "muted"],
 };
-// Of these there is no payload to open.
+// States without a payload to open.
 const UNREADABLE = ["damaged", "set-aside"];
 
 export class Viewer extends Component {
@@ -60,7 +60,7 @@ export class Viewer extends Component {
     return topicPath(this.props.route.ns, this.props.route.topic, ...rest);
   }
 
-  // Newest first, unless one starts at the oldest or jumps.
+  // Newest first, unless the user starts at the oldest or jumps.
   get newestFirst() {
     return this.query.get("sort") !== "asc";
   }
@@ -69,7 +69,7 @@ export class Viewer extends Component {
     return this.query.get("follow") === "1";
   }
 
-  // What is new goes on top.
+  // New messages are added at the top only.
   get follows() {
     return this.following && this.newestFirst;
   }
@@ -78,12 +78,12 @@ export class Viewer extends Component {
     const filter = this.query.get("filter");
     const answer = await ask(this.path("messages"), { query: { limit, payload: "base64", longs: "string", payloadBytes: GLANCE_BYTES, filter, ...bounds } });
     const { headers } = answer;
-    // A stretch that was set aside has no id: it is where it begins.
+    // A range that was set aside has no id of its own: the id at which it begins stands for it.
     for (const each of answer.data) each.id ??= each.from;
     return { rows: answer.data, more: headers.get("Plainsong-End") === "more", lastId: headers.get("Plainsong-Last-Id"), scanned: headers.get("Plainsong-Scanned") };
   }
 
-  // The rows that the URL asks for.
+  // Load the rows that the URL asks for.
   async show() {
     const turn = (this.turn = (this.turn ?? 0) + 1);
     this.showing = true;
@@ -94,7 +94,7 @@ export class Viewer extends Component {
       const found = await this.fetch(descending ? { order: "desc", to } : { from });
       if (turn !== this.turn || this.gone) return;
       this.missed = null;
-      // A text that is further on is in a row that was found.
+      // A search from the newest message has covered everything up to newestId, with or without a match there.
       this.searchedTo = from || to || !this.query.get("filter") ? null : newestId;
       const rows = descending === this.newestFirst ? found.rows : [...found.rows].reverse();
       this.setState({ rows, more: found.more, lastId: found.lastId, descending, scanned: found.scanned, error: null });
@@ -111,7 +111,7 @@ export class Viewer extends Component {
     if (outdated && !missed) await this.refresh(outdated).catch((error) => this.failed((this.refused = error)));
   }
 
-  // For a page that waits for it, which looks again later where nobody has answered. Raises Away.
+  // For a refresh, which the page repeats if the daemon did not answer. Raises Away.
   async showAgain() {
     await this.show();
     if (!this.showing && this.missed && !(this.missed instanceof Problem)) throw this.missed;
@@ -124,16 +124,16 @@ export class Viewer extends Component {
     this.props.retry(error);
   }
 
-  // What is shown stays where it is: states are brought up to date, and followers get what is new. Raises Away.
+  // Keep the shown rows in place, update their states, and add new rows if they are followed. Raises Away.
   async refresh(stats) {
     if (this.gone) return;
-    // What is on its way may have been found before: it is brought up to date once it is there.
+    // The load in progress may be older than `stats`: refresh after it.
     if (this.showing) {
       this.outdated = stats;
       return;
     }
     const { rows } = this.state;
-    // A daemon that was away, or refused, may answer now.
+    // The daemon was away or refused, and may answer now.
     if (this.missed || !rows) return this.showAgain();
     const filter = this.query.get("filter");
     if (!rows.length && !filter) {
@@ -144,21 +144,21 @@ export class Viewer extends Component {
     let news = null;
     if (this.follows) {
       news = await this.fetch({ from: this.newerThan(rows) }, 100);
-      // More than one page a time would leave them further and further behind: they see the newest.
+      // Adding a page per refresh may be too slow to catch up: show the newest instead.
       if (news.more && !filter && !this.gone && !this.showing) return this.showAgain();
       next = [...news.rows.reverse(), ...next].slice(0, MOST_ROWS);
     }
     if (this.gone) return;
     if (this.showing || this.state.rows !== rows) return this.refresh(stats);
     if (filter && news?.lastId) this.searchedTo = news.lastId;
-    // What was refused when it was tried before is not any more.
+    // The error of an earlier attempt no longer applies.
     this.setState(({ error }) => ({ rows: next, error: error === this.refused ? null : error }));
     await this.open();
     if (stats.end !== this.measured) this.measure();
     if (news?.more) this.searchOn(stats);
   }
 
-  // A text is looked for in parts, which are shown as they come; the page that waits for the first does not for the rest.
+  // A search continues in steps, each shown as it ends; the page waits for the first step only.
   async searchOn(stats) {
     this.goOn = stats;
     if (this.searching) return;
@@ -176,19 +176,19 @@ export class Viewer extends Component {
     }
   }
 
-  // Where news begin: behind the newest row, and behind all in which a text has been looked for in vain.
+  // The first new row: after the newest shown row, and after everything searched without a match.
   newerThan(rows) {
     const last = [rows.length && this.ends(rows)[1], this.searchedTo].filter(Boolean).sort().at(-1);
     return last && idAfter(last);
   }
 
-  // The rows that are shown, in the state that they are in.
+  // Return the shown rows in their current states.
   async asTheyAre(rows) {
     const [low, high] = this.ends(rows);
     const glance = { limit: MOST_ROWS, payload: "base64", longs: "string", payloadBytes: 1 };
     const now = new Map();
     let at = low;
-    // As many pages as it takes: between the rows of a filter there may be many others.
+    // Up to three pages: with a filter there may be many other rows between the shown ones.
     for (let pages = 0; pages < 3 && at <= high; pages += 1) {
       const found = await get(this.path("messages"), { ...glance, from: at, to: idAfter(high) });
       for (const each of found) now.set((each.id ??= each.from), each);
@@ -198,7 +198,7 @@ export class Viewer extends Component {
       }
       at = idAfter(found.at(-1).id);
     }
-    // A stretch that was set aside stands for all its rows, where the first of them was.
+    // A range that was set aside replaces all its rows, in the place of the first of them.
     const aside = [...now.values()].filter((each) => each.state === "set-aside");
     const firsts = aside.map((each) => rows.map(({ id }) => id).filter((id) => isIn(id, each)).sort()[0]);
     return rows.flatMap((row) => {
@@ -215,7 +215,7 @@ export class Viewer extends Component {
     return first < last ? [first, last] : [last, first];
   }
 
-  // Where in time the messages are: parts of equal size, so that short parts are where there are many.
+  // Load the distribution over time: splits into parts of equal size, which are short where messages are dense.
   async measure() {
     if (this.measuring || Date.now() - (this.measuredAt ?? 0) < 30000) return;
     this.measuring = true;
@@ -298,7 +298,7 @@ export class Viewer extends Component {
     goQuery({ open: this.query.get("open") === id ? null : id }, { replace: true });
   }
 
-  // --- moving about --------------------------------------------------------------------------------
+  // --- navigation ----------------------------------------------------------------------------------
 
   submitJump() {
     const field = this.jump.current;
@@ -311,7 +311,7 @@ export class Viewer extends Component {
     goQuery({ from: at, to: null, sort: "asc", follow: null });
   }
 
-  // What looks for a text goes on where it stopped, which may be far beyond the last that it found.
+  // A search continues where it stopped, which may be far beyond the last match.
   older() {
     const { rows, descending, lastId } = this.state;
     goQuery({ to: descending && lastId ? lastId : this.ends(rows)[0], from: null, follow: null });
@@ -373,7 +373,7 @@ export class Viewer extends Component {
 
 const isIn = (id, { from, to }) => from <= id && id <= to;
 
-// A row that was seen again: with the payload that it had, unless it has become something that has none.
+// Return a row in its current state. It keeps its payload, unless the old or the new state has none.
 function asItIs(row, seen) {
   if (seen.state === row.state && seen.to === row.to) return row;
   return UNREADABLE.includes(row.state) || UNREADABLE.includes(seen.state) ? seen : { ...row, state: seen.state };
@@ -437,7 +437,7 @@ function Detail({ opened, view, viewer }) {
   </div>`;
 }
 
-// A payload, exactly, whitespace included; or as JSON, or as bytes.
+// A payload: its exact text, indented JSON, or bytes.
 class Payload extends Component {
   constructor(props) {
     super(props);
@@ -466,7 +466,7 @@ class Payload extends Component {
   }
 }
 
-// Long text in pieces that end with lines where they can, so that the browser need not lay out all of it.
+// Split long text into pieces, at line ends if possible, so that the browser need not lay out all of it.
 function pieces(text) {
   if (text.length <= FIRST_BYTES) return text;
   const found = [];
@@ -485,7 +485,7 @@ function pieces(text) {
 
 // --- time -------------------------------------------------------------------------------------------
 
-// Parts of equal size between `edges`, as how much there is in each of the bins of equal time until `now`.
+// Spread parts of equal size between `edges` over bins of equal duration that end at `now`.
 function density(edges, now) {
   const start = edges[0];
   const end = Math.max(now, edges.at(-1));
