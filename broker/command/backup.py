@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from storage.hbase.settings import HBaseConfig
 
 _FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-#: How often a page whose rows change while it is read is listed again, on a store without one instant for all.
+#: Attempts to read a page whose rows change while it is read, on a store without snapshots.
 _LISTINGS = 20
-#: Compressing takes a second for some fifty MB; a daemon on the same machine has better uses for it.
+#: Compressing keeps a core busy that a daemon on the same machine may need.
 NICE = 10
 _TIME = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?Z?")
 
@@ -114,7 +114,7 @@ def create(folder: Path, without_damaged: bool, as_json: bool, where: Where) -> 
 
 
 def _warn_of_left_out(manifest: Mapping[str, Any]) -> None:
-    """Name what a backup lacks, if it lacks anything."""
+    """Warn of each range that a backup lacks."""
     for each in manifest.get("leftOut", ()):
         whose = "" if each["topic"] is None else f"{each['topic']}: "
         whole = " (the whole topic is left out)" if each["topic"] is not None and each["table"] == "metadata" else ""
@@ -134,15 +134,15 @@ class Making:
 
     def __init__(self, folder: BackupFolder, cut: HeldCut, *, without_damaged: bool = False) -> None:
         self.left_out: list[dict[str, Any]] | None = [] if without_damaged else None
-        """Places that cannot be read, by topic; None: none may be left out."""
+        """Unreadable ranges, by topic; None if none may be left out."""
         self._folder = folder
         self._cut = cut
         self._new_objects = self._new_bytes = self._messages = self._bytes = self._objects = 0
-        #: Digests of the files of objects, from the backup before; others are read and checked before they are used.
+        #: Digests of stored objects, from the last backup; other objects are read and checked before they are reused.
         self._digests = _digests(folder)
 
     def manifest(self) -> dict[str, Any]:
-        """Write the objects; returns the manifest, which is not written yet. Raises PlainsongError, OSError."""
+        """Write the objects, and return the manifest for the caller to write. Raises PlainsongError, OSError."""
         begun = {name: value for name, value in self._cut.begun.items() if name not in ("expiresMs", "leftOut")}
         self._leave_out(None, self._cut.begun)
         service = self._pages("service")[0]
@@ -152,18 +152,18 @@ class Making:
         return {**begun, "topics": topics, "service": service, "metadata": metadata, **left_out}
 
     def _leave_out(self, topic: str | None, answer: Mapping[str, Any]) -> None:
-        """Note what an answer lacks; a place may be on two pages."""
+        """Record the ranges that an answer lacks; two pages may name the same range."""
         for each in answer.get("leftOut", ()):
             place = {"topic": topic, **each}
             if self.left_out is not None and place not in self.left_out:
                 self.left_out.append(place)
 
     def _is_whole(self, topic: str) -> bool:
-        """Whether all that a topic needs to be read at all is there."""
+        """True if no metadata of the topic is left out."""
         return not any(each["topic"] == topic and each["table"] == "metadata" for each in self.left_out or ())
 
     def figures(self) -> dict[str, int]:
-        """What was read, and what of it was new."""
+        """Return the totals: everything read, and the new part of it."""
         return {
             "messages": self._messages,
             "bytes": self._bytes,
@@ -173,7 +173,7 @@ class Making:
         }
 
     def _topic(self, topic: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What a manifest says of a topic; None: it is left out."""
+        """Read a topic, and return its entry for the manifest; None if the topic is left out."""
         name = f"{topic['namespace']}:{topic['topic']}"
         objects, line = self._pages(name)
         if not self._is_whole(name):
@@ -184,7 +184,7 @@ class Making:
         return {**topic, "line": line, "messages": messages, "bytes": size, "objects": objects}
 
     def _pages(self, about: str) -> tuple[list[dict[str, Any]], str | None]:
-        """All objects of a topic, and its line."""
+        """Read and return all objects of a topic, and its line."""
         found: list[dict[str, Any]] = []
         line: str | None = None
         for page in pages(partial(self._page, about)):
@@ -208,7 +208,7 @@ class Making:
         )
 
     def _fetch(self, entry: dict[str, Any]) -> bool:
-        """Write an object that is not there, and note its file's digest. False: its rows have changed since."""
+        """Write an object unless it exists, and record its file's digest. False if its rows have changed since."""
         name = entry["sha256"]
         digest = self._digests.get(name) if self._folder.has(name) else None
         digest = digest or self._folder.digest(name)
@@ -332,7 +332,7 @@ def _findings(manifest: Mapping[str, Any], found: Verified) -> Iterator[str]:
 
 
 def _held(topic: str | None, messages: int, from_ms: int | None, to_ms: int | None) -> str:
-    """What an object has, for people."""
+    """Describe an object's content for people."""
     times = "" if from_ms is None else f" from {show_time(from_ms)} to {show_time(to_ms or 0)}"
     what = f"{counted(messages, 'message')}{times}" if messages else "rows of metadata or stored payloads"
     return f"{topic or 'no topic'}: {what}"
@@ -457,7 +457,7 @@ async def _restore(
     origin += "" if request.renamed is None or request.topics is None else f" {request.topics[0]}"
     async with open_named(url, settings, make=True) as target:
         asked = CopyRequest(origin, request.wanted)
-        # A later run makes the same rows as the first one, which it may have to compare.
+        # A resumed run makes the same rows as the first one, since it may have to compare them.
         before = await copy_row(target)
         begun_ms = before.begun_ms if before is not None and before.is_same(asked.row()) else present_ms
         source = await RestoredStore.open(kept, manifest, request, begun_ms)
@@ -469,15 +469,15 @@ async def _restore(
         report.compared(done, "restored")
 
 
-#: By how much clocks of two machines may differ without anybody minding.
+#: Tolerated difference between the clocks of two machines.
 SKEW_MS = 60_000
 
 
 def _present_ms(kept: BackupFolder, given_ms: int | None) -> int:
-    """The time behind which ids go on, which has to be later than any that was given. Raises CommandFailed.
+    """Return a time later than every id assigned so far, for new ids to start from. Raises CommandFailed.
 
-    A clock that is behind a backup says nothing of what was given after that. Behind by a little, it is believed to be
-    no more wrong than that allows.
+    A clock that is slower than a backup's says nothing about ids assigned since. If it is slow by ``SKEW_MS`` at most,
+    it is assumed not to be further off than that.
     """
     now_ms = _now_ms() if given_ms is None else given_ms
     cuts, _ = kept.manifests()
@@ -498,7 +498,7 @@ def _present_ms(kept: BackupFolder, given_ms: int | None) -> int:
 
 
 def _refuse_damaged(manifest: Mapping[str, Any], kept: BackupFolder, request: RestoreRequest) -> None:
-    """Raise CommandFailed if an object that is needed is not whole."""
+    """Raise CommandFailed if an object that the restore needs is missing or damaged."""
 
     def needed(topic: Mapping[str, Any]) -> bool:
         # Messages of other topics decide which transactions are left out.
@@ -514,12 +514,12 @@ def _refuse_damaged(manifest: Mapping[str, Any], kept: BackupFolder, request: Re
         )
 
 
-# --- what all share --------------------------------------------------------------------------------
+# --- shared ----------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _said() -> Iterator[None]:
-    """Errors of folders and stores with their exit codes; those of the daemon go through. Raises CommandFailed."""
+    """Turn errors of folders and stores into CommandFailed with exit codes; the daemon's pass. Raises CommandFailed."""
     try:
         yield
     except BaseException as error:
@@ -550,7 +550,7 @@ def _topic(text: str) -> TopicName:
 
 
 def _time_ms(option: str, text: str) -> int:
-    """A time in milliseconds since 1970. Raises CommandFailed."""
+    """Parse a time, and return it in milliseconds since 1970. Raises CommandFailed."""
     if text.isascii() and text.isdigit() and len(text) < 16:
         return int(text)
     if _TIME.fullmatch(text):

@@ -67,7 +67,8 @@ def show(
 
 
 def refuse_unusable_files(config: Config) -> None:
-    """Raises CommandFailed where a file that the settings name cannot be used; it has all of them, one a line."""
+    """Raise CommandFailed if a file that the settings name cannot be used; the error lists all such files, one a
+    line."""
     problems = problems_of_files(config)
     if len(problems) == 1:
         hint = "it must exist, and not be writable by its group or others"
@@ -86,7 +87,7 @@ def _as_json(loaded: LoadedConfig, origin: bool) -> str:
 
 
 def _as_toml(loaded: LoadedConfig, origin: bool) -> str:
-    """The lines of a settings file."""
+    """Return the lines of a settings file."""
     shown = {
         name: f"{name} = {show_value(setting.meaning, loaded.config.value(name))}"
         for name, setting in every_setting().items()

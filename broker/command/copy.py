@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from storage.copying import PartComparison
     from storage.hbase.settings import HBaseConfig
 
-#: The progress line is written again at most this often, in seconds.
+#: Minimum interval between two updates of the progress line, in seconds.
 EVERY_S = 0.25
 _STAGES = {"look": "looking", "write": "copying", "compare": "comparing"}
 
@@ -153,7 +153,7 @@ class CopyReport:
         self._lock = threading.Lock()
 
     def step(self, stage: str, rows: int) -> None:
-        """Counts rows; from any thread."""
+        """Count rows, from any thread."""
         with self._lock:
             self._rows[stage] += rows
             now_s = time.monotonic()
@@ -164,26 +164,26 @@ class CopyReport:
             click.echo(f"\r{_STAGES[stage]}: {show_count(self._rows[stage])}{of} rows\x1b[K", err=True, nl=False)
 
     def clear(self) -> None:
-        """Clears the progress line."""
+        """Clear the progress line."""
         if self._is_shown:
             click.echo("\r\x1b[K", err=True, nl=False, color=True)
             self._is_shown = False
 
     def looked(self, found: Mapping[Part, Figures]) -> None:
-        """Shows what would be copied."""
+        """Show what would be copied."""
         self.clear()
         rows = [(part.label, figures, None) for part, figures in found.items()]
         self._table(rows)
         self._end("would copy", "dry-run", [figures for _, figures, _ in rows], same=None)
 
     def compared(self, compared: Sequence[PartComparison], verb: str) -> None:
-        """Shows what was copied or compared, with the digests of both sides."""
+        """Show what was copied or compared, with the digests of both sides."""
         self.clear()
         self._table([(each.part.label, each.source, each.target) for each in compared])
         self._end(verb, verb, [each.source for each in compared], same=all(each.is_same for each in compared))
 
     def done_before(self, what: str = "copy", hint: str = " (--verify-only compares)") -> None:
-        """Says that it was done before, and nothing was changed."""
+        """Report that it was done before and nothing was changed."""
         self.clear()
         if self._as_json:
             echo_json({"event": "done-before"})

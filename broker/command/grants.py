@@ -131,7 +131,7 @@ def _read(path: Path) -> GrantTable:
 
 
 def _resource(text: str) -> tuple[str, str]:
-    """Namespace and topic; the topic is empty for the service, and ``*`` for a whole namespace."""
+    """Return namespace and topic; the topic is empty for the service, and ``*`` for a whole namespace."""
     if text == SERVICE:
         return "", ""
     namespace, _, topic = text.partition(":")

@@ -1,4 +1,4 @@
-"""What the daemon's commands share: the options that choose settings, Ctrl-C, and the errors in a group."""
+"""Shared by the daemon's commands: the options that choose settings, Ctrl-C, and the errors in a group."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _OPTIONS = (
 
 
 def setting_options(command: F) -> F:
-    """Adds ``--config``, ``--data-dir``, ``--bind`` and ``--set``; they arrive as ``load_settings`` takes them."""
+    """Add ``--config``, ``--data-dir``, ``--bind`` and ``--set``, as ``load_settings`` takes them."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def load_settings(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...]) -> LoadedConfig:
-    """The settings of a command, from its options and the process's environment.
+    """Load the settings of a command, from its options and the environment.
 
     Raises:
-      CommandFailed: they cannot be used; the message has every problem, one a line.
+      CommandFailed: they cannot be used; the message lists every problem, one a line.
     """
     flags: dict[str, object] = {}
     for text in sets:
@@ -69,7 +69,7 @@ def load_settings(file: Path | None, data_dir: str | None, bind: str | None, set
 
 
 def refuse_strangers(config: Config) -> None:
-    """Raises CommandFailed where other machines could reach what nothing guards."""
+    """Raise CommandFailed if other machines could reach the daemon unprotected."""
     for refusal in refusals(config):
         raise CommandFailed(refusal.detail, hint=refusal.hint, code=Exit.USAGE)
 
@@ -78,16 +78,15 @@ def refuse_strangers(config: Config) -> None:
 
 
 async def until_ctrl_c(work: Callable[[], Awaitable[None]], *also: signal.Signals) -> None:
-    """Runs ``work``; Ctrl-C cancels it where it waits. A second one, during the cleanup, interrupts any line.
+    """Run ``work``; Ctrl-C cancels it where it waits. A second one, during the cleanup, interrupts any line.
 
-    A KeyboardInterrupt at any line could end the task that writes for others, which would then wait for ever: one of
-    five hundred copies hung so.
+    A KeyboardInterrupt at any line could end the task that writes for others, which would then wait forever.
 
     Args:
-      also: further signals that mean the same.
+      also: further signals with the same effect.
     Raises:
       KeyboardInterrupt: it was cancelled; in a group.
-      whatever ``work`` raises; in a group.
+      any error of ``work``; in a group.
     """
     # A signal that the parent ignores stays ignored: nohup, a background job.
     signals = [each for each in (signal.SIGINT, *also) if signal.getsignal(each) is not signal.SIG_IGN]
@@ -110,7 +109,7 @@ async def _wait_for(
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """``error`` itself, or all errors in the group, at any depth."""
+    """Yield ``error`` itself, or all errors in the group, at any depth."""
     if isinstance(error, BaseExceptionGroup):
         for part in error.exceptions:
             yield from leaves(part)

@@ -1,4 +1,4 @@
-"""Which tokens or grants file a command works on: the one of ``--file``, else the one that the settings name."""
+"""Finds the tokens or grants file of a command: the one of ``--file``, else the one that the settings name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def file_options(what: str) -> Callable[[F], F]:
-    """Adds ``--file``, ``--config`` and ``--set``; they arrive as ``chosen_file`` takes them."""
+    """Add ``--file``, ``--config`` and ``--set``, as ``chosen_file`` takes them."""
     options = (
         click.option("--file", type=click.Path(path_type=Path), help=f"The {what} file."),
         click.option(
@@ -35,7 +35,7 @@ def file_options(what: str) -> Callable[[F], F]:
 
 
 def chosen_file(what: str, file: Path | None, config: Path | None, sets: tuple[str, ...]) -> Path:
-    """The file to work on. Raises CommandFailed: nothing names one."""
+    """Return the file to work on. Raises CommandFailed if nothing names one."""
     found = named_file(what, file, config, sets)
     if found is None:
         raise CommandFailed(
@@ -47,10 +47,10 @@ def chosen_file(what: str, file: Path | None, config: Path | None, sets: tuple[s
 
 
 def named_file(what: str, file: Path | None, config: Path | None, sets: tuple[str, ...]) -> Path | None:
-    """The file to work on; None: neither an option nor a setting names one."""
+    """Return the file to work on; None if neither an option nor a setting names one."""
     if file is not None:
         if config is not None or sets:
-            load_settings(config, None, None, sets)  # a wrong setting is an error, also where it is not needed
+            load_settings(config, None, None, sets)  # a wrong setting is an error even if it is not needed
         return file
     named: str = load_settings(config, None, None, sets).config.value(f"security.{what}_file")
     return Path(named) if named else None

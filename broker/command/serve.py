@@ -1,4 +1,4 @@
-"""``plainsong serve``: loads the settings, sets up the logs, runs the daemon, and says how it ended."""
+"""``plainsong serve``: loads the settings, sets up the logs, runs the daemon, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from broker.config import Config
 
 logger = logging.getLogger(__name__)
-#: The text of Python's error for a thread that the system refuses.
+#: Text of Python's error if the system refuses a thread.
 _NO_THREAD = "can't start new thread"
-#: The system's errors for an address that cannot be listened on, and what they mean.
+#: Explanations and hints for errors of ``bind``.
 _BIND_ERRORS = {
     errno.EADDRINUSE: ("is in use", "another daemon or program listens there; choose a port with --bind"),
     errno.EADDRNOTAVAIL: ("is not an address of this machine", "choose another with --bind"),
@@ -68,9 +68,9 @@ def serve(
 
 
 def check_testing(config: Config) -> None:
-    """Raises CommandFailed unless nothing is there that a test could harm."""
+    """Raise CommandFailed if there is data that a test could harm."""
     kind, directory = config.storage.kind, config.storage.data_dir
-    # Beside the directory, which takes no files that are not its own: a daemon under test may be restarted there.
+    # Outside the directory, which accepts no foreign files. The mark lets a daemon under test be restarted there.
     mark = directory.with_name(directory.name + ".under-test")
     is_new = not directory.exists() or not any(directory.iterdir())
     if kind == "leveldb" and is_new:
@@ -87,9 +87,9 @@ def check_testing(config: Config) -> None:
 
 
 def _run(config: Config, logs: Logs, testing: Path | None) -> None:
-    from broker.main import run_daemon  # here, so that a test can put another in its place
+    from broker.main import run_daemon  # here, so that a test can replace it
 
-    # A connection is a descriptor, and so is each of the store's open tables, of which it holds 500.
+    # Each connection needs a descriptor, and so does each open table of the store, which keeps up to 500 open.
     wanted = config.http.max_connections + 600
     if (allowed := allow_open_files(wanted)) < wanted:
         logger.warning("few open files are allowed", extra={"allowed": allowed, "wanted": wanted})
@@ -133,7 +133,7 @@ def _run(config: Config, logs: Logs, testing: Path | None) -> None:
 
 
 def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
-    """The failure of the command for a daemon that ended with ``error``; None: a bug."""
+    """Return the command's failure for a daemon that ended with ``error``; None if that is a bug."""
     for leaf in leaves(error):
         if isinstance(leaf, StoreUnusable | StoreError):
             return CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE)
@@ -168,7 +168,7 @@ def _last_line(error: BaseException) -> str:
 
 
 def allow_open_files(wanted: int) -> int:
-    """Raises this process's limit on open files to ``wanted``, as far as allowed; returns the limit.
+    """Raise this process's limit on open files to ``wanted``, as far as allowed, and return the limit.
 
     A shell's limit is often 1024, for programs that ``select``; a process may usually raise it much further.
     """

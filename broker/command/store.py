@@ -42,7 +42,7 @@ class Position(click.ParamType[bytes]):
     name = "id|ms"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
-        """The first ten bytes of the id, or of the first id at that time."""
+        """Return the first ten bytes of the id, or of the first id at that time."""
         text = str(value)
         if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= MAX_TIMESTAMP_MS:
             return pack_position(int(text), 0)
@@ -177,7 +177,7 @@ _MAX_SHOWN_BYTES = 60
 
 
 def row_line(row: DescribedRow) -> str:
-    """One row as one line."""
+    """Return a row as one line."""
     where = f"{row.name} g{row.generation}" if row.name is not None else ""
     if row.problem:
         where = where or row.key[:_MAX_SHOWN_BYTES].hex()
@@ -196,7 +196,7 @@ def _payload(row: DescribedRow) -> str:
 
 
 def summary_json(summary: Summary) -> dict[str, object]:
-    """A summary, ready for JSON."""
+    """Return a summary for JSON."""
     return {
         "topics": [
             {
@@ -252,7 +252,7 @@ def summary_json(summary: Summary) -> dict[str, object]:
 
 
 def summary_text(summary: Summary) -> str:
-    """A summary for people."""
+    """Return a summary for people."""
     lines = [f"{len(summary.topics)} topics" if summary.topics else "no topics"]
     for name, topic in sorted(summary.topics.items()):
         lines.append(f"{name}  {_state(topic)}")
@@ -267,13 +267,13 @@ def summary_text(summary: Summary) -> str:
 
 
 def _oldest(summary: Summary) -> int | None:
-    """The lowest write pointer that a topic still has rows of."""
+    """Return the lowest write pointer of the rows that a topic still has."""
     known = (rows.oldest_pointer for topic in summary.topics.values() for rows in topic.generations.values())
     return min((pointer for pointer in known if pointer is not None), default=None)
 
 
 def _transactions(summary: Summary) -> list[str]:
-    """The facts for pruning the invalid list by hand."""
+    """Return the facts for pruning the invalid list by hand."""
     pruning = summary.pruning
     lines = [
         f"transactions  service {pruning.authority or 'never chosen'}, {pruning.transactions} in progress, "

@@ -52,7 +52,7 @@ def now_ms() -> int:
 
 
 class Expiry(click.ParamType["int | None"]):
-    """When a token ends: ``90d``, ``2027-01-31``, or ``never``; milliseconds since 1970, or 0 for never."""
+    """The end of a token's life: ``90d``, ``2027-01-31`` or ``never``; in milliseconds since 1970, or 0 for never."""
 
     name = "time"
 
@@ -83,7 +83,7 @@ class Expiry(click.ParamType["int | None"]):
 
 
 class Overlap(click.ParamType[int]):
-    """A length of time in milliseconds, which may be nothing."""
+    """A length of time in milliseconds, which may be 0."""
 
     name = "time"
 
@@ -105,7 +105,7 @@ def token() -> None:
 
 
 def new_token_options(command: F) -> F:
-    """Adds what every verb that makes a token takes besides: where to write it, which file to change, ``--json``."""
+    """Add the options of every verb that makes a token: where to write it, which file to change, ``--json``."""
     write_to = click.option(
         "--write-to", type=click.Path(path_type=Path), help="Write it to this new file, readable only by its owner."
     )
@@ -167,7 +167,7 @@ def list_tokens(file: Path | None, config: Path | None, sets: tuple[str, ...], a
         )
         for entry in table.entries
     ]
-    # As wide as it gets: an id that is cut cannot be revoked.
+    # Never truncated: a truncated id cannot be revoked.
     output.echo_lines(output.table(("ID", "NAME", "CREATED", "EXPIRES", "STATE", "NOTE"), rows, columns=sys.maxsize))
 
 
@@ -338,7 +338,7 @@ def _changed(
     write_to: Path | None = None,
     made: str = "",
 ) -> None:
-    """Changes the file under its lock; ``made`` goes to ``write_to`` first, so that no token is in force and lost."""
+    """Change the file under its lock. ``made`` is written to ``write_to`` first, so that no valid token is lost."""
     try:
         with locked(path):
             table = _read(path) if path.exists() else NO_TOKENS

@@ -1,4 +1,5 @@
-"""All settings together: by name, checked against each other, and noted by ``config check`` where they are unlikely."""
+"""All settings together: found by name, checked against each other, and noted by ``config check`` if they are
+unlikely."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ class Config:
     shutdown: ShutdownConfig = field(default_factory=ShutdownConfig)
 
     def value(self, name: str) -> Any:
-        """The value of ``section.key``; a section may be one within another, as ``storage.hbase``."""
+        """Return the value of ``section.key``; a section may be nested, as ``storage.hbase``."""
         return reduce(getattr, name.split("."), self)
 
 
@@ -88,7 +89,7 @@ class Setting:
 
 @cache
 def sections() -> Mapping[str, type[Any]]:
-    """The class of each section, in the order of ``Config``; one within another comes behind it."""
+    """Return the class of each section, in the order of ``Config``; a nested section follows its parent."""
     return dict(_sections_in(Config(), ""))
 
 
@@ -102,7 +103,7 @@ def _sections_in(section: Any, prefix: str) -> Iterator[tuple[str, type[Any]]]:
 
 @cache
 def every_setting() -> Mapping[str, Setting]:
-    """Every setting by its name, in the order of the classes."""
+    """Return every setting by its name, in the order of the classes."""
     found = (
         Setting(section, part.name, part.default, part.metadata[MEANING])
         for section, cls in sections().items()
@@ -113,7 +114,7 @@ def every_setting() -> Mapping[str, Setting]:
 
 
 def config_of(values: Mapping[str, Any]) -> Config:
-    """The configuration with ``values`` by name, and defaults for the others."""
+    """Return the configuration with ``values`` by name, and defaults for the others."""
     return cast("Config", _filled(Config(), "", values))
 
 
@@ -156,9 +157,9 @@ class ConfigError(Exception):
 
 #: The first setting must be at least this many times the third; else the fourth text is the consequence.
 _AT_LEAST = (
-    # A compressed body is in memory beside its decompressed form.
+    # A compressed body and its decompressed form are in memory together.
     ("http.max_inflight_bytes", 2, "http.max_body_bytes", "the largest allowed body could never be accepted"),
-    # A page is in memory beside its encoded form, and the last part of the budget is for small answers.
+    # A page and its encoded form are in memory together, and the last part of the budget is for small answers.
     ("http.max_answer_bytes", 3, "topic.max_message_bytes", "the largest allowed message could hardly ever be read"),
     ("http.max_body_bytes", 1, "topic.max_message_bytes", "the largest allowed message would not fit into any body"),
     ("topic.mailbox_bytes", 1, "http.max_body_bytes", "the largest allowed body would not fit into any mailbox"),
@@ -179,7 +180,7 @@ _AT_LEAST = (
 
 
 def check_across(config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """The problems of settings that are valid alone and cannot work together."""
+    """Return the problems of settings that are valid alone but not together."""
     return [
         *_tls_problems(config, origins),
         *_too_small(config, origins),
@@ -191,7 +192,7 @@ def check_across(config: Config, origins: Mapping[str, str]) -> list[Problem]:
 
 
 def _provider_problems(config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """A provider is known by its issuer, the audience, and its keys: all three, or none."""
+    """A provider needs its issuer, audience and keys: all three, or none."""
     names = [f"security.oidc.{key}" for key in ("issuer", "audience", "jwks")]
     given = [name for name in names if config.value(name)]
     if len(given) in (0, len(names)):
@@ -201,7 +202,7 @@ def _provider_problems(config: Config, origins: Mapping[str, str]) -> list[Probl
 
 
 def _too_soon(config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """Deadlines of decisions that end before the topics of an instance that died have another owner.
+    """Report decision deadlines that may pass before the topics of a dead instance have another owner.
 
     Deadlines left at their default are extended instead.
     """
@@ -226,7 +227,7 @@ def _too_small(config: Config, origins: Mapping[str, str]) -> list[Problem]:
 
 
 def _service_mismatches(config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """A Tephra's address needs one choice of the service, a listener for Tephra's clients another."""
+    """The address of a Tephra needs that service, and a listener for Tephra's clients needs the embedded one."""
     chosen = config.transactions
     service = "transactions.service"
     found: list[Problem] = []
@@ -309,7 +310,7 @@ def _cluster_problems(config: Config, origins: Mapping[str, str]) -> list[Proble
 
 
 def advertised(config: Config) -> Address | None:
-    """Where clients and other instances are told to find this one; port 0: the one that is taken."""
+    """Return the address at which clients and other instances reach this one; port 0: the port that it will bind."""
     return parse_address(config.cluster.advertise) if config.cluster.advertise else config.http.address
 
 
@@ -330,12 +331,12 @@ def _shown(config: Config, name: str) -> str:
 
 
 def notes(config: Config) -> list[str]:
-    """Notes on settings that are allowed and most likely not intended, for ``config check``."""
+    """Return notes on settings that are allowed but most likely not intended, for ``config check``."""
     return [*_idle(config), *(_clustered(config) if config.cluster.zookeeper else _alone(config))]
 
 
 def _idle(config: Config) -> Iterator[str]:
-    """Settings that were changed and have no effect."""
+    """Yield notes on changed settings that have no effect."""
     for name, setting in every_setting().items():
         if config.value(name) == setting.default:
             continue
@@ -364,7 +365,7 @@ def _alone(config: Config) -> Iterator[str]:
 def _clustered(config: Config) -> Iterator[str]:
     name = "cluster.advertise" if config.cluster.advertise else "http.bind"
     address = advertised(config)
-    assert address is not None  # it was checked
+    assert address is not None  # checked before
     if is_loopback(address):
         yield f"{_shown(config, name)}: only instances on this machine can reach this one; set cluster.advertise"
     if not config.cluster.instance and address.port == 0:

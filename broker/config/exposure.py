@@ -1,6 +1,6 @@
-"""Whether strangers could reach the daemon: a place that other machines reach needs authentication and TLS.
+"""Refuses a daemon that strangers could reach: an address that other machines reach needs authentication and TLS.
 
-A setting says which of them the operator does without; nothing else lets such a daemon start.
+``security.allow_insecure`` names the protections that the operator waives; nothing else lets such a daemon start.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
     from broker.config import Config
 
-#: What may be done without, in this order in texts.
+#: Protections that can be waived, in the order of texts.
 WAIVABLE = ("authentication", "tls", "thrift", "peers")
 
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """Why a daemon with these settings does not start, and what would let it."""
+    """A reason why a daemon with these settings does not start, and how to remove it."""
 
     detail: str
     hint: str
 
 
 def refusals(config: Config) -> list[Exposure]:
-    """Why a daemon with these settings may not start; empty: it may."""
+    """Return the reasons why a daemon with these settings may not start; empty if it may."""
     return [*_http(config), *_thrift(config), *_peers(config)]
 
 
 def in_effect(config: Config) -> dict[str, str]:
-    """What ``security.allow_insecure`` does without: each of its words that makes a difference, and what that is."""
+    """Return each word of ``security.allow_insecure`` that makes a difference, with its consequence."""
     waived = waived_words(config)
     missing = {word for word in _missing(config) if _reachable(config)}
     if config.transactions.thrift and not is_loopback(parse_address(config.transactions.thrift)):
@@ -49,7 +49,7 @@ def in_effect(config: Config) -> dict[str, str]:
 
 
 def waived_words(config: Config) -> set[str]:
-    """The words of ``security.allow_insecure``."""
+    """Return the words of ``security.allow_insecure``."""
     return {word.strip() for word in config.security.allow_insecure.split(",")} - {""}
 
 

@@ -799,7 +799,7 @@ class TransactionsConfig:
 
 #: The path of the nodes when ``cluster.zookeeper`` names none.
 DEFAULT_PATH = "/plainsong"
-#: How long it takes, after the session of an owner that died, until the next owner has answered.
+#: Time from the end of a dead owner's session to the first answer of the next owner.
 TAKE_OVER_S = 3.0
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}"
 

@@ -26,10 +26,10 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """The address written as ``host:port`` or ``[host]:port``.
+    """Parse an address written as ``host:port`` or ``[host]:port``.
 
     Raises:
-      ValueError: it is not written so, or the port is not in 0..65535.
+      ValueError: it has another form, or the port is not in 0..65535.
     """
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -45,7 +45,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_addresses(text: str) -> list[Address]:
-    """The addresses written as ``host:port,host:port``, in their order. Raises ValueError."""
+    """Parse addresses written as ``host:port,host:port``, and keep their order. Raises ValueError."""
     return [parse_address(part.strip()) for part in text.split(",")]
 
 
@@ -60,14 +60,14 @@ class UnixPath(NamedTuple):
 
 #: A place to listen on.
 Bind: TypeAlias = Address | UnixPath
-#: What the path of a Unix socket begins with where an address may stand.
+#: Prefix that tells a Unix socket's path from an address.
 UNIX = "unix:"
 #: The longest path of a Unix socket on Linux.
 MAX_UNIX_PATH_BYTES = 107
 
 
 def parse_bind(text: str) -> Bind:
-    """The place written as ``host:port``, ``[host]:port`` or ``unix:/path``. Raises ValueError."""
+    """Parse ``host:port``, ``[host]:port`` or ``unix:/path``. Raises ValueError."""
     if not text.startswith(UNIX):
         return parse_address(text)
     path = text.removeprefix(UNIX)
@@ -79,7 +79,7 @@ def parse_bind(text: str) -> Bind:
 
 
 def parse_binds(text: str) -> list[Bind]:
-    """The places written one after the other, separated by commas, each of them once. Raises ValueError."""
+    """Parse places separated by commas, each of them once. Raises ValueError."""
     found = [parse_bind(part.strip()) for part in text.split(",")]
     if len(set(found)) < len(found):
         raise ValueError(f"{text!r} names an address twice")
@@ -87,7 +87,7 @@ def parse_binds(text: str) -> list[Bind]:
 
 
 def is_loopback(bind: Bind) -> bool:
-    """Whether nobody but this machine can connect there."""
+    """True if only this machine can connect there."""
     if isinstance(bind, UnixPath):
         return True
     try:
@@ -97,12 +97,12 @@ def is_loopback(bind: Bind) -> bool:
 
 
 def read_value(meaning: Meaning, raw: object, *, text: bool) -> Any:
-    """The value of a setting.
+    """Check and convert the value of a setting.
 
     Args:
       meaning: of the setting.
       raw: a TOML value, or text.
-      text: whether it came from the environment or the command line, where everything is text.
+      text: True if it came from the environment or the command line, where everything is text.
     Raises:
       ValueError: it is of a wrong type or out of bounds; the text says what is expected.
     """
@@ -118,14 +118,14 @@ def read_value(meaning: Meaning, raw: object, *, text: bool) -> Any:
 
 
 def show_value(meaning: Meaning, value: Any) -> str:
-    """A value as it is written in the TOML file, sizes in the largest unit that divides them."""
+    """Return a value as the TOML file writes it, sizes in the largest unit that divides them."""
     if isinstance(value, bool):
         return str(value).lower()
     if meaning.kind is Kind.BYTES:
         return _show_size(int(value))
     if isinstance(value, int | float):
         return str(int(value)) if value == int(value) else repr(value)
-    # A TOML basic string: what needs escaping in it is what needs escaping here.
+    # A TOML basic string, in which these two characters have to be escaped.
     escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
@@ -145,7 +145,7 @@ def _from_text(kind: Kind, raw: str) -> object:
 
 
 def _typed(meaning: Meaning, raw: object) -> Any:
-    """``raw`` if it is of the kind; ``true`` is no number here."""
+    """Return ``raw`` if it is of the kind; ``true`` is not a number here."""
     match meaning.kind:
         case Kind.SWITCH if isinstance(raw, bool):
             return raw

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from broker.command.maintain.plan import TopicPlan
     from plainsong import Client
 
-#: Stores that belong to one daemon's process: no other process can open them, and their daemon cleans them.
+#: Stores that only their daemon's process can open, and that it cleans itself.
 STANDALONE = {"leveldb": "a directory that no other process may open", "memory": "its memory"}
 HEADINGS = ("TOPIC", ">GEN", "EXPIRED BEFORE", ">EXPIRED ROWS", ">OLDER GENS", ">INVALID", ">PARTS")
 PLAN_HEADINGS = ("TOPIC", "TABLE", "WHY", "FROM", "TO")
-#: Taken, and without effect: this job once ran on Spark, and lines in schedulers still name it.
+#: Accepted without effect: this job once ran on Spark, and schedulers still pass these options.
 _OF_SPARK = {
     "master": click.option("--master", hidden=True, help="Without effect."),
     "conf": click.option("--conf", multiple=True, hidden=True, help="Without effect."),
@@ -91,7 +91,7 @@ def maintain(
                 code=Exit.USAGE,
             )
         cleans = kind == "hbase" and not run.dry_run
-        # What is cleaned is cut later, at the ends of HBase's rows.
+        # Ranges to clean are cut later, at the borders of HBase's rows.
         plans = _plans(run, client, chosen(client.topics(), topics), 1 if cleans else parts)
         _show(run, plans, _pruning(client))
         if cleans:
@@ -198,7 +198,7 @@ def _topic_row(plan: TopicPlan) -> tuple[str, ...]:
 
 
 def _part_rows(plan: TopicPlan) -> list[tuple[str, ...]]:
-    """Keys in hex, without the topic's own bytes."""
+    """Return a line for each range, its keys in hex and without the topic's own bytes."""
     skip = len(str(plan.limits.name)) + 1
     return [
         (plan.limits.name.topic, part.table.name.lower(), part.why, part.start[skip:].hex(), part.stop[skip:].hex())
@@ -207,7 +207,7 @@ def _part_rows(plan: TopicPlan) -> list[tuple[str, ...]]:
 
 
 def plan_json(plan: TopicPlan) -> dict[str, Any]:
-    """A plan for programs; whole keys, in hex."""
+    """Return a plan for programs, with whole keys in hex."""
     limits = plan.limits
     return {
         "topic": str(limits.name),
@@ -232,7 +232,7 @@ def plan_json(plan: TopicPlan) -> dict[str, Any]:
 
 
 def _pruning(client: Client) -> dict[str, Any]:
-    """How far the list of invalid transactions may be pruned, or why the daemon cannot say; for programs."""
+    """Return how far the list of invalid transactions may be pruned, or why that is unknown; for programs."""
     try:
         pruning = client.transactions.pruning()
     except TransactionsUnavailable as error:
@@ -246,7 +246,7 @@ def _pruning(client: Client) -> dict[str, Any]:
 
 
 def _pruning_facts(pruning: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The same for people."""
+    """Return the same for people."""
     if "unavailable" in pruning:
         return [("invalid transactions", f"not known: {pruning['unavailable']}")]
     kept_because = pruning["keptBecause"]

@@ -1,7 +1,7 @@
-"""Carries plans out in HBase: many ranges side by side, by the rules of the janitor, beside the topics' owners.
+"""Carries plans out in HBase: many ranges at a time, by the rules of the janitor, while the topics' owners work.
 
-No reader can see what is removed, whoever owns the topic. So the work needs no claim, and it may be done twice, by two
-processes at once, or in part.
+It removes only rows that no reader can see, whichever instance owns the topic. So the work needs no claim, and it may
+be done twice, by two processes at once, or in part.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ if TYPE_CHECKING:
     from plainsong.cli.job import JobRun
     from storage.hbase.gateway import Address
 
-#: Ranges that are worked on at a time.
+#: Ranges cleaned concurrently.
 AT_ONCE = 8
-#: Ranges before which the daemon is asked again whether their topics are still the same.
+#: After this many ranges, ask the daemon again if their topics are unchanged.
 CHECKED_RANGES = 64
-#: Rows of a step: as many as one row of HBase has of ours, so that HBase's rows go whole.
+#: Rows per step: as many as one row of HBase holds, so that HBase's rows are removed whole.
 STEP_ROWS = 10_000
 TIMEOUT_S = 60.0
-#: Keys asked for at once when rows are counted: only the first cell's name comes along.
+#: Keys per page when rows are counted; HBase sends only the name of each row's first cell.
 _PAGE_ROWS = 1000
 _KEYS_ONLY = b"FirstKeyOnlyFilter() AND KeyOnlyFilter()"
 
 
 class Cleaned(NamedTuple):
-    """What became of a range, or of all ranges of a topic."""
+    """The outcome of cleaning a range, or all ranges of a topic."""
 
     removed: int = 0
-    """Rows of the store, payloads of expired messages included."""
+    """Rows of the store, including payloads of expired messages."""
     before: int = 0
     """HBase's rows in the range, before and after."""
     after: int = 0
 
     def plus(self, other: Cleaned) -> Cleaned:
-        """Both together."""
+        """Return the sum of both."""
         return Cleaned(self.removed + other.removed, self.before + other.before, self.after + other.after)
 
 
@@ -74,7 +74,7 @@ class _Task(NamedTuple):
 
 
 def gateways(thrift: str) -> list[Address]:
-    """The addresses in ``host:port[,host:port…]``. Raises CommandFailed."""
+    """Parse the addresses in ``host:port[,host:port…]``. Raises CommandFailed."""
     addresses = []
     for part in thrift.split(","):
         host, colon, port = part.strip().rpartition(":")
@@ -98,12 +98,12 @@ def clean(
     *,
     tls: Callable[[], ssl.SSLContext] | None = None,
 ) -> dict[str, Cleaned]:
-    """Carry the plans out; by topic, what was removed. Run again, it goes on.
+    """Carry the plans out, and return what was removed, by topic. Run again, it continues.
 
     Args:
       addresses, table_prefix: of the Thrift gateways, and of the daemon's tables.
-      parts: into how many each range is cut.
-      tls: gives the context of each connection to a gateway; None: no TLS.
+      parts: number of parts to cut each range into.
+      tls: returns the context of each connection to a gateway; None: no TLS.
     Raises:
       CommandFailed: HBase does not answer, or the tables are another daemon's, and nothing was done; or a part failed.
       PlainsongError: the daemon does not answer; some parts may have been done.
@@ -195,7 +195,7 @@ def _failed(error: PlainsongError, code: Exit) -> CommandFailed:
 
 
 class HBaseTables:
-    """The tables of a deployment, open beside its daemons."""
+    """The tables of a deployment, opened while its daemons run."""
 
     def __init__(self, store: HBaseStore, pool: Pool, table_prefix: str) -> None:
         """Use ``open``."""
@@ -212,7 +212,7 @@ class HBaseTables:
 
         The store claims nothing, so it deposes no owner. Raises StoreUnusable, StoreError.
         """
-        # A range keeps a connection to scan, and takes another one to remove what it finds.
+        # A range keeps one connection to scan, and uses another to remove rows.
         settings = HBaseConfig(
             table_prefix=table_prefix, timeout_s=TIMEOUT_S, max_connections=2 * AT_ONCE, create_tables=False
         )
@@ -226,7 +226,7 @@ class HBaseTables:
                 await store.aclose()
 
     async def check_same(self, plan: TopicPlan) -> None:
-        """Check that a topic is the one that the daemon was asked about. Raises CommandFailed, StoreError."""
+        """Check that the tables have the topic of the daemon's answer. Raises CommandFailed, StoreError."""
         name = plan.limits.name
         value = await self.store.get(Table.METADATA, metadata_key(name))
         stored = None if value is None else Metadata.decode(value)
@@ -239,9 +239,9 @@ class HBaseTables:
             )
 
     async def cut(self, whole: KeyRange, parts: int) -> list[KeyRange]:
-        """Cut a range into parts of equal shares of its keys, from its first row to its last; none if it has no row.
+        """Cut a range into equal shares of its keys, from its first row to its last; empty if it has no row.
 
-        No row of HBase is in two parts: two tasks that each remove one half of it would leave an empty one.
+        No row of HBase is in two parts: two tasks that removed one half each would leave an empty row.
 
         Raises:
           StoreError: HBase does not answer.
@@ -254,7 +254,7 @@ class HBaseTables:
         return cut(whole, [key[1:] + b"\x00" for key in starts if key is not None])
 
     async def count_rows(self, part: KeyRange) -> int:
-        """The rows that HBase has in a range; each may have thousands of the store's. Raises StoreError."""
+        """Count HBase's rows in a range; each may hold thousands of the store's. Raises StoreError."""
         from storage.hbase.gateway import thrift  # here, since it takes a moment to load
 
         count = 0
@@ -273,7 +273,7 @@ class HBaseTables:
         return count
 
     async def clean(self, part: KeyRange) -> Cleaned:
-        """Do what may be done with a range, wherever an earlier attempt ended. Raises StoreError."""
+        """Clean a range, wherever an earlier attempt ended. Raises StoreError."""
         before = await self.count_rows(part)
         removed = 0
         if before and part.why == "invalid":
@@ -288,10 +288,9 @@ class HBaseTables:
         return Cleaned(removed, before, await self.count_rows(part))
 
     async def _roll_back(self, part: KeyRange) -> None:
-        """Turn the signs of the pointers of invalid transactions, which no later transaction gets.
+        """Roll back the rows of invalid transactions, whose write pointers are never assigned again.
 
-        The topic does the same in its turn, and finds it done: only the topic may report it to the list of invalid
-        transactions.
+        The topic repeats this later, without effect: only the topic may report it to the list of invalid transactions.
         """
         owners = Owners(self._pool, self._tables, Slots(self._pool, self._tables[Table.METADATA]))
         removing = RowRemover(self._pool, self._tables, owners, timeout_s=TIMEOUT_S)
@@ -299,7 +298,7 @@ class HBaseTables:
             await removing.roll_back(RollBack(part.start, part.stop, pointer))
 
     def _rows(self, part: KeyRange) -> ScanRange:
-        """The part as HBase's rows: the key of each is that of the last of our rows in it."""
+        """Return the range of HBase's rows for a part: the key of each is the last key of our rows in it."""
         stop = min(hashed(part.start)[:1] + part.stop, stop_after(hashed(topic_prefix(part.start))))
         return ScanRange(self._tables[part.table], hashed(part.start), stop)
 
@@ -309,7 +308,7 @@ class HBaseTables:
 
 
 def shares(first: bytes, last: bytes, parts: int) -> list[bytes]:
-    """Keys that cut what is between two keys of one length into ``parts`` of equal width."""
+    """Return keys that cut the range between two keys into equal parts; empty if their lengths differ."""
     if len(first) != len(last):
         return []
     low, high = int.from_bytes(first, "big"), int.from_bytes(last, "big")

@@ -1,7 +1,7 @@
-"""What of a topic may be removed: ranges of keys, from the daemon's answer and the rules that its janitor follows too.
+"""Plans the cleaning of a topic: ranges of keys, from the daemon's answer, by the same rules as its janitor.
 
-The daemon answers ``POST …/maintenance`` when what it says is durable. So a plan stays true as long as the topic has
-the same generation: messages that have expired stay expired, and the topic never returns to an earlier generation.
+The daemon answers ``POST …/maintenance`` once its answer is durable. So a plan stays valid while the topic has the same
+generation: messages that have expired stay expired, and the topic never returns to an earlier generation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Why = Literal["expired", "generation", "invalid"]
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """What may be removed from a topic, and what waits to be."""
+    """The ranges of a topic that may be cleaned, and the rows that wait for it."""
 
     limits: Limits
     waiting: Uncleaned
@@ -38,32 +38,32 @@ class TopicPlan:
 
 @dataclass(frozen=True, slots=True)
 class Uncleaned:
-    """Rows of a topic that no reader can see any more, and that are still stored."""
+    """Stored rows of a topic that no reader can see any more."""
 
     created_ms: int
     """When the generation was created."""
     expired: int
     """Expired messages."""
     estimated: bool
-    """``expired`` is a lower bound: there were too many to count."""
+    """True if ``expired`` is a lower bound, since there were too many to count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A daemon's answer about what of a topic may be removed."""
+    """A daemon's answer: the bounds of what may be removed from a topic."""
 
     name: TopicName
     generation: int
     expired_before_ms: int
     """Messages published before this, in milliseconds since 1970, have expired for good."""
     invalid: tuple[int, ...] | None
-    """Write pointers of invalid transactions with messages here; None: the transaction service cannot be asked."""
+    """Write pointers of invalid transactions with messages here; None if the transaction service is unavailable."""
     snapshot_position: bytes | None
-    """An id: the topic knows without the messages before it what its producers sent; None: it has no producers."""
+    """An id: the state of the producers does not depend on the messages before it; None if there are no producers."""
 
     @classmethod
     def of(cls, name: TopicName, answer: Mapping[str, Any]) -> Limits:
-        """From the answer of ``POST …/maintenance``. Raises MalformedBody: a field is missing or malformed."""
+        """Parse the answer of ``POST …/maintenance``. Raises MalformedBody if a field is missing or malformed."""
         try:
             invalid, position = answer["invalid"], answer["snapshotPosition"]
             return cls(
@@ -86,7 +86,7 @@ class KeyRange:
     stop: bytes
     why: Why
     pointers: tuple[int, ...] = ()
-    """Write pointers of invalid transactions, ascending; for ``invalid`` alone."""
+    """Write pointers of invalid transactions, ascending; only for ``invalid``."""
 
     def __contains__(self, key: bytes) -> bool:
         return self.start <= key < self.stop
@@ -96,12 +96,12 @@ class KeyRange:
 
 
 def plan_topic(client: Client, topic: str, parts: int) -> TopicPlan:
-    """Ask the daemon about a topic, plan, and ask again whether the topic is still the same.
+    """Ask the daemon about a topic, make a plan, and check that the topic has not changed since.
 
     Args:
-      parts: into how many the range of expired messages is cut, by time.
+      parts: number of parts to cut the range of expired messages into, by time.
     Raises:
-      GenerationChanged, TopicNotFound: the topic is another one by now, and the plan is void.
+      GenerationChanged, TopicNotFound: the topic has changed, and the plan is void.
     """
     limits = limits_of(client, topic)
     waiting = uncleaned(client, topic)
@@ -111,19 +111,19 @@ def plan_topic(client: Client, topic: str, parts: int) -> TopicPlan:
 
 
 def limits_of(client: Client, topic: str) -> Limits:
-    """What may be removed from a topic; the topic records its time on disk first. Raises TopicNotFound."""
+    """Ask for the bounds of a topic, which records its time on disk first. Raises TopicNotFound."""
     return Limits.of(TopicName(client.namespace, topic), maintenance(client, topic))
 
 
 def uncleaned(client: Client, topic: str) -> Uncleaned:
-    """What the topic stores that no reader can see. Raises TopicNotFound."""
+    """Ask for the rows of a topic that no reader can see. Raises TopicNotFound."""
     stats = client.admin.stats(topic, reader=FIRST_BOUND)
     reader = stats["reader"]
     return Uncleaned(int(stats["createdMs"]), int(reader["expiredUnread"]), bool(reader["estimated"]))
 
 
 def check_unchanged(client: Client, limits: Limits) -> None:
-    """Ask for the topic's generation: a plan is void in any other.
+    """Check that the topic still has the plan's generation: in any other, the plan is void.
 
     Raises:
       GenerationChanged, TopicNotFound: the topic has another generation, or is gone.
@@ -138,11 +138,11 @@ def check_unchanged(client: Client, limits: Limits) -> None:
 
 
 def plan(limits: Limits) -> list[KeyRange]:
-    """The ranges of a topic, none of which overlaps another of its table.
+    """Return the ranges of a topic to clean; those of one table do not overlap.
 
     All messages and payloads of older generations may be removed. Of the present generation the expired messages may,
-    each after the payload rows it refers to, and none that the topic still needs to know what its producers sent.
-    Behind them messages of invalid transactions are rolled back, if it is known which transactions are invalid.
+    each after the payload rows it refers to, except those on which the state of the producers depends. After them,
+    messages of invalid transactions are rolled back, if it is known which transactions are invalid.
     """
     prefix = generation_prefix(limits.name, limits.generation)
     found: list[KeyRange] = []
@@ -161,7 +161,7 @@ def plan(limits: Limits) -> list[KeyRange]:
 
 
 def cut(whole: KeyRange, bounds: Iterable[bytes]) -> list[KeyRange]:
-    """The range in parts, in key order: none overlaps another, none is empty, and together they are the whole.
+    """Cut a range into parts, in key order: none overlaps another, none is empty, and together they are the whole.
 
     Args:
       bounds: keys at which parts begin, in any order; those outside of the range are ignored.
@@ -173,7 +173,7 @@ def cut(whole: KeyRange, bounds: Iterable[bytes]) -> list[KeyRange]:
 
 
 def time_bounds(prefix: bytes, first_ms: int, last_ms: int, parts: int) -> list[bytes]:
-    """Bounds that cut the message keys of one generation into ``parts`` of equal times.
+    """Return bounds that cut the message keys of one generation into ``parts`` of equal duration.
 
     Args:
       prefix: of the generation's keys.
