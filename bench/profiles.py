@@ -22,7 +22,7 @@ class Profile:
     """Messages per poll."""
     poll_connections: tuple[int, ...]
     behind_messages: int
-    """Messages between the start of a reader that is far behind and the cached ones."""
+    """Messages between the start of a lagging reader and the cached ones."""
     parked: tuple[int, ...]
     """Numbers of concurrently parked polls."""
     parked_s: float

@@ -1,4 +1,4 @@
-"""What each mechanism that exists for speed alone is worth: two daemons take turns, one of them without it.
+"""Measures the gain of each mechanism that exists for speed alone: two daemons take turns, one of them without it.
 
     python -m bench.rent [MECHANISM ...] [--rounds 5] [--seconds 2] [--scratch DIR]
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 SIZE = 100
 SEEDED = 200_000
-#: Topics that are there before, and the messages of each commit in them.
+#: Topics that exist before, and the messages of each commit in them.
 SEEDS = {"small": 10, "large": 10_000}
-#: Of the steady load: a third of what two cores take, so that a wait is the daemon's and not the queue's.
+#: Rate of the steady load: a third of what two cores can take, so that waits are the daemon's and not the queue's.
 STEADY_PER_S = 6_000
 STEADY_BYTES = 2_000
 #: Requests of one walk: they are arguments of the load generator.
@@ -153,7 +153,7 @@ MECHANISMS: dict[str, Mechanism] = {
 
 @dataclass(slots=True)
 class Found:
-    """What one side did in one turn."""
+    """Results of one side in one turn."""
 
     per_s: float
     cpu_us: float
@@ -253,7 +253,7 @@ class Side:
 
 
 def _seeded(directory: Path, without: str | None) -> dict[str, Sequence[bytes]]:
-    """Fills a store in a process of its own; the first ids of each topic's milliseconds."""
+    """Fill a store in a process of its own; return the first ids of each topic's milliseconds."""
     command = [sys.executable, "-m", "bench.rent", *(["--off", without] if without else []), "--seed", str(directory)]
     found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     return {topic: [bytes.fromhex(each) for each in ids] for topic, ids in found.items()}

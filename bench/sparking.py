@@ -35,7 +35,7 @@ beside them the same rows from Parquet. *write*: rows that Spark makes into a to
 it the same rows into the null sink and into Parquet. *archive*: ``plainsong pipeline run archive`` as a process, without
 its start (the difference to a topic of a fifth of the rows), beside the same rows from Parquet to Parquet. *micro-batch*: milliseconds of one of 5000 rows, beside the rate
 source's. *visible*: milliseconds from the end of a publish until ``foreachBatch`` has the row."""
-#: A round takes seconds, so few are enough.
+#: A round takes seconds, so three are enough.
 ROUNDS = 3
 BATCH_ROWS = 5_000
 _JVM = "spark.driver.extraJavaOptions"

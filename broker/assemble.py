@@ -174,7 +174,7 @@ async def assemble(
 
 @dataclass(frozen=True, slots=True)
 class _Care:
-    """What keeps the store sound, and reports what is not."""
+    """The parts that keep the store sound, and report problems."""
 
     attention: Attention
     scrub: Scrub
@@ -251,7 +251,7 @@ def _audit(core: Core, care: _Care) -> Audit:
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """What several routes, or other instances, share."""
+    """The objects that several routes, or other instances, share."""
 
     topics: LocalTopics
     policies: Policies

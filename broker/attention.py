@@ -36,11 +36,11 @@ MAX_ITEMS = 100
 HELD_MS = 60_000
 LONG_HELD_MS = 600_000
 OLD_TRANSACTION_MS = 600_000
-#: How long a slow commit is reported.
+#: Time for which a slow commit is reported.
 SLOW_SYNC_SHOWN_S = 300.0
 #: Warn about a certificate that expires within this time.
 CERTIFICATE_SOON_S = 14 * 86_400
-#: How long to wait for other instances.
+#: Time limit for answers of other instances.
 ASK_TIMEOUT_S = 1.0
 #: The call that returns the findings of an instance.
 FINDINGS = "attention"
@@ -227,7 +227,7 @@ class Attention:
 
 
 def clock_findings(store_time: StoreTime) -> list[Finding]:
-    """Report a clock that is behind the store, by more than two clocks may differ."""
+    """Report a clock that is slower than the store's times by more than the tolerated difference between clocks."""
     behind_ms = store_time.behind_ms()
     if behind_ms <= SLACK_MS:
         return []

@@ -61,7 +61,7 @@ _CLAIM_NAME = TopicName("", "restored")
 TTL_S = 400 * 86_400
 #: Above this size ``attention`` warns.
 LARGE_BYTES = 1 << 30
-#: How long a loss of records is reported.
+#: Time for which a loss of records is reported.
 LOSS_SHOWN_MS = 3_600_000
 #: Limit on records of refusals, and of repeated changes.
 RECORDS_PER_S = 20

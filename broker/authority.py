@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from storage.base import Store
 
 log = logging.getLogger(__name__)
-#: How long the start waits for the daemon's own service, which is loaded from disk, and for a Tephra. Plain publishes
-#: and polls are served without it.
+#: Time limit for the start to wait for the daemon's own service, which is loaded from disk, or for a Tephra. Plain
+#: publishes and polls are served without it.
 START_PATIENCE_S = 10.0
 FOREIGN_PATIENCE_S = 1.0
 

@@ -59,12 +59,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: How long the rows of closed topics, and the figures of other instances, are reused.
+#: Time for which rows of closed topics, and figures of other instances, are reused.
 FRESH_S = 1.0
 #: Added to that for each topic, so that rereading a hundred thousand topics does not occupy a core; and the maximum.
 FRESH_S_EACH = 0.0002
 MAX_FRESH_S = 10.0
-#: How long to wait for other instances.
+#: Time limit for answers of other instances.
 ASK_TIMEOUT_S = 1.0
 #: The call that returns the figures of an instance's open topics.
 FIGURES = "topic_figures"
@@ -192,7 +192,7 @@ class Catalogue:
 
     @property
     def fresh_s(self) -> float:
-        """How long a read is reused: longer with more topics."""
+        """The time for which a read is reused: longer with more topics."""
         return min(MAX_FRESH_S, FRESH_S + FRESH_S_EACH * max(len(self._stored), len(self._elsewhere)))
 
     async def figures(self) -> dict[TopicName, Figures]:

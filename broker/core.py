@@ -1,4 +1,4 @@
-"""The core of the daemon, which all routes stand on: topics, transactions and other instances."""
+"""The core of the daemon, on which all routes are built: topics, transactions and other instances."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """What all routes stand on."""
+    """The objects on which all routes are built."""
 
     config: Config
     store: Store
@@ -218,5 +218,5 @@ def topic_limits(config: Config) -> TopicLimits:
     )
 
 
-#: How far the clock of an external transaction service may be ahead of the daemon's.
+#: Limit on how far an external transaction service's clock may be ahead of the daemon's.
 MAX_AHEAD_MS = 300_000

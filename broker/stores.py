@@ -213,7 +213,7 @@ async def open_named(url: StoreUrl, settings: HBaseConfig, *, make: bool) -> Asy
 
 @asynccontextmanager
 async def open_to_look(url: StoreUrl, settings: HBaseConfig) -> AsyncIterator[Store]:
-    """As ``open_named``, without creating anything: a missing store is an empty one with the same limits."""
+    """Like ``open_named``, but create nothing: a missing store is shown as an empty one with the same limits."""
     from storage.hbase.tables import NoTables  # here, since its library is slow to load
 
     async with AsyncExitStack() as stack:

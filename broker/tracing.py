@@ -36,7 +36,7 @@ QUEUED = 4096
 EXPORTED_AT_ONCE = 512
 EXPORT_EVERY_S = 1.0
 EXPORT_TIMEOUT_S = 5.0
-#: How long the shutdown waits for the remaining spans.
+#: Time that the shutdown waits for the remaining spans.
 CLOSE_S = 2.0
 
 

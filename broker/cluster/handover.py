@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from broker.membership.membership import Membership
 
 log = logging.getLogger(__name__)
-#: How long to wait after a step; then the next one is made regardless.
+#: Time limit for a step to complete; then the next one is made regardless.
 STEP_S = 6.0
 #: The pause before a step is repeated that ZooKeeper did not record.
 RETRY_S = 0.5
@@ -138,7 +138,7 @@ class Rebalance:
 
 #: Topics of one call; more are sent in further calls, one after the other.
 MAX_NAMES = 200
-#: How long the next owner may take to open the topics of a call.
+#: Time limit for the next owner to open the topics of a call.
 OPEN_S = 5.0
 #: The longest expected delay between two instances' views of a change.
 VIEW_S = 2.0

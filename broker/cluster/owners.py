@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
 
 A = TypeVar("A")
-#: How long to search for an owner, unless the request itself may wait longer.
+#: Time limit for the search for an owner, unless the request itself may wait longer.
 PATIENCE_S = 2.0
 #: Pauses in seconds between attempts, unless the view changes sooner; the last one repeats.
 PAUSES_S = (0.02, 0.04, 0.08, 0.16, 0.25)
@@ -174,7 +174,7 @@ class Owners:
         """Wait for an answer while ``owner`` owns all these names; cancel the call when it does not.
 
         Raises:
-          LinkBroken: it no longer owns one of them. Also whatever ``answer`` raises.
+          LinkBroken: it no longer owns one of them. Also any error of ``answer``.
         """
         bound = _BoundToOwner(self, names, owner)
         self._bound.add(bound)
@@ -252,7 +252,7 @@ class RoutedAsks:
         Raises:
           NoOwner: no owner was found in time; nothing happened.
           OutcomeUnknown: the link broke before the answer arrived.
-          PlainsongError: whatever ``Directory.ask`` raises there.
+          PlainsongError: any error of ``Directory.ask`` there.
         """
 
         async def local(waited_ms: int) -> A:

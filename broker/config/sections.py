@@ -855,7 +855,7 @@ class ClusterConfig:
 
     @property
     def take_over_s(self) -> float:
-        """How long the topics of an instance that died may be unanswered; 0: there are no other instances."""
+        """Maximum time for which the topics of a dead instance have no owner; 0 without other instances."""
         return self.session_timeout_s + TAKE_OVER_S if self.zookeeper else 0.0
 
 
@@ -865,11 +865,11 @@ class Ensemble(NamedTuple):
     hosts: str
     """``host:port``, separated by commas."""
     path: str
-    """Where the nodes are: begins with a slash and does not end with one."""
+    """Path of the nodes; begins with a slash and does not end with one."""
 
 
 def parse_ensemble(ensemble: str) -> Ensemble:
-    """The parts of ``cluster.zookeeper``. Raises ValueError where an address is none."""
+    """Split ``cluster.zookeeper``. Raises ValueError if an address or the path is malformed."""
     hosts, slash, path = ensemble.partition("/")
     for host in hosts.split(","):
         parse_address(host)
@@ -880,5 +880,5 @@ def parse_ensemble(ensemble: str) -> Ensemble:
 
 
 def is_wildcard(address: Address) -> bool:
-    """Whether the host stands for all addresses of a machine, which no other machine can connect to."""
+    """True if the host means all addresses of a machine, to which no other machine can connect."""
     return address.host in ("0.0.0.0", "::", "*")  # noqa: S104 - compared, not listened on

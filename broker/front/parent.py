@@ -62,11 +62,11 @@ log = logging.getLogger(__name__)
 PAUSES_S = (0.05, 0.2, 1.0, 5.0)
 #: A front end that lived this long counts as started successfully.
 SETTLED_S = 10.0
-#: How long a front end may leave a ping unanswered before it is replaced: its share of the clients waits that long.
+#: A front end that leaves a ping unanswered for this long is replaced; its share of the clients waits until then.
 SILENCE_S = 30.0
 #: The time for last answers of a front end whose link has ended.
 AFTER_LINK_S = 5.0
-#: How long a front end may take to end after the grace of a stop.
+#: Time limit for a front end to exit after the grace of a stop.
 LAST_S = 1.0
 #: The least answer budget of a front end; answers stream through it.
 MIN_ANSWER_BYTES = 4 << 20

@@ -81,10 +81,10 @@ class ApplicationCall:
         self._sending_end = SendingEnd()
         #: None until the application has failed.
         self._id: str | None = None
-        #: The head of the answer, until the first of its body is there.
+        #: The head of the answer, until the body begins.
         self._start: Any = None
         self._framing = Framing.WHOLE
-        #: What is missing of the bytes that the answer's head announced; None if it announced none.
+        #: Announced bytes of the body that are still missing; None if the head announced no length.
         self._left_bytes: int | None = None
         #: None until the answer has begun to leave.
         self.is_kept: bool | None = None

@@ -398,7 +398,7 @@ class _Gunzip:
 SMALL_BYTES = 512 << 10
 #: A page gets at most 1/SHARE of the free bytes, so that some are left for the next ones.
 SHARE = 4
-#: How long a request waits for room before it is refused.
+#: Time that a request waits for room before it is refused.
 PATIENCE_S = 2.0
 
 

@@ -32,11 +32,11 @@ RECEIVE_BYTES = 64 << 10
 GATHERED_BYTES = 256 << 10
 #: Bytes that a client may send ahead while it waits for an answer.
 MAX_PIPELINED_BYTES = 64 << 10
-#: How long the rest of a refused body is read and discarded, so that the client sees the answer before a reset.
+#: Time limit for discarding the rest of a refused body, so that the client sees the answer before a reset.
 LINGER_S = 2.0
 #: The same for a client that may have pipelined requests that will not be answered.
 BRIEF_LINGER_S = 0.1
-#: The longest that TCP is asked to try to deliver what is left at a connection's end.
+#: Maximum of TCP_USER_TIMEOUT for data that is unsent when a connection ends.
 MAX_USER_TIMEOUT_S = 3600.0
 _RESET = struct.pack("ii", 1, 0)
 #: A longer body is sent separately from its head; below this, one copy is cheaper than two buffers.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NOT_FOR_CONNECTIONS = 600
 #: Number of descriptors kept free, for files that are opened while connections use all others.
 SPARE = 128
-#: How long ``GET /readyz`` reports that connections were refused.
+#: Time for which ``GET /readyz`` reports that connections were refused.
 SHOWN_S = 10.0
 #: The shortest time between two reports of a front end to the owning process.
 REPORT_S = 1.0

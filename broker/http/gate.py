@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 #: further event is charged as this much long work, the cost of an event of one-byte chunks.
 TINY_EVENT_BYTES = 1 << 10
 TINY_EVENT_S = 0.0004
-#: How long the last answer of an HTTP/2 connection may take to leave before the connection is cut.
+#: Time limit for sending the last answer of an HTTP/2 connection before the connection is cut.
 LAST_ANSWER_S = 0.1
 #: The key of a scope's ``extensions`` for the request's ``Passage``.
 PASSAGE = "plainsong.passage"

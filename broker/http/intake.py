@@ -41,7 +41,7 @@ class Intake:
         self.received_bytes = 0
 
     async def within(self, receive: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of ``receive``, if it comes in time.
+        """Return the result of ``receive``, if it arrives in time.
 
         Raises:
           MalformedBody: the body is late.
@@ -110,7 +110,7 @@ class BodyReader:
 
     @property
     def is_long(self) -> bool:
-        """True if so much of it is to come that ending the connection costs less than reading it."""
+        """True if reading the rest would cost more than ending the connection."""
         return not self.has_ended and (self._chunked is not None or self._left_bytes > MAX_DROPPED_BYTES)
 
     def take_pending(self) -> bytes:

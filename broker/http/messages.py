@@ -307,7 +307,7 @@ def answer_for(error: PlainsongError, *, allow: Iterable[str] = ()) -> Answer:
         headers += [("RateLimit-Policy", error.policy), ("RateLimit", error.state)]
     if status == 405:
         headers.append(("Allow", ", ".join(sorted(allow))))
-    # What we decode has no surrogates, but a detail may quote anything: encoding must never fail here.
+    # Decoded text has no surrogates, but a detail may quote any text: encoding must never fail here.
     body = masked(json.dumps(problem, ensure_ascii=False)).encode("utf-8", "replace")
     return Answer(status, body, PROBLEM_TYPE, headers)
 

@@ -43,7 +43,7 @@ SPIN_S = 60e-6
 MAX_POLLS = 100
 #: Other tasks run after this time in any case.
 BUSY_POLL_S = 2e-3
-#: How long the rest of a body is awaited without a task.
+#: Time for which the rest of a body is awaited without a task.
 GATHER_S = 1.0
 
 

@@ -382,7 +382,7 @@ class ClusterView:
         return next((each.slices for each in self.assignment.members if each.name == instance), 0)
 
     def update(self, members: Sequence[Member], placement: Placement, me: Member | None) -> None:
-        """Apply what was read, except for ``me``: slices that we give up are given up before other instances know.
+        """Apply the state that was read, except for ``me``: we release slices before other instances know that we do.
 
         Notifies the listeners if anything has changed.
         """

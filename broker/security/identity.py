@@ -14,8 +14,8 @@ VERBS: tuple[Verb, ...] = ("publish", "poll", "inspect", "transact", "operate", 
 #: ``nobody``: it requires no authentication.
 On: TypeAlias = Literal["topic", "topics", "namespace", "within", "service", "name", "nobody"]
 
-#: How a name was proved: not at all, by a token of this daemon, an OpenID provider, a client certificate, or the peer
-#: of a Unix socket; ``thrift``: Tephra's clients, whose protocol has no names.
+#: The proof of a name: none, a token of this daemon, an OpenID provider, a client certificate, or the peer of a Unix
+#: socket; ``thrift``: Tephra's clients, whose protocol has no names.
 Via: TypeAlias = Literal["none", "token", "oidc", "cert", "unix", "thrift"]
 
 

@@ -260,7 +260,7 @@ class Committer:
         if self._left_bytes <= 0:
             return operation
         if any(_touches(each, operation) for each in batch.rows):
-            self._flush(batch)  # the scan sees only what is written
+            self._flush(batch)  # the scan reads only rows that are written
         here: list[Row] = []
         sealed: dict[Volume, list[bytes]] = {}
         try:

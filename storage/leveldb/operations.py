@@ -1,4 +1,4 @@
-"""What the parties hand to the commit: commits, and changes of the set of volumes as operations in them.
+"""The input of the commit: commits, and changes of the set of volumes as operations in them.
 
 Plain values. ``storage.leveldb.commit`` carries them out.
 """

@@ -1,6 +1,6 @@
 """Upgrades a data directory of an earlier format in place.
 
-Format 2 differs only in FORMAT: its volumes stay as they are, and later ones may have packs, which a program of format
+Format 2 differs only in FORMAT: its volumes stay unchanged, and later ones may have packs, which a program of format
 2 would read as messages. The volume being written gets no packs; the first one after it does.
 
 Format 1 (version 0.1) is one LevelDB with all tables, which becomes the first volume. Messages and payloads stay in

@@ -213,7 +213,8 @@ def take_over(run: bytes, place: Place, *, known: int = 0) -> Steps[Place]:
         verdict = yield Create(log_name(place.epoch, place.number), seal)
         if verdict is Verdict.DONE:
             return after(place, seal)[0]
-        # What is there now, a segment or a seal, is read and followed. If nothing is there, the next attempt may work.
+        # Another object has that name, a segment or a seal: read and follow it. If none has, the next attempt may
+        # succeed.
 
 
 # --- writing ------------------------------------------------------------------------------------

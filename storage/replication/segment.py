@@ -40,7 +40,7 @@ MAX_COMMITS_BYTES = 1 << 30
 _HEAD = struct.Struct(f">4sBBQQ{RUN_BYTES}sQQqq{HASH_BYTES}sI")
 _COMMIT = struct.Struct(">qI")
 _LENGTH = struct.Struct(">I")
-#: As for backups: the next level takes twice the time and saves a twentieth of the space.
+#: The next level takes twice the time and saves a twentieth of the space, as for backups.
 _LEVEL = 1
 _REMOVED = 0x80
 _TABLES = {int(table): table for table in Table}
@@ -63,7 +63,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one synced batch of a store changed."""
+    """The changes of one synced batch of a store."""
 
     time_ms: int
     changes: Sequence[Change]

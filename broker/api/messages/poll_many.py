@@ -385,7 +385,7 @@ class Since(NamedTuple):
     name: TopicName
     since: bytes
     undecided: int = 0
-    """As ``Look.undecided``."""
+    """See ``Look.undecided``."""
 
 
 class TopicsAccess(Protocol):

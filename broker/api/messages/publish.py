@@ -99,7 +99,7 @@ class Publishing:
     refused: Callable[[str], None]
     """Counts a producer's refusal, by its code."""
     answer_timeout_s: float
-    """How long a producer may wait for an answer."""
+    """Maximum time that a producer waits for an answer."""
     tasks: RequestTasks
     owner_of: Callable[[int], Awaitable[str | None]] = nobodys
     """Returns the name that began a pointer's transaction; empty if it is not remembered."""

@@ -117,7 +117,7 @@ class Overview:
     handlers: Mapping[str, Handler]
     """The handlers of routes by name; each request is answered at its owner."""
     delete_grace_ms: int
-    """How long a deleted topic can be restored."""
+    """Time within which a deleted topic can be restored."""
     found_lately: dict[str, tuple[float, Any]] = field(default_factory=dict)
     """Recent results and their times, shared by all streams."""
     sees: Sees = sees_all

@@ -173,7 +173,7 @@ class Topics:
         self._put(name, ask, answered, lambda _: Answer(200))
 
     async def _create(self, request: Request) -> Answer:
-        """As ``create``, with rights and quotas, and for dry runs."""
+        """Like ``create``, with rights, quotas and dry runs."""
         name = request.name
         refuse_to_create(request)
         is_creator = request.rights.on_topic("admin", *name)

@@ -78,7 +78,7 @@ _TRUNCATE = {
     "ids": ("ids", values.list_of(values.pointer)),
     "beforeMs": ("before_ms", values.int64),
 }
-#: How long topics may take to report the effect of ending a transaction, and how many are asked at once.
+#: Time limit for topics to report the effect of ending a transaction, and how many are asked at once.
 COUNT_TIMEOUT_S = 2.0
 _TOPICS_AT_ONCE = 16
 _CHECKPOINT = {"snapshot": ("snapshot", values.nullable(values.binary))}
@@ -328,7 +328,8 @@ class TransactionRoutes:
         """Return the daemon's own service.
 
         Raises:
-          NoOwner: another instance has it now. TransactionsUnavailable: there is none; the error says who decides.
+          NoOwner: another instance runs it. TransactionsUnavailable: there is none; the error names the service that
+          decides.
         """
         if self.authority.embedded is not None:
             return self.authority.embedded

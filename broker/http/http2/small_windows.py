@@ -11,7 +11,7 @@ from broker.http.http2.patch import Patch
 if TYPE_CHECKING:
     from broker.http.http2.patch import Http2Bounds
 
-#: How much a client may send before the application has read it, on one stream and on a connection. None of it is
+#: Bytes that a client may send before the application has read them, on one stream and on a connection. None of it is
 #: buffered, since a connection is not read while the application reads nothing.
 STREAM_WINDOW_BYTES = 2 << 20
 CONNECTION_WINDOW_BYTES = 4 << 20

@@ -1,9 +1,8 @@
 """Starts LevelDB's own thread, which writes tables, and lowers its priority below that of what requests wait for.
 
-LevelDB has one such thread for all databases of a process, from its first table on. On two busy cores it took one of
-them while it wrote a table of 32 MiB, and publishes waited. Adding 5 to its niceness halved their p99.9 (9.6 to 4.7
-ms). 10 gained no more, and next to programs that use all cores the thread would get a tenth of a core instead of a
-quarter.
+LevelDB has one such thread for all databases of a process, from its first table on. On two busy cores it occupied one
+of them while it wrote a table of 32 MiB, and publishes waited. Adding 5 to its niceness halved their p99.9. 10 gained
+no more, and next to programs that use all cores it would leave the thread a tenth of a core instead of a quarter.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class BackgroundThread:
         self._is_over = False
 
     def find(self, start: Callable[[], object]) -> None:
-        """Lower the priority, unless that is done. If the thread cannot be told from others, it keeps its own.
+        """Lower the priority, unless that is done. If the thread cannot be identified, it keeps its priority.
 
         Args:
           start: makes LevelDB write a table, and so start its thread. Its errors are raised.

@@ -54,7 +54,7 @@ MAX_VALUE_BYTES = PACK_BYTES // 2
 _HEAD = struct.Struct(">BBHI")
 _LENGTH_BYTES = 4
 _LENGTHS_DIFFER = (1 << 32) - 1
-#: With so few rows of another length, packs of equal row counts have almost equal sizes.
+#: With at most this many rows of another length, packs of equal row counts have almost equal sizes.
 _FEW_OTHERS = 1
 #: Keys with a longer tail are not packed, since the tail's length has one byte.
 _MAX_TAIL_BYTES = 255
