@@ -168,7 +168,7 @@ class _Conditions:
 
     @contextmanager
     def readers(self, ours: Daemon) -> Iterator[dict[str, float]]:
-        """Readers that request page after page; no page is cached or requested twice."""
+        """Run readers that request page after page; no page is cached or requested twice."""
         noted: dict[str, float] = {}
         least = int((self._profile.even_s + MARGIN_S) * bodies.MOST_PAGES / READERS)
         asked = [self._pages.take("avro", least) for _ in range(READERS)]

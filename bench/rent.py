@@ -60,7 +60,7 @@ class Mechanism:
 
 
 def _set(place: str, value: object) -> None:
-    """Sets an attribute of a module, or of a class in one, which has to be there: ``storage.x:Class.name``."""
+    """Set an attribute of a module, or of a class in one, which has to exist: ``storage.x:Class.name``."""
     module, _, path = place.partition(":")
     owner: object = import_module(module)
     *parents, name = path.split(".")
@@ -161,7 +161,7 @@ class Found:
 
 
 class Side:
-    """A daemon over a store of its own, and the loads that are put on it."""
+    """A daemon with its own store, and the loads for it."""
 
     KINDS = frozenset({"single", "batch", "steady", "page", "walk", "list"})
 
@@ -177,7 +177,7 @@ class Side:
         }
 
     def measure(self, row: str) -> Found:
-        """One turn of the load with this name."""
+        """Measure one turn of the load with this name."""
         kind, *rest = row.split(" ")
         if kind in ("single", "batch"):
             return self._publish(int(rest[0][1:]), 1 if kind == "single" else 1000)
@@ -269,7 +269,7 @@ def _seed(directory: Path) -> None:
 
 
 def measure(name: str, rounds: int, seconds: float, scratch: Path) -> list[str]:
-    """The rows of the table for one mechanism."""
+    """Return the rows of the table for one mechanism."""
     mechanism = MECHANISMS[name]
     found: dict[tuple[str, str], list[Found]] = {}
     settings = STEADY if "steady" in mechanism.rows else {}
@@ -299,7 +299,7 @@ def measure(name: str, rounds: int, seconds: float, scratch: Path) -> list[str]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     if "--off" in sys.argv[1:2]:
         MECHANISMS[sys.argv[2]].off()
         rest = sys.argv[3:]

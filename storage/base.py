@@ -287,7 +287,7 @@ class Store(Reads, Protocol):
         ...
 
     def gather_writes(self) -> None:
-        """From now on, collect the commits that the event loop would write itself; others begin at once."""
+        """Start to collect commits that the event loop would write itself; others begin at once."""
 
     def write_gathered(self) -> None:
         """Write the collected commits as one, and call each ``completed`` before this returns."""

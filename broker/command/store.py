@@ -97,7 +97,7 @@ def dump(
     """
     chosen = frozenset(_TABLES[name] for name in tables) or frozenset(Table)
     if topic is not None and ":" in topic:
-        # As explain and dump print it.
+        # The form in which ``explain`` and ``dump`` print a topic.
         namespace, topic = topic.split(":", 1)
     choice = RowFilter(namespace, topic, generation, first, stop, chosen)
     left = limit

@@ -39,7 +39,7 @@ _UNITS = {
 
 
 def example_toml() -> str:
-    """The text of etc/plainsong.toml."""
+    """Return the text of etc/plainsong.toml."""
     lines = [_HEAD.rstrip()]
     for section, cls in sections().items():
         lines += ["", "", f"# {cls.__doc__}", f"[{section}]"]
@@ -50,7 +50,7 @@ def example_toml() -> str:
 
 
 def bounds_of(setting: Setting) -> str:
-    """The unit and bounds, as ``Bytes, 1 KiB to 2 GiB``; or the choices."""
+    """Return the unit and bounds, as in ``Bytes, 1 KiB to 2 GiB``, or the choices."""
     meaning = setting.meaning
     if meaning.choices:
         return "One of: " + ", ".join(meaning.choices)

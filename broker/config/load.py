@@ -35,7 +35,7 @@ class LoadedConfig:
 
 
 def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> LoadedConfig:
-    """Reads and checks all settings. Opens nothing but ``file``.
+    """Read and check all settings. Opens nothing but ``file``.
 
     Args:
       file: the TOML file; None reads none. Files that it names start at its folder, but for ``storage.data_dir``.
@@ -122,7 +122,7 @@ class _Loading:
             self._take_port(environ["PORT"].strip())
 
     def _take_port(self, port: str) -> None:
-        """Platforms that start processes give the port, and only that, in ``PORT``."""
+        """Apply ``PORT``, in which platforms that start processes pass the port, and only that."""
         origin = "environment PORT"
         places = parse_binds(self.values.get("http.bind", every_setting()["http.bind"].default))
         first = next((place for place in places if isinstance(place, Address)), None)
@@ -134,7 +134,7 @@ class _Loading:
 
 
 def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The variables of settings, with the settings' names: those with a double underscore after the prefix."""
+    """Return the variables of settings, with the settings' names: those with a double underscore after the prefix."""
     for variable in sorted(environ):
         name = variable.removeprefix(PREFIX)
         if variable.startswith(PREFIX) and "__" in name:

@@ -196,7 +196,8 @@ class ApplicationCall:
             self._connection.scope.cancel()
 
     def _begin(self, start: Any) -> bytes:
-        """The head of the answer, which decides whether the connection is kept. If it raises, no answer has begun."""
+        """Make the head of the answer, and decide whether to keep the connection. If this raises, no answer has
+        begun."""
         status = start["status"]
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in start["headers"]]
         if status == 204:  # RFC 9110, section 8.6: it must not say so
@@ -225,7 +226,7 @@ class ApplicationCall:
         return go_on + head
 
     def _request_id(self, scope: dict[str, Any]) -> str:
-        """The one id of the request, for its answer and for the log."""
+        """Return the one id of the request, for its answer and for the log."""
         if self._id is None:
             passage = scope["extensions"].get(PASSAGE)
             self._id = new_request_id() if passage is None else passage.request_id

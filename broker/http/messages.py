@@ -136,19 +136,19 @@ class Request:
         return topic_name(self.path["namespace"], self.path["topic"])
 
     def parameters(self, *known: str) -> dict[str, str]:
-        """The query's parameters. Raises InvalidParameter for one that is not in ``known``."""
+        """Return the query's parameters. Raises InvalidParameter for one that is not in ``known``."""
         if self.query and not known:
             raise InvalidParameter("this route has no query parameters", hint="remove everything after the ?")
         return parse_query(self.query, known)
 
     def json(self) -> Any:
-        """The body as JSON, whatever its ``Content-Type``; None if it is empty. Raises MalformedBody."""
+        """Parse the body as JSON, whatever its ``Content-Type``; None if it is empty. Raises MalformedBody."""
         if self.decoded is None and self.body.strip():
             self.decoded = parse_json(self.body)
         return self.decoded
 
     def fields(self, kinds: Mapping[str, tuple[str, Kind]]) -> dict[str, Any]:
-        """The body as a record, by our field names. Raises MalformedBody, UnknownField."""
+        """Parse the body as a record, by our field names. Raises MalformedBody, UnknownField."""
         return fields_of(as_object(self.json()), kinds) if self.body.strip() else {}
 
 
@@ -215,7 +215,7 @@ def parse_query(query: str, known: Collection[str]) -> dict[str, str]:
 
 
 def whole_number(parameters: dict[str, str], key: str) -> int | None:
-    """A parameter as a whole number; None if it is not given. Raises InvalidParameter."""
+    """Return a parameter as a whole number; None if it is not given. Raises InvalidParameter."""
     text = parameters.get(key)
     if text is None:
         return None
@@ -226,7 +226,7 @@ def whole_number(parameters: dict[str, str], key: str) -> int | None:
 
 
 def one_of(parameters: dict[str, str], key: str, allowed: Sequence[str], default: str) -> str:
-    """A parameter that takes one of a few values. Raises InvalidParameter."""
+    """Return a parameter that takes one of a few values. Raises InvalidParameter."""
     text = parameters.get(key, default)
     if text in allowed:
         return text
@@ -234,7 +234,7 @@ def one_of(parameters: dict[str, str], key: str, allowed: Sequence[str], default
 
 
 def flag(parameters: dict[str, str], key: str) -> bool:
-    """A parameter that is ``true`` or ``false`` (the default). Raises InvalidParameter."""
+    """Return a parameter that is ``true`` or ``false`` (the default). Raises InvalidParameter."""
     return one_of(parameters, key, ("true", "false"), "false") == "true"
 
 

@@ -164,7 +164,7 @@ class StreamSocket:
         self._end(CloseReason.TRY_AGAIN_LATER if may_return else CloseReason.POLICY_VIOLATION, problem.code)
 
     def _checked(self, headers: dict[str, str], length: int) -> bytes:
-        """The key of an acceptable handshake. Raises PlainsongError."""
+        """Return the key of an acceptable handshake. Raises PlainsongError."""
         refusal = self._shared.check.refusal("GET", headers, self._peer, streams=True)
         if refusal is not None:
             raise refusal

@@ -90,7 +90,7 @@ async def encode_admitted(answering: Awaitable[Answer], room: AnswerRoom, *, onl
 
     Args:
       only_looks: see ``admitted``.
-    Raises whatever ``answering`` raises; ``room`` is released then.
+    Raises any error of ``answering``; ``room`` is released then.
     """
     try:
         answer = await answering

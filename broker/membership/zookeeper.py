@@ -348,7 +348,7 @@ class Nodes:
         return Placement() if node is None else _decoded(node.value)
 
     async def change_placement(self, edit: Callable[[Placement], Placement]) -> Placement:
-        """Edit the placement; return its current value. Raises ClusterUnavailable, and whatever ``edit`` raises."""
+        """Edit the placement; return its current value. Raises ClusterUnavailable, and any error of ``edit``."""
         for _ in range(ATTEMPTS):
             node = await self._zookeeper.get(self._placement)
             before = Placement() if node is None else _decoded(node.value)

@@ -1,4 +1,4 @@
-"""Patch: hypercorn fails for CONNECT, with the connection, and treats a method in lower case as another one."""
+"""Patch: hypercorn loses the connection at CONNECT, and takes a method in lower case for the one in upper case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class UnknownMethods(Patch):
-    """Answers such a request with 501."""
+    """Answers requests with such methods with 501."""
 
     async def _handle_event(self, event: Event) -> None:
         if not isinstance(event, RequestReceived) or not _is_unknown(event.headers or ()):
