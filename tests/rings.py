@@ -6,8 +6,8 @@ tests share no session fixture, because each process would start it again.
 
 A test that fails while other rings run is run once more, alone. If it passes then it is reported as unstable: it depends
 on the load or on luck, and has to be repaired, but does not hide the result of all others. A failure is final at once in
-rings whose tests start no process, since nothing there may depend on luck, if more than ``MOST_UNSTABLE`` rings failed,
-and with ``--strict``.
+the rings of rules, actors and stores, where nothing may depend on luck, if more than ``MOST_UNSTABLE`` rings failed, and
+with ``--strict``.
 
 Arguments after ``--`` go to each pytest. Every ring's output and JUnit file are kept in ``build/tests``.
 """
@@ -43,8 +43,8 @@ IDLE_CORES = 0.4
 IDLE_FOR_S = 10.0
 #: An interrupted ring may take this long to end the processes that it has started.
 GRACE_S = 20.0
-#: Rings whose tests start no process, and search with the same examples each time.
-WITHOUT_PROCESSES = frozenset(
+#: Rings that search with the same examples each time, and start hardly a process: nothing in them may depend on luck.
+NEVER_BY_LUCK = frozenset(
     (
         *("test_house.py", "test_static.py", "test_docs.py", "test_promises.py", "test_site.py"),
         *("protocol", "actors", "storage", "simulation", "mutation", "fuzz"),
@@ -321,7 +321,7 @@ class Runner:
     def look_again(self) -> None:
         """Run the failed tests of each ring alone, once, unless their failures are final."""
         failed = [run for run in self.ended if run.failed]
-        if len(failed) > MOST_UNSTABLE or any(run.ring.name in WITHOUT_PROCESSES for run in failed):
+        if len(failed) > MOST_UNSTABLE or any(run.ring.name in NEVER_BY_LUCK for run in failed):
             return
         for run in failed:
             say(f"\nonce more, alone: what failed in {run.ring.name}")

@@ -124,13 +124,13 @@ def test_failures_of_many_rings_are_final(tree, tmp_path):
     assert looked_at_twice(tmp_path, *(Ring(name, 1, 1) for name in names)) == 1
 
 
-def test_failures_of_a_ring_without_processes_are_final(tree, tmp_path, monkeypatch):
-    monkeypatch.setattr(rings, "WITHOUT_PROCESSES", {"test_note.py"})
+def test_failures_of_a_ring_that_may_not_depend_on_luck_are_final(tree, tmp_path, monkeypatch):
+    monkeypatch.setattr(rings, "NEVER_BY_LUCK", {"test_note.py"})
     assert looked_at_twice(tmp_path, Ring("test_note.py", 1, 1)) == 1
 
 
-def test_the_rings_without_processes_are_rings():
-    assert {ring.name for ring in all_rings()} >= rings.WITHOUT_PROCESSES
+def test_the_rings_that_may_not_depend_on_luck_are_rings():
+    assert {ring.name for ring in all_rings()} >= rings.NEVER_BY_LUCK
 
 
 MEETING = """

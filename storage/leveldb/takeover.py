@@ -60,10 +60,8 @@ def take_over(directory: Path, options: LevelDBOptions, *, check: bool = True) -
         found = read_format(directory)
         if found is not None and found < FORMAT:
             log.warning(
-                (
-                    f"this data directory has format {found}: it is upgraded to format {FORMAT}, which earlier versions "
-                    "refuse"
-                ),
+                f"this data directory has format {found}: it is upgraded to format {FORMAT}, "
+                "which earlier versions refuse",
                 extra={"directory": str(directory)},
             )
             if found == 1:

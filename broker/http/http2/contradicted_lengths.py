@@ -17,12 +17,12 @@ class ContradictedLengths(Patch):
 
     def __init__(self, *others: Any, bounds: Http2Bounds) -> None:
         super().__init__(*others, bounds=bounds)
-        connection = _CountingConnection(self.connection.config)
+        connection = _LengthBlindConnection(self.connection.config)
         connection.local_settings = self.connection.local_settings
         self.connection = connection
 
 
-class _CountingConnection(H2Connection):
+class _LengthBlindConnection(H2Connection):
     def _begin_new_stream(self, stream_id: int, allowed_ids: Any) -> Any:
         stream: Any = super()._begin_new_stream(stream_id, allowed_ids)
         stream._initialize_content_length = stream._track_content_length = _ignores

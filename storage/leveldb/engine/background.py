@@ -58,6 +58,7 @@ class BackgroundThread:
         """
         if self._is_over:
             return
+        # Not one of ``storage.leveldb.threads``: it shares nothing, and is no step of a schedule.
         probe = threading.Thread(target=lambda: None, name="thread of LevelDB")
         probe.start()
         probe.join()
