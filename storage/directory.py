@@ -158,6 +158,7 @@ def sync_directory(directory: Path) -> None:
 #
 #     plainsong.lock   locked while a daemon uses the directory; names that process
 #     FORMAT           the layout's number; written last when a directory is made, so it implies that all else exists
+#     REPLICATION      the log of commits in an object store that belongs to this directory, if it has one
 #     metadata/        a LevelDB
 #     volumes/         LIST, and a LevelDB for each period of messages
 #     rows/            format 1: one LevelDB with everything; it becomes a volume
@@ -167,6 +168,7 @@ LOCK_NAME = "plainsong.lock"
 METADATA_NAME = "metadata"
 VOLUMES_NAME = "volumes"
 ROWS_NAME = "rows"
+REPLICATION_NAME = "REPLICATION"
 #: Files that a directory without a store may have: those of an unfinished creation, and of mkfs.
 _OURS = {LOCK_NAME, METADATA_NAME, VOLUMES_NAME, ROWS_NAME, UNFINISHED_FORMAT_NAME, "lost+found"}
 _MAX_HOLDER_BYTES = 4096
@@ -234,6 +236,15 @@ class DataDirectory:
                 os.ftruncate(self.lock, 0)
             os.close(self.lock)
             self.lock = -1
+
+
+def refuse_replicated(path: Path) -> None:
+    """Raise StoreUnusable if a directory has a second copy, from which commits of this process would be missing."""
+    if (path / REPLICATION_NAME).exists():
+        raise StoreUnusable(
+            f"{path} has a second copy in an object store, and replication.to is not set",
+            hint="set replication.to as before, or give the copy up: plainsong replica leave",
+        )
 
 
 def take_lock(descriptor: int, path: Path, kind: int) -> None:

@@ -13,6 +13,7 @@ become durable separately and in order.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +23,7 @@ from storage.leveldb.metadata import ROW, Changes, dead_key, encode_entry
 from storage.leveldb.next_volume import MakesVolumes, NextVolume
 from storage.leveldb.operations import ForgetDead, MarkDead, Pin, Replace, Seal, SealedChange, Unpin
 from storage.leveldb.row_writes import RowWrites
+from storage.leveldb.shipping import Handed
 from storage.leveldb.view import PinnedView
 from storage.leveldb.volume import JOURNAL
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from storage.leveldb.open_databases import OpenDatabases
     from storage.leveldb.operations import PendingWrite, SetChange, Stored
     from storage.leveldb.options import LevelDBOptions
+    from storage.leveldb.shipping import Shipper
     from storage.leveldb.volume import Volume
     from storage.leveldb.volume_set import Sets, VolumeSet
 
@@ -70,6 +73,8 @@ class _Batch:
     set_changes: list[SetChange] = field(default_factory=list)
     volumes: VolumeSet | None = None
     """The set with the dead ranges of the operations so far; None if they change none."""
+    rolled_back: list[Row] = field(default_factory=list)
+    """Rows of sealed volumes that the keeper rolls back, for the second copy."""
 
 
 class SealedVolumes(MakesVolumes, Protocol):
@@ -99,13 +104,19 @@ class Committer:
         keeper: SealedVolumes,
         options: LevelDBOptions,
         first_rows: Callable[[bytes, bytes, int, int], list[Row]],
+        shipper: Shipper | None = None,
     ) -> None:
         """Lease the database of the newest volume.
 
         Args:
           first_rows: reads the first messages of a range. Arguments: start, stop, maximum bytes, bytes added for each
             row.
+          shipper: takes every durable batch, in order; None if there is no second copy.
         """
+        self._shipper = shipper
+        #: Batches of this group for the shipper, and the group's changes of sealed volumes.
+        self._handed: list[Handed] = []
+        self._sealed_changes: list[SealedChange] = []
         self._sets = sets
         self._databases = databases
         self._metadata = metadata
@@ -164,6 +175,8 @@ class Committer:
                 work.error = Unreadable(error.detail, hint=error.hint)
                 continue
             work.change = change if change.removed or change.rolled_back else None
+            if work.change is not None and self._shipper is not None:
+                self._sealed_changes.append(work.change)
         self._flush(batch, while_syncing)
         for work in group:
             if work.change is not None:
@@ -173,6 +186,8 @@ class Committer:
                 self._keeper.change(work)
         for operation in batch.set_changes:
             self._apply(operation)
+        if self._shipper is not None:
+            self._hand_over(self._shipper)
 
     def _add(
         self, batch: _Batch, operations: Sequence[Operation | Stored], change: SealedChange
@@ -209,13 +224,23 @@ class Committer:
 
     def _flush(self, batch: _Batch, while_syncing: Callable[[], object] | None = None) -> None:
         """Write the rows and the metadata of a batch, durably."""
-        rows, changes = batch.rows, batch.changes
-        batch.rows, batch.changes = [], {}
-        if rows or changes:
-            self._write_batch(rows, changes, while_syncing)
+        rows, changes, turned = batch.rows, batch.changes, batch.rolled_back
+        batch.rows, batch.changes, batch.rolled_back = [], {}, []
+        if rows or changes or (turned and self._shipper is not None):
+            self._write_batch(rows, changes, while_syncing, turned)
+
+    def _hand_over(self, shipper: Shipper) -> None:
+        """Hand over the batches of a group, once all its changes of sealed volumes are known."""
+        handed, self._handed, self._sealed_changes = self._handed, [], []
+        for batch in handed:
+            shipper.hand_over(batch)
 
     def _write_batch(
-        self, operations: Sequence[Put | Delete | _Turned], changes: Changes, while_syncing: Callable[[], object] | None
+        self,
+        operations: Sequence[Put | Delete | _Turned],
+        changes: Changes,
+        while_syncing: Callable[[], object] | None,
+        turned: Sequence[Row],
     ) -> None:
         volume, database = self._sets.current.newest, self._database
         removed: list[tuple[Table, bytes]] = []
@@ -236,15 +261,18 @@ class Committer:
                         rows.replace(Table.MESSAGE, key, value)
             volume.memory_bytes += rows.finish()
             position = self._metadata.position + 1
-            if changes:
+            # For the second copy each batch needs a number that is durable with it: that of its entry.
+            numbered = bool(changes) or self._shipper is not None
+            if numbered:
                 batch.put(JOURNAL + position.to_bytes(8, "big"), encode_entry(changes))
-            database.make_room(batch.approximate_size())
+            size = batch.approximate_size()
+            database.make_room(size)
         if while_syncing is not None:
             if early:
                 database.sync_while(while_syncing)
             else:
                 while_syncing()
-        if changes:
+        if numbered:
             volume.journal_first = volume.journal_first or position
             volume.journal_last = position
             self._metadata.apply(position, changes)
@@ -252,6 +280,10 @@ class Committer:
                 self._keeper.checkpoint_soon()
         if removed:
             volume.note_removed(removed)
+        if self._shipper is not None:
+            now_ms = time.time_ns() // 1_000_000
+            shipped = [_put_of(each) if isinstance(each, _Turned) else each for each in operations]
+            self._handed.append(Handed(position, now_ms, shipped, changes, turned, self._sealed_changes, size))
 
     # --- rollbacks ------------------------------------------------------------------------------
 
@@ -262,14 +294,16 @@ class Committer:
         if any(_touches(each, operation) for each in batch.rows):
             self._flush(batch)  # the scan reads only rows that are written
         here: list[Row] = []
+        elsewhere: list[Row] = []
         sealed: dict[Volume, list[bytes]] = {}
         try:
             rows = self._first_rows(operation.start, operation.stop, self._left_bytes, STEP_ROW_BYTES)
-            for row in rolled_back(rows, operation.pointer):
-                self._place(row, here, sealed)
+            turned = rolled_back(rows, operation.pointer)
+            elsewhere.extend(row for row in turned if self._place(row, here, sealed))
         except Unreadable as error:
             raise _NotRolledBack(error.detail, hint=error.hint) from error
         change.rolled_back += [(volume, keys, operation.pointer) for volume, keys in sealed.items()]
+        batch.rolled_back += elsewhere
         if here:
             batch.rows.append(_Turned(here))
         self._left_bytes -= sum(len(value) + STEP_ROW_BYTES for _, value in rows)
@@ -277,15 +311,20 @@ class Committer:
             return None
         return RollBack(rows[-1][0] + b"\x00", operation.stop, operation.pointer)
 
-    def _place(self, row: Row, here: list[Row], sealed: dict[Volume, list[bytes]]) -> None:
-        """Sort a row to roll back: into ``here`` if it is in the newest volume, its key into ``sealed`` otherwise."""
-        current = self._sets.current
+    def _place(self, row: Row, here: list[Row], sealed: dict[Volume, list[bytes]]) -> bool:
+        """Sort a row to roll back: into ``here`` if it is in the newest volume, its key into ``sealed`` otherwise.
+
+        Returns True if it is in a sealed volume.
+        """
+        current, is_sealed = self._sets.current, False
         places = current.places(Table.MESSAGE, row[0])
         for place in places:
             if place is not current.newest:
                 sealed.setdefault(place, []).append(row[0])
+                is_sealed = True
             elif len(places) == 1 or self._database.get(Table.MESSAGE, row[0]) is not None:
                 here.append(row)
+        return is_sealed
 
     # --- the set of volumes -----------------------------------------------------------------------
 
@@ -342,7 +381,7 @@ class Committer:
     def _pinned(self, max_s: float) -> PinnedView:
         newest = self._sets.current.newest
         metadata = self._metadata.pinned()
-        view = PinnedView(self._sets.pin(), metadata, max_s)
+        view = PinnedView(self._sets.pin(), metadata, max_s, self._metadata.position)
         view.add_snapshot(newest, self._databases.acquire(newest).snapshot())
         self._sets.put(self._sets.current.viewed(view))
         return view
@@ -382,6 +421,10 @@ class Committer:
         self._sets.put(current.sealing(newest))
         self._keeper.finish(current.newest)
         return None
+
+
+def _put_of(turned: _Turned) -> Put:
+    return Put(Table.MESSAGE, b"", [key for key, _ in turned.rows], [value for _, value in turned.rows])
 
 
 def _needs_room(work: PendingWrite, refused: StoreError) -> bool:

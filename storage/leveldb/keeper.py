@@ -317,6 +317,7 @@ class Keeper:
         assert change is not None  # the commit hands over no other work
         found = self.thread.guarded(partial(self._make_change, change))
         work.error = found if isinstance(found, StoreError) else None
+        change.made = work.error is None
         assert work.on_changed is not None  # set by the queue of commits
         work.on_changed(work)
 

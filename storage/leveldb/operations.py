@@ -82,6 +82,8 @@ class SealedChange:
     removed: dict[Volume, list[tuple[Table, bytes]]] = field(default_factory=dict)
     rolled_back: list[tuple[Volume, Sequence[bytes], int]] = field(default_factory=list)
     """Volume, keys of messages, write pointer."""
+    made: bool | None = None
+    """Set by the keeper: True once the change is durable, False if it failed; None until then."""
 
 
 @dataclass(eq=False, slots=True)

@@ -21,7 +21,7 @@ import trio
 
 from plainsong.protocol.effects import Delete, Table
 from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable, drop_rows
-from storage.directory import DataDirectory
+from storage.directory import DataDirectory, refuse_replicated
 from storage.leveldb.engine.errors import without_folders
 from storage.leveldb.group_commit import MAX_INLINE_BYTES, GroupCommit, own_error
 from storage.leveldb.operations import MarkDead, PendingWrite, Seal
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Expect, Operation
     from plainsong.protocol.names import TopicName
     from storage.base import RawRow, Row
+    from storage.leveldb.shipping import Shipper
     from storage.leveldb.view import PinnedView
     from storage.leveldb.volume_set import View
 
@@ -60,8 +61,9 @@ class LevelDBStore:
         in_order=True,
     )
 
-    def __init__(self, home: DataDirectory, options: LevelDBOptions) -> None:
+    def __init__(self, home: DataDirectory, options: LevelDBOptions, shipper: Shipper | None = None) -> None:
         """Internal: call ``open`` instead."""
+        self._shipper = shipper
         self._directory = home
         self._options = options
         self._db: LevelDBTables | None = None
@@ -82,13 +84,22 @@ class LevelDBStore:
         self._measure_at_s = 0.0
 
     @classmethod
-    async def open(cls, directory: Path, options: LevelDBOptions | None = None, *, address: str = "") -> Self:
+    async def open(
+        cls,
+        directory: Path,
+        options: LevelDBOptions | None = None,
+        *,
+        address: str = "",
+        shipper: Shipper | None = None,
+    ) -> Self:
         """Open the store in ``directory``, and create it if there is none.
 
         Use it as ``async with await LevelDBStore.open(directory) as store``.
 
         Args:
           address: where this process serves, quoted in the error of a process that finds the directory in use.
+          shipper: takes every commit for the second copy. Without it, a directory that has one is refused: commits
+            would be missing in the copy.
         Raises:
           StoreInUse, StoreTooNew, StoreDamaged, StoreReadOnly, StoreFull, StoreUnusable: nothing was changed.
         """
@@ -97,6 +108,8 @@ class LevelDBStore:
         def enter() -> DataDirectory:
             home = DataDirectory.open(directory, address=address)
             try:
+                if shipper is None:
+                    refuse_replicated(home.path)
                 if home.is_new:
                     LevelDBTables.create(home.path, chosen)
                 else:
@@ -107,7 +120,7 @@ class LevelDBStore:
             return home
 
         home = await trio.to_thread.run_sync(enter)
-        store = cls(home, chosen)
+        store = cls(home, chosen, shipper)
         try:
             store._db = await trio.to_thread.run_sync(store._opened)
             await trio.to_thread.run_sync(home.seal)
@@ -117,7 +130,7 @@ class LevelDBStore:
         return store
 
     def _opened(self) -> LevelDBTables:
-        return LevelDBTables(self._directory.path, self._options, hand_in=self._hand_in)
+        return LevelDBTables(self._directory.path, self._options, hand_in=self._hand_in, shipper=self._shipper)
 
     async def __aenter__(self) -> Self:
         return self
@@ -526,6 +539,11 @@ class LevelDBView:
     def __init__(self, store: LevelDBStore, view: PinnedView) -> None:
         self._store = store
         self._view = view
+
+    @property
+    def number(self) -> int:
+        """The number of the last journal entry before the view."""
+        return self._view.number
 
     async def get(self, table: Table, key: bytes) -> bytes | None:
         """See ``StoreView.get``."""

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from storage.base import Row
     from storage.leveldb.operations import PendingWrite
     from storage.leveldb.options import LevelDBOptions
+    from storage.leveldb.shipping import Shipper
     from storage.leveldb.view import PinnedView
     from storage.leveldb.volume import Volume
 
@@ -107,6 +108,7 @@ class LevelDBTables:
         *,
         check: bool = True,
         hand_in: Callable[[PendingWrite], None] | None = None,
+        shipper: Shipper | None = None,
     ) -> None:
         """Open what ``create`` made, and replay the journal into the metadata.
 
@@ -114,6 +116,7 @@ class LevelDBTables:
           check: check for missing files first, because LevelDB does not notice them.
           hand_in: hands a write of the keeper to the commit thread. Without it, the owner of the tables must call
             ``write`` for each of ``handed_in``.
+          shipper: see ``Committer``.
         Raises:
           StoreUnusable: one of its subclasses.
         """
@@ -145,8 +148,10 @@ class LevelDBTables:
                 # The process may have no more threads. The store can be opened again later.
                 raise StoreUnusable(f"the store's thread cannot start: {error}", hint=NO_THREADS_HINT) from error
             opened.callback(self.keeper.thread.close)
+            if shipper is not None:
+                shipper.opened(self.metadata.position)
             self.committer = Committer(
-                self.sets, self.databases, self.metadata, self.keeper, options, self._first_messages
+                self.sets, self.databases, self.metadata, self.keeper, options, self._first_messages, shipper
             )
             opened.pop_all()
         #: Held by the scan that iterates and feeds; passed on list by list.

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 class PinnedView:
     """The store between two commits. ``reading``, ``end`` and ``renew`` are for the event loop."""
 
-    def __init__(self, volumes: VolumeSet, metadata: PinnedMetadata, max_s: float) -> None:
+    def __init__(self, volumes: VolumeSet, metadata: PinnedMetadata, max_s: float, number: int) -> None:
         self._volumes = volumes
         self.metadata = metadata
+        #: The last journal entry before it.
+        self.number = number
         self._names = {volume.name for volume in volumes.all}
         #: Snapshots of the newest volume, by the commit, and of sealed ones that changed since, by the keeper.
         self._snapshots: dict[str, Snapshot] = {}

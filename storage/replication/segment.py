@@ -8,6 +8,9 @@
 
     commit    time:i64  changes:u32  change …
     change    table:u8  key length:u32  key  [value length:u32  value]      table | 80: the row is removed
+              table | 40: a range is removed; the key is its start, the value its stop
+              table | 20: a run of rows whose keys share a prefix and a length: prefix length:u32  prefix  rows:u32
+              bytes of each suffix:u32  suffixes  length of each value:u32  values
 
 The commits have consecutive numbers, so only the first is stored. A segment without commits opens a log: its last
 commit is the one before its first, and a base up to that commit belongs to it.
@@ -21,7 +24,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from plainsong.protocol.effects import Table
+from plainsong.protocol.effects import Put, Table
 from plainsong.protocol.errors import StorageFailed
 
 if TYPE_CHECKING:
@@ -42,8 +45,10 @@ _COMMIT = struct.Struct(">qI")
 _LENGTH = struct.Struct(">I")
 #: The next level takes twice the time and saves a twentieth of the space, as for backups.
 _LEVEL = 1
-_REMOVED = 0x80
+_REMOVED, _RANGE, _RUN = 0x80, 0x40, 0x20
 _TABLES = {int(table): table for table in Table}
+#: A run of fewer rows would be no shorter than the rows one by one.
+_MIN_RUN = 2
 
 
 class DamagedLog(StorageFailed):
@@ -62,11 +67,20 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class RemovedRange:
+    """All rows of ``[start, stop)`` are removed, and none will be put there again."""
+
+    table: Table
+    start: bytes
+    stop: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
-    """The changes of one synced batch of a store."""
+    """The changes of one synced batch of a store, in order. ``Put`` stands for many rows, each like a ``Change``."""
 
     time_ms: int
-    changes: Sequence[Change]
+    changes: Sequence[Change | RemovedRange | Put]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +177,38 @@ def _inflated(stream: bytes, size: int) -> bytes:
 
 
 def _encoded(commit: Commit) -> bytes:
-    parts = [_COMMIT.pack(commit.time_ms, len(commit.changes))]
+    count, parts = 0, [b""]
     for change in commit.changes:
-        if change.value is None:
+        if isinstance(change, Put):
+            count += _add_rows(parts, change)
+            continue
+        count += 1
+        if isinstance(change, RemovedRange):
+            _add_row(parts, change.table | _RANGE, change.start, change.stop)
+        elif change.value is None:
             parts += (bytes([change.table | _REMOVED]), _LENGTH.pack(len(change.key)), change.key)
         else:
-            parts += (bytes([change.table]), _LENGTH.pack(len(change.key)), change.key)
-            parts += (_LENGTH.pack(len(change.value)), change.value)
+            _add_row(parts, change.table, change.key, change.value)
+    parts[0] = _COMMIT.pack(commit.time_ms, count)
     return b"".join(parts)
+
+
+def _add_row(parts: list[bytes], kind: int, key: bytes, value: bytes) -> None:
+    parts += (bytes([kind]), _LENGTH.pack(len(key)), key, _LENGTH.pack(len(value)), value)
+
+
+def _add_rows(parts: list[bytes], put: Put) -> int:
+    """Add the rows of a put, as one run if there are several and their keys are of one length. Returns the changes."""
+    suffixes, values = put.suffixes, put.values
+    sizes = set(map(len, suffixes))
+    if len(suffixes) < _MIN_RUN or len(sizes) > 1:
+        for suffix, value in zip(suffixes, values, strict=True):
+            _add_row(parts, put.table, put.prefix + suffix, value)
+        return len(suffixes)
+    parts += (bytes([put.table | _RUN]), _LENGTH.pack(len(put.prefix)), put.prefix)
+    parts += (_LENGTH.pack(len(suffixes)), _LENGTH.pack(sizes.pop()), *suffixes)
+    parts += (struct.pack(f">{len(values)}I", *map(len, values)), *values)
+    return 1
 
 
 def _decoded(body: bytes) -> tuple[Commit, ...]:
@@ -185,11 +223,29 @@ def _decoded(body: bytes) -> tuple[Commit, ...]:
     return tuple(commits)
 
 
-def _change(reader: _Bytes) -> Change:
+def _change(reader: _Bytes) -> Change | RemovedRange | Put:
     (kind,) = reader.take(1)
-    table = _TABLES[kind & ~_REMOVED]
+    if kind & _RUN:
+        return _run(reader, _TABLES[kind & ~_RUN])
+    table = _TABLES[kind & ~(_REMOVED | _RANGE)]
     key = reader.take_counted()
-    return Change(table, key, None if kind & _REMOVED else reader.take_counted())
+    if kind & _REMOVED:
+        if kind & _RANGE:
+            raise KeyError(kind)
+        return Change(table, key, None)
+    value = reader.take_counted()
+    return RemovedRange(table, key, value) if kind & _RANGE else Change(table, key, value)
+
+
+def _run(reader: _Bytes, table: Table) -> Put:
+    prefix = reader.take_counted()
+    count, size = reader.take_number(), reader.take_number()
+    if count < _MIN_RUN:
+        raise KeyError(count)
+    joined = reader.take(count * size)
+    suffixes = [joined[at * size : (at + 1) * size] for at in range(count)]
+    lengths = struct.unpack(f">{count}I", reader.take(count * _LENGTH.size))
+    return Put(table, prefix, suffixes, [reader.take(length) for length in lengths])
 
 
 class _Bytes:
@@ -207,4 +263,8 @@ class _Bytes:
         return part
 
     def take_counted(self) -> bytes:
-        return self.take(_LENGTH.unpack(self.take(_LENGTH.size))[0])
+        return self.take(self.take_number())
+
+    def take_number(self) -> int:
+        number: int = _LENGTH.unpack(self.take(_LENGTH.size))[0]
+        return number

@@ -1,0 +1,154 @@
+"""Commits between the store and the log: bounded, in order, each once.
+
+The store's writing threads put batches in, the event loop takes them out. When the bound is passed, or the store has
+been reopened in the middle of a write, the commits from there on are given up together: the log then has a gap, and
+counts again once a complete base has been stored after it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from plainsong.protocol.effects import Put, Table
+from storage.leveldb import threads
+from storage.leveldb.metadata import DEAD, ROW
+from storage.replication.segment import Change, Commit, RemovedRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from storage.leveldb.operations import SealedChange
+    from storage.leveldb.shipping import Handed
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Consecutive batches that were taken out."""
+
+    first: int
+    batches: Sequence[Handed]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """Where the commits begin that are put in after everything else was given up."""
+
+    last: int
+    """The last commit that was given up, or was before all."""
+    unmade: Sequence[SealedChange]
+    """Changes of given-up commits that the store is still making: a base that begins earlier would lack them."""
+
+
+class Outbox:
+    """``storage.leveldb.shipping.Shipper``. ``opened`` and ``hand_over`` are for the store's threads."""
+
+    def __init__(self, *, max_bytes: int, full_bytes: int, on_full: Callable[[], object] = lambda: None) -> None:
+        """Args:
+        max_bytes: a commit beyond them is given up, with all that wait.
+        full_bytes: with these, ``on_full`` is called, in the store's thread.
+        """
+        self._max_bytes = max_bytes
+        self._full_bytes = full_bytes
+        self.on_full = on_full
+        #: Guards all of the following. Held for moments only.
+        self._lock = threads.Lock()
+        self._waiting: deque[Handed] = deque()
+        self._bytes = 0
+        self._last: int | None = None
+        self._lost = ""
+        #: Changes that the store is still making, of commits that were given up.
+        self._unmade: list[SealedChange] = []
+
+    # --- for the store --------------------------------------------------------------------------
+
+    def opened(self, number: int) -> None:
+        """See ``Shipper.opened``."""
+        with self._lock:
+            if self._last is not None and number != self._last:
+                self._lost = self._lost or "the store was reopened after a failed write"
+            self._last = number
+
+    def hand_over(self, batch: Handed) -> None:
+        """See ``Shipper.hand_over``."""
+        with self._lock:
+            self._last = batch.number
+            if not self._lost and self._bytes + batch.size > self._max_bytes and self._waiting:
+                self._lost = "more commits wait than replication.backlog_bytes allows"
+            if self._lost:
+                self._unmade = [each for each in (*self._unmade, *batch.sealed) if each.made is None]
+                return
+            self._waiting.append(batch)
+            self._bytes += batch.size
+            is_full = self._bytes >= self._full_bytes
+        if is_full:
+            self.on_full()
+
+    # --- for the event loop ---------------------------------------------------------------------
+
+    @property
+    def last(self) -> int:
+        """The last commit of the store."""
+        assert self._last is not None  # the store is open
+        return self._last
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Approximate bytes that wait."""
+        return self._bytes
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """The time of the oldest commit that waits."""
+        with self._lock:
+            return self._waiting[0].time_ms if self._waiting else None
+
+    @property
+    def lost(self) -> str:
+        """Why commits are given up that follow those that ``take`` still returns; empty if none are."""
+        with self._lock:
+            if not self._lost and self._waiting and any(each.made is False for each in self._waiting[0].sealed):
+                self._lost = "rows of a sealed volume could not be changed"
+            return self._lost
+
+    def take(self, max_bytes: int) -> Taken | None:
+        """Take the oldest complete batches, at least one; None if there is none."""
+        batches: list[Handed] = []
+        size = 0
+        with self._lock:
+            while self._waiting and (not batches or size + self._waiting[0].size <= max_bytes):
+                if not all(each.made for each in self._waiting[0].sealed):
+                    break
+                batches.append(self._waiting.popleft())
+                size += batches[-1].size
+            self._bytes -= size
+        return Taken(batches[0].number, batches, size) if batches else None
+
+    def restart(self) -> Restarted:
+        """Give up everything that waits."""
+        with self._lock:
+            waiting = [each for batch in self._waiting for each in batch.sealed]
+            unmade = [each for each in (*self._unmade, *waiting) if each.made is None]
+            self._waiting.clear()
+            self._unmade.clear()
+            self._bytes, self._lost = 0, ""
+            return Restarted(self.last, unmade)
+
+
+def commit_of(batch: Handed) -> Commit:
+    """Return a batch as the log has it. For threads: it only reads the batch."""
+    changes: list[Change | RemovedRange | Put] = []
+    for rows in batch.rows:
+        if isinstance(rows, Put):
+            changes.append(rows)
+        else:
+            changes += [Change(rows.table, key, None) for key in rows.keys]
+    changes += [Change(Table.MESSAGE, key, value) for key, value in batch.rolled_back]
+    for key, value in batch.changes.items():
+        if key.startswith(ROW):
+            changes.append(Change(Table.METADATA, key[1:], value))
+        elif key.startswith(DEAD) and value is not None:
+            changes.append(RemovedRange(Table(key[1]), key[2:], value))
+    return Commit(batch.time_ms, tuple(changes))
