@@ -10,6 +10,7 @@ outcome unknown, since the request may have arrived.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -27,43 +28,35 @@ from obstore.exceptions import (
 )
 from obstore.store import LocalStore, MemoryStore, S3Store
 
-from storage.base import StoreError, StoreUnusable
+from storage.base import StoreUnusable
 from storage.directory import sync_directory
-from storage.replication.protocol import Apply, Create, Exchange, Fetched, Get, Verdict
+from storage.replication.carry import ObjectStoreRefused, ObjectStoreUnavailable
+from storage.replication.protocol import Fetched, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from storage.replication.protocol import Steps
-    from storage.replication.segment import Segment
+    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
-#: Pause before a request is repeated: at first, and at most. It doubles until then.
-FIRST_PAUSE_S = 0.1
-MAX_PAUSE_S = 5.0
-#: Calls under way at a time. Each needs a thread.
+#: Calls under way at a time, given-up ones included. Each needs a thread.
 MAX_CALLS = 16
-
-
-class ObjectStoreUnavailable(StoreError):
-    """The object store did not answer, or answered with an error of its own. A read may be repeated."""
-
-    title = "The object store is not available"
-
-
-class ObjectStoreRefused(StoreError):
-    """The object store does not accept the credentials. Repeating the request does not help."""
-
-    title = "The object store refuses access"
+#: A call that has not returned after this many times ``timeout_s`` is given up: the library's own bounds have failed.
+GIVE_UP = 3
+#: Objects of one call to remove them.
+REMOVED_AT_ONCE = 1000
+#: Parts of messages by which an object store refuses, where the library has no kind of error for that.
+_REFUSALS = ("403 Forbidden", "401 Unauthorized", "SignatureDoesNotMatch", "InvalidAccessKeyId", "AccessDenied")
 
 
 class ObjectStore:
     """The objects below a prefix of an object store."""
 
-    def __init__(self, store: LocalStore | MemoryStore | S3Store, root: Path | None = None) -> None:
+    def __init__(self, store: LocalStore | MemoryStore | S3Store, timeout_s: float, root: Path | None = None) -> None:
         """Internal: call ``open`` instead."""
         self._store = store
+        self._timeout_s = timeout_s
         self._root = root
+        #: See ``carry.Objects``.
+        self.can_exchange = root is None
         self._calls = trio.CapacityLimiter(MAX_CALLS)
 
     @classmethod
@@ -84,32 +77,31 @@ class ObjectStore:
                 hint="credentials and options come from the environment",
             )
         if parts.scheme == "memory":
-            return cls(MemoryStore())
+            return cls(MemoryStore(), timeout_s)
         try:
             if parts.scheme == "file" and parts.path.startswith("/") and not parts.netloc:
                 root = Path(parts.path)
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                return cls(LocalStore(root), root)
+                return cls(LocalStore(root), timeout_s, root)
             if parts.scheme == "s3" and parts.netloc:
                 prefix = parts.path.strip("/")
                 # Options of the client replace those of the environment.
                 is_plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
                 client = {"timeout": timedelta(seconds=timeout_s), "allow_http": is_plain}
                 retries = {"max_retries": 0}
-                return cls(
-                    S3Store(parts.netloc, prefix=prefix or None, client_options=client, retry_config=retries)  # type: ignore[arg-type]  # typed dicts
-                )
+                store = S3Store(parts.netloc, prefix=prefix or None, client_options=client, retry_config=retries)  # type: ignore[arg-type]  # typed dicts
+                return cls(store, timeout_s)
         except (OSError, BaseError) as error:
             raise StoreUnusable(f"{url} cannot be used: {_kind(error)}") from error
         raise StoreUnusable(f"{url} is not an object store", hint="s3://bucket/prefix or file:/path")
 
     async def get(self, name: str) -> Fetched | None:
         """Read an object; None if it does not exist. Raises StoreError."""
-        return await self._in_thread(partial(self._get, name))
+        return await self._in_thread(f"reading {name}", partial(self._get, name))
 
     async def create(self, name: str, data: bytes) -> Verdict:
         """Create an object if there is none. Raises ObjectStoreRefused."""
-        return await self._in_thread(partial(self._put, name, data, "create"))
+        return await self._written(partial(self._put, name, data, "create"))
 
     async def exchange(self, name: str, data: bytes, etag: str) -> Verdict:
         """Replace an object if it still has this version. Raises ObjectStoreRefused.
@@ -117,15 +109,31 @@ class ObjectStore:
         Raises:
           StoreUnusable: a local folder cannot do this.
         """
-        return await self._in_thread(partial(self._put, name, data, etag))
+        return await self._written(partial(self._put, name, data, etag))
 
     async def names(self, prefix: str) -> list[str]:
         """Return the names of the objects below ``prefix``, ascending. Raises StoreError."""
-        return await self._in_thread(partial(self._names, prefix))
+        return await self._in_thread(f"listing {prefix}", partial(self._names, prefix))
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
-        # Never abandoned: an answer that arrives must not be lost by a cancelled caller.
-        return await trio.to_thread.run_sync(call, limiter=self._calls)
+    async def remove(self, names: Sequence[str]) -> None:
+        """Remove objects; a missing one is no error. Raises StoreError: some may have been removed."""
+        for at in range(0, len(names), REMOVED_AT_ONCE):
+            await self._in_thread("removing objects", partial(self._remove, names[at : at + REMOVED_AT_ONCE]))
+
+    async def _written(self, put: Callable[[], Verdict]) -> Verdict:
+        try:
+            return await self._in_thread("writing", put)
+        except ObjectStoreUnavailable:
+            return Verdict.UNKNOWN  # the call was given up, and may still take effect
+
+    async def _in_thread(self, doing: str, call: Callable[[], T]) -> T:
+        """Run a call in a thread. Raises ObjectStoreUnavailable: it does not return within any sensible time.
+
+        A cancelled caller leaves the thread to itself: for the protocol that is a lost answer, like any other.
+        """
+        with trio.move_on_after(GIVE_UP * self._timeout_s):
+            return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._calls)
+        raise ObjectStoreUnavailable(f"{doing}: no answer")
 
     # --- in a thread -----------------------------------------------------------------------------
 
@@ -138,10 +146,8 @@ class ObjectStore:
                 self._sync(self._root, name)
         except FileNotFoundError:
             return None
-        except (PermissionDeniedError, UnauthenticatedError) as error:
-            raise ObjectStoreRefused(f"reading {name}: {_kind(error)}") from error
         except (BaseError, OSError) as error:
-            raise ObjectStoreUnavailable(f"reading {name}: {_kind(error)}") from error
+            raise _failed(f"reading {name}", error) from error
         return Fetched(data, etag or "")
 
     def _put(self, name: str, data: bytes, condition: Literal["create"] | str) -> Verdict:
@@ -154,19 +160,29 @@ class ObjectStore:
             return Verdict.REFUSED
         except NotImplementedError as error:
             raise StoreUnusable("this object store cannot replace an object on condition") from error
-        except (PermissionDeniedError, UnauthenticatedError) as error:
-            raise ObjectStoreRefused(f"writing {name}: {_kind(error)}") from error
-        except (BaseError, OSError):
+        except (BaseError, OSError) as error:
+            failed = _failed(f"writing {name}", error)
+            if isinstance(failed, ObjectStoreRefused):
+                raise failed from error
             return Verdict.UNKNOWN
         return Verdict.DONE
 
     def _names(self, prefix: str) -> list[str]:
         try:
             return sorted(each["path"] for page in obstore.list(self._store, prefix) for each in page)
-        except (PermissionDeniedError, UnauthenticatedError) as error:
-            raise ObjectStoreRefused(f"listing {prefix}: {_kind(error)}") from error
         except (BaseError, OSError) as error:
-            raise ObjectStoreUnavailable(f"listing {prefix}: {_kind(error)}") from error
+            raise _failed(f"listing {prefix}", error) from error
+
+    def _remove(self, names: Sequence[str]) -> None:
+        try:
+            obstore.delete(self._store, list(names))
+        except FileNotFoundError:
+            # A local folder stops at the first missing one.
+            for name in names:
+                with suppress(FileNotFoundError):
+                    obstore.delete(self._store, name)
+        except (BaseError, OSError) as error:
+            raise _failed("removing objects", error) from error
 
     @staticmethod
     def _sync(root: Path, name: str) -> None:
@@ -182,53 +198,13 @@ class ObjectStore:
             sync_directory(path)
 
 
-async def carry_out(
-    objects: ObjectStore,
-    steps: Steps[T],
-    apply: Callable[[Segment], Awaitable[object]],
-    *,
-    pause: Callable[[float], Awaitable[object]] = trio.sleep,
-) -> T:
-    """Run a procedure of the protocol against an object store, and return its result.
-
-    A read is repeated until it has an answer, with growing pauses; a lost answer of a write is followed by one pause.
-
-    Args:
-      apply: takes the segments that were read.
-    Raises:
-      ObjectStoreRefused, StoreUnusable, and what the procedure raises.
-    """
-    answer: object = None
-    pause_s = FIRST_PAUSE_S
-    while True:
-        try:
-            request = steps.send(answer)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        if isinstance(request, Apply):
-            answer = await apply(request.segment)
-            continue
-        while True:
-            try:
-                answer = await _answer(objects, request)
-            except ObjectStoreUnavailable:
-                answer = Verdict.UNKNOWN
-            if not isinstance(answer, Verdict) or answer is Verdict.DONE:
-                pause_s = FIRST_PAUSE_S
-                break
-            await pause(pause_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
-            if not isinstance(request, Get):
-                break
-
-
-async def _answer(objects: ObjectStore, request: Get | Create | Exchange) -> Fetched | Verdict | None:
-    if isinstance(request, Get):
-        return await objects.get(request.name)
-    if isinstance(request, Create):
-        return await objects.create(request.name, request.data)
-    return await objects.exchange(request.name, request.data, request.etag)
+def _failed(doing: str, error: Exception) -> ObjectStoreRefused | ObjectStoreUnavailable:
+    if isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError)):
+        return ObjectStoreRefused(f"{doing}: {_kind(error)}")
+    # Of a LIST, the library reports a refusal as any other error.
+    if isinstance(error, BaseError) and any(words in str(error) for words in _REFUSALS):
+        return ObjectStoreRefused(f"{doing}: PermissionDeniedError")
+    return ObjectStoreUnavailable(f"{doing}: {_kind(error)}")
 
 
 def _kind(error: Exception) -> str:

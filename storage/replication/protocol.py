@@ -40,6 +40,7 @@ from storage.replication.segment import (
 )
 
 T = TypeVar("T")
+LEAVE_HINT = "give this copy up and begin another one: plainsong replica leave, then a new prefix"
 
 
 # --- requests -----------------------------------------------------------------------------------
@@ -109,6 +110,24 @@ class BucketWentBack(StorageFailed):
     title = "The commit log is truncated"
 
 
+class Foreign(StorageFailed):
+    """The log was continued by a process that was not started on this directory."""
+
+    title = "The commit log belongs to another directory"
+
+
+class Unconditional(StorageFailed):
+    """The object store ignores the conditions of writes."""
+
+    title = "The object store has no conditional writes"
+
+
+class DirectoryBehind(StorageFailed):
+    """The directory lacks commits that are in the log."""
+
+    title = "The directory is older than its copy"
+
+
 class NumberReused(StorageFailed):
     """A commit does not follow the last one that was handed over."""
 
@@ -153,13 +172,25 @@ def after(place: Place, data: bytes) -> tuple[Place, Segment | None]:
     return Place(place.epoch, place.number + 1, digest(data), segment.last), segment
 
 
-def follow(place: Place) -> Steps[Place]:
-    """Read the log from ``place``, apply what counts, and return the first place where there is nothing yet."""
+def follow(place: Place, runs: frozenset[bytes] | None = None) -> Steps[Place]:
+    """Read the log from ``place``, apply what counts, and return the first place where there is nothing yet.
+
+    Args:
+      runs: only objects of these may be there; None: of any.
+    Raises:
+      Foreign: an object is of another run.
+    """
     while True:
         found = yield Get(log_name(place.epoch, place.number))
         if found is None:
             return place
-        place, segment = after(place, found.data)
+        at, (place, segment) = place, after(place, found.data)
+        if runs is not None and (decode_seal(found.data).run if segment is None else segment.run) not in runs:
+            raise Foreign(
+                f"another process has continued the log in epoch {at.epoch}",
+                hint="this directory was copied, or its data restored elsewhere: only one of them may have the copy. "
+                "To keep this one, plainsong replica leave, then a new prefix",
+            )
         if segment is not None:
             yield Apply(segment)
 
@@ -190,7 +221,19 @@ def choose_epoch(run: bytes, known: int) -> Steps[int]:
             return held + 1
 
 
-def take_over(run: bytes, place: Place, *, known: int = 0) -> Steps[Place]:
+@dataclass(frozen=True, slots=True)
+class OwnDirectory:
+    """What a directory knows of its log."""
+
+    last: int
+    """Its last commit."""
+    runs: frozenset[bytes]
+    """The runs that were started on it: only their objects may follow ``place``."""
+
+
+def take_over(
+    run: bytes, place: Place, *, known: int = 0, leased: bool = True, directory: OwnDirectory | None = None
+) -> Steps[Place]:
     """End the last epoch and begin one. Returns the place of its first segment.
 
     Every start of a primary is a take-over, also on the directory of its last run: uploads of that run may still be
@@ -199,22 +242,74 @@ def take_over(run: bytes, place: Place, *, known: int = 0) -> Steps[Place]:
     Args:
       place: read the log from there; everything before it has been applied.
       known: as for ``choose_epoch``.
+      leased: False where objects cannot be replaced on condition: the epoch is the one after the last in the log.
+      directory: of a caller that applies nothing. If it has commits that the log lacks, the seal says that there is a
+        gap.
     Raises:
       ReignOver: another process has chosen a later epoch, and has begun it.
+      Foreign: the log was continued by a process that was not started on the directory.
+      DirectoryBehind: the directory lacks commits of the log.
     """
-    epoch = yield from choose_epoch(run, known)
-    seal = encode_seal(EpochSeal(epoch, run))
+    epoch = (yield from choose_epoch(run, known)) if leased else 0
+    attempts = {digest(encode_seal(EpochSeal(epoch, run)))} if leased else set()
     while True:
-        place = yield from follow(place)
-        if place.epoch >= epoch:
-            if (place.number, place.before) == (1, digest(seal)):
-                return place  # the answer was lost, and the seal was created later
+        place = yield from follow(place, None if directory is None else directory.runs)
+        if place.number == 1 and place.before in attempts:
+            return place  # the answer was lost, and the seal was created later
+        if leased and place.epoch >= epoch:
             raise ReignOver(f"epoch {place.epoch} has begun")
+        gap = False
+        if directory is not None and place.commit is not None:
+            if place.commit > directory.last:
+                raise DirectoryBehind(f"the log has commit {place.commit}, and this directory ends at {directory.last}")
+            gap = place.commit < directory.last
+        seal = encode_seal(EpochSeal(epoch if leased else place.epoch + 1, run, gap=gap))
+        attempts.add(digest(seal))
         verdict = yield Create(log_name(place.epoch, place.number), seal)
         if verdict is Verdict.DONE:
             return after(place, seal)[0]
         # Another object has that name, a segment or a seal: read and follow it. If none has, the next attempt may
         # succeed.
+
+
+def claim_prefix(name: str, data: bytes, place: Place) -> Steps[None]:
+    """Make the object that says whose log this is, or check it; and that objects are created only where there is none.
+
+    Raises:
+      BucketWentBack: the directory has a log, and the object is missing.
+      Foreign: the log is another directory's.
+      Unconditional: the object store replaces objects though it is asked to create them.
+    """
+    while True:
+        found = yield Get(name)
+        if found is None:
+            if place != ROOT:
+                raise BucketWentBack(f"{name} is missing in the object store", hint=LEAVE_HINT)
+            yield Create(name, data)
+            continue
+        if found.data != data:
+            raise Foreign(
+                "the prefix in replication.to has the copy of another directory", hint="name a prefix of its own"
+            )
+        verdict = yield Create(name, data)
+        if verdict is Verdict.DONE:
+            raise Unconditional(
+                "the object store replaces objects though it is asked to create them only if there are none",
+                hint="a copy needs conditional writes: If-None-Match, and If-Match where there is more than one machine",
+            )
+        if verdict is Verdict.REFUSED:
+            return
+
+
+def check_place(place: Place) -> Steps[None]:
+    """Check that the object before ``place`` is still in the log. Raises BucketWentBack."""
+    if place.number > 1:
+        found = yield Get(log_name(place.epoch, place.number - 1))
+        if found is None or digest(found.data) != place.before:
+            raise BucketWentBack(
+                f"segment {place.number - 1} of epoch {place.epoch} is missing, or is another one",
+                hint=LEAVE_HINT,
+            )
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -256,6 +351,11 @@ class Reign:
         return self._place.epoch
 
     @property
+    def place(self) -> Place:
+        """Where the next segment will be."""
+        return self._place
+
+    @property
     def last(self) -> int | None:
         """The last commit that was handed over. None before ``open``."""
         return self._last
@@ -274,16 +374,20 @@ class Reign:
         """Begin a log whose first commit follows ``commit``, where the log so far has no commits, or a gap."""
         self._last = commit
         at = self._place
-        return self._upload(
-            Segment(at.epoch, at.number, self._run, self._mode, commit + 1, at.before, (), time_ms, time_ms)
-        )
+        opening = Segment(at.epoch, at.number, self._run, self._mode, commit + 1, at.before, (), time_ms, time_ms)
+        return self.drafted(opening, encode_segment(opening))
 
     def cut(self, first: int, commits: Sequence[Commit]) -> Upload:
         """Make the next segment. Raises NumberReused."""
+        segment = self.draft(first, commits)
+        return self.drafted(segment, encode_segment(segment))
+
+    def draft(self, first: int, commits: Sequence[Commit]) -> Segment:
+        """Begin the next segment; encode it, in whatever thread, and give it to ``drafted``. Raises NumberReused."""
         if self._last is None or first != self._last + 1:
             raise NumberReused(f"commit {first} was handed over after commit {self._last}")
         at = self._place
-        segment = segment_of(
+        return segment_of(
             epoch=at.epoch,
             number=at.number,
             run=self._run,
@@ -292,11 +396,10 @@ class Reign:
             before=at.before,
             commits=commits,
         )
-        self._last = segment.last
-        return self._upload(segment)
 
-    def _upload(self, segment: Segment) -> Upload:
-        data = encode_segment(segment)
+    def drafted(self, segment: Segment, data: bytes) -> Upload:
+        """Take an encoded segment that ``draft`` began."""
+        self._last = segment.last
         self._begun[segment.number] = segment.last
         self._place = Place(segment.epoch, segment.number + 1, digest(data), segment.last)
         return Upload(segment.number, log_name(segment.epoch, segment.number), data)

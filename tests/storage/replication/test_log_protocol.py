@@ -50,12 +50,12 @@ MISTAKES = [
     (
         "the end of an epoch is the first number that is missing",
         "a hole is skipped",
-        "        if found is None:\n            return place\n        place, segment",
+        "        if found is None:\n            return place\n        at, (place, segment)",
         "        if found is None:\n"
         "            found = yield Get(log_name(place.epoch, place.number + 1))\n"
         "            if found is None:\n"
         "                return place\n"
-        "        place, segment",
+        "        at, (place, segment)",
     ),
     (
         "what stands after the seal is void",
@@ -90,8 +90,8 @@ MISTAKES = [
     (
         "the seal is compared",
         "a seal of another run is taken for ours",
-        "if (place.number, place.before) == (1, digest(seal)):",
-        "if place.number == 1:",
+        "if place.number == 1 and place.before in attempts:",
+        "if place.number == 1 and place.epoch >= epoch:",
     ),
     (
         "nothing counts without a base",

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import trio
 
 from plainsong.protocol.effects import Table
 from storage.base import StoreUnusable
 from storage.replication import protocol
-from storage.replication.object_store import (
-    ObjectStore,
-    ObjectStoreRefused,
-    ObjectStoreUnavailable,
-    carry_out,
-)
+from storage.replication.carry import ObjectStoreRefused, ObjectStoreUnavailable, carry_out
+from storage.replication.object_store import ObjectStore
 from storage.replication.protocol import Exchange, Fetched, Get, Verdict
 from storage.replication.segment import ASYNC, Change, Commit
 from tests.patience import PATIENCE_S
@@ -108,6 +106,23 @@ async def test_names_below_a_prefix_are_listed_in_order_and_no_others(objects):
     assert await objects.names("none") == []
 
 
+async def test_removed_objects_are_gone_and_missing_ones_are_no_error(objects):
+    for name in ("a", "b", "c"):
+        await objects.create(name, b"x")
+    await objects.remove(["missing", "a", "c"])
+    assert [await objects.get(name) is None for name in ("a", "b", "c")] == [True, False, True]
+
+
+async def test_a_call_that_never_returns_is_given_up(autojump_clock, monkeypatch):
+    objects, never = ObjectStore.open("memory:", timeout_s=1), threading.Event()
+    monkeypatch.setattr("obstore.put", lambda *_, **__: never.wait(PATIENCE_S))
+    monkeypatch.setattr("obstore.get", lambda *_, **__: never.wait(PATIENCE_S))
+    assert await objects.create("a", b"x") is Verdict.UNKNOWN
+    with pytest.raises(ObjectStoreUnavailable, match="no answer"):
+        await objects.get("a")
+    never.set()
+
+
 async def test_two_processes_take_the_log_over_one_after_the_other_and_the_first_is_fenced(objects, url):
     if url.startswith("file:"):
         pytest.skip("a local folder has no lease")
@@ -171,7 +186,7 @@ async def test_wrong_credentials_are_refused_and_are_in_no_error(s3, monkeypatch
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
     objects = ObjectStore.open(f"s3://{BUCKET}/x", timeout_s=PATIENCE_S)
-    for call in (objects.get("a"), objects.create("a", b"x")):
+    for call in (objects.get("a"), objects.create("a", b"x"), objects.names("log"), objects.remove(["a"])):
         with pytest.raises(ObjectStoreRefused) as refused:
             await call
         assert "wrong-secret" not in str(refused.value)

@@ -1,0 +1,120 @@
+"""Runs the protocol against an object store, whatever its library: the interface, its errors, and the repetitions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import trio
+
+from storage.base import StoreError
+from storage.replication.protocol import Apply, Create, Exchange, Fetched, Get, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from storage.replication.protocol import Steps
+    from storage.replication.segment import Segment
+
+T = TypeVar("T")
+#: Pause before a request is repeated: at first, and at most. It doubles until then.
+FIRST_PAUSE_S = 0.1
+MAX_PAUSE_S = 5.0
+
+
+class ObjectStoreUnavailable(StoreError):
+    """The object store did not answer, or answered with an error of its own. A read may be repeated."""
+
+    title = "The object store is not available"
+
+
+class ObjectStoreRefused(StoreError):
+    """The object store does not accept the credentials. Repeating the request does not help."""
+
+    title = "The object store refuses access"
+
+
+class Objects(Protocol):
+    """The objects below a prefix of an object store; ``storage.replication.object_store`` implements it."""
+
+    can_exchange: bool
+    """False if objects cannot be replaced on condition, so that there is no lease."""
+
+    async def get(self, name: str) -> Fetched | None:
+        """Read an object; None if it does not exist. Raises StoreError."""
+        ...
+
+    async def create(self, name: str, data: bytes) -> Verdict:
+        """Create an object if there is none. Raises ObjectStoreRefused."""
+        ...
+
+    async def exchange(self, name: str, data: bytes, etag: str) -> Verdict:
+        """Replace an object if it still has this version. Raises ObjectStoreRefused."""
+        ...
+
+    async def names(self, prefix: str) -> list[str]:
+        """Return the names of the objects below ``prefix``, ascending. Raises StoreError."""
+        ...
+
+    async def remove(self, names: Sequence[str]) -> None:
+        """Remove objects; a missing one is no error. Raises StoreError: some may have been removed."""
+        ...
+
+
+async def ignore(segment: Segment) -> None:
+    """Take no segment: for procedures of a caller that applies none."""
+    del segment
+    await trio.lowlevel.checkpoint()
+
+
+async def carry_out(
+    objects: Objects,
+    steps: Steps[T],
+    apply: Callable[[Segment], Awaitable[object]] = ignore,
+    *,
+    pause: Callable[[float], Awaitable[object]] = trio.sleep,
+    failed: Callable[[str], object] = lambda _: None,
+) -> T:
+    """Run a procedure of the protocol against an object store, and return its result.
+
+    A read is repeated until it has an answer, with growing pauses; a lost answer of a write is followed by one pause.
+
+    Args:
+      apply: takes the segments that were read.
+      failed: called with the reason before each pause.
+    Raises:
+      ObjectStoreRefused, StoreUnusable, and what the procedure raises.
+    """
+    answer: object = None
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            request = steps.send(answer)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        if isinstance(request, Apply):
+            answer = await apply(request.segment)
+            continue
+        while True:
+            why = "a write has no answer"
+            try:
+                answer = await _answer(objects, request)
+            except ObjectStoreUnavailable as error:
+                answer, why = Verdict.UNKNOWN, error.detail
+            if not isinstance(answer, Verdict) or answer is Verdict.DONE:
+                pause_s = FIRST_PAUSE_S
+                break
+            if answer is Verdict.UNKNOWN:
+                failed(why)
+            await pause(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            if not isinstance(request, Get):
+                break
+
+
+async def _answer(objects: Objects, request: Get | Create | Exchange) -> Fetched | Verdict | None:
+    if isinstance(request, Get):
+        return await objects.get(request.name)
+    if isinstance(request, Create):
+        return await objects.create(request.name, request.data)
+    return await objects.exchange(request.name, request.data, request.etag)

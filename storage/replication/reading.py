@@ -1,0 +1,233 @@
+"""Reading a log back: its bases, the commits after one of them, and a check of everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from storage.base import StoreError, StoreUnusable
+from storage.replication.bases import (
+    BASES,
+    FORMAT_NAME,
+    MANIFEST,
+    Base,
+    PartReader,
+    decode_format,
+    part_name,
+)
+from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreUnavailable
+from storage.replication.notices import decode_seal, log_name
+from storage.replication.protocol import Place, after
+from storage.replication.segment import DamagedLog
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from storage.replication.carry import Objects
+    from storage.replication.protocol import Fetched
+    from storage.replication.segment import Commit, Segment
+
+#: Attempts of a read before a command gives up.
+ATTEMPTS = 6
+#: Objects that are read ahead, since each takes a round trip.
+AHEAD = 8
+
+
+async def read(objects: Objects, name: str) -> Fetched | None:
+    """Read an object, with a few repetitions. Raises StoreError."""
+    pause_s = FIRST_PAUSE_S
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return await objects.get(name)
+        except ObjectStoreUnavailable:
+            await trio.sleep(pause_s)
+            pause_s *= 2
+    return await objects.get(name)
+
+
+async def store_of(objects: Objects) -> str:
+    """Return the store whose log this is. Raises StoreUnusable, StoreError, DamagedLog."""
+    found = await read(objects, FORMAT_NAME)
+    if found is None:
+        raise StoreUnusable("there is no copy: FORMAT is missing", hint="name the prefix as in replication.to")
+    return decode_format(found.data)
+
+
+async def bases_of(objects: Objects) -> list[Base]:
+    """Return the complete bases, newest last. Raises StoreError, DamagedLog."""
+    found: list[Base] = []
+    for name in await objects.names(BASES):
+        if name.endswith(f"/{MANIFEST}"):
+            data = await read(objects, name)
+            if data is not None:  # retention may remove it at any time
+                found.append(Base.decode(name.removesuffix(f"/{MANIFEST}"), data.data))
+    return sorted(found, key=lambda base: (base.place.epoch, base.commit))
+
+
+async def rows_of(objects: Objects, base: Base, take: Callable[[Commit], Awaitable[object]]) -> None:
+    """Give ``take`` all rows of a base, part by part. Raises StoreError, DamagedLog."""
+    reader = PartReader(base)
+    parts = _Ahead(objects, partial(part_name, base.folder))
+    for number in range(1, base.parts + 1):
+        found = await parts.next()
+        if found is None:
+            raise DamagedLog(f"part {number} of the base at commit {base.commit} is missing")
+        await take(await trio.to_thread.run_sync(reader.read, found.data))
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where a reading ended."""
+
+    place: Place
+    commit: int
+    """The last commit that was applied."""
+    time_ms: int | None
+    """Its time; None if none was applied."""
+    gap: bool
+    """True if commits are missing after it, and the log continues without them."""
+
+
+async def commits_after(
+    objects: Objects,
+    base: Base,
+    take: Callable[[int, list[Commit]], Awaitable[object]],
+    *,
+    to_commit: int | None = None,
+    to_ms: int | None = None,
+) -> End:
+    """Give ``take`` the commits after a base, with the number of the first: those of a segment at a time.
+
+    It ends before the first commit that is later than ``to_commit`` or ``to_ms``, at a gap, or at the end of the log.
+
+    Raises:
+      StoreError, DamagedLog: it cannot be read.
+    """
+    place, last = base.place, base.commit
+    time_ms: int | None = None
+    log = _Ahead(objects, partial(log_name, place.epoch), place.number)
+    while True:
+        found = await log.next()
+        if found is None:
+            return End(place, last, time_ms, gap=False)
+        following, segment = await trio.to_thread.run_sync(after, place, found.data)
+        if segment is None:
+            if decode_seal(found.data).gap:
+                return End(place, last, time_ms, gap=True)
+            log = _Ahead(objects, partial(log_name, following.epoch))
+        else:
+            wanted = _wanted(segment, to_commit, to_ms)
+            if wanted:
+                await take(segment.first, wanted)
+                last, time_ms = segment.first + len(wanted) - 1, wanted[-1].time_ms
+            if len(wanted) < len(segment.commits):
+                return End(place, last, time_ms, gap=False)
+        place = following
+
+
+def _wanted(segment: Segment, to_commit: int | None, to_ms: int | None) -> list[Commit]:
+    wanted: list[Commit] = []
+    for number, commit in enumerate(segment.commits, segment.first):
+        if (to_commit is not None and number > to_commit) or (to_ms is not None and commit.time_ms > to_ms):
+            break
+        wanted.append(commit)
+    return wanted
+
+
+def base_before(bases: list[Base], to_commit: int | None, to_ms: int | None) -> Base:
+    """Return the newest base before a point. Raises StoreUnusable: there is none."""
+    found = [
+        base
+        for base in bases
+        if (to_commit is None or base.until <= to_commit) and (to_ms is None or base.until_ms <= to_ms)
+    ]
+    if not found:
+        oldest = f"; the oldest is of commit {bases[0].until}" if bases else ""
+        raise StoreUnusable(f"the copy has no complete base before that point{oldest}")
+    return found[-1]
+
+
+@dataclass(slots=True)
+class Checked:
+    """What a check of a copy found."""
+
+    store: str
+    bases: list[Base]
+    segments: int = 0
+    commits: int = 0
+    end: End | None = None
+    gaps: list[int] = field(default_factory=list)
+    """Last commits before a gap."""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """True if every base and the log after it can be restored."""
+        return bool(self.bases) and not self.problems
+
+
+async def verify(objects: Objects) -> Checked:
+    """Read every base, and the log after the oldest. Raises StoreError."""
+    checked = Checked(await store_of(objects), await bases_of(objects))
+
+    async def count(first: int, commits: list[Commit]) -> None:
+        del first
+        checked.segments += 1
+        checked.commits += len(commits)
+        await trio.lowlevel.checkpoint()
+
+    async def look(commit: Commit) -> None:
+        del commit
+        await trio.lowlevel.checkpoint()
+
+    reached = 0
+    for base in checked.bases:
+        try:
+            await rows_of(objects, base, look)
+        except DamagedLog as error:
+            checked.problems.append(error.detail)
+        if base.commit < reached:
+            continue  # the log after an earlier base has been read beyond it
+        try:
+            checked.end = await commits_after(objects, base, count)
+        except DamagedLog as error:
+            checked.problems.append(error.detail)
+            continue
+        reached = checked.end.commit
+        if reached < base.until:
+            checked.problems.append(f"the log ends at commit {reached}, before base {base.commit} is consistent")
+        if checked.end.gap:
+            checked.gaps.append(reached)
+    return checked
+
+
+class _Ahead:
+    """Reads numbered objects in order, several at a time."""
+
+    def __init__(self, objects: Objects, name: Callable[[int], str], first: int = 1) -> None:
+        self._objects = objects
+        self._name = name
+        self._number = first
+        self._found: list[Fetched | StoreError | None] = []
+
+    async def next(self) -> Fetched | None:
+        """Return the next object; None if it does not exist, after which there is no other. Raises StoreError."""
+        if not self._found:
+            self._found = [None] * AHEAD
+            async with trio.open_nursery() as nursery:
+                for at in range(AHEAD):
+                    nursery.start_soon(self._fetch, at, self._found)
+            self._number += AHEAD
+        found = self._found.pop(0)
+        if isinstance(found, StoreError):
+            raise found
+        return found
+
+    async def _fetch(self, at: int, into: list[Fetched | StoreError | None]) -> None:
+        try:
+            into[at] = await read(self._objects, self._name(self._number + at))
+        except StoreError as error:
+            into[at] = error
