@@ -1,0 +1,202 @@
+"""Restores a second copy: its newest base and the log after it, by the rules of a restored backup.
+
+    1  replay    the base and the commits into a scratch store, unchanged
+    2  back up   that store into a scratch folder
+    3  restore   the backup into the new store, as ``plainsong backup restore`` does
+
+The detour over a backup makes one set of rules hold for both: what is decided stays, what is open is undone, time moves on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from actors.restoring import RestoredStore, RestoreRequest, RestoreRun
+from plainsong.protocol.effects import Delete, Put, put_one
+from plainsong.protocol.names import TopicName
+from storage.backup.cut import Cut, NotListed
+from storage.backup.folder import BackupFolder
+from storage.base import StoreError, StoreUnusable
+from storage.copying import CopyRequest
+from storage.leveldb import LevelDBStore
+from storage.pace import Pace
+from storage.replication.reading import base_before, bases_of, commits_after, rows_of, store_of
+from storage.replication.segment import RemovedRange
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
+
+    from plainsong.protocol.effects import Operation
+    from storage.backup.cut import Page
+    from storage.base import StoreView
+    from storage.copying import PartComparison
+    from storage.replication.bases import Base
+    from storage.replication.carry import Objects
+    from storage.replication.reading import End
+    from storage.replication.segment import Commit
+
+#: How long the view of the scratch store lasts: nothing else uses that store.
+_VIEW_S = 7 * 86_400.0
+_REPLAYED = TopicName("", "replayed")
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A copy that was read into a store."""
+
+    store: str
+    base: Base
+    end: End
+
+
+async def replay(
+    objects: Objects, into: LevelDBStore, *, to_commit: int | None = None, to_ms: int | None = None
+) -> Replayed:
+    """Write the newest base before a point, and the commits up to it, into an empty store.
+
+    Raises:
+      StoreUnusable: there is no base before that point.
+      StoreError, DamagedLog: the copy cannot be read.
+    """
+    name = await store_of(objects)
+    base = base_before(await bases_of(objects), to_commit, to_ms)
+    writing = _Writing(into)
+    await rows_of(objects, base, writing.take_rows)
+    end = await commits_after(objects, base, writing.take_commits, to_commit=to_commit, to_ms=to_ms)
+    if end.commit < base.until:
+        raise StoreError(f"the log ends at commit {end.commit}, before the base is consistent at {base.until}")
+    return Replayed(name, base, end)
+
+
+#: By how much the clocks of two machines may differ.
+SKEW_MS = 60_000
+
+
+async def refuse_late_clock(objects: Objects, now_ms: int, *, is_given: bool) -> int:
+    """Return the present time, after which ids continue. Raises StoreUnusable: it is before the newest base.
+
+    A clock that is behind by a little is taken to be no more wrong than that.
+    """
+    bases = await bases_of(objects)
+    last_ms = max((base.until_ms for base in bases), default=0)
+    if now_ms >= last_ms:
+        return now_ms
+    if not is_given and last_ms - now_ms <= SKEW_MS:
+        return last_ms + SKEW_MS
+    raise StoreUnusable(
+        "the present time is before the newest base of the copy, so ids that were given since might be given again",
+        hint="set the clock, or say what time it is: --now TIME",
+    )
+
+
+class _Writing:
+    """Writes what is read."""
+
+    def __init__(self, into: LevelDBStore) -> None:
+        self._into = into
+
+    async def take_rows(self, commit: Commit) -> None:
+        await self._write([commit])
+
+    async def take_commits(self, first: int, commits: list[Commit]) -> None:
+        del first
+        await self._write(commits)
+
+    async def _write(self, commits: Sequence[Commit]) -> None:
+        """Write commits in order; ranges are removed by calls of their own."""
+        claim = await self._into.claim(_REPLAYED)
+        operations: list[Operation] = []
+        for commit in commits:
+            for change in commit.changes:
+                if isinstance(change, RemovedRange):
+                    if operations:
+                        await self._into.write(operations, claim=claim)
+                        operations = []
+                    await self._into.drop(change.table, [(change.start, change.stop)])
+                elif isinstance(change, Put):
+                    operations.append(change)
+                elif change.value is None:
+                    operations.append(Delete(change.table, [change.key]))
+                else:
+                    operations.append(put_one(change.table, change.key, change.value))
+        if operations:
+            await self._into.write(operations, claim=claim)
+
+
+async def restore_copy(
+    objects: Objects,
+    target: Path,
+    scratch: Path,
+    now_ms: int,
+    *,
+    to_commit: int | None = None,
+    to_ms: int | None = None,
+    tell: Callable[[str], object] = lambda _: None,
+) -> tuple[Replayed, list[PartComparison] | None]:
+    """Restore into a new store at ``target``.
+
+    Args:
+      scratch: an empty folder with room for the store twice.
+      now_ms: the present time. No id up to it is given again.
+      tell: called with what is being done.
+    Raises:
+      StoreUnusable, StoreError, DamagedLog, StoresDiffer.
+    """
+    async with await LevelDBStore.open(scratch / "replayed") as store:
+        tell("reading the copy")
+        found = await replay(objects, store, to_commit=to_commit, to_ms=to_ms)
+        tell(f"read up to commit {found.end.commit}; making the new store")
+        folder = await trio.to_thread.run_sync(BackupFolder.make, scratch / "backup")
+        view = await store.pin(_VIEW_S)
+        try:
+            manifest = await _back_up(view, folder, found.end.time_ms or found.base.until_ms)
+        finally:
+            with trio.CancelScope(shield=True):
+                await view.aclose()
+    source = await RestoredStore.open(folder, manifest, RestoreRequest(), now_ms)
+    async with await LevelDBStore.open(target) as restored:
+        run = RestoreRun(source, restored, CopyRequest(f"copy of {found.store} at {found.end.commit}"))
+        return found, await run.run(lambda: now_ms)
+
+
+async def _back_up(view: StoreView, folder: BackupFolder, cut_ms: int) -> dict[str, Any]:
+    """Back a view up; return the manifest."""
+    cut = Cut(view, Pace(rest=0.0))
+    await cut.look()
+    topics: list[dict[str, Any]] = []
+    service, _ = await _pages(cut, folder, lambda _: cut.service())
+    metadata, _ = await _pages(cut, folder, lambda _: cut.metadata())
+    for topic in await cut.topics():
+        name = topic.name
+
+        async def page(after: str | None, name: TopicName = name) -> Page:
+            return await cut.page(name, after)
+
+        objects, line = await _pages(cut, folder, page)
+        topics.append({**topic.shown(), "line": line, "objects": objects})
+    manifest = {"format": 1, "id": "copy", "createdMs": cut_ms, "cutMs": cut_ms, "store": "leveldb", "exact": True}
+    return {**manifest, "topics": topics, "service": service, "metadata": metadata}
+
+
+async def _pages(
+    cut: Cut, folder: BackupFolder, page_from: Callable[[str | None], Awaitable[Page]]
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Write all objects of something into the folder; return them and the last position of a topic."""
+    found: list[dict[str, Any]] = []
+    after: str | None = None
+    while True:
+        page = await page_from(after)
+        for each in page.objects:
+            try:
+                data = await cut.object(each.sha256)
+            except NotListed as error:
+                raise StoreError("a row of the replayed store has changed") from error
+            kept = await trio.to_thread.run_sync(folder.put, each.sha256, data)
+            found.append({**each.shown(), "kept": kept})
+        after = page.next
+        if after is None:
+            return found, page.line

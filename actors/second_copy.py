@@ -1,0 +1,458 @@
+"""The second copy: ships the store's commits to an object store, and makes bases there.
+
+One task ships: it takes what waits in the outbox, at the latest every ``interval_s``, as one segment, and stores it
+before it takes the next. Another makes a base when there is none, and at intervals, and removes what is too old. Both
+survive an object store that is away: commits wait in the outbox, which is bounded. When it overflows, the epoch ends with
+a gap, and nothing counts until a new base is complete.
+
+``run`` ends with an error if another process has continued the log. The daemon then has to end too.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+
+from plainsong.protocol.effects import Table
+from storage.base import StoreError, StoreUnusable
+from storage.pace import Pace, paced_rows
+from storage.replication.bases import BASES, FORMAT_NAME, MANIFEST, PART_BYTES, Parts, encode_format
+from storage.replication.carry import ObjectStoreRefused, carry_out
+from storage.replication.notices import log_name
+from storage.replication.outbox import commit_of
+from storage.replication.protocol import (
+    OwnDirectory,
+    Reign,
+    ReignOver,
+    Upload,
+    check_place,
+    claim_prefix,
+    store,
+    take_over,
+)
+from storage.replication.reading import bases_of, rows_of
+from storage.replication.record import Record, read_record, write_record
+from storage.replication.segment import ASYNC, RUN_BYTES, encode_segment, is_segment
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
+
+    from storage.base import Row
+    from storage.leveldb.operations import SealedChange
+    from storage.leveldb.store import LevelDBStore, LevelDBView
+    from storage.replication.bases import Base
+    from storage.replication.carry import Objects
+    from storage.replication.outbox import Outbox, Taken
+    from storage.replication.protocol import Steps
+    from storage.replication.segment import Commit
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+#: Pause after the object store refused access, and after a base failed.
+REFUSED_PAUSE_S = 5.0
+BASE_PAUSE_S = 30.0
+#: How often an idle primary checks that no other process has ended its epoch.
+LOOK_EVERY_S = 10.0
+#: How often the place in the log is noted in the directory. A start reads the log from there.
+NOTE_EVERY_S = 30.0
+#: A view for a base expires this long after its last use.
+VIEW_S = 300.0
+#: Consecutive segments below a seal, after which no earlier seal is searched for: uploads under way are fewer.
+UPLOADS = 16
+#: Above every commit: a log that ends before it has a gap.
+_NO_COMMIT = 1 << 63
+_AFTER_ALL = b"\xff" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class CopySettings:
+    """Sizes and times of a copy."""
+
+    interval_s: float = 1.0
+    segment_bytes: int = 4 << 20
+    base_every_s: float = 86_400.0
+    keep_s: float = 7 * 86_400.0
+    base_bytes_per_s: int = 0
+    """0: without a bound, and only with pauses."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStatus:
+    """The state of a copy, for operators."""
+
+    epoch: int
+    last: int
+    """The last commit of the store."""
+    counted: int | None
+    """The last commit that survives the loss of the directory; None while there is no complete base."""
+    lag_commits: int
+    lag_bytes: int
+    lag_s: float
+    uploaded_ms: int | None
+    """When the last segment was stored."""
+    error: str
+    """Of the last request that failed, if none has succeeded since."""
+    base: int | None
+    base_ms: int
+
+
+class SecondCopy:
+    """The copy of one store. ``begin``, then ``run``; ``finish`` once nothing more is committed."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        store: LevelDBStore,
+        outbox: Outbox,
+        directory: Path,
+        settings: CopySettings,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Args:
+        directory: of the store.
+        """
+        self._objects = objects
+        self._store = store
+        self._outbox = outbox
+        self._directory = directory
+        self._settings = settings
+        self._now_ms = now_ms
+        self._run = b""
+        self._record = Record("")
+        #: Held while the record is replaced.
+        self._noting = trio.Lock()
+        self._reign: Reign | None = None
+        #: Changes that must be made before a base of this epoch begins.
+        self._unmade: Sequence[SealedChange] = ()
+        self._under_way: Taken | None = None
+        self._full = trio.Event()
+        self._progress = trio.Event()
+        self._is_finishing = False
+        self._finished = trio.Event()
+        self._error = ""
+        self._uploaded_ms: int | None = None
+        self._look_at_s = 0.0
+        self._note_at_s = 0.0
+        self._loop = trio.lowlevel.current_trio_token()
+        outbox.on_full = self._wake_from_thread
+
+    # --- for the daemon --------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """End the log's last epoch and begin one.
+
+        Raises:
+          Foreign, ReignOver: the log belongs to another directory, or another process has continued it.
+          DirectoryBehind: the log has commits that this directory lacks.
+          BucketWentBack: objects are missing that were there.
+          Unconditional: the object store cannot fence.
+          StoreUnusable, StoreError, DamagedLog: it cannot be read or written.
+        """
+        restarted = self._outbox.restart()
+        found = await trio.to_thread.run_sync(read_record, self._directory)
+        self._run = secrets.token_bytes(RUN_BYTES)
+        # Noted before anything is written there, so that every later start knows its objects.
+        first = found or Record(secrets.token_hex(16))
+        await self._note(lambda _: first.started(self._run))
+        record = self._record
+        await self._do(claim_prefix(FORMAT_NAME, encode_format(record.store), record.place))
+        await self._do(check_place(record.place))
+        own = OwnDirectory(restarted.last, frozenset(record.runs))
+        known, leased = record.known_epoch, self._objects.can_exchange
+        place = await self._do(take_over(self._run, record.place, known=known, leased=leased, directory=own))
+        has_base = place.commit is not None and record.base is not None
+        await self._note(lambda record: replace(record.at(place, self._run), base=record.base if has_base else None))
+        self._reign = reign = Reign(place, self._run, ASYNC, has_base=has_base)
+        self._unmade = restarted.unmade
+        if place.commit is None:
+            await self._upload(reign.open(restarted.last, self._now_ms()))
+        log.info("the second copy begins", extra={"epoch": reign.epoch, "commit": restarted.last, "has_base": has_base})
+
+    async def run(self) -> None:
+        """Ship until ``finish``.
+
+        Raises:
+          ReignOver, Foreign, BucketWentBack: the daemon must end, since its log is no longer its own.
+        """
+        while True:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._make_bases)
+                await self._ship()
+                nursery.cancel_scope.cancel()
+            if self._is_finishing:
+                self._finished.set()
+                return
+            log.warning("the second copy has a gap and begins with a new base", extra={"why": self._outbox.lost})
+            await self._patiently(self.begin)
+
+    async def finish(self) -> None:
+        """Ship everything that waits. Returns once it is stored; cancel it to give up."""
+        self._is_finishing = True
+        self._full.set()
+        await self._finished.wait()
+
+    @property
+    def error(self) -> str:
+        """Why the last request failed; empty if it did not."""
+        return self._error
+
+    @property
+    def status(self) -> CopyStatus:
+        """The present state."""
+        reign, record, taken = self._reign, self._record, self._under_way
+        assert reign is not None  # it has begun
+        last, counted = self._outbox.last, reign.counted
+        logged = reign.logged if counted is None else counted
+        oldest_ms = taken.batches[0].time_ms if taken is not None else self._outbox.oldest_ms
+        return CopyStatus(
+            epoch=reign.epoch,
+            last=last,
+            counted=counted,
+            lag_commits=last - (logged or 0),
+            lag_bytes=self._outbox.waiting_bytes + (0 if taken is None else taken.size),
+            lag_s=0.0 if oldest_ms is None else max(0.0, (self._now_ms() - oldest_ms) / 1000),
+            uploaded_ms=self._uploaded_ms,
+            error=self._error,
+            base=record.base,
+            base_ms=record.base_ms,
+        )
+
+    # --- shipping --------------------------------------------------------------------------------
+
+    def _wake_from_thread(self) -> None:
+        with suppress(trio.RunFinishedError):
+            self._loop.run_sync_soon(self._wake, idempotent=True)
+
+    def _wake(self) -> None:
+        self._full.set()
+
+    async def _ship(self) -> None:
+        """Ship until the outbox has lost commits, or until the end."""
+        self._look_at_s = trio.current_time() + LOOK_EVERY_S
+        while True:
+            while (taken := self._outbox.take(self._settings.segment_bytes)) is not None:
+                await self._ship_taken(taken)
+            if self._outbox.lost:
+                return
+            if self._is_finishing:
+                await self._note_place()
+                return
+            if trio.current_time() >= self._look_at_s:
+                await self._look()
+            if self._record.place.commit != self._now.last and trio.current_time() >= self._note_at_s:
+                await self._note_place()
+            with trio.move_on_after(self._settings.interval_s):
+                await self._full.wait()
+            if not self._is_finishing:
+                self._full = trio.Event()
+
+    async def _ship_taken(self, taken: Taken) -> None:
+        self._under_way = taken
+        commits = await trio.to_thread.run_sync(_commits_of, taken)
+        segment = self._now.draft(taken.first, commits)
+        data = await trio.to_thread.run_sync(encode_segment, segment)
+        await self._upload(self._now.drafted(segment, data))
+        self._under_way = None
+
+    async def _upload(self, upload: Upload) -> None:
+        """Store an object of the log."""
+        await self._put(upload)
+        self._now.stored(upload.number)
+        self._uploaded_ms = self._now_ms()
+        self._look_at_s = trio.current_time() + LOOK_EVERY_S
+        progress, self._progress = self._progress, trio.Event()
+        progress.set()
+
+    async def _put(self, upload: Upload) -> None:
+        await self._patiently(lambda: self._do(store(upload)))
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Call until the object store does not refuse access. Credentials may be renewed, or rights given back."""
+        while True:
+            try:
+                return await call()
+            except ObjectStoreRefused as error:
+                self._failed(error.detail)
+                await trio.sleep(REFUSED_PAUSE_S)
+
+    async def _do(self, steps: Steps[T]) -> T:
+        found = await carry_out(self._objects, steps, failed=self._failed)
+        if self._error:
+            log.info("the object store answers again")
+        self._error = ""
+        return found
+
+    def _failed(self, why: str) -> None:
+        if not self._error:
+            log.warning("the second copy cannot be written", extra={"why": why})
+        self._error = why
+
+    async def _look(self) -> None:
+        """Check that no other process has ended the epoch. Raises ReignOver."""
+        self._look_at_s = trio.current_time() + LOOK_EVERY_S
+        place = self._now.place
+        try:
+            found = await self._objects.get(log_name(place.epoch, place.number))
+        except StoreError as error:
+            self._failed(error.detail)
+            return
+        self._error = ""
+        if found is not None:
+            raise ReignOver(f"another process has ended epoch {place.epoch}")
+
+    @property
+    def _now(self) -> Reign:
+        assert self._reign is not None  # it has begun
+        return self._reign
+
+    # --- the directory's record ------------------------------------------------------------------
+
+    async def _note(self, change: Callable[[Record], Record]) -> None:
+        """Change the record, durably. Raises StoreUnusable."""
+        async with self._noting:
+            self._record = record = change(self._record)
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(write_record, self._directory, record)
+            self._note_at_s = trio.current_time() + NOTE_EVERY_S
+
+    async def _note_if_possible(self, change: Callable[[Record], Record]) -> None:
+        """Change the record; a failure costs the next start a longer reading, or a new base."""
+        try:
+            await self._note(change)
+        except StoreUnusable as error:
+            log.warning("the state of the second copy cannot be noted", extra={"why": error.detail})
+            self._note_at_s = trio.current_time() + NOTE_EVERY_S
+
+    async def _note_place(self) -> None:
+        """Note the place of the next segment. All before it are stored, since they are stored one by one."""
+        place = self._now.place
+        await self._note_if_possible(lambda record: record.at(place, self._run))
+
+    # --- bases -----------------------------------------------------------------------------------
+
+    async def _make_bases(self) -> None:
+        while True:
+            if self._record.base is not None:
+                due_s = self._record.base_ms / 1000 + self._settings.base_every_s - self._now_ms() / 1000
+                await trio.sleep(max(0.0, due_s))
+            if any(each.made is None for each in self._unmade):
+                await trio.sleep(self._settings.interval_s)
+                continue
+            try:
+                base = await self._make_base()
+                await self._remove_old(base)
+            except StoreError as error:
+                log.warning("a base of the second copy failed", extra={"why": error.detail})
+                await trio.sleep(BASE_PAUSE_S)
+
+    async def _make_base(self) -> Base:
+        """Copy the whole store. Raises StoreError: it may be tried again."""
+        place = self._now.place  # every commit before it is in the store, and so in the view
+        parts = Parts(place, self._run, self._now_ms(), secrets.token_bytes(4))
+        view = await self._store.pin(VIEW_S)
+        try:
+            for table in Table:
+                await self._copy_table(view, table, parts)
+        finally:
+            with trio.CancelScope(shield=True):
+                await view.aclose()
+        base = parts.manifest(view.number, self._now_ms())
+        while (self._now.logged or 0) < base.until:
+            await self._progress.wait()
+        await self._put(Upload(0, f"{base.folder}/{MANIFEST}", base.encode()))
+        self._now.based()
+        await self._note_if_possible(lambda record: replace(record, base=base.commit, base_ms=base.until_ms))
+        log.info("a base of the second copy is complete", extra={"commit": base.until, "bytes": base.size})
+        return base
+
+    async def _copy_table(self, view: LevelDBView, table: Table, parts: Parts) -> None:
+        rows: list[Row] = []
+        size = 0
+        pace = Pace(self._settings.base_bytes_per_s, on_pause=partial(view.renew, VIEW_S))
+        async with aclosing(paced_rows(view, table, b"", _AFTER_ALL, pace, rows.extend)) as steps:
+            async for step in steps:
+                size += step
+                if size >= PART_BYTES:
+                    await self._put_part(parts, table, rows)
+                    rows.clear()
+                    size = 0
+                    view.renew(VIEW_S)
+        if rows:
+            await self._put_part(parts, table, rows)
+
+    async def _put_part(self, parts: Parts, table: Table, rows: Sequence[Row]) -> None:
+        name, data = await trio.to_thread.run_sync(parts.part, table, rows)
+        await self._put(Upload(0, name, data))
+
+    async def _remove_old(self, newest: Base) -> None:
+        """Remove bases and segments that no moment of the last ``keep_s`` needs. Raises StoreError."""
+        bases = await bases_of(self._objects)
+        oldest_ms = self._now_ms() - self._settings.keep_s * 1000
+        before = [base for base in bases if base.until_ms <= oldest_ms]
+        if len(before) < 2:
+            return
+        # Only once the newest has been read back whole.
+        await rows_of(self._objects, newest, _look_at)
+        oldest = before[-1]
+        for base in before[:-1]:
+            await self._objects.remove([f"{base.folder}/{MANIFEST}"])
+        kept = {base.folder for base in bases[bases.index(oldest) :]}
+        names = await self._objects.names(BASES)
+        await self._objects.remove([name for name in names if name.rpartition("/")[0] not in kept])
+        await self._remove_log(oldest)
+
+    async def _remove_log(self, oldest: Base) -> None:
+        """Remove the segments before a base, and no seal."""
+        place = oldest.place
+        first = log_name(place.epoch, max(1, place.number - 1))  # a start checks the object before its place
+        names = [name for name in await self._objects.names("log") if name < first]
+        by_epoch: dict[str, list[str]] = {}
+        for name in names:
+            by_epoch.setdefault(name.rpartition("/")[0], []).append(name)
+        current = first.rpartition("/")[0]
+        for epoch, found in by_epoch.items():
+            await self._objects.remove(found if epoch == current else await self._before_seal(found))
+
+    async def _before_seal(self, names: list[str]) -> list[str]:
+        """Return the objects of a sealed epoch before its first seal."""
+        seal, segments = len(names), 0
+        for at in range(len(names) - 1, -1, -1):
+            found = await self._objects.get(names[at])
+            if found is None or is_segment(found.data):
+                segments += 1
+            else:
+                seal, segments = at, 0
+            if seal < len(names) and segments >= UPLOADS:
+                break
+        return names[:seal] if seal < len(names) else []
+
+
+async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
+    """End the log of a directory in the object store, for good: no other start continues it.
+
+    Raises:
+      Foreign, ReignOver, BucketWentBack: it has been continued or lost already.
+      StoreError, DamagedLog.
+    """
+    run = secrets.token_bytes(RUN_BYTES)
+    record = record.started(run)
+    await trio.to_thread.run_sync(write_record, directory, record)
+    own = OwnDirectory(_NO_COMMIT, frozenset(record.runs))
+    known, leased = record.known_epoch, objects.can_exchange
+    await carry_out(objects, take_over(run, record.place, known=known, leased=leased, directory=own))
+
+
+async def _look_at(commit: Commit) -> None:
+    del commit
+    await trio.lowlevel.checkpoint()
+
+
+def _commits_of(taken: Taken) -> list[Commit]:
+    return [commit_of(batch) for batch in taken.batches]

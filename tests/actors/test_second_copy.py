@@ -1,0 +1,360 @@
+"""The second copy: what counts can be restored exactly, whatever the object store and the process do."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+import trio
+
+from actors import second_copy
+from actors.restoring_copy import replay
+from actors.second_copy import CopySettings, SecondCopy, leave_copy
+from plainsong.protocol.effects import RollBack, put_one
+from storage.base import StoreUnusable
+from storage.leveldb import LevelDBStore
+from storage.replication import carry
+from storage.replication.notices import decode_seal, log_name
+from storage.replication.outbox import Outbox
+from storage.replication.protocol import BucketWentBack, DirectoryBehind, Foreign, ReignOver, Unconditional, Verdict
+from storage.replication.reading import bases_of, verify
+from storage.replication.record import read_record, remove_record
+from storage.replication.segment import is_segment
+from tests.patience import PATIENCE_S
+from tests.storage.contract import METADATA, NAME
+from tests.storage.disks import copied_at_once
+from tests.storage.replication.objects import FaultyObjects, MemoryObjects
+from tests.storage.replication.shipped import rows_of
+from tests.storage.rolling_contract import under
+from tests.storage.tiny_volumes import TINY, key, message, settled
+
+FAST = CopySettings(interval_s=0.01, segment_bytes=2000, base_every_s=3600, keep_s=3600)
+
+
+async def until(holds):
+    while True:
+        if holds():
+            return
+        await trio.sleep(0.01)
+
+
+class Primary:
+    """A store with its copy, for tests."""
+
+    def __init__(self, store, copy, outbox):
+        self.store, self.copy, self.outbox = store, copy, outbox
+        self.at = 0
+
+    async def write(self, count=1):
+        claim = await self.store.claim(NAME)
+        for _ in range(count):
+            self.at += 1
+            await self.store.write([message(self.at), put_one(METADATA, b"last", b"%d" % self.at)], claim=claim)
+
+    async def counted(self):
+        """Wait until everything counts."""
+        last = self.outbox.last
+        await until(lambda: (-1 if self.copy.status.counted is None else self.copy.status.counted) >= last)
+
+
+@asynccontextmanager
+async def primary(directory, objects, *, settings=FAST, finish=True, max_bytes=1 << 30, now_ms=lambda: 1_000_000):
+    outbox = Outbox(max_bytes=max_bytes, full_bytes=1000)
+    async with await LevelDBStore.open(directory, TINY, shipper=outbox) as store:
+        copy = SecondCopy(objects, store, outbox, directory, settings, now_ms)
+        await copy.begin()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(copy.run)
+            running = Primary(store, copy, outbox)
+            with trio.fail_after(PATIENCE_S):
+                yield running
+                if finish:
+                    await copy.finish()
+            nursery.cancel_scope.cancel()
+
+
+async def restored(objects, directory, **point):
+    """Return the rows of a restored copy, and where it ended."""
+    async with await LevelDBStore.open(directory) as store:
+        done = await replay(objects, store, **point)
+        return await rows_of(store), done
+
+
+@pytest.fixture
+def objects():
+    return MemoryObjects()
+
+
+async def test_everything_written_before_a_good_end_is_restored_exactly(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(30)
+        await running.counted()
+        await running.write(30)
+        wanted = await rows_of(running.store)
+    found, done = await restored(objects, tmp_path / "new")
+    assert found == wanted
+    assert done.end.commit == running.outbox.last
+    assert (await verify(objects)).ok
+
+
+async def test_a_store_that_had_rows_before_its_copy_is_in_the_base(tmp_path, objects):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        claim = await store.claim(NAME)
+        for number in range(1, 40):
+            await store.write([message(number, under(7))], claim=claim)
+            await settled(store)
+    async with primary(tmp_path / "data", objects) as running:
+        await running.counted()
+        await running.store.write([RollBack(key(1), key(30), 7)], claim=await running.store.claim(NAME))
+        wanted = await rows_of(running.store)
+    assert (await restored(objects, tmp_path / "new"))[0] == wanted
+
+
+async def test_every_commit_that_counted_can_be_restored_and_nothing_else_is_in_that_state(tmp_path, objects):
+    states = {}
+    async with primary(tmp_path / "data", objects) as running:
+        await running.counted()
+        for _ in range(10):
+            await running.write()
+            states[running.outbox.last] = await rows_of(running.store)
+    for commit, wanted in states.items():
+        found, done = await restored(objects, tmp_path / f"at-{commit}", to_commit=commit)
+        assert (found, done.end.commit) == (wanted, commit)
+
+
+async def test_a_start_after_a_good_end_continues_the_log_without_a_new_base(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(5)
+        await running.counted()
+    async with primary(tmp_path / "data", objects) as running:
+        assert running.copy.status.epoch == 2
+        assert running.copy.status.counted == running.outbox.last
+        running.at = 50
+        await running.write(5)
+        wanted = await rows_of(running.store)
+    assert len(await bases_of(objects)) == 1
+    assert (await restored(objects, tmp_path / "new"))[0] == wanted
+
+
+async def test_commits_that_an_ended_process_had_not_sent_make_a_gap_and_a_new_base(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await running.write(5)
+        await running.counted()
+        objects.away = True
+        await running.write(5)
+    objects.away = False
+    async with primary(tmp_path / "data", objects) as running:
+        assert running.copy.status.counted is None
+        running.at = 50
+        await running.write(3)
+        await running.counted()
+        wanted = await rows_of(running.store)
+    (seal,) = [decode_seal(data) for name, (data, _) in objects.found.items() if is_seal(name, data) and "1/" in name]
+    assert seal.gap
+    assert len(await bases_of(objects)) == 2
+    assert (await restored(objects, tmp_path / "new"))[0] == wanted
+    found, done = await restored(objects, tmp_path / "old", to_commit=5)
+    assert (len(found), done.end.commit) == (6, 5)
+
+
+def is_seal(name, data):
+    return name.startswith("log/") and not is_segment(data)
+
+
+async def test_while_the_object_store_is_away_commits_wait_and_then_all_count(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.counted()
+        objects.away = True
+        await running.write(20)
+        await until(lambda: running.copy.status.error)
+        assert running.copy.status.lag_bytes > 0
+        assert running.copy.status.counted < running.outbox.last
+        objects.away = False
+        await running.counted()
+        assert (running.copy.status.error, running.copy.status.lag_bytes) == ("", 0)
+
+
+async def test_access_that_is_refused_for_a_while_delays_the_copy_and_ends_nothing(tmp_path, objects, monkeypatch):
+    monkeypatch.setattr(second_copy, "REFUSED_PAUSE_S", 0.01)
+    async with primary(tmp_path / "data", objects) as running:
+        await running.counted()
+        objects.refuses = True
+        await running.write(5)
+        await until(lambda: "right" in running.copy.status.error)
+        objects.refuses = False
+        await running.counted()
+
+
+async def test_more_commits_than_may_wait_make_a_gap_and_count_again_after_a_new_base(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, max_bytes=3000) as running:
+        await running.write(3)
+        await running.counted()
+        objects.away = True
+        await running.write(60)
+        assert running.outbox.waiting_bytes <= 3000
+        objects.away = False
+        await running.write(1)
+        await running.counted()
+        assert running.copy.status.epoch == 2
+        wanted = await rows_of(running.store)
+    assert (await restored(objects, tmp_path / "new"))[0] == wanted
+
+
+async def test_a_store_that_is_reopened_after_a_failed_write_stays_in_step_with_its_copy(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(5)
+        running.store._broken = True
+        running.at = 50
+        await running.write(5)
+        await running.counted()
+        wanted = await rows_of(running.store)
+    assert (await restored(objects, tmp_path / "new"))[0] == wanted
+
+
+async def test_a_copied_directory_takes_the_log_and_the_first_process_ends(tmp_path, objects, monkeypatch):
+    monkeypatch.setattr(second_copy, "LOOK_EVERY_S", 0.02)
+    deposed = False
+    try:
+        async with primary(tmp_path / "data", objects, finish=False) as running:
+            await running.write(3)
+            await running.counted()
+            copied_at_once(tmp_path / "data", tmp_path / "copy")
+            async with primary(tmp_path / "copy", objects) as other:
+                assert other.copy.status.epoch == 2
+                await trio.sleep_forever()
+    except* ReignOver:
+        deposed = True
+    assert deposed
+    with pytest.raises(Foreign):
+        async with primary(tmp_path / "data", objects):
+            pass
+
+
+async def test_an_older_state_of_the_directory_is_refused(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(3)
+        await running.counted()
+        copied_at_once(tmp_path / "data", tmp_path / "older")
+        await running.write(3)
+    with pytest.raises(DirectoryBehind):
+        async with primary(tmp_path / "older", objects):
+            pass
+
+
+async def test_an_emptied_bucket_and_one_that_lost_its_end_are_refused(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(3)
+        await running.counted()
+    emptied = MemoryObjects()
+    with pytest.raises(BucketWentBack):
+        async with primary(tmp_path / "data", emptied):
+            pass
+    place = read_record(tmp_path / "data").place
+    del objects.found[log_name(place.epoch, place.number - 1)]
+    with pytest.raises(BucketWentBack):
+        async with primary(tmp_path / "data", objects):
+            pass
+
+
+async def test_the_prefix_of_another_directory_is_refused(tmp_path, objects):
+    async with primary(tmp_path / "data", objects):
+        pass
+    with pytest.raises(Foreign):
+        async with primary(tmp_path / "other", objects):
+            pass
+
+
+async def test_an_object_store_that_ignores_conditions_is_refused(tmp_path, objects, monkeypatch):
+    async def create(name, data):
+        await trio.lowlevel.checkpoint()
+        objects.found[name] = (data, "1")
+        return Verdict.DONE
+
+    monkeypatch.setattr(objects, "create", create)
+    with pytest.raises(Unconditional):
+        async with primary(tmp_path / "data", objects):
+            pass
+
+
+async def test_without_conditional_replacement_there_is_no_lease_and_the_seal_still_fences(tmp_path, objects):
+    objects.can_exchange = False
+    for epoch in (1, 2, 3):
+        async with primary(tmp_path / "data", objects) as running:
+            assert running.copy.status.epoch == epoch
+            running.at = 10 * epoch
+            await running.write(2)
+            await running.counted()
+            wanted = await rows_of(running.store)
+    assert "lease.json" not in objects.found
+    assert (await restored(objects, tmp_path / "new"))[0] == wanted
+
+
+async def test_after_leaving_the_directory_starts_alone_and_its_copy_can_still_be_restored(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(3)
+        await running.counted()
+        wanted = await rows_of(running.store)
+    await leave_copy(objects, tmp_path / "data", read_record(tmp_path / "data"))
+    remove_record(tmp_path / "data")
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        assert await rows_of(store) == wanted
+    assert (await restored(objects, tmp_path / "new"))[0] == wanted
+    with pytest.raises(Foreign):
+        async with primary(tmp_path / "data", objects):
+            pass
+
+
+async def test_a_new_base_removes_what_only_older_moments_need_and_no_seal(tmp_path, objects):
+    now = [1_000_000]
+    settings = CopySettings(interval_s=0.01, segment_bytes=500, base_every_s=10, keep_s=0)
+    for turn in range(4):
+        async with primary(tmp_path / "data", objects, settings=settings, now_ms=lambda: now[0]) as running:
+            running.at = 100 * turn
+            await running.write(6)
+            await running.counted()
+            while running.copy.status.base_ms < now[0]:
+                await objects.changed.wait()
+            wanted = await rows_of(running.store)
+        now[0] += 60_000
+    assert len(await bases_of(objects)) <= 2
+    epochs = {name.split("/")[1] for name in objects.found if name.startswith("log/")}
+    assert len(epochs) == 5
+    assert (await verify(objects)).ok
+    assert (await restored(objects, tmp_path / "new"))[0] == wanted
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_nothing_that_counted_is_lost_whatever_answers_are_lost_and_whenever_processes_end(
+    tmp_path, seed, monkeypatch
+):
+    monkeypatch.setattr(carry, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(carry, "MAX_PAUSE_S", 0.01)
+    random, objects = Random(seed), FaultyObjects(seed)
+    states, counted = {}, -1
+    for turn in range(5):
+        async with primary(tmp_path / "data", objects, finish=random.random() < 0.5) as running:
+            running.at = 1000 * turn
+            states[running.outbox.last] = await rows_of(running.store)
+            for _ in range(random.randrange(12)):
+                await running.write(random.randrange(1, 4))
+                states[running.outbox.last] = await rows_of(running.store)
+                await trio.sleep(random.choice([0, 0.001, 0.02, 0.05]))
+                counted = max(counted, -1 if running.copy.status.counted is None else running.copy.status.counted)
+    objects.calm = True
+    if counted < 0:
+        return
+    found, done = await restored(objects, tmp_path / "new")
+    assert done.end.commit >= counted
+    if done.end.commit in states:
+        assert found == states[done.end.commit]
+
+
+async def test_a_copy_without_a_base_cannot_be_restored(tmp_path, objects):
+    with pytest.raises(StoreUnusable, match="no copy"):
+        await restored(objects, tmp_path / "new")
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(2)
+        await running.counted()
+    with pytest.raises(StoreUnusable, match="no complete base"):
+        await restored(objects, tmp_path / "newer", to_ms=1)
