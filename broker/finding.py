@@ -16,6 +16,7 @@ Kind: TypeAlias = Literal[
     "damaged",
     "unread",
     "low-space",
+    "replication",
     "instance",
     "clock",
 ]

@@ -1,15 +1,17 @@
 """Lifetimes of the daemon's parts: nested blocks; the outermost lives longest.
 
     open_store
-    └── actors nursery               topics, transaction service, janitor, membership, space guard, loop watch
-        └── servers nursery          start() returns the bound addresses; then the cluster is entered
-            └── wait for SIGTERM or SIGINT
-                  0. in a cluster: our topics move to other owners; requests are forwarded
-                  1. mailboxes close: nothing new is accepted, parked and held polls get empty answers
-                  2. the servers stop after sending the last answers
-        3. topics finish their mailboxes and return
-        4. the transaction service, which may still have asked topics, does the same
-    5. the store closes
+    └── second copy                  if there is one: ships the store's commits
+        └── actors nursery           topics, transaction service, janitor, membership, space guard, loop watch
+            └── servers nursery      start() returns the bound addresses; then the cluster is entered
+                └── wait for SIGTERM or SIGINT
+                      0. in a cluster: our topics move to other owners; requests are forwarded
+                      1. mailboxes close: nothing new is accepted, parked and held polls get empty answers
+                      2. the servers stop after sending the last answers
+            3. topics finish their mailboxes and return
+            4. the transaction service, which may still have asked topics, does the same
+        5. the last commits are shipped
+    6. the store closes
 
 In the opposite order a parked poll would delay the exit for the server's whole grace period.
 """
@@ -48,6 +50,7 @@ from broker.link.proof import link_secret
 from broker.listeners import serve, start_thrift
 from broker.metrics import Metrics
 from broker.reload import Reloads
+from broker.replication import add_copy_gauges, copy_findings, outbox_of, second_copy
 from broker.security.setup import build_security
 from broker.stores import fitted, open_store, place_of
 from broker.systemd import Notifier
@@ -96,7 +99,12 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
     chain_secrets(config)
     metrics = Metrics(VERSION)
     security = build_security(config, metrics, metrics.security_reload_failed, metrics.quota_refused)
-    async with open_store(config) as store, trio.open_nursery() as actors:
+    outbox = outbox_of(config)
+    async with (
+        open_store(config, outbox) as store,
+        second_copy(config, store, outbox) as copy,
+        trio.open_nursery() as actors,
+    ):
         config = fitted(config, store.traits)
         await refuse_unfinished(store)
         await keep_authority(store, config.transactions.service)
@@ -123,6 +131,9 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
         add_gauges(metrics, daemon.directory, store, daemon.clock, daemon.space, budget, daemon.store_time)
         add_transaction_gauges(metrics, daemon.authority, daemon.directory, daemon.pointers, daemon.clock)
         add_security_gauges(metrics, security)
+        if copy is not None:
+            add_copy_gauges(metrics, copy)
+            daemon.attention.sources.append(partial(copy_findings, copy))
         rebalance = None
         if membership is not None and daemon.cluster is not None:
             rebalance = start_rebalance(daemon.cluster.handover, membership, actors)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from storage.base import Store, StoreTraits
     from storage.hbase.settings import HBaseConfig
     from storage.inspect.explain import RowSource
+    from storage.leveldb.shipping import Shipper
 
 log = logging.getLogger(__name__)
 #: Maximum size of a message's row in addition to the message: attributes, a routing key, its producer and segment.
@@ -34,9 +35,11 @@ CHANGES_PART = 2
 
 
 @asynccontextmanager
-async def open_store(config: Config) -> AsyncIterator[Store]:
+async def open_store(config: Config, shipper: Shipper | None = None) -> AsyncIterator[Store]:
     """Open the store; close it at the end of the block.
 
+    Args:
+      shipper: takes the commits of a LevelDB store for its second copy.
     Raises:
       StoreUnusable: it cannot be opened; the detail says why, the hint what to do.
       StoreError: it does not answer.
@@ -57,7 +60,7 @@ async def open_store(config: Config) -> AsyncIterator[Store]:
             block_cache_bytes=config.storage.block_cache_bytes,
             max_inline_s=config.storage.inline_commit_s,
         )
-        store = await LevelDBStore.open(config.storage.data_dir, options, address=config.http.bind)
+        store = await LevelDBStore.open(config.storage.data_dir, options, address=config.http.bind, shipper=shipper)
     try:
         yield store
     finally:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,7 @@ import trio
 
 from actors.restoring import RestoredStore, RestoreRequest, RestoreRun
 from broker.command.copy import CopyReport
-from broker.command.options import leaves, load_settings, until_ctrl_c
+from broker.command.options import leaves, load_settings, time_ms, until_ctrl_c
 from broker.stores import StoreUrl, open_named
 from broker.tls import FileUnusable
 from plainsong.cli import output
@@ -47,7 +45,6 @@ _FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path
 _LISTINGS = 20
 #: Compressing keeps a core busy that a daemon on the same machine may need.
 NICE = 10
-_TIME = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?Z?")
 
 
 @click.group(cls=VerbGroup)
@@ -429,13 +426,13 @@ def restore(
         raise CommandFailed(str(error), code=Exit.USAGE) from error
     if name is not None and len(chosen or ()) != 1:
         raise CommandFailed("--as renames one topic", hint="name the topic to restore", code=Exit.USAGE)
-    request = RestoreRequest(None if at is None else _time_ms("--at", at), chosen, name)
+    request = RestoreRequest(None if at is None else time_ms("--at", at), chosen, name)
     with _said():
         kept = BackupFolder.open(folder)
         manifest = kept.manifest(backup_id or kept.last_id())
         _refuse_damaged(manifest, kept, request)
         _warn_of_left_out(manifest)
-        present_ms = _present_ms(kept, None if now is None else _time_ms("--now", now))
+        present_ms = _present_ms(kept, None if now is None else time_ms("--now", now))
         report = CopyReport(as_json=as_json, shown=sys.stderr.isatty() if shown is None else shown)
         try:
             trio.run(until_ctrl_c, partial(_restore, kept, manifest, request, present_ms, url, settings, report))
@@ -547,22 +544,6 @@ def _exit_of(error: BaseException) -> Exit | None:
 def _topic(text: str) -> TopicName:
     namespace, colon, topic = text.partition(":")
     return topic_name(namespace, topic) if colon else topic_name("default", text)
-
-
-def _time_ms(option: str, text: str) -> int:
-    """Parse a time, and return it in milliseconds since 1970. Raises CommandFailed."""
-    if text.isascii() and text.isdigit() and len(text) < 16:
-        return int(text)
-    if _TIME.fullmatch(text):
-        try:
-            return int(datetime.fromisoformat(text.rstrip("Z")).replace(tzinfo=UTC).timestamp() * 1000)
-        except ValueError:
-            pass
-    raise CommandFailed(
-        f"{option} {text[:60]!r} is not a time",
-        hint="write 2026-11-22T05:00Z (in UTC), or milliseconds since 1970",
-        code=Exit.USAGE,
-    )
 
 
 def _now_ms() -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -115,3 +117,25 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
             yield from leaves(part)
     else:
         yield error
+
+
+# --- times -----------------------------------------------------------------------------------------
+
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?Z?")
+
+
+def time_ms(option: str, text: str) -> int:
+    """Parse a time, and return it in milliseconds since 1970. Raises CommandFailed."""
+    if text.isascii() and text.isdigit() and len(text) < 16:
+        return int(text)
+    if _TIME.fullmatch(text):
+        try:
+            return int(datetime.fromisoformat(text.rstrip("Z")).replace(tzinfo=UTC).timestamp() * 1000)
+        except ValueError:
+            pass
+    raise CommandFailed(
+        f"{option} {text[:60]!r} is not a time",
+        hint="write 2026-11-22T05:00Z (in UTC), or milliseconds since 1970",
+        code=Exit.USAGE,
+    )

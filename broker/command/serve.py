@@ -24,12 +24,18 @@ from broker.tls import FileUnusable
 from broker.tracing import TracesUnavailable
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.cluster import NameTaken
+from plainsong.protocol.errors import StorageFailed
 from storage.base import StoreError, StoreUnusable
 from storage.directory import NO_THREADS_HINT
+from storage.replication.protocol import Foreign, ReignOver
 
 if TYPE_CHECKING:
     from broker.config import Config
 
+_DEPOSED_HINT = (
+    "another process has the copy of this store now; what this one acknowledged since its last upload is only in this "
+    "directory"
+)
 logger = logging.getLogger(__name__)
 #: Text of Python's error if the system refuses a thread.
 _NO_THREAD = "can't start new thread"
@@ -136,6 +142,10 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
     """Return the command's failure for a daemon that ended with ``error``; None if that is a bug."""
     for leaf in leaves(error):
         if isinstance(leaf, StoreUnusable | StoreError):
+            return CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE)
+        if isinstance(leaf, ReignOver | Foreign):
+            return CommandFailed(leaf.detail, hint=leaf.hint or _DEPOSED_HINT, code=Exit.DEPOSED)
+        if isinstance(leaf, StorageFailed):
             return CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE)
         if isinstance(leaf, FileUnusable | TracesUnavailable):
             return CommandFailed(str(leaf), hint=leaf.hint, code=Exit.USAGE)

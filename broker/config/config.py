@@ -21,6 +21,7 @@ from broker.config.sections import (
     OtelConfig,
     PollConfig,
     ReadersConfig,
+    ReplicationConfig,
     SecurityConfig,
     ShutdownConfig,
     StorageConfig,
@@ -51,6 +52,7 @@ class Config:
     cache: CacheConfig = field(default_factory=CacheConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     backup: BackupConfig = field(default_factory=BackupConfig)
+    replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     readers: ReadersConfig = field(default_factory=ReadersConfig)
     transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
     deduplication: DeduplicationConfig = field(default_factory=DeduplicationConfig)
@@ -188,6 +190,7 @@ def check_across(config: Config, origins: Mapping[str, str]) -> list[Problem]:
         *_hbase_problems(config, origins),
         *_cluster_problems(config, origins),
         *_provider_problems(config, origins),
+        *_replication_problems(config, origins),
     ]
 
 
@@ -199,6 +202,19 @@ def _provider_problems(config: Config, origins: Mapping[str, str]) -> list[Probl
         return []
     missing = " and ".join(name for name in names if name not in given)
     return [Problem(origins[given[0]], f"{_shown(config, given[0])} without {missing}", "set all three, or none")]
+
+
+def _replication_problems(config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """Only the store on this machine's disk has commits to ship: HBase replicates itself."""
+    replication, origin = config.replication, origins["replication.to"]
+    found: list[Problem] = []
+    if replication.to and config.storage.kind != "leveldb":
+        what = f'replication.to needs storage.kind = "leveldb", and {_shown(config, "storage.kind")}'
+        found.append(Problem(_both(origin, origins["storage.kind"]), what, "HBase keeps replicas of its own"))
+    if replication.backlog_bytes < 2 * replication.segment_bytes:
+        what = _is_less(config, "replication.backlog_bytes", 2, "replication.segment_bytes")
+        found.append(Problem(origins["replication.backlog_bytes"], what, "leave one of them out"))
+    return found
 
 
 def _too_soon(config: Config, origins: Mapping[str, str]) -> list[Problem]:
@@ -350,6 +366,8 @@ def _idle(config: Config) -> Iterator[str]:
             and config.security.authentication == "off"
         ):
             yield f"{_shown(config, name)} has no effect while {_shown(config, 'security.authentication')}"
+        if name.startswith("replication.") and not config.replication.to:
+            yield f"{_shown(config, name)} has no effect without replication.to"
         if name.startswith("cluster.") and not config.cluster.zookeeper:
             yield f"{_shown(config, name)} has no effect without cluster.zookeeper"
 

@@ -28,6 +28,7 @@ class Exit(IntEnum):
     4    there is no such topic, reader or context; nothing was done
     5    no daemon answered, or it cannot serve this now; nothing was done: try again later
     6    the outcome is unknown: look before you repeat the command
+    7    another process has taken over the second copy of the daemon's store
     130  interrupted (Ctrl-C)
     """
 
@@ -38,6 +39,7 @@ class Exit(IntEnum):
     NOT_FOUND = 4
     UNAVAILABLE = 5
     UNKNOWN = 6
+    DEPOSED = 7
     INTERRUPTED = 130
 
 

@@ -67,6 +67,7 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "backup": Listed(
             "broker.command.backup:backup", "Back up a running deployment; verify, restore and remove backups."
         ),
+        "replica": Listed("broker.command.replica:replica", "Check and restore the second copy in an object store."),
         "maintain": Listed(
             "broker.command.maintain.command:maintain", "Show what waits to be cleaned, and clean tables in HBase."
         ),
@@ -239,7 +240,8 @@ def program() -> None:
     \b
     Exit codes: 0 done, 1 failed, 2 invalid command line or settings, 3 the
     store cannot be opened, 4 no such topic, reader or context, 5 no daemon
-    available, 6 outcome unknown: it may have happened, 130 interrupted.
+    available, 6 outcome unknown: it may have happened, 7 the daemon's second
+    copy belongs to another process now, 130 interrupted.
     """
     # Runs when the command has been loaded: exclude the loaded modules from garbage collections.
     if not gc.isenabled():

@@ -1,0 +1,268 @@
+"""``plainsong replica``: the second copy in an object store: its state, a check, a restore, and the end of it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import trio
+
+from actors.restoring_copy import refuse_late_clock, restore_copy
+from actors.second_copy import leave_copy
+from broker.command.options import leaves, load_settings, setting_options, time_ms, until_ctrl_c
+from broker.replication import open_objects
+from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
+from plainsong.cli.options import show_time
+from plainsong.cli.output import counted, echo_json, note, show_bytes, show_count
+from plainsong.protocol.errors import PlainsongError
+from storage.base import StoreError, StoreUnusable
+from storage.directory import DataDirectory, opening_failed, sync_directory
+from storage.replication.reading import bases_of, store_of
+from storage.replication.reading import verify as verify_copy
+from storage.replication.record import read_record, remove_record
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from storage.replication.carry import Objects
+
+_URL = click.argument("url", metavar="URL")
+_TIMEOUT = click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds per request."
+)
+#: What a restore leaves in its scratch folder when it is interrupted.
+_SCRATCH = {"replayed", "backup", "store"}
+
+
+@click.group(cls=VerbGroup)
+def replica() -> None:
+    """Look at, check and restore the second copy of a store.
+
+    URL is that of replication.to: s3://bucket/prefix or file:/path. Credentials,
+    region and endpoint of S3 come from the environment (AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT). None of the commands but
+    `leave` changes the copy, and only `leave` needs the daemon stopped.
+    """
+
+
+# --- status ----------------------------------------------------------------------------------------
+
+
+@replica.command(cls=Verb, examples=["plainsong replica status s3://bucket/plainsong"])
+@_URL
+@_TIMEOUT
+@json_option
+def status(url: str, timeout_s: float, as_json: bool) -> None:
+    """Show the bases of a copy, without reading its log.
+
+    Exits with 1 when there is none, so that nothing could be restored. How far
+    the daemon's log reaches, `/readyz` and the metrics of the daemon say.
+    """
+
+    async def look(objects: Objects) -> None:
+        store, bases = await store_of(objects), await bases_of(objects)
+        shown = [
+            {"epoch": base.place.epoch, "commit": base.until, "timeMs": base.until_ms, "bytes": base.size}
+            for base in bases
+        ]
+        if as_json:
+            echo_json({"store": store, "bases": shown})
+        else:
+            click.echo(f"copy of store {store}: {counted(len(bases), 'complete base')}")
+            for base in bases:
+                click.echo(f"  {show_time(base.until_ms)}  commit {base.until}  {show_bytes(base.size)}")
+        if not bases:
+            raise click.exceptions.Exit(Exit.FAILED)
+
+    _run(url, timeout_s, look)
+
+
+# --- verify ----------------------------------------------------------------------------------------
+
+
+@replica.command(cls=Verb, examples=["plainsong replica verify s3://bucket/plainsong"])
+@_URL
+@_TIMEOUT
+@json_option
+def verify(url: str, timeout_s: float, as_json: bool) -> None:
+    """Read every base and the log after the oldest, and check all of it.
+
+    Exits with 1 when something is missing or damaged, or there is no base.
+    """
+
+    async def look(objects: Objects) -> None:
+        found = await verify_copy(objects)
+        last = None if found.end is None else found.end.commit
+        if as_json:
+            echo_json(
+                {
+                    "ok": found.ok,
+                    "store": found.store,
+                    "bases": [base.until for base in found.bases],
+                    "segments": found.segments,
+                    "commits": found.commits,
+                    "last": last,
+                    "gapsAfter": found.gaps,
+                    "problems": found.problems,
+                }
+            )
+        else:
+            for problem in found.problems:
+                click.echo(f"damaged  {problem}")
+            for gap in found.gaps:
+                click.echo(f"gap      after commit {gap}; a later base begins again")
+            read = f"{counted(len(found.bases), 'base')}, {counted(found.segments, 'segment')}"
+            verdict = "all is there and whole" if found.ok else "NOT whole"
+            verdict = verdict if found.bases else "there is NO complete base"
+            reach = "" if last is None else f", up to commit {last}"
+            click.echo(f"copy of store {found.store}: {read} with {counted(found.commits, 'commit')}{reach}: {verdict}")
+        if not found.ok:
+            raise click.exceptions.Exit(Exit.FAILED)
+
+    _run(url, timeout_s, look)
+
+
+# --- restore ---------------------------------------------------------------------------------------
+
+
+@replica.command(
+    cls=Verb,
+    examples=[
+        "plainsong replica restore s3://bucket/plainsong --to leveldb:/var/lib/plainsong",
+        "plainsong replica restore file:/mnt/copy --to leveldb:new --at 2026-11-22T05:00Z",
+    ],
+)
+@_URL
+@click.option("--to", "target", required=True, metavar="STORE", help="leveldb:DIR; DIR is new or empty.")
+@click.option("--at", "at", metavar="TIME", help="Leave out commits that were made later.")
+@click.option("--commit", "commit", type=click.IntRange(0), metavar="N", help="Leave out commits after this one.")
+@click.option("--now", "now", metavar="TIME", help="The present time, where this machine's clock is behind.")
+@_TIMEOUT
+@json_option
+def restore(
+    url: str, target: str, at: str | None, commit: int | None, now: str | None, timeout_s: float, as_json: bool
+) -> None:
+    """Restore a copy into a new directory that a daemon can serve.
+
+    Takes the newest base before the point, and the commits after it. What
+    clients see afterwards is as after `plainsong backup restore`: open
+    transactions are invalid, producers open their sessions again, and no id is
+    given twice. Needs room for the store three times, next to DIR. After an
+    interruption, run it again: it begins again.
+    """
+    kind, _, place = target.partition(":")
+    if kind != "leveldb" or not place:
+        raise CommandFailed(f"--to {target!r} is not like leveldb:DIR", code=Exit.USAGE)
+    directory = Path(place).absolute()
+    to_ms = None if at is None else time_ms("--at", at)
+    present_ms = time.time_ns() // 1_000_000 if now is None else time_ms("--now", now)
+
+    async def work(objects: Objects) -> None:
+        scratch = await trio.to_thread.run_sync(_scratch_of, directory)
+        now_ms = await refuse_late_clock(objects, present_ms, is_given=now is not None)
+        done, compared = await restore_copy(
+            objects, scratch / "store", scratch, now_ms, to_commit=commit, to_ms=to_ms, tell=note
+        )
+        await trio.to_thread.run_sync(_move, scratch, directory)
+        rows = sum(each.target.rows for each in compared or ())
+        if as_json:
+            echo_json(
+                {"store": done.store, "base": done.base.until, "commit": done.end.commit, "timeMs": done.end.time_ms}
+            )
+        else:
+            when = "" if done.end.time_ms is None else f" of {show_time(done.end.time_ms)}"
+            gap = ", where the log has a gap" if done.end.gap else ""
+            click.echo(f"restored up to commit {done.end.commit}{when}{gap}: {show_count(rows)} rows")
+
+    _run(url, timeout_s, work)
+
+
+def _scratch_of(directory: Path) -> Path:
+    """Return an empty folder next to the directory to make. Raises StoreUnusable."""
+    scratch = directory.with_name(directory.name + ".restoring")
+    try:
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise StoreUnusable(f"{directory} is not empty", hint="name a new directory: nothing is overwritten")
+        if scratch.exists():
+            if {each.name for each in scratch.iterdir()} - _SCRATCH:
+                raise StoreUnusable(f"{scratch} has files of something else", hint="move them away")
+            shutil.rmtree(scratch)
+        scratch.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise opening_failed(error, directory) from error
+    return scratch
+
+
+def _move(scratch: Path, directory: Path) -> None:
+    try:
+        (scratch / "store").rename(directory)
+        sync_directory(directory.parent)
+        shutil.rmtree(scratch)
+    except OSError as error:
+        raise opening_failed(error, directory) from error
+
+
+# --- leave -----------------------------------------------------------------------------------------
+
+
+@replica.command(cls=Verb, examples=["plainsong replica leave --config /etc/plainsong.toml"])
+@setting_options
+@click.option("--without-seal", is_flag=True, help="Do not write to the object store: it is lost.")
+def leave(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...], without_seal: bool) -> None:
+    """Give up the copy of a stopped daemon's directory.
+
+    Ends the log in the object store, which can still be restored, and forgets
+    it here. The directory then starts without replication.to, or with a new
+    prefix, where a new copy begins.
+    """
+    config = load_settings(file, data_dir, bind, sets).config
+    directory = config.storage.data_dir.absolute()
+    with _said():
+        home = DataDirectory.open(directory, address="plainsong replica leave")
+        try:
+            record = None if home.is_new else read_record(directory)
+            if record is None:
+                raise StoreUnusable(f"{directory} has no second copy", hint="name the daemon's data directory")
+            if not without_seal:
+                if not config.replication.to:
+                    raise StoreUnusable("replication.to is not set", hint="set it as before, or --without-seal")
+                objects = open_objects(config.replication.to, config.replication.timeout_s)
+                trio.run(until_ctrl_c, partial(leave_copy, objects, directory, record))
+            remove_record(directory)
+        finally:
+            home.close()
+    click.echo(f"{directory} has no second copy any more")
+
+
+# --- what all share --------------------------------------------------------------------------------
+
+
+def _run(url: str, timeout_s: float, work: Callable[[Objects], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await work(open_objects(url, timeout_s))
+
+    with _said():
+        trio.run(until_ctrl_c, run)
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """Turn errors into those of the command line. Raises CommandFailed."""
+    try:
+        yield
+    except BaseException as error:
+        for leaf in leaves(error):
+            if isinstance(leaf, KeyboardInterrupt | click.exceptions.Exit | CommandFailed):
+                raise leaf from None
+            if isinstance(leaf, StoreUnusable):
+                raise CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE) from error
+            if isinstance(leaf, StoreError):
+                raise CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.UNAVAILABLE) from error
+            if isinstance(leaf, PlainsongError):
+                raise CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.FAILED) from error
+        raise

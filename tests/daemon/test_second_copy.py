@@ -1,0 +1,187 @@
+"""A real daemon with a second copy: killed, its directory removed, and restored from the object store."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import urllib.request
+from random import Random
+
+import pytest
+
+from plainsong import Client
+from plainsong.cli.command import Exit
+from tests.daemon.deployment import EACH, REQUESTS, fill
+from tests.daemon.harness import Daemon, DaemonEnded, clean_environ, eventually, run_plainsong
+from tests.storage.replication.s3_server import BUCKET, s3_server
+
+QUICK = ("replication.interval_ms=20",)
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    with s3_server(tmp_path_factory.mktemp("s3")) as environment:
+        yield environment
+
+
+@pytest.fixture(params=["file", "s3"])
+def place(request, tmp_path):
+    """The URL of an object store, and the environment with its credentials."""
+    if request.param == "file":
+        return f"file:{tmp_path}/copy", {}
+    return f"s3://{BUCKET}/{tmp_path.name}", request.getfixturevalue("s3")
+
+
+def url_of(daemon):
+    return "http://{}:{}".format(*daemon.address)
+
+
+def a_daemon(tmp_path, place, *sets, name="data"):
+    url, environ = place
+    return Daemon(tmp_path / name, f"replication.to={url}", *QUICK, *sets, environ=environ)
+
+
+def replica(place, verb, *words, code=0):
+    done = run_plainsong("replica", verb, *words, environ={**clean_environ(), **place[1]})
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def metrics_of(daemon):
+    with urllib.request.urlopen(f"{url_of(daemon)}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("plainsong_replication")}
+
+
+def counts(daemon):
+    found = metrics_of(daemon)
+    return found.get("plainsong_replication_counted_commit") == found["plainsong_replication_last_commit"]
+
+
+def wait_until_all_counts(daemon):
+    eventually("every commit counts", lambda: counts(daemon))
+
+
+def restored(tmp_path, place, *words, name="new"):
+    replica(place, "restore", place[0], "--to", f"leveldb:{tmp_path / name}", *words)
+    return tmp_path / name
+
+
+def values(client, topic="orders"):
+    return [message.value for message in client.read(topic)]
+
+
+def test_what_counted_before_a_kill_is_restored_after_the_directory_is_gone(tmp_path, place):
+    with a_daemon(tmp_path, place) as daemon, Client(url_of(daemon)) as client:
+        made = fill(client)
+        wait_until_all_counts(daemon)
+        daemon.kill()
+    shutil.rmtree(tmp_path / "data")
+    checked = json.loads(replica(place, "verify", place[0], "--json"))
+    assert (checked["ok"], checked["problems"]) == (True, [])
+    with Daemon(restored(tmp_path, place)) as daemon, Client(url_of(daemon)) as client:
+        ids = [bytes(message.id) for message in client.read("orders", isolation="uncommitted")]
+        assert ids == [each for each in made.ids if each in set(ids)]
+        assert len(ids) > REQUESTS * EACH
+        assert values(client, "twice") == [b"of the second generation"]
+        assert client.admin.reader("orders", "ana")["position"] == made.reader.hex()
+        with client.producer("orders", "till") as producer:
+            assert producer.last_sequence_id == REQUESTS * EACH - 1
+            receipt = producer.publish([b"again"], sequence_ids=[producer.last_sequence_id])
+            assert receipt.duplicate
+
+
+def test_a_daemon_killed_at_any_moment_leaves_a_copy_with_a_prefix_of_what_it_acknowledged(tmp_path, place):
+    random, acknowledged = Random(7), []
+    for turn in range(4):
+        with a_daemon(tmp_path, place) as daemon, Client(url_of(daemon)) as client:
+            if not turn:
+                client.create_topic("orders")
+                wait_until_all_counts(daemon)
+            for number in range(random.randrange(5, 60)):
+                value = b"%d-%d" % (turn, number)
+                client.publish("orders", [value])
+                acknowledged.append(value)
+            sure = len(acknowledged) if random.random() < 0.5 else 0
+            if sure:
+                wait_until_all_counts(daemon)
+            daemon.kill()
+        new = restored(tmp_path, place, name=f"new-{turn}")
+        with Daemon(new) as other, Client(url_of(other)) as client:
+            found = values(client)
+        assert found == acknowledged[: len(found)]
+        assert len(found) >= sure
+
+
+def test_a_restore_to_an_earlier_commit_leaves_out_what_came_later(tmp_path, place):
+    with a_daemon(tmp_path, place) as daemon, Client(url_of(daemon)) as client:
+        client.create_topic("orders")
+        wait_until_all_counts(daemon)
+        client.publish("orders", [b"wanted"])
+        wait_until_all_counts(daemon)
+        commit = int(metrics_of(daemon)["plainsong_replication_last_commit"])
+        client.publish("orders", [b"a mistake"])
+        daemon.stop()
+    new = restored(tmp_path, place, "--commit", commit)
+    with Daemon(new) as daemon, Client(url_of(daemon)) as client:
+        assert values(client) == [b"wanted"]
+
+
+def test_a_stopped_daemon_continues_its_copy_and_everything_is_in_it(tmp_path, place):
+    for turn in range(2):
+        with a_daemon(tmp_path, place) as daemon, Client(url_of(daemon)) as client:
+            if not turn:
+                client.create_topic("orders")
+                wait_until_all_counts(daemon)
+            client.publish("orders", [b"%d" % turn])
+            daemon.stop()
+    shown = json.loads(replica(place, "status", place[0], "--json"))
+    assert len(shown["bases"]) == 1
+    with Daemon(restored(tmp_path, place)) as daemon, Client(url_of(daemon)) as client:
+        assert values(client) == [b"0", b"1"]
+
+
+def test_a_directory_with_a_copy_starts_without_it_only_after_leaving(tmp_path, place):
+    with a_daemon(tmp_path, place) as daemon:
+        daemon.stop()
+    with pytest.raises(DaemonEnded, match="second copy"):
+        Daemon(tmp_path / "data").start()
+    options = ("--data-dir", tmp_path / "data", "--set", f"replication.to={place[0]}")
+    replica(place, "leave", *options)
+    replica(place, "leave", *options, code=Exit.STORE)
+    with Daemon(tmp_path / "data") as daemon:
+        daemon.stop()
+
+
+def test_a_copied_directory_deposes_the_daemon_that_has_the_copy(tmp_path, place):
+    with a_daemon(tmp_path, place) as daemon, Client(url_of(daemon)) as client:
+        client.create_topic("orders")
+        wait_until_all_counts(daemon)
+        daemon.kill()
+        shutil.copytree(tmp_path / "data", tmp_path / "other")
+    with a_daemon(tmp_path, place) as first:
+        wait_until_all_counts(first)
+        shutil.rmtree(tmp_path / "other")
+        shutil.copytree(tmp_path / "data", tmp_path / "other")
+        (tmp_path / "other" / "plainsong.lock").unlink()
+        with a_daemon(tmp_path, place, name="other") as second:
+            eventually("the first daemon ends", lambda: first.ended)
+            assert first.returncode == Exit.DEPOSED
+            second.stop()
+    with pytest.raises(DaemonEnded, match="another process"):
+        a_daemon(tmp_path, place).start()
+
+
+def test_an_object_store_that_cannot_be_reached_ends_the_start_with_a_reason(tmp_path):
+    environ = {
+        "AWS_ENDPOINT": "http://127.0.0.1:9",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "a-secret",
+    }
+    daemon = Daemon(
+        tmp_path / "data", "replication.to=s3://bucket/x", "replication.timeout_s=0.2", environ=environ
+    )
+    with pytest.raises(DaemonEnded, match="no answer") as ended:
+        daemon.start()
+    assert "a-secret" not in str(ended.value)
