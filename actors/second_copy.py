@@ -27,6 +27,7 @@ from storage.replication.carry import ObjectStoreRefused, carry_out
 from storage.replication.notices import log_name
 from storage.replication.outbox import commit_of
 from storage.replication.protocol import (
+    ROOT,
     OwnDirectory,
     Reign,
     ReignOver,
@@ -131,6 +132,8 @@ class SecondCopy:
         self._reign: Reign | None = None
         #: Changes that must be made before a base of this epoch begins.
         self._unmade: Sequence[SealedChange] = ()
+        #: The place after the last segment that is stored. All before it are, since they are stored one by one.
+        self._stored = ROOT
         self._under_way: Taken | None = None
         self._full = trio.Event()
         self._progress = trio.Event()
@@ -169,6 +172,7 @@ class SecondCopy:
         place = await self._do(take_over(self._run, record.place, known=known, leased=leased, directory=own))
         has_base = place.commit is not None and record.base is not None
         await self._note(lambda record: replace(record.at(place, self._run), base=record.base if has_base else None))
+        self._stored = place
         self._reign = reign = Reign(place, self._run, ASYNC, has_base=has_base)
         self._unmade = restarted.unmade
         if place.commit is None:
@@ -246,7 +250,7 @@ class SecondCopy:
                 return
             if trio.current_time() >= self._look_at_s:
                 await self._look()
-            if self._record.place.commit != self._now.last and trio.current_time() >= self._note_at_s:
+            if self._record.place != self._stored and trio.current_time() >= self._note_at_s:
                 await self._note_place()
             with trio.move_on_after(self._settings.interval_s):
                 await self._full.wait()
@@ -265,6 +269,7 @@ class SecondCopy:
         """Store an object of the log."""
         await self._put(upload)
         self._now.stored(upload.number)
+        self._stored = self._now.place
         self._uploaded_ms = self._now_ms()
         self._look_at_s = trio.current_time() + LOOK_EVERY_S
         progress, self._progress = self._progress, trio.Event()
@@ -331,8 +336,8 @@ class SecondCopy:
             self._note_at_s = trio.current_time() + NOTE_EVERY_S
 
     async def _note_place(self) -> None:
-        """Note the place of the next segment. All before it are stored, since they are stored one by one."""
-        place = self._now.place
+        """Note the place up to which the log is stored."""
+        place = self._stored
         await self._note_if_possible(lambda record: record.at(place, self._run))
 
     # --- bases -----------------------------------------------------------------------------------
@@ -348,7 +353,7 @@ class SecondCopy:
             try:
                 base = await self._make_base()
                 await self._remove_old(base)
-            except StoreError as error:
+            except (StoreError, StoreUnusable) as error:
                 log.warning("a base of the second copy failed", extra={"why": error.detail})
                 await trio.sleep(BASE_PAUSE_S)
 
@@ -398,6 +403,9 @@ class SecondCopy:
         before = [base for base in bases if base.until_ms <= oldest_ms]
         if len(before) < 2:
             return
+        # A start reads the log from the noted place.
+        place = self._stored
+        await self._note(lambda record: record.at(place, self._run))
         # Only once the newest has been read back whole.
         await rows_of(self._objects, newest, _look_at)
         oldest = before[-1]

@@ -38,6 +38,7 @@ from broker.api.operations.contact import Contact
 from broker.api.operations.definitions import Definitions
 from broker.api.operations.health import Health
 from broker.api.operations.overview import Overview
+from broker.api.operations.replication import Replication
 from broker.api.operations.scrub import ScrubRoutes, damaged
 from broker.api.routes import ROUTES
 from broker.api.topics.chain import Chains, chain_secrets
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 
     from actors.observe import Clock
     from actors.ownership import Ownership
+    from actors.second_copy import SecondCopy
     from broker.config import Config
     from broker.core import Core
     from broker.http.messages import Begin, Handler
@@ -93,6 +95,7 @@ async def assemble(
     security: Security | None = None,
     certificates: Certificates | None = None,
     traces: Traces | None = None,
+    copy: SecondCopy | None = None,
 ) -> Daemon:
     """Assemble the daemon without starting it; its actors live in ``actors``.
 
@@ -102,6 +105,7 @@ async def assemble(
       security: the guard, with its files loaded; None: load them here.
       certificates: for links to other instances; None: links are plain.
       traces: records requests; None: requests are not traced.
+      copy: the second copy of the store, for the route that shows it.
     Raises:
       StoreError: the store could not be read.
     """
@@ -121,6 +125,7 @@ async def assemble(
         *_message_subjects(core, service),
         *_topic_subjects(core, service),
         *_operation_subjects(core, service, care, handlers, descriptors),
+        Replication(copy, config.replication.to),
     )
     endpoints = bind(ROUTES, subjects, core.tasks)
     begin: Begin = service.streams.begin

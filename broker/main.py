@@ -122,6 +122,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
             certificates=certificates,
             # Front ends record their own requests.
             traces=traces if config.http.processes == 1 else None,
+            copy=copy,
         )
         if testing is not None:
             daemon = replace(daemon, endpoints=testing.faulty(daemon.endpoints))

@@ -16,6 +16,7 @@ from broker.gauges import (
     add_transaction_gauges,
 )
 from broker.metrics import Metrics, TopicSamples
+from broker.replication import add_copy_gauges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,6 +36,7 @@ def metrics_of_the_daemon() -> dict[str, str]:
     add_keeping_gauges(metrics, nothing, nothing)
     add_security_gauges(metrics, nothing)
     add_tls_gauges(metrics, nothing)
+    add_copy_gauges(metrics, nothing)
     metrics.registry.unregister(metrics.readings)
     return _kinds((*metrics.registry.collect(), *metrics.readings.describe()))
 

@@ -12,6 +12,7 @@ from broker.api.operations.definitions import MAX_BODY_BYTES as DEFINITIONS_BODY
 from broker.api.operations.definitions import TOML_TYPE, Definitions
 from broker.api.operations.health import Health
 from broker.api.operations.overview import Overview
+from broker.api.operations.replication import Replication
 from broker.api.operations.scrub import ScrubRoutes
 from broker.api.paths import BACKUP, BACKUPS, CLUSTER, DEFINITIONS, DRAIN, PIN, SCRUB, TOPIC
 from broker.api.schemas import ANY, BODY, BOOLEAN, LOOK, READS, STRING, WRITES, array, record, ref
@@ -61,6 +62,19 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="looking",
         doc="List what needs an operator's attention, worst first.",
         answer=array(ref("Finding")),
+        errors=ANY,
+    ),
+    Route(
+        "get_replication",
+        "GET",
+        "/v1/replication",
+        Replication,
+        Replication.show,
+        verb="inspect",
+        on="service",
+        tag="looking",
+        doc="The second copy of the store: how far it reaches, and how far it is behind.",
+        answer=ref("Replication"),
         errors=ANY,
     ),
     Route(

@@ -15,6 +15,7 @@ const TODO = {
   audit: "Find out why system:audit cannot be written.",
   damaged: "Set it aside, so that readers get past it; a backup may have the lost messages.",
   unread: "Check whether its part of the store answers; the scrub tries again every hour.",
+  replication: "Check whether the object store answers, and what the daemon's log says.",
   clock: "Correct the clock, or wait until it has caught up.",
   instance: "Check whether it runs, and whether the others can reach it.",
 };

@@ -179,9 +179,7 @@ def test_an_object_store_that_cannot_be_reached_ends_the_start_with_a_reason(tmp
         "AWS_ACCESS_KEY_ID": "x",
         "AWS_SECRET_ACCESS_KEY": "a-secret",
     }
-    daemon = Daemon(
-        tmp_path / "data", "replication.to=s3://bucket/x", "replication.timeout_s=0.2", environ=environ
-    )
+    daemon = Daemon(tmp_path / "data", "replication.to=s3://bucket/x", "replication.timeout_s=0.2", environ=environ)
     with pytest.raises(DaemonEnded, match="no answer") as ended:
         daemon.start()
     assert "a-secret" not in str(ended.value)
