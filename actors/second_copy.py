@@ -25,7 +25,7 @@ from storage.pace import Pace, paced_rows
 from storage.replication.bases import BASES, FORMAT_NAME, MANIFEST, PART_BYTES, Parts, encode_format
 from storage.replication.carry import ObjectStoreRefused, carry_out
 from storage.replication.notices import log_name
-from storage.replication.outbox import commit_of
+from storage.replication.outbox import Unsent, commit_of
 from storage.replication.protocol import (
     ROOT,
     OwnDirectory,
@@ -62,7 +62,7 @@ BASE_PAUSE_S = 30.0
 #: How often an idle primary checks that no other process has ended its epoch.
 LOOK_EVERY_S = 10.0
 #: How often the place in the log is noted in the directory. A start reads the log from there.
-NOTE_EVERY_S = 30.0
+NOTE_EVERY_S = 5.0
 #: A view for a base expires this long after its last use.
 VIEW_S = 300.0
 #: Consecutive segments below a seal, after which no earlier seal is searched for: uploads under way are fewer.
@@ -80,6 +80,8 @@ class CopySettings:
     segment_bytes: int = 4 << 20
     base_every_s: float = 86_400.0
     keep_s: float = 7 * 86_400.0
+    unsent_bytes: int = 64 << 20
+    """Of the journal, which a start reads to find commits that were not sent before a crash."""
     base_bytes_per_s: int = 0
     """0: without a bound, and only with pauses."""
 
@@ -167,7 +169,9 @@ class SecondCopy:
         record = self._record
         await self._do(claim_prefix(FORMAT_NAME, encode_format(record.store), record.place))
         await self._do(check_place(record.place))
-        own = OwnDirectory(restarted.last, frozenset(record.runs))
+        unsent = await self._unsent(record)
+        since = unsent.entries[0][0] - 1 if unsent.entries else restarted.last
+        own = OwnDirectory(restarted.last, frozenset(record.runs), since)
         known, leased = record.known_epoch, self._objects.can_exchange
         place = await self._do(take_over(self._run, record.place, known=known, leased=leased, directory=own))
         has_base = place.commit is not None and record.base is not None
@@ -177,7 +181,19 @@ class SecondCopy:
         self._unmade = restarted.unmade
         if place.commit is None:
             await self._upload(reign.open(restarted.last, self._now_ms()))
+        elif place.commit < restarted.last:
+            time_ms, after = self._now_ms(), place.commit
+            commits = await self._store.run_reader(lambda tables: unsent.commits(tables, after, time_ms))
+            await self._upload(reign.cut(after + 1, commits))
+        await self._note_place()
         log.info("the second copy begins", extra={"epoch": reign.epoch, "commit": restarted.last, "has_base": has_base})
+
+    async def _unsent(self, record: Record) -> Unsent:
+        """Return the commits that the log may lack, if this is the start and nothing was written yet."""
+        after = record.place.commit
+        if self._reign is not None or after is None:
+            return Unsent(())
+        return await self._store.run_reader(lambda tables: Unsent.of(tables, after, self._settings.unsent_bytes))
 
     async def run(self) -> None:
         """Ship until ``finish``.
@@ -373,7 +389,10 @@ class SecondCopy:
             await self._progress.wait()
         await self._put(Upload(0, f"{base.folder}/{MANIFEST}", base.encode()))
         self._now.based()
-        await self._note_if_possible(lambda record: replace(record, base=base.commit, base_ms=base.until_ms))
+        place = self._stored
+        await self._note_if_possible(
+            lambda record: replace(record.at(place, self._run), base=base.commit, base_ms=base.until_ms)
+        )
         log.info("a base of the second copy is complete", extra={"commit": base.until, "bytes": base.size})
         return base
 
@@ -452,7 +471,7 @@ async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
     run = secrets.token_bytes(RUN_BYTES)
     record = record.started(run)
     await trio.to_thread.run_sync(write_record, directory, record)
-    own = OwnDirectory(_NO_COMMIT, frozenset(record.runs))
+    own = OwnDirectory(_NO_COMMIT, frozenset(record.runs), _NO_COMMIT)
     known, leased = record.known_epoch, objects.can_exchange
     await carry_out(objects, take_over(run, record.place, known=known, leased=leased, directory=own))
 

@@ -23,7 +23,7 @@ from storage.leveldb.metadata import ROW, Changes, dead_key, encode_entry
 from storage.leveldb.next_volume import MakesVolumes, NextVolume
 from storage.leveldb.operations import ForgetDead, MarkDead, Pin, Replace, Seal, SealedChange, Unpin
 from storage.leveldb.row_writes import RowWrites
-from storage.leveldb.shipping import Handed
+from storage.leveldb.shipping import Handed, keys_of
 from storage.leveldb.view import PinnedView
 from storage.leveldb.volume import JOURNAL
 
@@ -244,6 +244,7 @@ class Committer:
     ) -> None:
         volume, database = self._sets.current.newest, self._database
         removed: list[tuple[Table, bytes]] = []
+        shipped = None if self._shipper is None else _plain(operations)
         # Always sync before acknowledging. The journal must have no gap, since that proves that nothing is missing; and
         # only the last batch in a log may be torn by a power cut, so batches are synced one by one.
         early = while_syncing is not None and database.syncs_early
@@ -262,9 +263,10 @@ class Committer:
             volume.memory_bytes += rows.finish()
             position = self._metadata.position + 1
             # For the second copy each batch needs a number that is durable with it: that of its entry.
-            numbered = bool(changes) or self._shipper is not None
+            numbered = bool(changes) or shipped is not None
             if numbered:
-                batch.put(JOURNAL + position.to_bytes(8, "big"), encode_entry(changes))
+                keys = None if shipped is None else keys_of(shipped, turned)
+                batch.put(JOURNAL + position.to_bytes(8, "big"), encode_entry(changes, keys))
             size = batch.approximate_size()
             database.make_room(size)
         if while_syncing is not None:
@@ -280,9 +282,8 @@ class Committer:
                 self._keeper.checkpoint_soon()
         if removed:
             volume.note_removed(removed)
-        if self._shipper is not None:
+        if shipped is not None:
             now_ms = time.time_ns() // 1_000_000
-            shipped = [_put_of(each) if isinstance(each, _Turned) else each for each in operations]
             self._handed.append(Handed(position, now_ms, shipped, changes, turned, self._sealed_changes, size))
 
     # --- rollbacks ------------------------------------------------------------------------------
@@ -423,8 +424,14 @@ class Committer:
         return None
 
 
-def _put_of(turned: _Turned) -> Put:
-    return Put(Table.MESSAGE, b"", [key for key, _ in turned.rows], [value for _, value in turned.rows])
+def _plain(operations: Sequence[Put | Delete | _Turned]) -> list[Put | Delete]:
+    """Return operations with puts for the rollbacks."""
+    return [
+        Put(Table.MESSAGE, b"", [key for key, _ in each.rows], [value for _, value in each.rows])
+        if isinstance(each, _Turned)
+        else each
+        for each in operations
+    ]
 
 
 def _needs_room(work: PendingWrite, refused: StoreError) -> bool:

@@ -16,6 +16,7 @@ Keys of the database begin with a table's byte, as in a volume:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from contextlib import contextmanager
 from heapq import merge
 from typing import TYPE_CHECKING
@@ -47,12 +48,23 @@ MAX_WAITING_ENTRIES = 20_000
 Changes = dict[bytes, bytes | None]
 
 
-def encode_entry(changes: Changes) -> bytes:
-    """Encode the value of a journal row. Raises TypeError: a value is not bytes."""
+#: Rows by table, prefix and suffixes.
+Keys = Sequence[tuple[int, bytes, Sequence[bytes]]]
+
+
+def encode_entry(changes: Changes, keys: Keys | None = None) -> bytes:
+    """Encode the value of a journal row.
+
+    Args:
+      keys: the rows of messages and payloads that the batch changes; None if they are not noted.
+    Raises:
+      TypeError: a value is not bytes.
+    """
     for value in changes.values():
         if value is not None and not isinstance(value, bytes):
             raise TypeError(f"a row of the metadata is {type(value).__name__}")
-    return pack_record({"c": [item for pair in changes.items() for item in pair]})
+    flat = [item for pair in changes.items() for item in pair]
+    return pack_record({"c": flat} if keys is None else {"c": flat, "k": keys})
 
 
 def decode_entry(value: bytes) -> Changes:
@@ -62,6 +74,12 @@ def decode_entry(value: bytes) -> Changes:
         return dict(zip(flat[::2], flat[1::2], strict=True))
     except (DamagedRow, KeyError, TypeError, ValueError) as error:
         raise StoreDamaged(f"an entry of the journal cannot be read: {error}", hint=DAMAGED_HINT) from None
+
+
+def decode_keys(value: bytes) -> Keys | None:
+    """Decode the keys of an entry; None if they were not noted. Raises DamagedRow."""
+    found: Keys | None = unpack_record(value, "journal").get("k")
+    return found
 
 
 class Waiting:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from plainsong.protocol.effects import Put, Table
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from plainsong.protocol.effects import Delete, Put
+    from plainsong.protocol.effects import Delete
     from storage.base import Row
-    from storage.leveldb.metadata import Changes
+    from storage.leveldb.metadata import Changes, Keys
     from storage.leveldb.operations import SealedChange
 
 
@@ -41,3 +43,14 @@ class Shipper(Protocol):
 
     def hand_over(self, batch: Handed) -> None:
         """Take a durable batch."""
+
+
+def keys_of(rows: Sequence[Put | Delete], rolled_back: Sequence[Row]) -> Keys:
+    """Return the keys of a batch. With them the second copy finds what it lacks after a crash."""
+    found: list[tuple[int, bytes, Sequence[bytes]]] = [
+        (int(each.table), each.prefix, each.suffixes) if isinstance(each, Put) else (int(each.table), b"", each.keys)
+        for each in rows
+    ]
+    if rolled_back:
+        found.append((int(Table.MESSAGE), b"", [key for key, _ in rolled_back]))
+    return found

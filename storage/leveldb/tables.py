@@ -31,6 +31,7 @@ from storage.leveldb.open_databases import OpenDatabases
 from storage.leveldb.opening import first_set, listed_volumes, make_first
 from storage.leveldb.reads import VolumeReads
 from storage.leveldb.tidying import tidy
+from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL
 from storage.leveldb.volume_set import Sets
 from storage.loop import nap
 
@@ -344,6 +345,31 @@ class LevelDBTables:
                 yield from chunks(iter(found), first_chunk)
         except FOREIGN as error:
             raise call_failed(error, "scanning") from error
+
+    def entries_after(self, number: int, max_bytes: int) -> list[tuple[int, bytes]]:
+        """Return the newest entries of the journal, in order and without a gap: those after ``number``, or fewer.
+
+        Args:
+          max_bytes: older entries are left out beyond these.
+        """
+        found: list[tuple[int, bytes]] = []
+        size, start = 0, JOURNAL + (number + 1).to_bytes(8, "big")
+        pinned = self.sets.pin()
+        try:
+            for volume in sorted(pinned.all, key=lambda each: each.number, reverse=True):
+                if volume.journal_last > number and size <= max_bytes:
+                    with self.databases.lease(volume) as database:
+                        rows = database.own_rows(start, AFTER_JOURNAL)
+                    found += [(int.from_bytes(key[1:], "big"), value) for key, value in rows]
+                    size += sum(len(value) for _, value in rows)
+        finally:
+            if self.sets.unpin(pinned):
+                self.keeper.remove_files_soon()
+        found.sort()
+        first = len(found)
+        while first and found[first - 1][0] == self.metadata.position - (len(found) - first):
+            first -= 1
+        return found[first:]
 
     def compact(self, table: Table, start: bytes, stop: bytes) -> None:
         """Rewrite the files of a range without the removed rows. Other calls may run at the same time."""

@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Put, Table
+from plainsong.protocol.keys import DamagedRow
 from storage.leveldb import threads
-from storage.leveldb.metadata import DEAD, ROW
+from storage.leveldb.metadata import DEAD, ROW, decode_entry, decode_keys
 from storage.replication.segment import Change, Commit, RemovedRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from storage.leveldb.metadata import Changes
     from storage.leveldb.operations import SealedChange
     from storage.leveldb.shipping import Handed
+    from storage.leveldb.tables import LevelDBTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,41 @@ class Outbox:
             return Restarted(self.last, unmade)
 
 
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """Commits that a directory has and its log may lack, as its journal names them."""
+
+    entries: Sequence[tuple[int, bytes]]
+    """Numbers and journal entries, without a gap up to the store's last commit."""
+
+    @classmethod
+    def of(cls, tables: LevelDBTables, after: int, max_bytes: int) -> Unsent:
+        """Read them. For a thread, before anything is written. Raises StoreError."""
+        entries = tables.entries_after(after, max_bytes)
+        try:
+            known = [decode_keys(value) is not None for _, value in entries]
+        except DamagedRow:
+            return cls(())
+        return cls(entries[len(known) - known[::-1].index(False) :] if False in known else entries)
+
+    def commits(self, tables: LevelDBTables, after: int, time_ms: int) -> list[Commit]:
+        """Return the commits after one of them. For a thread, before anything else is written. Raises StoreError.
+
+        The last one has everything: each row as it is now. The others are empty. So the log has no state that lies
+        between, and the last one exactly.
+        """
+        entries = [value for number, value in self.entries if number > after]
+        changes: dict[bytes, bytes | None] = {}
+        keys: dict[tuple[Table, bytes], None] = {}
+        for value in entries:
+            changes.update(decode_entry(value))
+            for table, prefix, suffixes in decode_keys(value) or ():
+                keys.update(((Table(table), prefix + suffix), None) for suffix in suffixes)
+        found = _metadata_of(changes)
+        found += [Change(table, key, tables.get(table, key)) for table, key in keys]
+        return [*(Commit(time_ms, ()) for _ in entries[1:]), Commit(time_ms, tuple(found))]
+
+
 def commit_of(batch: Handed) -> Commit:
     """Return a batch as the log has it. For threads: it only reads the batch."""
     changes: list[Change | RemovedRange | Put] = []
@@ -146,9 +184,14 @@ def commit_of(batch: Handed) -> Commit:
         else:
             changes += [Change(rows.table, key, None) for key in rows.keys]
     changes += [Change(Table.MESSAGE, key, value) for key, value in batch.rolled_back]
-    for key, value in batch.changes.items():
+    return Commit(batch.time_ms, (*changes, *_metadata_of(batch.changes)))
+
+
+def _metadata_of(changed: Changes) -> list[Change | RemovedRange | Put]:
+    changes: list[Change | RemovedRange | Put] = []
+    for key, value in changed.items():
         if key.startswith(ROW):
             changes.append(Change(Table.METADATA, key[1:], value))
         elif key.startswith(DEAD) and value is not None:
             changes.append(RemovedRange(Table(key[1]), key[2:], value))
-    return Commit(batch.time_ms, tuple(changes))
+    return changes

@@ -229,6 +229,8 @@ class OwnDirectory:
     """Its last commit."""
     runs: frozenset[bytes]
     """The runs that were started on it: only their objects may follow ``place``."""
+    since: int
+    """It still knows what all commits after this one have changed."""
 
 
 def take_over(
@@ -243,8 +245,8 @@ def take_over(
       place: read the log from there; everything before it has been applied.
       known: as for ``choose_epoch``.
       leased: False where objects cannot be replaced on condition: the epoch is the one after the last in the log.
-      directory: of a caller that applies nothing. If it has commits that the log lacks, the seal says that there is a
-        gap.
+      directory: of a caller that applies nothing. If the log lacks commits that the directory does not know any more,
+        the seal says that there is a gap.
     Raises:
       ReignOver: another process has chosen a later epoch, and has begun it.
       Foreign: the log was continued by a process that was not started on the directory.
@@ -262,7 +264,7 @@ def take_over(
         if directory is not None and place.commit is not None:
             if place.commit > directory.last:
                 raise DirectoryBehind(f"the log has commit {place.commit}, and this directory ends at {directory.last}")
-            gap = place.commit < directory.last
+            gap = place.commit < directory.since
         seal = encode_seal(EpochSeal(epoch if leased else place.epoch + 1, run, gap=gap))
         attempts.add(digest(seal))
         verdict = yield Create(log_name(place.epoch, place.number), seal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -25,7 +26,7 @@ from tests.patience import PATIENCE_S
 from tests.storage.contract import METADATA, NAME
 from tests.storage.disks import copied_at_once
 from tests.storage.replication.objects import FaultyObjects, MemoryObjects
-from tests.storage.replication.shipped import rows_of
+from tests.storage.replication.shipped import rows_of, write_anything
 from tests.storage.rolling_contract import under
 from tests.storage.tiny_volumes import TINY, key, message, settled
 
@@ -137,15 +138,40 @@ async def test_a_start_after_a_good_end_continues_the_log_without_a_new_base(tmp
     assert (await restored(objects, tmp_path / "new"))[0] == wanted
 
 
-async def test_commits_that_an_ended_process_had_not_sent_make_a_gap_and_a_new_base(tmp_path, objects):
+@pytest.mark.parametrize("seed", range(8))
+async def test_commits_that_an_ended_process_had_not_sent_are_sent_by_the_next(tmp_path, objects, seed):
+    random = Random(seed)
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        at = 0
+        for _ in range(random.randrange(40)):
+            at = await write_anything(running.store, random, at)
+        await running.counted()
+        objects.away = True
+        for _ in range(random.randrange(40)):
+            # A tidying may drop a volume, and with it the names of what it changed: then there is a gap.
+            at = await write_anything(running.store, random, at, tidies=False)
+        last = running.outbox.last
+    objects.away = False
+    async with primary(tmp_path / "data", objects) as running:
+        assert running.copy.status.epoch == 2
+        assert running.copy.status.counted == running.outbox.last == last
+        wanted = await rows_of(running.store)
+        await write_anything(running.store, random, at)
+    assert len(await bases_of(objects)) == 1
+    assert (await restored(objects, tmp_path / "at-start", to_commit=last))[0] == wanted
+    async with await LevelDBStore.open(tmp_path / "data", TINY, shipper=Outbox(max_bytes=1, full_bytes=1)) as store:
+        wanted = await rows_of(store)
+    assert (await restored(objects, tmp_path / "at-end"))[0] == wanted
+
+
+async def test_commits_that_were_not_sent_and_are_not_known_any_more_make_a_gap_and_a_new_base(tmp_path, objects):
     async with primary(tmp_path / "data", objects, finish=False) as running:
         await running.write(5)
         await running.counted()
         objects.away = True
         await running.write(5)
     objects.away = False
-    async with primary(tmp_path / "data", objects) as running:
-        assert running.copy.status.counted is None
+    async with primary(tmp_path / "data", objects, settings=replace(FAST, unsent_bytes=-1)) as running:
         running.at = 50
         await running.write(3)
         await running.counted()

@@ -111,6 +111,7 @@ def test_a_daemon_killed_at_any_moment_leaves_a_copy_with_a_prefix_of_what_it_ac
             found = values(client)
         assert found == acknowledged[: len(found)]
         assert len(found) >= sure
+    assert len(json.loads(replica(place, "status", place[0], "--json"))["bases"]) == 1
 
 
 def test_a_restore_to_an_earlier_commit_leaves_out_what_came_later(tmp_path, place):

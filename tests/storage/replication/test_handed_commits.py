@@ -8,10 +8,7 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-from plainsong.protocol.effects import Delete, Put, RollBack, put_one
-from plainsong.protocol.ids import pack_position
-from plainsong.protocol.keys import generation_prefix, stop_after
-from plainsong.protocol.names import TopicName
+from plainsong.protocol.effects import RollBack
 from storage.base import StoreError, StoreUnusable
 from storage.directory import REPLICATION_NAME
 from storage.leveldb import LevelDBStore
@@ -19,10 +16,10 @@ from storage.leveldb.engine.database import Database
 from storage.leveldb.keeper import Keeper
 from storage.leveldb.keeper_thread import NotChanged
 from storage.replication.outbox import Outbox, commit_of
-from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD
-from tests.storage.replication.shipped import apply, rows_of
+from tests.storage.contract import NAME
+from tests.storage.replication.shipped import apply, rows_of, write_anything
 from tests.storage.rolling_contract import under
-from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, settled
+from tests.storage.tiny_volumes import TINY, fill, key, message
 
 LARGE = 1 << 30
 
@@ -53,31 +50,9 @@ def all_of(outbox):
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_the_handed_batches_rebuild_the_store_whatever_was_written(store, outbox, seed):
-    random, claim, at, model = Random(seed), await store.claim(NAME), 0, {}
+    random, at, model = Random(seed), 0, {}
     for _ in range(120):
-        kind = random.randrange(10)
-        if kind < 5:
-            count = random.choice([1, 1, 1, 2, 40])
-            pointers = [random.choice([under(None), under(7), under(9)]) for _ in range(count)]
-            rows = Put(MESSAGE, PREFIX, [pack_position(at + n, 0) for n in range(count)], pointers)
-            at += count
-            await store.write([rows, put_one(METADATA, b"last", b"%d" % at)], claim=claim)
-        elif kind == 5:
-            await store.write([put_one(PAYLOAD, PREFIX + b"%08d" % random.randrange(50), b"p" * 50)], claim=claim)
-        elif kind == 6 and at:
-            await store.discard(MESSAGE, [key(random.randrange(at)) for _ in range(5)])
-        elif kind == 7 and at:
-            low = random.randrange(at)
-            await store.write([RollBack(key(low), key(low + random.randrange(60)), random.choice([7, 9]))], claim=claim)
-        elif kind == 8:
-            await store.write([Delete(METADATA, [b"last"]), put_one(METADATA, b"k", b"%d" % at)], claim=claim)
-        else:
-            prefix = generation_prefix(TopicName("shop", f"gone-{random.randrange(5)}"), random.randrange(1 << 20))
-            await store.write([message(1, prefix=prefix)], claim=claim)
-            await store.drop(MESSAGE, [(prefix, stop_after(prefix))])
-        await settled(store)
-        if random.random() < 0.1:
-            await store.tidy()
+        at = await write_anything(store, random, at)
     assert len(store._db.sets.current.all) > 3
     batches = all_of(outbox)
     assert batches[0].number == 1
