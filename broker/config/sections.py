@@ -570,8 +570,9 @@ class ReplicationConfig:
         "",
         "Where the copy is, as s3://bucket/prefix or file:/path; credentials, region and endpoint of S3 come from the "
         "environment (AWS_ACCESS_KEY_ID, ...). Empty: there is none.",
-        pattern=r"(?:s3://[^/\s@?#]+(?:/[^\s@?#]*)?|file:/[^\s?#]*)?",
-        expected="s3://bucket/prefix or file:/path, without credentials",
+        # Loose, since an error would quote a URL with credentials in it; opening refuses that without a quote.
+        pattern=r"(?:(?:s3://|file:/)\S*)?",
+        expected="s3://bucket/prefix or file:/path",
     )
     interval_ms: int = milliseconds(
         1000,

@@ -1,0 +1,56 @@
+"""What is wrong with the settings of a second copy is said before anything is written, and without a secret."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from broker.config import ConfigError, load_config
+from broker.config.config import notes
+from broker.replication import open_objects, outbox_of
+from storage.base import StoreUnusable
+
+
+def loaded(**values):
+    return load_config(None, {}, {f"replication.{name}": value for name, value in values.items()}).config
+
+
+def test_without_a_place_there_is_no_second_copy():
+    assert outbox_of(loaded()) is None
+    assert outbox_of(loaded(to="file:/somewhere")) is not None
+
+
+@pytest.mark.parametrize("kind", ["memory", "hbase"])
+def test_only_the_store_on_this_disk_has_a_second_copy(kind):
+    with pytest.raises(ConfigError, match="leveldb") as refused:
+        load_config(None, {}, {"replication.to": "s3://bucket/x", "storage.kind": kind})
+    assert "HBase keeps replicas" in refused.value.problems[0].hint
+
+
+def test_a_backlog_holds_two_segments_at_least():
+    with pytest.raises(ConfigError, match=r"replication\.segment_bytes"):
+        loaded(to="file:/x", backlog_bytes="4 MiB", segment_bytes="3 MiB")
+
+
+def test_settings_without_a_place_are_noted():
+    assert any("without replication.to" in note for note in notes(loaded(keep_s=60)))
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "bucket", "file:relative"])
+def test_a_place_of_another_kind_is_refused(url):
+    with pytest.raises(ConfigError, match="s3://bucket/prefix or file:/path"):
+        loaded(to=url)
+
+
+def test_credentials_in_the_place_are_refused_and_not_quoted():
+    with pytest.raises(StoreUnusable, match="environment") as refused:
+        open_objects(loaded(to="s3://key:a-secret@bucket/x").replication.to, 1.0)
+    assert "a-secret" not in str(refused.value)
+
+
+def test_a_missing_library_is_named_with_what_installs_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "storage.replication.object_store", raising=False)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(StoreUnusable, match=r"plainsong-server\[replication\]"):
+        open_objects("s3://bucket/x", 1.0)
