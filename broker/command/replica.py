@@ -41,7 +41,7 @@ _SCRATCH = {"replayed", "backup", "store"}
 
 @click.group(cls=VerbGroup)
 def replica() -> None:
-    """Look at, check and restore the second copy of a store.
+    """Check and restore the second copy in an object store.
 
     URL is that of replication.to: s3://bucket/prefix or file:/path. Credentials,
     region and endpoint of S3 come from the environment (AWS_ACCESS_KEY_ID,
@@ -134,7 +134,7 @@ def verify(url: str, timeout_s: float, as_json: bool) -> None:
     cls=Verb,
     examples=[
         "plainsong replica restore s3://bucket/plainsong --to leveldb:/var/lib/plainsong",
-        "plainsong replica restore file:/mnt/copy --to leveldb:new --at 2026-11-22T05:00Z",
+        "plainsong replica restore file:/mnt/copy --to leveldb:new --commit 4711",
     ],
 )
 @_URL
@@ -213,7 +213,15 @@ def _move(scratch: Path, directory: Path) -> None:
 @replica.command(cls=Verb, examples=["plainsong replica leave --config /etc/plainsong.toml"])
 @setting_options
 @click.option("--without-seal", is_flag=True, help="Do not write to the object store: it is lost.")
-def leave(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...], without_seal: bool) -> None:
+@json_option
+def leave(
+    file: Path | None,
+    data_dir: str | None,
+    bind: str | None,
+    sets: tuple[str, ...],
+    without_seal: bool,
+    as_json: bool,
+) -> None:
     """Give up the copy of a stopped daemon's directory.
 
     Ends the log in the object store, which can still be restored, and forgets
@@ -236,7 +244,10 @@ def leave(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple
             remove_record(directory)
         finally:
             home.close()
-    click.echo(f"{directory} has no second copy any more")
+    if as_json:
+        echo_json({"store": record.store, "dataDir": str(directory), "sealed": not without_seal})
+    else:
+        click.echo(f"{directory} has no second copy any more")
 
 
 # --- what all share --------------------------------------------------------------------------------

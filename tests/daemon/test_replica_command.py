@@ -81,7 +81,8 @@ def test_what_counted_before_a_kill_is_restored_after_the_directory_is_gone(tmp_
     assert (checked["ok"], checked["problems"]) == (True, [])
     with Daemon(restored(tmp_path, place)) as daemon, Client(url_of(daemon)) as client:
         ids = [bytes(message.id) for message in client.read("orders", isolation="uncommitted")]
-        assert ids == [each for each in made.ids if each in set(ids)]
+        found = set(ids)
+        assert ids == [each for each in made.ids if each in found]
         assert len(ids) > REQUESTS * EACH
         assert values(client, "twice") == [b"of the second generation"]
         assert client.admin.reader("orders", "ana")["position"] == made.reader.hex()
