@@ -133,7 +133,7 @@ def verify(url: str, timeout_s: float, as_json: bool) -> None:
 @replica.command(
     cls=Verb,
     examples=[
-        "plainsong replica restore s3://bucket/plainsong --to leveldb:/var/lib/plainsong",
+        "plainsong replica restore s3://bucket/copy --to leveldb:/var/lib/plainsong",
         "plainsong replica restore file:/mnt/copy --to leveldb:new --commit 4711",
     ],
 )
