@@ -339,8 +339,8 @@ async def test_a_new_base_removes_what_only_older_moments_need_and_no_seal(tmp_p
             running.at = 100 * turn
             await running.write(6)
             await running.counted()
-            while running.copy.status.base_ms < now[0]:
-                await objects.changed.wait()
+            await until(lambda: running.copy.status.base_ms >= now[0])
+            await until(lambda: sum(name.endswith("/manifest") for name in objects.found) <= 2)
             wanted = await rows_of(running.store)
         now[0] += 60_000
     assert len(await bases_of(objects)) <= 2

@@ -19,7 +19,6 @@ class MemoryObjects:
         self.found: dict[str, tuple[bytes, str]] = {}
         self.away = False
         self.refuses = False
-        self.changed = trio.Event()
         self._versions = 0
 
     async def get(self, name):
@@ -58,8 +57,6 @@ class MemoryObjects:
     def _put(self, name, data):
         self._versions += 1
         self.found[name] = (bytes(data), str(self._versions))
-        changed, self.changed = self.changed, trio.Event()
-        changed.set()
 
     async def _asked(self):
         await trio.lowlevel.checkpoint()
