@@ -4,7 +4,7 @@
     2  back up   that store into a scratch folder
     3  restore   the backup into the new store, as ``plainsong backup restore`` does
 
-The detour over a backup makes one set of rules hold for both: what is decided stays, what is open is undone, time moves on.
+Going through a backup gives both the same rules: decided transactions stay, open ones are rolled back, ids continue later.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ SKEW_MS = 60_000
 
 
 async def refuse_late_clock(objects: Objects, now_ms: int, *, is_given: bool) -> int:
-    """Return the present time, after which ids continue. Raises StoreUnusable: it is before the newest base.
+    """Return the present time; new ids are above it. Raises StoreUnusable: it is before the newest base.
 
-    A clock that is behind by a little is taken to be no more wrong than that.
+    A clock that is behind by ``SKEW_MS`` at most is corrected by that, unless the time was given.
     """
     bases = await bases_of(objects)
     last_ms = max((base.until_ms for base in bases), default=0)
@@ -88,8 +88,8 @@ async def refuse_late_clock(objects: Objects, now_ms: int, *, is_given: bool) ->
     if not is_given and last_ms - now_ms <= SKEW_MS:
         return last_ms + SKEW_MS
     raise StoreUnusable(
-        "the present time is before the newest base of the copy, so ids that were given since might be given again",
-        hint="set the clock, or say what time it is: --now TIME",
+        "the present time is before the newest base of the copy, so new ids could repeat existing ones",
+        hint="set the clock, or give the time: --now TIME",
     )
 
 
@@ -135,21 +135,21 @@ async def restore_copy(
     *,
     to_commit: int | None = None,
     to_ms: int | None = None,
-    tell: Callable[[str], object] = lambda _: None,
+    report: Callable[[str], object] = lambda _: None,
 ) -> tuple[Replayed, list[PartComparison] | None]:
     """Restore into a new store at ``target``.
 
     Args:
       scratch: an empty folder with room for the store twice.
-      now_ms: the present time. No id up to it is given again.
-      tell: called with what is being done.
+      now_ms: the present time; new ids are above it.
+      report: called with a text before each step.
     Raises:
       StoreUnusable, StoreError, DamagedLog, StoresDiffer.
     """
     async with await LevelDBStore.open(scratch / "replayed") as store:
-        tell("reading the copy")
+        report("reading the copy")
         found = await replay(objects, store, to_commit=to_commit, to_ms=to_ms)
-        tell(f"read up to commit {found.end.commit}; making the new store")
+        report(f"read up to commit {found.end.commit}; making the new store")
         folder = await trio.to_thread.run_sync(BackupFolder.make, scratch / "backup")
         view = await store.pin(_VIEW_S)
         try:

@@ -1,9 +1,9 @@
 """The second copy: ships the store's commits to an object store, and makes bases there.
 
-One task ships: it takes what waits in the outbox, at the latest every ``interval_s``, as one segment, and stores it
-before it takes the next. Another makes a base when there is none, and at intervals, and removes what is too old. Both
-survive an object store that is away: commits wait in the outbox, which is bounded. When it overflows, the epoch ends with
-a gap, and nothing counts until a new base is complete.
+One task ships: at least every ``interval_s`` it takes the batches in the outbox as one segment, and stores that before it
+takes the next. Another makes a base if there is none, and one at intervals, and removes old bases and segments. Both
+survive an outage of the object store: commits wait in the outbox, which is bounded. If it overflows, the epoch ends with
+a gap, and later commits cannot be restored until a new base is complete.
 
 ``run`` ends with an error if another process has continued the log. The daemon then has to end too.
 """
@@ -83,7 +83,7 @@ class CopySettings:
     unsent_bytes: int = 64 << 20
     """Of the journal, which a start reads to find commits that were not sent before a crash."""
     base_bytes_per_s: int = 0
-    """0: without a bound, and only with pauses."""
+    """0: no limit, except for the pauses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class CopyStatus:
     uploaded_ms: int | None
     """When the last segment was stored."""
     error: str
-    """Of the last request that failed, if none has succeeded since."""
+    """Why the last request failed; empty if it succeeded."""
     base: int | None
     base_ms: int
 
@@ -163,7 +163,7 @@ class SecondCopy:
         restarted = self._outbox.restart()
         found = await trio.to_thread.run_sync(read_record, self._directory)
         self._run = secrets.token_bytes(RUN_BYTES)
-        # Noted before anything is written there, so that every later start knows its objects.
+        # Noted before the first write to the log, so that every later start recognizes this run's objects.
         first = found or Record(secrets.token_hex(16))
         await self._note(lambda _: first.started(self._run))
         record = self._record
@@ -199,7 +199,7 @@ class SecondCopy:
         """Ship until ``finish``.
 
         Raises:
-          ReignOver, Foreign, BucketWentBack: the daemon must end, since its log is no longer its own.
+          ReignOver, Foreign, BucketWentBack: the daemon must end, since another process owns the log.
         """
         while True:
             async with trio.open_nursery() as nursery:
@@ -295,7 +295,7 @@ class SecondCopy:
         await self._patiently(lambda: self._do(store(upload)))
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Call until the object store does not refuse access. Credentials may be renewed, or rights given back."""
+        """Retry while the object store refuses access: credentials may be renewed, or rights restored."""
         while True:
             try:
                 return await call()
@@ -306,7 +306,7 @@ class SecondCopy:
     async def _do(self, steps: Steps[T]) -> T:
         found = await carry_out(self._objects, steps, failed=self._failed)
         if self._error:
-            log.info("the object store answers again")
+            log.info("the object store responds again")
         self._error = ""
         return found
 
@@ -425,7 +425,7 @@ class SecondCopy:
         # A start reads the log from the noted place.
         place = self._stored
         await self._note(lambda record: record.at(place, self._run))
-        # Only once the newest has been read back whole.
+        # Only after the newest was read back completely.
         await rows_of(self._objects, newest, _look_at)
         oldest = before[-1]
         for base in before[:-1]:

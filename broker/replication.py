@@ -1,4 +1,4 @@
-"""The second copy of the store, as ``[replication]`` names it: opens the object store, and runs the copy."""
+"""The second copy of the store: opens the object store of ``[replication]``, and runs the copy."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from storage.base import Store
     from storage.replication.carry import Objects
 
-#: A start that has not had its answers from the object store after this many times ``replication.timeout_s`` fails.
+#: A start fails if the object store has not responded within ``replication.timeout_s`` times this.
 START_TIMEOUTS = 4
-#: Report a copy that is behind by this, in seconds.
+#: Report a copy with more lag than this, in seconds.
 LATE_S = 60.0
 
 
@@ -51,7 +51,7 @@ def outbox_of(config: Config) -> Outbox | None:
 
 @asynccontextmanager
 async def second_copy(config: Config, store: Store, outbox: Outbox | None) -> AsyncIterator[SecondCopy | None]:
-    """Run the copy during the block; at its end, ship what is left. Yields None without a second copy.
+    """Run the copy during the block; at its end, ship the remaining commits. Yields None without a second copy.
 
     Raises:
       StoreUnusable, StoreError: the object store cannot be used, or does not answer.
@@ -115,15 +115,15 @@ def add_copy_gauges(metrics: Metrics, copy: SecondCopy) -> None:
         "When the last complete base was made, in seconds since 1970; absent without one.",
         lambda status: None if status.base is None else status.base_ms / 1000,
     )
-    reads("failing", "1 while the object store refuses, or does not answer.", lambda status: bool(status.error))
+    reads("failing", "1 while the object store refuses access or does not answer.", lambda status: bool(status.error))
 
 
 def copy_findings(copy: SecondCopy) -> list[Finding]:
-    """Report a copy that protects nothing, or is behind."""
+    """Report a copy from which nothing can be restored yet, or that lags."""
     status = copy.status
     why = _why(status.error)
     if status.counted is None:
-        text = f"The second copy has no complete base yet, so nothing in it counts{why}"
+        text = f"The second copy has no complete base yet, so nothing can be restored from it{why}"
         return [Finding("replication", "warning", "replication.to", text)]
     if status.lag_s > LATE_S:
         text = f"The second copy is {status.lag_s:.0f} s behind{why}"

@@ -239,7 +239,7 @@ class DataDirectory:
 
 
 def refuse_replicated(path: Path) -> None:
-    """Raise StoreUnusable if a directory has a second copy, from which commits of this process would be missing."""
+    """Raise StoreUnusable if a directory has a second copy, because commits of this process would be missing in it."""
     if (path / REPLICATION_NAME).exists():
         raise StoreUnusable(
             f"{path} has a second copy in an object store, and replication.to is not set",

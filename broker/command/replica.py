@@ -1,4 +1,4 @@
-"""``plainsong replica``: the second copy in an object store: its state, a check, a restore, and the end of it."""
+"""``plainsong replica``: shows, verifies, restores and gives up the second copy in an object store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _URL = click.argument("url", metavar="URL")
 _TIMEOUT = click.option(
     "--timeout", "timeout_s", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds per request."
 )
-#: What a restore leaves in its scratch folder when it is interrupted.
+#: Contents of the scratch folder of an interrupted restore.
 _SCRATCH = {"replayed", "backup", "store"}
 
 
@@ -45,8 +45,8 @@ def replica() -> None:
 
     URL is that of replication.to: s3://bucket/prefix or file:/path. Credentials,
     region and endpoint of S3 come from the environment (AWS_ACCESS_KEY_ID,
-    AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT). None of the commands but
-    `leave` changes the copy, and only `leave` needs the daemon stopped.
+    AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT). Only `leave` changes the
+    copy, and only `leave` needs the daemon to be stopped.
     """
 
 
@@ -60,8 +60,8 @@ def replica() -> None:
 def status(url: str, timeout_s: float, as_json: bool) -> None:
     """Show the bases of a copy, without reading its log.
 
-    Exits with 1 when there is none, so that nothing could be restored. How far
-    the daemon's log reaches, `/readyz` and the metrics of the daemon say.
+    Exits with 1 if there is none, since then nothing can be restored. The
+    metrics of the daemon and `GET /v1/replication` show how far its log reaches.
     """
 
     async def look(objects: Objects) -> None:
@@ -92,7 +92,7 @@ def status(url: str, timeout_s: float, as_json: bool) -> None:
 def verify(url: str, timeout_s: float, as_json: bool) -> None:
     """Read every base and the log after the oldest, and check all of it.
 
-    Exits with 1 when something is missing or damaged, or there is no base.
+    Exits with 1 if something is missing or damaged, or if there is no base.
     """
 
     async def look(objects: Objects) -> None:
@@ -115,10 +115,10 @@ def verify(url: str, timeout_s: float, as_json: bool) -> None:
             for problem in found.problems:
                 click.echo(f"damaged  {problem}")
             for gap in found.gaps:
-                click.echo(f"gap      after commit {gap}; a later base begins again")
+                click.echo(f"gap      after commit {gap}; the log continues from a later base")
             read = f"{counted(len(found.bases), 'base')}, {counted(found.segments, 'segment')}"
-            verdict = "all is there and whole" if found.ok else "NOT whole"
-            verdict = verdict if found.bases else "there is NO complete base"
+            verdict = "complete and undamaged" if found.ok else "DAMAGED"
+            verdict = verdict if found.bases else "NO complete base"
             reach = "" if last is None else f", up to commit {last}"
             click.echo(f"copy of store {found.store}: {read} with {counted(found.commits, 'commit')}{reach}: {verdict}")
         if not found.ok:
@@ -141,7 +141,7 @@ def verify(url: str, timeout_s: float, as_json: bool) -> None:
 @click.option("--to", "target", required=True, metavar="STORE", help="leveldb:DIR; DIR is new or empty.")
 @click.option("--at", "at", metavar="TIME", help="Leave out commits that were made later.")
 @click.option("--commit", "commit", type=click.IntRange(0), metavar="N", help="Leave out commits after this one.")
-@click.option("--now", "now", metavar="TIME", help="The present time, where this machine's clock is behind.")
+@click.option("--now", "now", metavar="TIME", help="The present time, if this machine's clock is behind.")
 @_TIMEOUT
 @json_option
 def restore(
@@ -152,12 +152,12 @@ def restore(
     Takes the newest base before the point, and the commits after it. What
     clients see afterwards is as after `plainsong backup restore`: open
     transactions are invalid, producers open their sessions again, and no id is
-    given twice. Needs room for the store three times, next to DIR. After an
-    interruption, run it again: it begins again.
+    assigned twice. Needs free space for three times the store, next to DIR.
+    After an interruption, run the same command again: it starts over.
     """
     kind, _, place = target.partition(":")
     if kind != "leveldb" or not place:
-        raise CommandFailed(f"--to {target!r} is not like leveldb:DIR", code=Exit.USAGE)
+        raise CommandFailed(f"--to {target!r} is not leveldb:DIR", code=Exit.USAGE)
     directory = Path(place).absolute()
     to_ms = None if at is None else time_ms("--at", at)
     present_ms = time.time_ns() // 1_000_000 if now is None else time_ms("--now", now)
@@ -166,7 +166,7 @@ def restore(
         scratch = await trio.to_thread.run_sync(_scratch_of, directory)
         now_ms = await refuse_late_clock(objects, present_ms, is_given=now is not None)
         done, compared = await restore_copy(
-            objects, scratch / "store", scratch, now_ms, to_commit=commit, to_ms=to_ms, tell=note
+            objects, scratch / "store", scratch, now_ms, to_commit=commit, to_ms=to_ms, report=note
         )
         await trio.to_thread.run_sync(_move, scratch, directory)
         rows = sum(each.target.rows for each in compared or ())
@@ -190,7 +190,7 @@ def _scratch_of(directory: Path) -> Path:
             raise StoreUnusable(f"{directory} is not empty", hint="name a new directory: nothing is overwritten")
         if scratch.exists():
             if {each.name for each in scratch.iterdir()} - _SCRATCH:
-                raise StoreUnusable(f"{scratch} has files of something else", hint="move them away")
+                raise StoreUnusable(f"{scratch} has files that are not from a restore", hint="move them away")
             shutil.rmtree(scratch)
         scratch.mkdir(mode=0o700, parents=True)
     except OSError as error:
@@ -212,7 +212,7 @@ def _move(scratch: Path, directory: Path) -> None:
 
 @replica.command(cls=Verb, examples=["plainsong replica leave --config /etc/plainsong.toml"])
 @setting_options
-@click.option("--without-seal", is_flag=True, help="Do not write to the object store: it is lost.")
+@click.option("--without-seal", is_flag=True, help="Do not write to the object store, because it is lost.")
 @json_option
 def leave(
     file: Path | None,
@@ -224,9 +224,9 @@ def leave(
 ) -> None:
     """Give up the copy of a stopped daemon's directory.
 
-    Ends the log in the object store, which can still be restored, and forgets
-    it here. The directory then starts without replication.to, or with a new
-    prefix, where a new copy begins.
+    Ends the log in the object store, which can still be restored, and unlinks
+    the directory from it. The daemon then starts without replication.to, or
+    with a new prefix, where a new copy begins.
     """
     config = load_settings(file, data_dir, bind, sets).config
     directory = config.storage.data_dir.absolute()
@@ -247,10 +247,10 @@ def leave(
     if as_json:
         echo_json({"store": record.store, "dataDir": str(directory), "sealed": not without_seal})
     else:
-        click.echo(f"{directory} has no second copy any more")
+        click.echo(f"{directory} no longer has a second copy")
 
 
-# --- what all share --------------------------------------------------------------------------------
+# --- shared by all --------------------------------------------------------------------------------
 
 
 def _run(url: str, timeout_s: float, work: Callable[[Objects], Awaitable[None]]) -> None:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from broker.config import Config
 
 _DEPOSED_HINT = (
-    "another process has the copy of this store now; what this one acknowledged since its last upload is only in this "
-    "directory"
+    "another process owns the copy of this store now; commits that this one acknowledged after its last upload are only "
+    "in this directory"
 )
 logger = logging.getLogger(__name__)
 #: Text of Python's error if the system refuses a thread.

@@ -205,7 +205,7 @@ def _provider_problems(config: Config, origins: Mapping[str, str]) -> list[Probl
 
 
 def _replication_problems(config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """Only the store on this machine's disk has commits to ship: HBase replicates itself."""
+    """Check that the store is LevelDB, and that the backlog holds two segments."""
     replication, origin = config.replication, origins["replication.to"]
     found: list[Problem] = []
     if replication.to and config.storage.kind != "leveldb":

@@ -1,6 +1,6 @@
 """Bases: complete copies of a store, next to the log that continues them.
 
-    FORMAT                                  {"format":1,"store":…}: whose log it is
+    FORMAT                                  {"format":1,"store":…}: the store of the log
     bases/<epoch>/<commit>-<random>/<number>    a part: rows, encoded as a segment with one commit
     bases/<epoch>/<commit>-<random>/manifest    written last; without it the parts are void
 
@@ -42,19 +42,19 @@ PART_BYTES = 4 << 20
 
 
 def encode_format(store: str) -> bytes:
-    """Encode the object that says whose log it is."""
+    """Encode the object that names the store of a log."""
     return json.dumps({"format": 1, "store": store}, sort_keys=True, separators=(",", ":")).encode()
 
 
 def decode_format(data: bytes) -> str:
-    """Decode the store. Raises DamagedLog: it is no log of this version."""
+    """Decode the store. Raises DamagedLog: it is not a log of this version."""
     try:
         found = json.loads(data)
         if found["format"] != 1:
             raise DamagedLog(f"the log has format {found['format']}; this version reads 1")
         return str(found["store"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DamagedLog("FORMAT in the object store is none of a log") from error
+        raise DamagedLog("FORMAT in the object store is not that of a commit log") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +166,10 @@ class PartReader:
         self._count += 1
         segment = decode_segment(data)
         if (segment.epoch, segment.number, segment.before) != (self._base.place.epoch, self._count, self._before):
-            raise DamagedLog(f"part {self._count} of the base at commit {self._base.commit} is another one")
+            raise DamagedLog(f"part {self._count} of the base at commit {self._base.commit} does not belong to it")
         self._before = digest(data)
         if self._count == self._base.parts and self._before != self._base.last_digest:
-            raise DamagedLog(f"the last part of the base at commit {self._base.commit} is another one")
+            raise DamagedLog(f"the last part of the base at commit {self._base.commit} does not belong to it")
         return segment.commits[0]
 
 

@@ -1,4 +1,4 @@
-"""Runs the protocol against an object store, whatever its library: the interface, its errors, and the repetitions."""
+"""Runs the protocol against an object store: the interface of every library, its errors, and the retries."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MAX_PAUSE_S = 5.0
 
 
 class ObjectStoreUnavailable(StoreError):
-    """The object store did not answer, or answered with an error of its own. A read may be repeated."""
+    """The object store did not respond, or responded with an internal error. A read may be retried."""
 
     title = "The object store is not available"
 
 
 class ObjectStoreRefused(StoreError):
-    """The object store does not accept the credentials. Repeating the request does not help."""
+    """The object store does not accept the credentials. A retry does not help."""
 
     title = "The object store refuses access"
 
@@ -56,7 +56,7 @@ class Objects(Protocol):
         ...
 
     async def remove(self, names: Sequence[str]) -> None:
-        """Remove objects; a missing one is no error. Raises StoreError: some may have been removed."""
+        """Remove objects; a missing one is not an error. Raises StoreError: some may have been removed."""
         ...
 
 

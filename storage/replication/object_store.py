@@ -43,7 +43,7 @@ MAX_CALLS = 16
 GIVE_UP = 3
 #: Objects of one call to remove them.
 REMOVED_AT_ONCE = 1000
-#: Parts of messages by which an object store refuses, where the library has no kind of error for that.
+#: Parts of the messages of refusals that the library reports as general errors.
 _REFUSALS = ("403 Forbidden", "401 Unauthorized", "SignatureDoesNotMatch", "InvalidAccessKeyId", "AccessDenied")
 
 
@@ -116,7 +116,7 @@ class ObjectStore:
         return await self._in_thread(f"listing {prefix}", partial(self._names, prefix))
 
     async def remove(self, names: Sequence[str]) -> None:
-        """Remove objects; a missing one is no error. Raises StoreError: some may have been removed."""
+        """Remove objects; a missing one is not an error. Raises StoreError: some may have been removed."""
         for at in range(0, len(names), REMOVED_AT_ONCE):
             await self._in_thread("removing objects", partial(self._remove, names[at : at + REMOVED_AT_ONCE]))
 
@@ -127,7 +127,7 @@ class ObjectStore:
             return Verdict.UNKNOWN  # the call was given up, and may still take effect
 
     async def _in_thread(self, doing: str, call: Callable[[], T]) -> T:
-        """Run a call in a thread. Raises ObjectStoreUnavailable: it does not return within any sensible time.
+        """Run a call in a thread. Raises ObjectStoreUnavailable: it does not return in time.
 
         A cancelled caller leaves the thread to itself: for the protocol that is a lost answer, like any other.
         """

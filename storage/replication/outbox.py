@@ -1,8 +1,8 @@
 """Commits between the store and the log: bounded, in order, each once.
 
-The store's writing threads put batches in, the event loop takes them out. When the bound is passed, or the store has
-been reopened in the middle of a write, the commits from there on are given up together: the log then has a gap, and
-counts again once a complete base has been stored after it.
+The store's writing threads put batches in, the event loop takes them out. If the bound is exceeded, or the store was
+reopened in the middle of a write, all later commits are given up together: the log then has a gap, and a restore needs a
+complete base from after it.
 """
 
 from __future__ import annotations

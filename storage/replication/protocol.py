@@ -176,7 +176,7 @@ def follow(place: Place, runs: frozenset[bytes] | None = None) -> Steps[Place]:
     """Read the log from ``place``, apply what counts, and return the first place where there is nothing yet.
 
     Args:
-      runs: only objects of these may be there; None: of any.
+      runs: the objects must be of one of these; None: of any.
     Raises:
       Foreign: an object is of another run.
     """
@@ -230,7 +230,7 @@ class OwnDirectory:
     runs: frozenset[bytes]
     """The runs that were started on it: only their objects may follow ``place``."""
     since: int
-    """It still knows what all commits after this one have changed."""
+    """It can still send all commits after this one."""
 
 
 def take_over(
@@ -245,8 +245,8 @@ def take_over(
       place: read the log from there; everything before it has been applied.
       known: as for ``choose_epoch``.
       leased: False where objects cannot be replaced on condition: the epoch is the one after the last in the log.
-      directory: of a caller that applies nothing. If the log lacks commits that the directory does not know any more,
-        the seal says that there is a gap.
+      directory: of a caller that applies nothing. If the log lacks commits that the directory can no longer send, the
+        seal marks a gap.
     Raises:
       ReignOver: another process has chosen a later epoch, and has begun it.
       Foreign: the log was continued by a process that was not started on the directory.
@@ -275,12 +275,12 @@ def take_over(
 
 
 def claim_prefix(name: str, data: bytes, place: Place) -> Steps[None]:
-    """Make the object that says whose log this is, or check it; and that objects are created only where there is none.
+    """Create the object that names the log's store, or check it; check that existing objects are not overwritten.
 
     Raises:
       BucketWentBack: the directory has a log, and the object is missing.
       Foreign: the log is another directory's.
-      Unconditional: the object store replaces objects though it is asked to create them.
+      Unconditional: the object store overwrites existing objects although it must not.
     """
     while True:
         found = yield Get(name)
@@ -296,8 +296,8 @@ def claim_prefix(name: str, data: bytes, place: Place) -> Steps[None]:
         verdict = yield Create(name, data)
         if verdict is Verdict.DONE:
             raise Unconditional(
-                "the object store replaces objects though it is asked to create them only if there are none",
-                hint="a copy needs conditional writes: If-None-Match, and If-Match where there is more than one machine",
+                "the object store overwrites existing objects although the request has If-None-Match",
+                hint="a copy needs an object store with conditional writes: If-None-Match and If-Match",
             )
         if verdict is Verdict.REFUSED:
             return
@@ -309,7 +309,7 @@ def check_place(place: Place) -> Steps[None]:
         found = yield Get(log_name(place.epoch, place.number - 1))
         if found is None or digest(found.data) != place.before:
             raise BucketWentBack(
-                f"segment {place.number - 1} of epoch {place.epoch} is missing, or is another one",
+                f"segment {place.number - 1} of epoch {place.epoch} is missing or has changed",
                 hint=LEAVE_HINT,
             )
 
@@ -385,7 +385,7 @@ class Reign:
         return self.drafted(segment, encode_segment(segment))
 
     def draft(self, first: int, commits: Sequence[Commit]) -> Segment:
-        """Begin the next segment; encode it, in whatever thread, and give it to ``drafted``. Raises NumberReused."""
+        """Begin the next segment; encode it, in any thread, and give it to ``drafted``. Raises NumberReused."""
         if self._last is None or first != self._last + 1:
             raise NumberReused(f"commit {first} was handed over after commit {self._last}")
         at = self._place

@@ -73,7 +73,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="inspect",
         on="service",
         tag="looking",
-        doc="The second copy of the store: how far it reaches, and how far it is behind.",
+        doc="The second copy of the store: its last commit and its lag.",
         answer=ref("Replication"),
         errors=ANY,
     ),
