@@ -374,7 +374,8 @@ class TransactionService:
         """
         ticket = Ticket(ask)
         ticket.on_settled(settled)
-        self._mailbox.put(ticket)
+        self._mailbox.put(ticket, wake=False)
+        self._turns.wake_for(self._actor)
 
     async def ask(self, ask: Ask[A]) -> A:
         """Ask once the first load has ended; return the answer. Raises what ``Mailbox.ask`` raises."""

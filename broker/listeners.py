@@ -101,6 +101,8 @@ async def start_thrift(
         budget=BodyBudget(config.http.max_inflight_bytes // 4),  # separate: incomplete frames must not block publishes
         stop=stop,
         grace_s=config.shutdown.drain_s,
+        settings=config.http,
+        turns=daemon.directory.environment.turns,
         tls=certificates.context if config.transactions.thrift_tls and certificates is not None else None,
     )
     addresses: list[str] = await servers.start(serving)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import socket
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import trio
 
-from broker.http.sockets import address_of, listen_on
+from broker.http.connection import Connection, PeerLeft, State
+from broker.http.reactor import Reactor
+from broker.http.sockets import accepted, address_of, listen_on
+from broker.http.tls_socket import TlsSocket
 from broker.security.identity import Identity
 from broker.security.peer import peer_of
 from plainsong.protocol.errors import (
@@ -41,18 +45,23 @@ from plainsong.protocol.tephra.rpc import (
     encode_result,
 )
 from plainsong.protocol.tephra.thrift import MalformedThrift, ThriftFrames, ThriftFrameTooLarge, framed
-from plainsong.protocol.transactions.asks import ChangeConflict
+from plainsong.protocol.transactions.asks import Abort, Begin, ChangeConflict, Checkpoint, Commit, Invalidate, Prepare
 from plainsong.protocol.transactions.transaction import TransactionType
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from actors.mailbox import Turns
     from actors.transactions import TransactionService
-    from broker.http.budgets import BodyBudget, Reservation
+    from broker.config.sections import HttpConfig
+    from broker.http.budgets import BodyBudget
     from broker.security.identity import Verb
+    from broker.security.peer import Peer
     from broker.security.rights import Rights
+    from plainsong.protocol.effects import Ask
     from plainsong.protocol.tephra.rpc import Call
+    from plainsong.protocol.transactions.asks import Begun
     from plainsong.protocol.transactions.transaction import Transaction
 
 # --- methods ---------------------------------------------------------------------------------------
@@ -62,26 +71,43 @@ log = logging.getLogger("plainsong.thrift")
 _UNKNOWN_CLIENT = "unknown"
 
 
+class _Asked(NamedTuple):
+    """A call that is one request to the service."""
+
+    ask: Ask[Any]
+    result: Callable[[Any], Any]
+    """Convert the service's answer to the method's result."""
+    refused: Mapping[type[PlainsongError], Any] = {}
+    """The results for errors that the method does not declare."""
+
+
 class TephraMethods:
-    """Tephra's methods on the daemon's own transaction service, with Tephra's errors; shared by connections."""
+    """Tephra's methods on the daemon's own transaction service, with Tephra's errors; shared by connections.
+
+    Most methods are one request to the service, which needs no task: ``start`` makes it, and ``answer`` serves
+    everything else.
+    """
 
     def __init__(self, service: TransactionService) -> None:
         self._service = service
+        self._asks: dict[str, Callable[..., _Asked]] = {
+            "startLong": partial(_begin, TransactionType.LONG),
+            "startLongClientId": partial(_begin, TransactionType.LONG),
+            "startShort": partial(_begin, TransactionType.SHORT),
+            "startShortClientId": partial(_begin, TransactionType.SHORT),
+            "startShortTimeout": partial(_begin, TransactionType.SHORT, _UNKNOWN_CLIENT),
+            "startShortWithTimeout": partial(_begin, TransactionType.SHORT, _UNKNOWN_CLIENT),
+            "startShortWithClientIdAndTimeOut": partial(_begin, TransactionType.SHORT),
+            "canCommitTx": _can_commit,
+            "canCommitOrThrow": lambda transaction_id, changes: _Asked(_prepare(transaction_id, changes), _nothing),
+            "commitTx": _commit_whole,
+            # The service has the right write pointer: a wrong one would move every reader's read pointer.
+            "commitOrThrow": lambda transaction_id, _: _Asked(Commit(transaction_id), _nothing),
+            "abortTx": _abort,
+            "invalidateTx": _invalidate,
+            "checkpoint": _checkpoint,
+        }
         self._methods: dict[str, Callable[..., Awaitable[Any]]] = {
-            "startLong": self._start_long,
-            "startLongClientId": self._start_long_for,
-            "startShort": self._start_short,
-            "startShortClientId": self._start_short_for,
-            "startShortTimeout": self._start_short_within,
-            "startShortWithTimeout": self._start_short_within,
-            "startShortWithClientIdAndTimeOut": self._start_short_for,
-            "canCommitTx": self._can_commit,
-            "canCommitOrThrow": self._service.prepare,
-            "commitTx": self._commit_whole,
-            "commitOrThrow": self._commit,
-            "abortTx": self._abort,
-            "invalidateTx": self._invalidate,
-            "checkpoint": self._checkpoint,
             "getSnapshot": self._snapshot,
             "resetState": self._service.reset,
             "status": self._status,
@@ -90,6 +116,23 @@ class TephraMethods:
             "truncateInvalidTxBefore": self._truncate_before,
             "pruneNow": self._prune_now,
         }
+
+    def start(self, message: bytes, answered: Callable[[bytes], object]) -> bool:
+        """Start a call that needs no task; ``answered`` gets its answer. Return False if ``answer`` must serve it.
+
+        Raises:
+          MalformedThrift: it is not a call, and cannot be answered.
+        """
+        try:
+            call = decode_call(message)
+            make = self._asks.get(call.method)
+            if make is None or not self._service.has_loaded:
+                return False
+            asked = make(*call.args)
+            self._service.put(asked.ask, lambda outcome: answered(_reply(call, asked, outcome)))
+        except (RefusedCall, TephraError, PlainsongError):
+            return False  # nothing has happened; ``answer`` gets the same error
+        return True
 
     async def answer(self, message: bytes, remote: str = "") -> bytes:
         """Answer a message.
@@ -103,69 +146,17 @@ class TephraMethods:
         except RefusedCall as refused:
             return encode_failure(refused.call, refused.number, refused.message)
         try:
-            return encode_result(call, await self._methods[call.method](*call.args))
-        except TephraError as error:
-            return encode_error(call, error)
-        except PlainsongError as error:
-            declared = _tephra_error(error)
-            return encode_error(call, declared) if declared else failure(call, error.detail)
-        except Exception:
-            log.exception("a method failed", extra={"method": call.method})
-            return failure(call, "the log has details")
-
-    # --- beginning --------------------------------------------------------------------------------
-
-    async def _start_long(self) -> Transaction:
-        return await self._start_long_for(_UNKNOWN_CLIENT)
-
-    async def _start_long_for(self, client_id: str | None) -> Transaction:
-        return (await self._service.begin(TransactionType.LONG, None, _named(client_id))).transaction
-
-    async def _start_short(self) -> Transaction:
-        return await self._start_short_for(_UNKNOWN_CLIENT)
-
-    async def _start_short_within(self, timeout_s: int) -> Transaction:
-        return await self._start_short_for(_UNKNOWN_CLIENT, timeout_s)
-
-    async def _start_short_for(self, client_id: str | None, timeout_s: int | None = None) -> Transaction:
-        return (await self._service.begin(TransactionType.SHORT, timeout_s, _named(client_id))).transaction
-
-    # --- deciding ---------------------------------------------------------------------------------
-
-    async def _can_commit(self, transaction: Transaction, changes: Sequence[bytes]) -> bool:
+            make = self._asks.get(call.method)
+            if make is None:
+                return encode_result(call, await self._methods[call.method](*call.args))
+            asked = make(*call.args)
+        except Exception as error:  # noqa: BLE001  # it is the answer
+            return _failed(call, error)
         try:
-            await self._service.prepare(transaction.transaction_id, changes)
-        except (TransactionConflict, TransactionTooLarge):
-            return False
-        return True
-
-    async def _commit_whole(self, transaction: Transaction) -> bool:
-        try:
-            await self._service.commit(transaction.transaction_id)
-        except TransactionConflict:
-            return False
-        return True
-
-    async def _commit(self, transaction_id: int, write_pointer: int) -> None:
-        del write_pointer  # the service has the right one: a wrong one would move every reader's read pointer
-        await self._service.commit(transaction_id)
-
-    async def _abort(self, transaction: Transaction) -> None:
-        try:
-            await self._service.abort(transaction.transaction_id)
-        except TransactionNotFound:
-            return  # as Tephra does
-
-    async def _invalidate(self, transaction_id: int) -> bool:
-        try:
-            return (await self._service.invalidate(transaction_id)).changed
-        except (TransactionNotFound, TransactionNotInProgress):
-            return False
-
-    async def _checkpoint(self, transaction: Transaction) -> Transaction:
-        return (await self._service.checkpoint(transaction.transaction_id, transaction)).transaction
-
-    # --- upkeep -----------------------------------------------------------------------------------
+            outcome = await self._service.ask(asked.ask)
+        except Exception as error:  # noqa: BLE001  # it is the answer
+            outcome = error
+        return _reply(call, asked, outcome)
 
     async def _snapshot(self) -> bytes:
         try:
@@ -194,6 +185,76 @@ class TephraMethods:
 
     async def _prune_now(self) -> None:
         """Do nothing, like a Tephra without pruning: its clients' stores may rely on the invalid list."""
+
+
+# --- methods that are one request to the service ------------------------------------------------------
+
+
+def _begin(
+    type: TransactionType,  # noqa: A002  # the contract's word
+    client_id: str | None = _UNKNOWN_CLIENT,
+    timeout_s: int | None = None,
+) -> _Asked:
+    """Begin durably: Tephra's clients write to other stores, where a pointer on no list counts as committed."""
+    return _Asked(Begin(type, timeout_s, _named(client_id), durable=True), _transaction_of)
+
+
+def _prepare(transaction_id: int, changes: Sequence[bytes]) -> Prepare:
+    return Prepare(transaction_id, changes, sum(map(len, changes)))
+
+
+def _can_commit(transaction: Transaction, changes: Sequence[bytes]) -> _Asked:
+    conflicts = {TransactionConflict: False, TransactionTooLarge: False}
+    return _Asked(_prepare(transaction.transaction_id, changes), _true, conflicts)
+
+
+def _commit_whole(transaction: Transaction) -> _Asked:
+    return _Asked(Commit(transaction.transaction_id), _true, {TransactionConflict: False})
+
+
+def _abort(transaction: Transaction) -> _Asked:
+    return _Asked(Abort(transaction.transaction_id), _nothing, {TransactionNotFound: None})  # as Tephra does
+
+
+def _invalidate(transaction_id: int) -> _Asked:
+    unknown = {TransactionNotFound: False, TransactionNotInProgress: False}
+    return _Asked(Invalidate(transaction_id), lambda decision: decision.changed, unknown)
+
+
+def _checkpoint(transaction: Transaction) -> _Asked:
+    return _Asked(Checkpoint(transaction.transaction_id, transaction), _transaction_of)
+
+
+def _transaction_of(begun: Begun) -> Transaction:
+    return begun.transaction
+
+
+def _true(_: object) -> bool:
+    return True
+
+
+def _nothing(_: object) -> None:
+    return None
+
+
+def _reply(call: Call, asked: _Asked, outcome: Any) -> bytes:
+    """Return the answer to a call, from the outcome of its request."""
+    if not isinstance(outcome, Exception):
+        return encode_result(call, asked.result(outcome))
+    for error, result in asked.refused.items():
+        if isinstance(outcome, error):
+            return encode_result(call, result)
+    return _failed(call, outcome)
+
+
+def _failed(call: Call, error: Exception) -> bytes:
+    if isinstance(error, TephraError):
+        return encode_error(call, error)
+    if isinstance(error, PlainsongError):
+        declared = _tephra_error(error)
+        return encode_error(call, declared) if declared else failure(call, error.detail)
+    log.error("a method failed", extra={"method": call.method}, exc_info=error)
+    return failure(call, "the log has details")
 
 
 def _named(client_id: str | None) -> str:
@@ -278,6 +339,11 @@ class GrantedMethods:
         self._owner_of = owner_of
         self._audit = audit
 
+    def start(self, message: bytes, answered: Callable[[bytes], object]) -> bool:
+        """Leave every call to ``answer``: an owner may have to be asked, and the outcome recorded."""
+        del message, answered
+        return False
+
     async def answer(self, message: bytes, remote: str = "") -> bytes:
         """Answer a message. Raises MalformedThrift: it is not a call, and cannot be answered."""
         try:
@@ -348,14 +414,19 @@ def _target_of(call: Call) -> str:
 # --- connections -----------------------------------------------------------------------------------
 
 
-_RECEIVE_BYTES = 64 << 10
-#: Time limits for receiving a frame once it has begun, and for sending an answer. Idle connections stay open.
+#: Time limit for receiving a frame once it has begun. Idle connections stay open.
 FRAME_TIMEOUT_S = 30.0
-SEND_TIMEOUT_S = 30.0
 
 
 class Methods(Protocol):
     """The methods of this instance's service, or of the service at its owner."""
+
+    def start(self, message: bytes, answered: Callable[[bytes], object]) -> bool:
+        """Start a call that needs no task; ``answered`` gets its answer. Return False if ``answer`` must serve it.
+
+        Raises MalformedThrift: it is not a call.
+        """
+        ...
 
     async def answer(self, message: bytes, remote: str = "") -> bytes:
         """Answer a message of the client at ``remote``. Raises MalformedThrift: it is not a call."""
@@ -363,60 +434,145 @@ class Methods(Protocol):
 
 
 class ThriftConnection:
-    """Serves one client, one call at a time, until it disconnects or sends something that is not a call."""
+    """Serves one client, one call at a time, until it disconnects or sends something that is not a call.
 
-    def __init__(self, stream: trio.abc.Stream, methods: Methods, budget: BodyBudget, remote: str = "") -> None:
-        self._stream = stream
-        self._remote = remote
+    As over HTTP, a call that has arrived completely, and needs no task, is answered in the reactor's task, while the
+    connection's own task sleeps. That one serves everything else.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket | TlsSocket,
+        methods: Methods,
+        budget: BodyBudget,
+        reactor: Reactor,
+        settings: HttpConfig,
+        peer: Peer,
+    ) -> None:
+        self._connection = Connection(sock, self, reactor, budget, settings, peer)
+        self._reactor = reactor
         self._methods = methods
-        self._budget = budget
+        #: The memory reservation of the frame that is arriving, until its call is answered.
+        self._held = budget.reserve()
         self._frames = ThriftFrames()
-        self._idle = trio.CancelScope()
+        #: A whole message that is left to the task.
+        self._message: bytes | None = None
         self._stopping = False
+
+    def __repr__(self) -> str:
+        return f"<ThriftConnection {self._connection!r}>"
 
     def stop(self) -> None:
         """Take no more calls; the current one is answered."""
         self._stopping = True
-        self._idle.cancel()
+        if self._connection.state is State.RESTING:
+            self._connection.wake()
+
+    # --- without the task -------------------------------------------------------------------------
+
+    @property
+    def is_reading(self) -> bool:
+        """False: a call is answered even if its client has left."""
+        return False
+
+    def gathered(self) -> None:
+        """Do nothing: the task reads frames that arrive in pieces."""
+
+    def sending_ended(self) -> None:
+        """Do nothing; see ``is_reading``."""
+
+    def data_arrived(self) -> bool:
+        """Handle data that arrived while the connection rests. Return True if the task must handle it.
+
+        Called in the reactor's task.
+        """
+        connection = self._connection
+        if self._stopping:
+            return True
+        try:
+            self._take_in()
+            self._message = self._frames.take()
+            if self._message is None:
+                return True
+            connection.state = State.ANSWERING
+            if self._methods.start(self._message, self._answered):
+                self._message = None
+                return False
+        except (ThriftFrameTooLarge, MalformedThrift, Overloaded):
+            pass  # the task gets the same error
+        connection.state = State.RESTING
+        return True
+
+    def _take_in(self) -> None:
+        """Move the bytes that were read to the frames. Raises Overloaded."""
+        connection = self._connection
+        if connection.pending:
+            self._held.grow(len(connection.pending))
+            self._frames.feed(connection.pending)
+            connection.pending = b""
+
+    def _answered(self, answer: bytes) -> None:
+        """Send the answer to a call that was started without the task. It neither waits nor raises."""
+        connection = self._connection
+        if connection.state is not State.ANSWERING:
+            return  # the connection has ended
+        self._held.release()
+        connection.state = State.RESTING
+        connection.pace.restart()
+        if not connection.send_now(framed(answer)) or self._stopping or not self._frames.is_empty:
+            connection.wake()
+        elif not connection.is_quiet:
+            self._reactor.again(connection)
+
+    # --- in the connection's task -----------------------------------------------------------------
 
     async def run(self) -> None:
         """Serve until either side closes the connection."""
+        connection = self._connection
         try:
-            with self._budget.reserve() as reservation:
-                while not self._stopping and (message := await self._next(reservation)) is not None:
-                    answer = framed(await self._methods.answer(message, self._remote))
-                    reservation.release()
-                    with trio.fail_after(SEND_TIMEOUT_S):
-                        await self._stream.send_all(answer)
+            with connection.scope:
+                while not self._stopping and (message := await self._next()) is not None:
+                    connection.state = State.HANDLING
+                    answer = framed(await self._methods.answer(message, connection.peer.address))
+                    self._held.release()
+                    connection.state = State.SENDING
+                    connection.pace.restart()
+                    await connection.send_all(answer)
         except (ThriftFrameTooLarge, MalformedThrift) as error:
             log.warning("a Thrift connection sent an invalid call: %s", error)
         except Overloaded as error:
             log.warning("a Thrift connection was closed: %s", error.detail)
-        except (trio.BrokenResourceError, trio.TooSlowError):
+        except (PeerLeft, OSError, trio.TooSlowError):
             pass  # the client disconnected, or is too slow
+        finally:
+            connection.leave()
+            self._held.release()
+            connection.room.release()
 
-    async def _next(self, reservation: Reservation) -> bytes | None:
+    async def _next(self) -> bytes | None:
         """Return the next whole message; None if the client has disconnected, or the server is stopping."""
-        message = self._frames.take()
-        if message is not None:
-            return message
-        if not self._frames.missing_bytes:
-            with trio.CancelScope() as self._idle:
-                if not await self._receive(reservation):
-                    return None
-            if self._idle.cancelled_caught:
+        connection, frames = self._connection, self._frames
+        while True:
+            message, self._message = self._message, None
+            if message is None:
+                self._take_in()
+                message = frames.take()
+            if message is not None:
+                return message
+            if not frames.is_empty:
+                connection.state = State.READING
+                with trio.fail_after(FRAME_TIMEOUT_S):
+                    while (message := frames.take()) is None:
+                        data = await connection.receive()
+                        self._held.grow(len(data))
+                        frames.feed(data)
+                return message
+            if connection.ended:
                 return None
-        with trio.fail_after(FRAME_TIMEOUT_S):
-            while (message := self._frames.take()) is None:
-                if not await self._receive(reservation):
-                    return None
-        return message
-
-    async def _receive(self, reservation: Reservation) -> bool:
-        data = await self._stream.receive_some(_RECEIVE_BYTES)
-        reservation.grow(len(data))
-        self._frames.feed(bytes(data))
-        return bool(data)
+            await connection.rest()
+            await connection.send_rest()
+            if self._stopping:
+                return None
 
 
 # --- server ----------------------------------------------------------------------------------------
@@ -435,37 +591,48 @@ async def serve_thrift(
     budget: BodyBudget,
     stop: trio.Event,
     grace_s: float,
+    settings: HttpConfig,
+    turns: Turns | None = None,
     max_connections: int = MAX_CONNECTIONS,
     tls: Callable[[], ssl.SSLContext] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve Tephra's clients until ``stop`` is set; then finish running calls for at most ``grace_s``.
 
-    ``task_status`` gets the addresses as ``host:port``. ``budget`` bounds the memory of frames. ``tls`` returns the
-    context for each new connection; None: no TLS.
+    Args:
+      budget: bounds the memory of frames.
+      settings: limits the time for sending an answer.
+      turns: the run queue of the actors that calls ask; None: the actors' tasks run their turns.
+      tls: returns the context for each new connection; None: no TLS.
+      task_status: gets the addresses as ``host:port``.
 
     Raises:
       OSError: the server cannot listen on ``bind``; nothing is left open.
     """
     sockets = await trio.to_thread.run_sync(listen_on, bind)
+    reactor = Reactor(inf)
+    if turns is not None:
+        reactor.takes_in, reactor.took_in = turns.begin, turns.run_due
     try:
-        server = _ThriftServer(methods, budget, max_connections, tls)
-        listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(sock)) for sock in sockets]
-        async with trio.open_nursery() as connections:
-            async with trio.open_nursery() as accepting:
-                accepting.start_soon(
-                    partial(trio.serve_listeners, server.serve, listeners, handler_nursery=connections)
-                )
-                task_status.started([address_of(sock) for sock in sockets])
-                await stop.wait()
-                accepting.cancel_scope.cancel()
-            for sock in sockets:
-                sock.close()
-            server.stop()
-            connections.cancel_scope.deadline = trio.current_time() + grace_s
+        server = _ThriftServer(methods, budget, reactor, settings, max_connections, tls)
+        async with trio.open_nursery() as reading:
+            reading.start_soon(reactor.run)
+            async with trio.open_nursery() as connections:
+                async with trio.open_nursery() as accepting:
+                    for sock in sockets:
+                        accepting.start_soon(server.accept, sock, connections)
+                    task_status.started([address_of(sock) for sock in sockets])
+                    await stop.wait()
+                    accepting.cancel_scope.cancel()
+                for sock in sockets:
+                    sock.close()
+                server.stop()
+                connections.cancel_scope.deadline = trio.current_time() + grace_s
+            reading.cancel_scope.cancel()
     finally:
         for sock in sockets:
             sock.close()
+        reactor.close()
 
 
 class _ThriftServer:
@@ -473,14 +640,20 @@ class _ThriftServer:
         self,
         methods: Methods,
         budget: BodyBudget,
+        reactor: Reactor,
+        settings: HttpConfig,
         max_connections: int,
         tls: Callable[[], ssl.SSLContext] | None,
     ) -> None:
         self._methods = methods
         self._tls = tls
         self._budget = budget
+        self._reactor = reactor
+        self._settings = settings
         self._max_connections = max_connections
         self._open: set[ThriftConnection] = set()
+        #: Number of connections, including those in their handshake.
+        self._count = 0
         self._stopping = False
 
     def stop(self) -> None:
@@ -488,28 +661,40 @@ class _ThriftServer:
         for connection in self._open:
             connection.stop()
 
-    async def serve(self, stream: trio.SocketStream) -> None:
+    async def accept(self, listener: socket.socket, connections: trio.Nursery) -> None:
+        """Accept connections until cancelled; each is served by a task in ``connections``."""
+        async for sock in accepted(listener, lambda why: log.warning("cannot accept connections now: %s", why)):
+            if self._count >= self._max_connections:
+                log.warning("a Thrift connection was refused: %s are open", self._count)
+                sock.close()
+                continue
+            # TCP keep-alive closes idle connections whose client has vanished.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._count += 1
+            connections.start_soon(self._serve, sock)
+
+    async def _serve(self, sock: socket.socket) -> None:
         """Serve one connection; its errors affect no other."""
-        if len(self._open) >= self._max_connections or self._stopping:
-            log.warning("a Thrift connection was refused: %s are open", len(self._open))
-            await trio.aclose_forcefully(stream)
-            return
-        # TCP keep-alive closes idle connections whose client has vanished.
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        whole: trio.SocketStream | trio.SSLStream[trio.SocketStream] = stream
-        if self._tls is not None:
-            whole = trio.SSLStream(stream, self._tls(), server_side=True, https_compatible=True)
-        connection = ThriftConnection(whole, self._methods, self._budget, peer_of(stream.socket).address)
-        self._open.add(connection)
         try:
-            if isinstance(whole, trio.SSLStream):
+            whole: socket.socket | TlsSocket = sock
+            if self._tls is not None:
+                whole = TlsSocket(sock, self._tls())
                 with trio.fail_after(HANDSHAKE_S):
-                    await whole.do_handshake()
-            await connection.run()
-        except (trio.BrokenResourceError, trio.TooSlowError) as error:
+                    await whole.shake_hands()
+            connection = ThriftConnection(
+                whole, self._methods, self._budget, self._reactor, self._settings, peer_of(sock)
+            )
+            if self._stopping:
+                connection.stop()
+            self._open.add(connection)
+            try:
+                await connection.run()
+            finally:
+                self._open.discard(connection)
+        except (OSError, trio.TooSlowError) as error:
             log.debug("a Thrift connection had no handshake", extra={"why": str(error)})
         except Exception:
             log.exception("a Thrift connection failed")
         finally:
-            self._open.discard(connection)
-            await trio.aclose_forcefully(stream)
+            sock.close()
+            self._count -= 1

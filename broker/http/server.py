@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import logging
 import socket
@@ -24,7 +23,7 @@ from broker.http.http1 import HTTP_2, Http1, Http1Parts
 from broker.http.messages import Conversations, new_request_id
 from broker.http.origin_check import OriginCheck
 from broker.http.reactor import Reactor
-from broker.http.sockets import SocketFiles, address_of, listen_on, stream_of
+from broker.http.sockets import SocketFiles, accepted, address_of, listen_on, stream_of
 from broker.http.tls_socket import HANDSHAKE, TlsSocket, TlsStream, secured
 from broker.security.guard import OPEN
 from broker.security.peer import peer_of
@@ -64,9 +63,6 @@ class Listening(Protocol):
 
 
 log = logging.getLogger("plainsong.http")
-#: Out of file descriptors or memory: accepting again immediately would only spin.
-_SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-ACCEPT_PAUSE_S = 0.1
 #: The limit of connections being refused at the same time, and the time for each to read the refusal.
 MAX_REFUSING = 64
 REFUSAL_S = 1.0
@@ -226,22 +222,7 @@ class _Server:
         connections.cancel_scope.cancel()
 
     async def _accept(self, listener: socket.socket, connections: trio.Nursery) -> None:
-        while True:
-            await wait_readable(listener)
-            try:
-                sock, _ = listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                continue
-            except OSError as error:
-                if error.errno not in _SHORT_OF:
-                    raise
-                self._cannot_accept(error.strerror or str(error))
-                self._descriptors.refused()
-                await trio.sleep(ACCEPT_PAUSE_S)
-                continue
-            sock.setblocking(False)
-            if sock.family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        async for sock in accepted(listener, self._short):
             refusal = self._refusal(sock)
             if refusal is None:
                 self._open += 1
@@ -251,6 +232,10 @@ class _Server:
                 connections.start_soon(self._refuse, sock, refusal)
             else:
                 sock.close()
+
+    def _short(self, why: str) -> None:
+        self._cannot_accept(why)
+        self._descriptors.refused()
 
     def _refusal(self, sock: socket.socket) -> PlainsongError | None:
         """Return the error for a connection that must be refused, or None."""

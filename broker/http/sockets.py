@@ -15,9 +15,12 @@ from trio.lowlevel import wait_readable, wait_writable
 from broker.config.values import UNIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
 BACKLOG = 1024
+#: Out of file descriptors or memory: accepting again immediately would only spin.
+_SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+ACCEPT_PAUSE_S = 0.1
 
 
 class BindFailed(OSError):
@@ -70,6 +73,31 @@ def listen_on(bind: str, unix_mode: str = "0660") -> list[socket.socket]:
     if not listeners:
         raise _explained(OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL)), bind)
     return listeners
+
+
+async def accepted(listener: socket.socket, cannot: Callable[[str], object]) -> AsyncIterator[socket.socket]:
+    """Accept connections until cancelled; their sockets do not block. The caller must close them.
+
+    Args:
+      cannot: called with the reason when there are no file descriptors, or no memory, for another connection; it is
+        tried again after ``ACCEPT_PAUSE_S``.
+    """
+    while True:
+        await wait_readable(listener)
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            continue
+        except OSError as error:
+            if error.errno not in _SHORT_OF:
+                raise
+            cannot(error.strerror or str(error))
+            await trio.sleep(ACCEPT_PAUSE_S)
+            continue
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield sock
 
 
 def address_of(listener: socket.socket) -> str:

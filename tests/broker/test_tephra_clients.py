@@ -13,6 +13,7 @@ from thriftpy2.transport import TCyFramedTransportFactory
 from actors.pointers import PointerIndex
 from actors.tephra import ForeignTephra
 from actors.transactions import TransactionService
+from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
 from broker.thrift import TephraMethods, serve_thrift
 from plainsong.protocol.tephra.rpc import ILLEGAL_ARGUMENT, INTERNAL_ERROR, TOO_LARGE
@@ -82,6 +83,7 @@ class Harness:
                 budget=BodyBudget(1 << 20),
                 stop=self.stop,
                 grace_s=5,
+                settings=config_of({}).http,
                 task_status=task_status,
             )
 

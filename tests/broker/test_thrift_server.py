@@ -11,7 +11,7 @@ from tephra_thrift import TEPHRA, struct_bytes
 
 from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
-from broker.thrift import FRAME_TIMEOUT_S, SEND_TIMEOUT_S, TephraMethods, serve_thrift
+from broker.thrift import FRAME_TIMEOUT_S, TephraMethods, serve_thrift
 from broker.tls import load
 from plainsong.protocol.errors import Overloaded, TransactionsUnavailable
 from plainsong.protocol.tephra.rpc import (
@@ -27,6 +27,7 @@ from plainsong.protocol.transactions.asks import ServiceFigures
 from tests.certificates import Authority
 
 MAX_CONNECTIONS = 60
+SETTINGS = config_of({}).http
 
 
 class Service:
@@ -105,6 +106,7 @@ class Served:
                 budget=self.budget,
                 stop=self.stop,
                 grace_s=5,
+                settings=SETTINGS,
                 task_status=task_status,
                 **more,
             )
@@ -248,7 +250,7 @@ async def test_a_client_that_stops_reading_is_left_and_others_are_served(server,
     while not trio.lowlevel.current_statistics().io_statistics.tasks_waiting_write:
         await trio.testing.wait_all_tasks_blocked(0.01)  # an answer is being sent, and is stuck
     assert await other.call("status") == "OK"
-    mock_clock.jump(SEND_TIMEOUT_S + 1)
+    mock_clock.jump(SETTINGS.send_timeout_s + 1)
     assert await other.call("status") == "OK"
     count = 0
     while await deaf.message() is not None:
@@ -304,7 +306,12 @@ async def test_a_client_that_leaves_before_the_answer_harms_nobody(server, caplo
 async def test_an_address_in_use_is_an_error_and_leaves_nothing_open(server):
     with pytest.raises(OSError, match="in use"):
         await serve_thrift(
-            server.address, TephraMethods(server.service), budget=server.budget, stop=trio.Event(), grace_s=1
+            server.address,
+            TephraMethods(server.service),
+            budget=server.budget,
+            stop=trio.Event(),
+            grace_s=1,
+            settings=SETTINGS,
         )
 
 

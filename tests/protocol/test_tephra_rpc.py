@@ -258,15 +258,17 @@ def test_frames_may_come_in_pieces_of_any_size(messages, data):
         while (whole := frames.take()) is not None:
             found.append(whole)
     assert found == messages
-    assert frames.missing_bytes == 0
+    assert frames.is_empty
 
 
-def test_a_frame_under_way_says_what_it_lacks():
+def test_frames_are_empty_only_between_messages():
     frames = ThriftFrames()
-    frames.feed(b"\0\0")
-    assert (frames.take(), frames.missing_bytes) == (None, 2)
-    frames.feed(b"\0\x05ab")
-    assert (frames.take(), frames.missing_bytes) == (None, 3)
+    assert frames.is_empty
+    for piece in (b"\0\0", b"\0\x05ab"):
+        frames.feed(piece)
+        assert (frames.take(), frames.is_empty) == (None, False)
+    frames.feed(b"cde")
+    assert (frames.take(), frames.is_empty) == (b"abcde", True)
 
 
 @pytest.mark.parametrize("size", [0, -1, -(2**31), MAX_FRAME_BYTES + 1, 2**31 - 1])

@@ -172,13 +172,9 @@ class ThriftFrames:
         self._max_bytes = max_bytes
 
     @property
-    def missing_bytes(self) -> int:
-        """The bytes that the present message still lacks; 0: it is complete, or there is none."""
-        if not self._buffer:
-            return 0
-        if len(self._buffer) < _HEAD_BYTES:
-            return _HEAD_BYTES - len(self._buffer)
-        return max(0, _HEAD_BYTES + self._size() - len(self._buffer))
+    def is_empty(self) -> bool:
+        """True if there is no part of a message."""
+        return not self._buffer
 
     def feed(self, data: bytes) -> None:
         """Add received bytes."""

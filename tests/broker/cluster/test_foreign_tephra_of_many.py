@@ -10,6 +10,7 @@ import trio
 from actors.observe import SystemClock
 from actors.pointers import PointerIndex
 from actors.transactions import TransactionService
+from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
 from broker.http.route import TRANSACTIONS
 from broker.thrift import TephraMethods, serve_thrift
@@ -32,7 +33,7 @@ async def a_tephra(nursery):
     loaded = trio.Event()
     nursery.start_soon(service.run, loaded.set)
     await loaded.wait()
-    serve = partial(serve_thrift, budget=BodyBudget(1 << 20), stop=trio.Event(), grace_s=1)
+    serve = partial(serve_thrift, budget=BodyBudget(1 << 20), stop=trio.Event(), grace_s=1, settings=config_of({}).http)
     (address,) = await nursery.start(serve, "127.0.0.1:0", TephraMethods(service))
     return service, address
 
