@@ -284,7 +284,7 @@ class Packed(bytes):
 def pack_record(record: dict[str, object]) -> bytes:
     """Encode a row of the metadata table: the version byte and the map."""
     version = bytes([_VERSION])
-    if not any(type(value) is Packed for value in record.values()):
+    if Packed not in map(type, record.values()):
         packed: bytes = msgpack.packb(record)
         return version + packed
     pairs = (

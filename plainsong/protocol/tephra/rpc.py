@@ -112,6 +112,9 @@ METHODS: dict[str, Method] = {
     "pruneNow": Method((), Kind.VOID),
 }
 
+#: The kinds of each method's arguments, by field id.
+_PLACES = {name: dict(enumerate(method.args, 1)) for name, method in METHODS.items()}
+
 
 # --- values: arguments and results as fields of Thrift structs --------------------------------------
 
@@ -265,7 +268,7 @@ def decode_call(message: bytes) -> Call:
     if method is None:
         raise RefusedCall(call, UNKNOWN_METHOD, f"Invalid method name: '{name}'")
     try:
-        found = read_fields(reader, dict(enumerate(method.args, 1)))
+        found = read_fields(reader, _PLACES[name])
     except MalformedThrift as error:
         raise RefusedCall(call, PROTOCOL_ERROR, f"{name}: {error}") from None
     for place, kind in enumerate(method.args, 1):

@@ -39,20 +39,21 @@ class ThriftReader:
 
     def field(self) -> tuple[int, int] | None:
         """Return ``(type, id)`` of the next field of a struct; None after the last."""
-        kind = self._byte()
+        kind = self.data[self._take(1)]
         self._use_room(1)
-        return None if kind == STOP else (kind, self._number(_I16))
+        return None if kind == STOP else (kind, _I16.unpack_from(self.data, self._take(2))[0])
 
     def i32(self) -> int:
-        return self._number(_I32)
+        number: int = _I32.unpack_from(self.data, self._take(4))[0]
+        return number
 
     def i64(self) -> int:
-        return self._number(_I64)
+        number: int = _I64.unpack_from(self.data, self._take(8))[0]
+        return number
 
     def octets(self) -> bytes:
         """A length and as many bytes: a string, or a binary."""
-        size = self.i32()
-        start = self._take(size, 1)
+        start = self._take(self.i32())
         return self.data[start : self.at]
 
     def text(self) -> str:
@@ -72,7 +73,7 @@ class ThriftReader:
         kind, count = self._byte(), self.i32()
         if kind != I64 and count:
             raise MalformedThrift(f"a list of type {kind}, where numbers of 64 bits are expected, at byte {at}")
-        start = self._take(count, 8)
+        start = self._take(8, count)
         return unpack_from(f">{count}q", self.data, start)
 
     def binaries(self) -> tuple[bytes, ...]:
@@ -83,16 +84,16 @@ class ThriftReader:
             raise MalformedThrift(f"a set of type {kind}, where byte strings are expected, at byte {at}")
         if count > MAX_BINARIES:
             raise MalformedThrift(f"{count} byte strings, more than {MAX_BINARIES}, at byte {at}")
-        self.at = self._take(count, 4)
+        self.at = self._take(4, count)
         return tuple(self.octets() for _ in range(count))
 
     def skip(self, kind: int, depth: int = 1) -> None:
         """Skip a value of a type."""
         size = _SIZES.get(kind)
         if size is not None:
-            self._take(1, size)
+            self._take(size)
         elif kind == STRING:
-            self._take(self.i32(), 1)
+            self._take(self.i32())
         elif depth > MAX_DEPTH:
             raise MalformedThrift(f"containers nest more than {MAX_DEPTH} deep at byte {self.at}")
         elif kind == STRUCT:
@@ -114,7 +115,7 @@ class ThriftReader:
             if kind not in _LEAST:
                 raise MalformedThrift(f"items of type {kind} before byte {self.at}")
             least += _LEAST[kind]
-        start = self._take(count, least)
+        start = self._take(least, count)
         if all(kind in _SIZES for kind in kinds):
             return
         self.at = start
@@ -129,19 +130,16 @@ class ThriftReader:
             raise MalformedThrift(f"more values than are accepted, at byte {self.at}")
 
     def _byte(self) -> int:
-        return self.data[self._take(1, 1)]
+        return self.data[self._take(1)]
 
-    def _number(self, form: Struct) -> int:
-        number: int = form.unpack_from(self.data, self._take(1, form.size))[0]
-        return number
-
-    def _take(self, count: int, size: int) -> int:
+    def _take(self, size: int, count: int = 1) -> int:
         """Skip ``count`` values of ``size`` bytes; return where they start."""
         start = self.at
-        left = len(self.data) - start
-        if not 0 <= count * size <= left:
+        stop = start + count * size
+        if not start <= stop <= len(self.data):
+            left = len(self.data) - start
             raise MalformedThrift(f"{count * size} bytes are expected at byte {start}, where {left} are left")
-        self.at = start + count * size
+        self.at = stop
         return start
 
 
