@@ -16,13 +16,14 @@ import argparse
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median_low
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
@@ -30,10 +31,14 @@ from bench.bodies import path
 from broker.config.load import load_config
 from broker.main import run_daemon
 from plainsong import Client
+from plainsong.protocol.tephra.rpc import decode_reply, encode_call
+from plainsong.protocol.tephra.thrift import ThriftFrames, framed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+
+    from plainsong.protocol.transactions.transaction import Transaction
 
 ROOT = str(Path(__file__).parents[1]) + os.sep
 PACKAGES = tuple(ROOT + name + os.sep for name in ("actors", "broker", "plainsong", "storage"))
@@ -108,7 +113,7 @@ class Tracer(trio.abc.Instrument):
         return Traced(*(median_low(column) for column in zip(*found, strict=True)))
 
 
-def measure(tracer: Tracer, url: str) -> dict[str, Traced]:
+def measure(tracer: Tracer, url: str, tephra: str) -> dict[str, Traced]:
     """Return the traces by a description of the request."""
     topic = "traced"
     connection = HTTPConnection(url.removeprefix("http://"))
@@ -158,6 +163,7 @@ def measure(tracer: Tracer, url: str) -> dict[str, Traced]:
         ask("POST", f"{path('held')}/publish", {"messages": ["hello"]} | fields)
     found["a committed poll that meets an open transaction"] = tracer.count(poll_held, of_requester=False)
     commit()
+    found.update(_measure_thrift(tracer, tephra))
     with Client(url) as client:
         client.create_topic("of-a-client", if_not_exists=True)
 
@@ -173,21 +179,49 @@ def measure(tracer: Tracer, url: str) -> dict[str, Traced]:
     return found
 
 
+def _measure_thrift(tracer: Tracer, address: str) -> dict[str, Traced]:
+    """Return the traces of a transaction's calls by Tephra's client."""
+    host, port = address.rsplit(":", 1)
+    frames = ThriftFrames()
+    begun: list[Transaction] = []
+    with socket.create_connection((host, int(port))) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        def call(method: str, *args: object) -> Any:
+            sock.sendall(framed(encode_call(method, 1, *args)))
+            while (message := frames.take()) is None:
+                frames.feed(sock.recv(1 << 16))
+            return decode_reply(message, method, 1)
+
+        def begin() -> None:
+            begun.append(call("startShortClientId", "traced"))
+
+        def can_commit() -> None:
+            call("canCommitOrThrow", begun[-1].transaction_id, ())
+
+        def commit() -> None:
+            transaction = begun.pop()
+            call("commitOrThrow", transaction.transaction_id, transaction.write_pointer)
+
+        steps = {"begins": begin, "asks if it can commit": can_commit, "commits": commit}
+        return {f"Tephra's client {name}": tracer.count(step, of_requester=False) for name, step in steps.items()}
+
+
 def run() -> dict[str, Traced]:
     """Run the daemon in this thread and the requests in another. Raises any exception of the requests."""
     tracer = Tracer()
     found: dict[str, Traced] = {}
     failed: list[BaseException] = []
 
-    def requests(url: str) -> None:
+    def requests(url: str, tephra: str) -> None:
         try:
-            found.update(measure(tracer, url))
+            found.update(measure(tracer, url, tephra))
         except BaseException as error:  # noqa: BLE001 - raised again where the daemon has ended
             failed.append(error)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with TemporaryDirectory() as data_dir:
-        flags = {"http.bind": "127.0.0.1:0", "storage.data_dir": data_dir}
+        flags = {"http.bind": "127.0.0.1:0", "storage.data_dir": data_dir, "transactions.thrift": "127.0.0.1:0"}
         config = load_config(None, {}, flags).config
         tracer.install()
 
@@ -195,7 +229,9 @@ def run() -> dict[str, Traced]:
             trio.lowlevel.add_instrument(tracer)
             await run_daemon(
                 config,
-                announce=lambda running: threading.Thread(target=requests, args=(running.addresses[0],)).start(),
+                announce=lambda running: threading.Thread(
+                    target=requests, args=(running.addresses[0], running.thrift[0])
+                ).start(),
             )
 
         trio.run(daemon)

@@ -16,8 +16,9 @@ from actors.transactions import TransactionService
 from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
 from broker.thrift import TephraMethods, serve_thrift
-from plainsong.protocol.tephra.rpc import ILLEGAL_ARGUMENT, INTERNAL_ERROR, TOO_LARGE
+from plainsong.protocol.tephra.rpc import ILLEGAL_ARGUMENT, INTERNAL_ERROR, TOO_LARGE, decode_reply, encode_call
 from plainsong.protocol.tephra.state import EntryType, decode_snapshot, decode_transaction
+from plainsong.protocol.tephra.thrift import ThriftFrames, framed
 from plainsong.protocol.transactions.ledger import TransactionSettings
 from plainsong.protocol.transactions.transaction import Transaction, TransactionType
 from plainsong.protocol.transactions.view import Verdict, View
@@ -360,3 +361,57 @@ async def test_one_daemon_goes_by_the_transactions_of_another(harness, tephra):
     for pointer in (done.transaction_id, doing.transaction_id, undone.transaction_id, undone.transaction_id + 1):
         assert ours.verdict(pointer) is theirs.verdict(pointer)
     await other._client.aclose()
+
+
+class Raw:
+    """A connection that sends calls without waiting for their answers."""
+
+    def __init__(self, stream):
+        self.stream = stream
+        self.frames = ThriftFrames()
+
+    async def send(self, *calls):
+        messages = [framed(encode_call(method, number, *args)) for number, (method, *args) in enumerate(calls)]
+        await self.stream.send_all(b"".join(messages))
+
+    async def answer(self, method, number=0):
+        while (message := self.frames.take()) is None:
+            self.frames.feed(await self.stream.receive_some())
+        return decode_reply(message, method, number)
+
+
+async def raw(harness):
+    host, port = harness.address.split(":")
+    return Raw(await trio.open_tcp_stream(host, int(port)))
+
+
+async def test_a_whole_transaction_is_answered_without_the_task_of_its_connection(harness, tephra, monkeypatch):
+    async def in_task(self, message, remote=""):
+        raise AssertionError(f"{message} was left to the task")
+
+    monkeypatch.setattr(TephraMethods, "answer", in_task)
+    tx = await committed(tephra, b"key")
+    assert (await harness.service.look(tx.transaction_id)).state == "committed"
+
+
+async def test_calls_sent_together_are_answered_one_after_the_other(harness):
+    client = await raw(harness)
+    await client.send(("startShort",), ("status",), ("startShort",), ("invalidTxSize",), ("startLong",))
+    first = await client.answer("startShort", 0)
+    assert await client.answer("status", 1) == "OK"
+    second = await client.answer("startShort", 2)
+    assert await client.answer("invalidTxSize", 3) == 0
+    third = await client.answer("startLong", 4)
+    assert second.in_progress == (first.transaction_id,)
+    assert third.in_progress == (first.transaction_id, second.transaction_id)
+    await client.stream.aclose()
+
+
+async def test_a_call_of_a_client_that_has_sent_its_last_is_answered(harness):
+    client = await raw(harness)
+    await client.send(("startShort",))
+    await client.stream.send_eof()
+    begun = await client.answer("startShort")
+    assert (await harness.service.look(begun.transaction_id)).state == "in_progress"
+    assert await client.stream.receive_some() == b""
+    await client.stream.aclose()

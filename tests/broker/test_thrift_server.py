@@ -19,8 +19,10 @@ from plainsong.protocol.tephra.rpc import (
     PROTOCOL_ERROR,
     UNKNOWN_METHOD,
     ApplicationError,
+    Call,
     decode_reply,
     encode_call,
+    encode_result,
 )
 from plainsong.protocol.tephra.thrift import MAX_FRAME_BYTES, ThriftFrames, framed
 from plainsong.protocol.transactions.asks import ServiceFigures
@@ -58,6 +60,22 @@ class Service:
         raise Overloaded("too much") if self.down is None else self.down
 
     prepare = None
+
+
+class HeldMethods:
+    """Starts every call without a task, and leaves the answer to the test."""
+
+    def __init__(self):
+        self.started = trio.Event()
+        self.answered = None
+
+    def start(self, message, answered):
+        self.answered = answered
+        self.started.set()
+        return True
+
+    def answer(self, message, remote=""):
+        raise AssertionError("the call was left to the task")
 
 
 class Client:
@@ -98,11 +116,11 @@ class Served:
         self.ended = trio.Event()
         self.clients = []
 
-    async def start(self, **more):
+    async def start(self, methods=None, **more):
         async def serve(*, task_status):
             await serve_thrift(
                 "127.0.0.1:0",
-                TephraMethods(self.service),
+                methods or TephraMethods(self.service),
                 budget=self.budget,
                 stop=self.stop,
                 grace_s=5,
@@ -338,3 +356,62 @@ async def test_under_tls_only_holders_of_a_certificate_call(nursery, tmp_path):
     assert answers == [None, "OK"]
     served.stop.set()
     await served.ended.wait()
+
+
+@pytest.fixture
+async def held(nursery):
+    """A server whose calls are answered by the test, and a client with a call under way."""
+    methods = HeldMethods()
+    served = await Served(nursery).start(methods)
+    client = await served.connect()
+    await client.send("startShort")
+    await methods.started.wait()
+    yield served, methods, client
+    await client.stream.aclose()
+    served.stop.set()
+    await served.ended.wait()
+    assert served.budget.reserved_bytes == 0
+
+
+ANSWER = encode_result(Call("status", 1, ()), "OK")
+
+
+async def test_a_call_without_a_task_is_answered_after_the_server_was_stopped(held):
+    served, methods, client = held
+    served.stop.set()
+    await trio.testing.wait_all_tasks_blocked()
+    methods.answered(ANSWER)
+    assert await client.message() == ANSWER
+    assert await client.message() is None
+    await served.ended.wait()
+
+
+async def test_the_next_call_waits_until_the_one_before_it_is_answered(held):
+    _, methods, client = held
+    answered, methods.started = methods.answered, trio.Event()
+    await client.send("startShort")
+    await trio.testing.wait_all_tasks_blocked()
+    assert not methods.started.is_set()
+    answered(ANSWER)
+    assert await client.message() == ANSWER
+    await methods.started.wait()
+    methods.answered(ANSWER)
+    assert await client.message() == ANSWER
+
+
+async def test_the_answer_to_a_client_that_was_cut_off_is_dropped(held, mock_clock):
+    served, methods, client = held
+    served.stop.set()
+    await trio.testing.wait_all_tasks_blocked()
+    mock_clock.jump(6)
+    await served.ended.wait()
+    methods.answered(ANSWER)
+    assert await client.message() is None
+
+
+async def test_an_answer_that_the_client_does_not_read_is_sent_by_the_task(held):
+    _, methods, client = held
+    methods.answered(encode_result(Call("getSnapshot", 1, ()), bytes(8 << 20)))
+    while not trio.lowlevel.current_statistics().io_statistics.tasks_waiting_write:
+        await trio.testing.wait_all_tasks_blocked(0.01)
+    assert len(await client.message()) > 8 << 20
