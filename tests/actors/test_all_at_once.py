@@ -86,7 +86,7 @@ async def use_others(harness, done, random):
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_promises_hold_while_everything_fails(seed, autojump_clock):
+async def test_promises_hold_under_all_faults_at_once(seed, autojump_clock):
     random, notes, done = Random(seed), Notes(), trio.Event()
     async with actors(
         max_open=2, cache_bytes=3_000, mailbox_requests=8, idle_s=4, sweeping=True, janitor=RetentionConfig(step_rows=2)

@@ -113,7 +113,7 @@ async def test_the_janitor_removes_entries_that_have_expired_and_keeps_the_last_
         assert (found.faults, found.messages, found.known) == ([], 1, "cleaned")
 
 
-async def test_messages_with_their_own_ttl_that_the_janitor_removed_are_no_fault(store, autojump_clock):
+async def test_removal_of_messages_with_their_own_ttl_is_not_a_fault(store, autojump_clock):
     async with actors(store, janitor=STEPS) as harness:
         await harness.create(ttl_s=1_000, chain="sha256")
         for number in range(5):
@@ -138,7 +138,7 @@ async def some_stored(harness):
     await harness.ask(PublishStaged(last, 1))
 
 
-async def test_stored_messages_are_read_in_parts_of_a_bounded_size_and_verified(store, autojump_clock, monkeypatch):
+async def test_stored_messages_are_read_in_bounded_parts_and_verified(store, autojump_clock, monkeypatch):
     monkeypatch.setattr("actors.chain.MAX_BYTES", 500)
     async with actors(store, janitor=STEPS) as harness:
         await harness.create(chain="sha256")
@@ -156,7 +156,7 @@ async def test_stored_messages_are_read_in_parts_of_a_bounded_size_and_verified(
         assert (found.faults, found.messages, found.known) == ([], 41, "found")
 
 
-async def test_stored_messages_that_the_janitor_removed_with_their_publish_are_no_fault(store, autojump_clock):
+async def test_removal_of_stored_messages_with_their_publish_is_not_a_fault(store, autojump_clock):
     async with actors(store, janitor=STEPS) as harness:
         await harness.create(ttl_s=1_000, chain="sha256")
         await some_stored(harness)
@@ -171,7 +171,7 @@ async def test_stored_messages_that_the_janitor_removed_with_their_publish_are_n
 
 
 @pytest.mark.parametrize("applied", range(4))
-async def test_after_a_publish_of_stored_messages_that_failed_the_chain_is_what_is_durable(applied, autojump_clock):
+async def test_after_a_failed_publish_of_stored_messages_the_chain_matches_the_durable_rows(applied, autojump_clock):
     store = FaultyStore(MemoryStore())
     async with actors(store) as harness:
         await harness.create(chain="sha256")
@@ -186,7 +186,7 @@ async def test_after_a_publish_of_stored_messages_that_failed_the_chain_is_what_
         assert found.messages == len(await harness.read(cached=False))
 
 
-async def test_a_purged_generation_loses_its_entries_and_the_next_has_a_chain_of_its_own(store, autojump_clock):
+async def test_purging_a_generation_removes_its_entries_and_the_next_has_its_own_chain(store, autojump_clock):
     async with actors(store, janitor=STEPS) as harness:
         await harness.create(chain="sha256")
         await harness.publish("old")
@@ -203,7 +203,7 @@ async def test_a_purged_generation_loses_its_entries_and_the_next_has_a_chain_of
 
 
 @pytest.mark.parametrize(("applied", "left", "unlinked"), [(False, 2, 0), (1, 3, 1), (2, 4, 1), (3, 4, 0)], ids=str)
-async def test_after_a_write_that_failed_the_chain_is_what_is_durable(applied, left, unlinked, autojump_clock):
+async def test_after_a_failed_write_the_chain_matches_the_durable_rows(applied, left, unlinked, autojump_clock):
     store = FaultyStore(MemoryStore())
     async with actors(store) as harness:
         await harness.create(chain="sha256")
@@ -220,7 +220,7 @@ async def test_after_a_write_that_failed_the_chain_is_what_is_durable(applied, l
         assert found.found == unlinked
 
 
-async def test_rollbacks_and_rows_that_are_set_aside_are_entries(store, autojump_clock):
+async def test_rollbacks_and_rows_set_aside_are_entries(store, autojump_clock):
     async with actors(store) as harness:
         await harness.create(chain="sha256")
         await harness.publish("one")
@@ -234,7 +234,7 @@ async def test_rollbacks_and_rows_that_are_set_aside_are_entries(store, autojump
         assert (found.faults, found.messages, found.set_aside, found.entries) == ([], 1, 1, 5)
 
 
-async def test_a_topic_that_is_created_anew_while_it_is_read_says_so(autojump_clock):
+async def test_reading_reports_that_the_topic_was_recreated(autojump_clock):
     class Slow(MemoryStore):
         async def scan(self, table, *args, **more):
             await super().scan(table, *args, **more)

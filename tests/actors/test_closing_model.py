@@ -19,12 +19,12 @@ INGREDIENTS = [field.name for field in fields(Rules)]
     [{"topics": 1, "claims": 3}, {"topics": 2, "claims": 3}],
     ids=["one topic", "two topics"],
 )
-def test_no_row_comes_behind_the_end_in_any_order_of_events(bounds):
+def test_no_order_of_events_puts_a_row_after_the_end(bounds):
     states, wrong = Model(Rules(), **bounds).explore()
     assert wrong is None
     assert states > 5_000
 
 
 @pytest.mark.parametrize("left_out", INGREDIENTS)
-def test_without_an_ingredient_some_order_of_events_goes_wrong(left_out):
+def test_without_any_one_ingredient_some_order_of_events_goes_wrong(left_out):
     assert Model(Rules(**{left_out: False})).explore()[1] == WRONG

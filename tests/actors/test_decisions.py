@@ -46,16 +46,14 @@ each_decision = pytest.mark.parametrize("decide", [Topics.close, Topics.roll_bac
 
 
 @each_decision
-async def test_many_topics_take_as_long_as_they_take_while_each_answers(autojump_clock, decide):
+async def test_a_decision_over_many_topics_continues_while_each_answers(autojump_clock, decide):
     topics = Topics(2_000, answer_s=0.3)
     assert await decide(topics)
     assert trio.current_time() > 2 * DEADLINE_S
 
 
 @each_decision
-async def test_a_topic_that_never_answers_ends_the_attempt_within_the_deadline_after_the_last_answer(
-    autojump_clock, decide
-):
+async def test_a_silent_topic_ends_the_attempt_one_deadline_after_the_last_answer(autojump_clock, decide):
     topics = Topics(2_000, answer_s=0.3)
     topics.answer_s[topics.names[5]] = float("inf")
     assert not await decide(topics)
@@ -63,14 +61,14 @@ async def test_a_topic_that_never_answers_ends_the_attempt_within_the_deadline_a
     assert trio.current_time() == pytest.approx(topics.last_answer_s + DEADLINE_S)
 
 
-async def test_only_the_topic_that_never_answers_is_missing(autojump_clock):
+async def test_only_the_silent_topic_is_missing(autojump_clock):
     topics = Topics(2_000, answer_s=0.3)
     topics.answer_s[topics.names[5]] = float("inf")
     assert await close_pointers(topics.ask, topics.names, [POINTER], DEADLINE_S) == {topics.names[5]}
 
 
 @each_decision
-async def test_that_a_topic_cannot_answer_now_is_no_answer(autojump_clock, decide):
+async def test_an_unavailable_topic_does_not_count_as_an_answer(autojump_clock, decide):
     topics = Topics(2, answer_s=0.3)
     topics.failing[topics.names[0]] = Recovering("later")
     assert not await decide(topics)
@@ -78,7 +76,7 @@ async def test_that_a_topic_cannot_answer_now_is_no_answer(autojump_clock, decid
 
 
 @each_decision
-async def test_a_few_topics_have_no_longer_than_the_deadline(autojump_clock, decide):
+async def test_a_decision_over_few_topics_takes_at_most_the_deadline(autojump_clock, decide):
     topics = Topics(16, answer_s=DEADLINE_S - 1)
     topics.answer_s[topics.names[0]] = float("inf")
     assert not await decide(topics)
@@ -86,7 +84,7 @@ async def test_a_few_topics_have_no_longer_than_the_deadline(autojump_clock, dec
 
 
 @each_decision
-async def test_slow_topics_that_wait_for_the_places_of_stuck_ones_do_not_hold_a_decision_up_for_hours(
+async def test_slow_topics_waiting_for_the_slots_of_stuck_ones_do_not_delay_a_decision_for_hours(
     autojump_clock, decide
 ):
     topics = Topics(1_600, answer_s=DEADLINE_S - 1)
@@ -104,7 +102,7 @@ async def test_topics_that_each_answer_just_within_the_deadline_are_all_waited_f
 # --- at the service --------------------------------------------------------------------------------
 
 
-async def test_a_commit_over_many_topics_outlasts_its_deadline_and_its_time_out_and_one_who_asks_again_joins_it(
+async def test_a_commit_over_many_topics_may_exceed_its_deadline_and_timeout_and_a_repeated_request_joins_it(
     autojump_clock,
 ):
     names = [TopicName("ns", f"t{number:02}") for number in range(50)]
@@ -121,7 +119,7 @@ async def test_a_commit_over_many_topics_outlasts_its_deadline_and_its_time_out_
         assert await cluster["b"].committed(*names) == [["one"]] * 50
 
 
-async def test_a_transaction_whose_commit_was_given_up_times_out_as_any_other(autojump_clock):
+async def test_a_transaction_whose_commit_was_abandoned_times_out_like_any_other(autojump_clock):
     names = [TopicName("ns", f"t{number:02}") for number in range(50)]
     async with cluster_of("a", "b", topics=names, commit_deadline_s=3.0) as cluster:
         closed = slow_to_close(cluster, 2.0, never=names[3])

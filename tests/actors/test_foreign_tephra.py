@@ -98,7 +98,7 @@ async def test_nothing_is_known_before_the_first_answer(foreign):
         foreign.view()
 
 
-async def test_pointers_stand_as_the_state_says(foreign):
+async def test_pointer_states_follow_the_polled_state(foreign):
     await foreign.refresh()
     standings = {pointer: foreign.standing(pointer) for pointer in (50, 99, 100, 120, 300, 301, 310, 311)}
     assert standings == {
@@ -126,7 +126,7 @@ async def test_committed_readers_see_what_the_state_calls_decided(foreign):
     ]
 
 
-async def test_a_state_that_is_too_old_serves_no_committed_reader_and_every_publisher(foreign, mock_clock):
+async def test_a_stale_state_refuses_committed_readers_and_accepts_publishers(foreign, mock_clock):
     await foreign.refresh()
     mock_clock.jump(STALE_AFTER * REFRESH_S)
     foreign.view()
@@ -137,7 +137,7 @@ async def test_a_state_that_is_too_old_serves_no_committed_reader_and_every_publ
     assert foreign.standing(50) == "invalid"
 
 
-async def test_the_invalid_list_and_its_bound_are_for_the_janitor_and_the_operator(foreign, pointers):
+async def test_the_invalid_list_and_its_bound_reach_the_janitor_and_the_operator(foreign, pointers):
     pointers.begin(NAME, [120, 50, 200])
     await foreign.refresh()
     passed = foreign.begin_pass()
@@ -152,7 +152,7 @@ async def test_the_invalid_list_and_its_bound_are_for_the_janitor_and_the_operat
     assert foreign.address in figures.kept_because
 
 
-async def test_topics_and_held_readers_learn_what_has_become_of_their_pointers(foreign, tephra, pointers):
+async def test_topics_and_held_readers_get_the_outcome_of_their_pointers(foreign, tephra, pointers):
     pointers.begin(NAME, [100, 120, 310, 200])
     pointers.end([100, 120, 310])  # 200 is being written
     await foreign.refresh()
@@ -171,7 +171,7 @@ async def test_topics_and_held_readers_learn_what_has_become_of_their_pointers(f
     assert set(pointers.undecided()) == {120, 310}
 
 
-async def test_it_asks_again_and_again_over_one_connection(foreign, tephra, nursery):
+async def test_it_polls_over_one_connection(foreign, tephra, nursery):
     foreign._refresh_s = 0.01
     nursery.start_soon(foreign.run)
     await foreign.loaded()
@@ -208,7 +208,7 @@ RUBBISH = {
 
 
 @pytest.mark.parametrize("kind", RUBBISH)
-async def test_rubbish_is_refused_and_the_next_answer_taken(foreign, tephra, kind):
+async def test_a_malformed_answer_is_refused_and_the_next_one_accepted(foreign, tephra, kind):
     tephra.behave = RUBBISH[kind]
     with pytest.raises((TransactionsUnavailable, MalformedTransaction)) as caught:
         await foreign.refresh()
@@ -219,7 +219,7 @@ async def test_rubbish_is_refused_and_the_next_answer_taken(foreign, tephra, kin
     assert foreign.standing(50) == "invalid"
 
 
-async def test_a_tephra_that_hangs_is_left_after_the_deadline(foreign, tephra, mock_clock):
+async def test_a_tephra_that_hangs_is_abandoned_after_the_deadline(foreign, tephra, mock_clock):
     tephra.behave = lambda call: b""
     async with trio.open_nursery() as asking:
         asking.start_soon(refused, foreign)
@@ -236,7 +236,7 @@ async def refused(foreign):
         await foreign.refresh()
 
 
-async def test_nobody_there_is_said_and_asked_again_less_often(nursery, caplog, autojump_clock):
+async def test_an_unreachable_tephra_is_logged_and_polled_less_often(nursery, caplog, autojump_clock):
     with trio.socket.socket() as unused:
         await unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -257,7 +257,7 @@ async def refuse(asked, method):
     raise TransactionsUnavailable("not there")
 
 
-async def test_an_address_where_nobody_listens_is_refused_with_a_hint():
+async def test_an_address_without_a_listener_is_refused_with_a_hint():
     with trio.socket.socket() as unused:
         await unused.bind(("127.0.0.1", 0))
         client = TephraClient("127.0.0.1", unused.getsockname()[1], timeout_s=CALL_S)
@@ -267,14 +267,14 @@ async def test_an_address_where_nobody_listens_is_refused_with_a_hint():
     assert client.address in caught.value.detail
 
 
-async def test_a_large_state_is_decoded_beside_the_loop(foreign, tephra):
+async def test_a_large_state_is_decoded_off_the_event_loop(foreign, tephra):
     invalids = tuple(range(10**18, 10**18 + 30_000))
     tephra.behave = tephra.serve(encode_snapshot(ManagerState(4000, 10**18 + 10**6, 10**18 + 10**6, invalids)))
     await foreign.refresh()
     assert foreign.invalids() == invalids
 
 
-async def test_a_reply_over_the_bound_is_refused_by_its_head(tephra):
+async def test_an_oversized_reply_is_refused_by_its_head(tephra):
     client = TephraClient("127.0.0.1", tephra.port, timeout_s=CALL_S, max_reply_bytes=100)
     tephra.behave = lambda call: struct.pack(">i", 101)
     with pytest.raises(TransactionsUnavailable, match="101"):

@@ -148,7 +148,7 @@ def played(steps):
 
 
 @given(STEPS)
-def test_whatever_views_say_acknowledged_messages_are_there_once_and_no_read_is_stale(steps):
+def test_acknowledged_messages_are_stored_once_and_no_read_is_stale_whatever_the_views_are(steps):
     played(steps)
 
 
@@ -160,13 +160,13 @@ BEHIND_ITS_BACK = [
 ]
 
 
-def test_a_course_has_reads_and_acknowledged_writes_at_two_owners():
+def test_a_run_has_reads_and_acknowledged_writes_at_two_owners():
     course = played(BEHIND_ITS_BACK)
     assert course.acknowledged == [b"0", b"1"]
     assert course.refused == [b"2"]
 
 
-def test_it_is_found_when_an_owner_answers_without_asking_the_store(monkeypatch):
+def test_the_model_finds_an_owner_that_answers_without_asking_the_store(monkeypatch):
     async def unasked(self, claim):
         await trio.lowlevel.checkpoint()
 
@@ -175,7 +175,7 @@ def test_it_is_found_when_an_owner_answers_without_asking_the_store(monkeypatch)
         played(BEHIND_ITS_BACK)
 
 
-def test_it_is_found_when_an_owner_that_was_replaced_may_write(monkeypatch):
+def test_the_model_finds_a_replaced_owner_that_may_still_write(monkeypatch):
     monkeypatch.setattr(SharedMemoryStore, "_refuse_if_deposed", lambda self, claim: None)
     with pytest.raises(AssertionError):
         played(BEHIND_ITS_BACK)

@@ -25,7 +25,7 @@ async def started(nursery, pointers, pointer, since=None):
     return done
 
 
-async def test_a_wait_ends_with_its_pointer_and_no_other():
+async def test_a_wait_ends_when_its_own_pointer_is_decided():
     pointers = PointerIndex()
     async with trio.open_nursery() as nursery:
         done = await started(nursery, pointers, 7)
@@ -38,7 +38,7 @@ async def test_a_wait_ends_with_its_pointer_and_no_other():
     assert pointers.waiters == 0
 
 
-async def test_what_became_of_a_pointer_since_the_mark_is_not_missed():
+async def test_a_decision_since_the_mark_is_not_missed():
     pointers = PointerIndex()
     pointers.wake(7)
     mark = pointers.mark
@@ -49,7 +49,7 @@ async def test_what_became_of_a_pointer_since_the_mark_is_not_missed():
         await pointers.wait(7, mark)
 
 
-async def test_a_mark_older_than_what_is_remembered_never_waits():
+async def test_a_mark_older_than_the_history_returns_at_once():
     pointers = PointerIndex()
     mark = pointers.mark
     for other in range(100, 101 + REMEMBERED_WAKES):
@@ -58,7 +58,7 @@ async def test_a_mark_older_than_what_is_remembered_never_waits():
         await pointers.wait(7, mark)
 
 
-async def test_a_decision_lets_everybody_go_on():
+async def test_a_decision_wakes_every_waiter():
     pointers = PointerIndex()
     pointers.begin(TopicName("ns", "t"), [7])
     async with trio.open_nursery() as nursery:
@@ -68,7 +68,7 @@ async def test_a_decision_lets_everybody_go_on():
             await one.wait()
 
 
-async def test_whoever_leaves_waits_no_more():
+async def test_a_caller_that_leaves_ends_its_wait():
     pointers = PointerIndex()
     async with trio.open_nursery() as nursery:
         await started(nursery, pointers, 7)
@@ -87,7 +87,7 @@ async def test_waits_are_bounded():
         nursery.cancel_scope.cancel()
 
 
-async def test_a_daemon_that_leaves_lets_everybody_go_on_now_and_later():
+async def test_a_stopping_daemon_releases_current_and_later_waits():
     pointers = PointerIndex()
     async with trio.open_nursery() as nursery:
         done = await started(nursery, pointers, 7)

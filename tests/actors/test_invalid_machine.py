@@ -255,7 +255,7 @@ def one_writer_a_slot(actions):
 
 @given(st.lists(STEPS, min_size=4, max_size=14))
 @settings(max_examples=100)
-def test_no_schedule_makes_a_message_visible_that_was_not_committed_or_loses_one_that_was(steps):
+def test_no_schedule_shows_an_uncommitted_message_or_loses_a_committed_one(steps):
     async def run():
         clock = OneClock()
         course = Course(clock)

@@ -62,7 +62,7 @@ async def test_a_complete_pass_rolls_back_every_row_of_invalid_pointers_and_of_n
         assert await it.read(OTHER, it.service.view()) == ([], None)
 
 
-async def test_topics_are_asked_once_about_a_pointer_and_not_in_every_round(autojump_clock):
+async def test_topics_are_asked_about_a_pointer_once_and_not_in_every_round(autojump_clock):
     async with daemon(a_disk(), OneClock()) as it:
         await it.harness.create()
         await an_invalid_one(it, NAME)
@@ -72,7 +72,7 @@ async def test_topics_are_asked_once_about_a_pointer_and_not_in_every_round(auto
         assert it.harness.watch.count["commits"] == commits
 
 
-async def test_a_pointer_is_pruned_by_a_complete_pass_once_it_is_past_its_longest_life(autojump_clock):
+async def test_a_complete_pass_prunes_a_pointer_past_its_maximum_lifetime(autojump_clock):
     async with daemon(a_disk(), OneClock()) as it:
         await it.harness.create()
         invalid = await an_invalid_one(it, NAME)
@@ -88,7 +88,7 @@ async def test_a_pointer_is_pruned_by_a_complete_pass_once_it_is_past_its_longes
             await publish(it.harness, invalid, "late")
 
 
-async def test_a_topic_that_cannot_be_passed_keeps_everything_on_the_list(autojump_clock, caplog):
+async def test_a_topic_that_cannot_be_scanned_keeps_every_pointer_on_the_list(autojump_clock, caplog):
     disk, clock = a_disk(), OneClock()
     async with daemon(disk, clock) as it:
         for name in (NAME, OTHER):
@@ -124,7 +124,7 @@ async def test_a_failing_write_makes_the_pass_incomplete_and_the_next_one_finish
         assert signs(it.harness.store) == [-invalid] * 3
 
 
-async def test_rows_on_their_way_to_the_disk_when_the_pass_begins_are_passed_too(autojump_clock):
+async def test_rows_being_written_when_the_pass_begins_are_included(autojump_clock):
     async with daemon(a_disk(), OneClock()) as it:
         await it.harness.create()
         pointer = (await it.service.begin()).transaction.write_pointer
@@ -141,7 +141,7 @@ async def test_rows_on_their_way_to_the_disk_when_the_pass_begins_are_passed_too
         assert signs(it.harness.store) == [-pointer]
 
 
-async def test_a_deleted_topic_is_passed_and_shows_nothing_when_it_is_brought_back(autojump_clock):
+async def test_a_deleted_topic_is_included_and_shows_nothing_after_its_undelete(autojump_clock):
     async with daemon(a_disk(), OneClock()) as it:
         await it.harness.create()
         invalid = await an_invalid_one(it, NAME)
@@ -165,7 +165,7 @@ async def test_what_was_stored_under_an_invalid_pointer_never_shows(autojump_clo
         assert await it.read(NAME) == ([b"a", b"b"], None)
 
 
-async def test_a_restart_in_the_middle_of_a_pass_begins_it_anew(autojump_clock):
+async def test_a_restart_during_a_pass_starts_it_over(autojump_clock):
     disk, clock = a_disk(), OneClock()
     with pytest.RaisesGroup(Cut, flatten_subgroups=True, allow_unwrapped=True):
         async with daemon(disk, clock) as it:
@@ -182,7 +182,7 @@ async def test_a_restart_in_the_middle_of_a_pass_begins_it_anew(autojump_clock):
 
 
 @pytest.mark.parametrize("ends", ["abort", "truncate", "pass"])
-async def test_what_a_cut_off_commit_left_is_rolled_back_after_a_restart_before_anybody_has_opened_the_topic(
+async def test_rows_of_an_interrupted_commit_are_rolled_back_after_a_restart_before_the_topic_is_opened(
     autojump_clock, ends
 ):
     disk, clock = a_disk(), OneClock()
@@ -225,7 +225,7 @@ async def test_the_figures_of_the_last_complete_pass_survive_a_restart(autojump_
         assert after.kept_because
 
 
-async def test_the_log_of_a_complete_pass_has_what_an_operator_needs(autojump_clock, caplog):
+async def test_the_log_of_a_complete_pass_contains_what_an_operator_needs(autojump_clock, caplog):
     async with daemon(a_disk(), OneClock(), lifetime_ms=0) as it:
         await it.harness.create()
         with caplog.at_level(logging.INFO):
@@ -239,7 +239,7 @@ async def test_the_log_of_a_complete_pass_has_what_an_operator_needs(autojump_cl
     assert "transactions.max_lifetime_s is 0" in line.kept_because
 
 
-async def test_without_a_longest_life_nothing_is_pruned_by_itself_however_old_it_is(autojump_clock):
+async def test_without_a_maximum_lifetime_nothing_is_pruned_automatically(autojump_clock):
     async with daemon(a_disk(), OneClock(), lifetime_ms=0) as it:
         await it.harness.create(ttl_s=10)
         invalid = await an_invalid_one(it, NAME)
@@ -288,7 +288,7 @@ class Elsewhere:
         ("", "invalid pass complete"),
     ],
 )
-async def test_a_list_that_cannot_be_reached_stops_nobody(autojump_clock, caplog, fails, said):
+async def test_an_unreachable_list_blocks_nothing(autojump_clock, caplog, fails, said):
     async with daemon(a_disk(), OneClock()) as it:
         elsewhere = Elsewhere(fails)
         with caplog.at_level(logging.DEBUG):

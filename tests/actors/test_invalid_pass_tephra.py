@@ -32,9 +32,7 @@ LIFETIME_MS = 90_000_000
         (SharedMemory().store(), LIFETIME_MS, 19),
     ],
 )
-async def test_the_list_may_be_pruned_as_far_as_no_instance_takes_a_message_any_more(
-    nursery, store, lifetime_ms, bound
-):
+async def test_the_list_may_be_pruned_up_to_where_no_instance_accepts_messages(nursery, store, lifetime_ms, bound):
     tephra, clock = await nursery.start(Tephra().run), SetClock()
     clock.ms = LIFETIME_MS + LATE_MS + 20
     at = [number * POINTERS_PER_MS for number in (10, 49, 50)]
@@ -60,7 +58,7 @@ async def test_the_list_may_be_pruned_as_far_as_no_instance_takes_a_message_any_
     nursery.cancel_scope.cancel()
 
 
-async def test_what_a_tephra_calls_invalid_is_rolled_back_and_its_list_is_left_to_whoever_keeps_it(nursery):
+async def test_pointers_that_a_tephra_calls_invalid_are_rolled_back_and_its_list_is_left_alone(nursery):
     tephra = await nursery.start(Tephra().run)
     index, clock = PointerIndex(), SetClock()
     foreign = ForeignTephra(

@@ -30,7 +30,7 @@ STEPS = RetentionConfig(interval_s=60, delete_grace_s=GRACE_S, step_rows=3)
 # --- exactly the invisible ------------------------------------------------------------------------
 
 
-async def test_a_topic_of_which_nothing_has_expired_keeps_everything(autojump_clock):
+async def test_a_topic_without_expired_messages_keeps_everything(autojump_clock):
     async with actors(janitor=STEPS) as harness:
         await harness.create(ttl_s=10)
         await harness.publish("a", "b", message_ttls_s=[10, None])
@@ -39,7 +39,7 @@ async def test_a_topic_of_which_nothing_has_expired_keeps_everything(autojump_cl
         assert await harness.read(cached=False) == [b"a", b"b"]
 
 
-async def test_what_has_expired_is_removed_and_no_more(autojump_clock):
+async def test_expired_messages_are_removed_and_nothing_else(autojump_clock):
     async with actors(janitor=STEPS) as harness:
         await harness.create(ttl_s=10)
         await harness.publish(*"abcdefgh")
@@ -108,7 +108,7 @@ def test_after_a_round_the_rows_are_the_visible_messages(published, ttl_s, by_ms
     trio.run(run)
 
 
-async def test_what_a_shortened_ttl_took_is_removed_and_a_longer_one_does_not_bring_it_back(autojump_clock):
+async def test_messages_expired_by_a_shorter_ttl_are_removed_and_a_longer_one_does_not_restore_them(autojump_clock):
     async with actors(janitor=STEPS) as harness:
         await harness.create(ttl_s=1_000)
         await harness.publish("old")
@@ -141,7 +141,7 @@ async def test_older_generations_are_removed_with_their_readers(autojump_clock):
         assert len([key for key in harness.store.inner.tables[Table.METADATA].rows if key.startswith(b"\x00r")]) == 1
 
 
-async def test_a_deleted_topic_is_removed_after_the_grace_and_not_before(autojump_clock):
+async def test_a_deleted_topic_is_removed_after_the_grace_period_and_not_before(autojump_clock):
     async with actors(janitor=STEPS) as harness:
         await harness.create()
         await harness.publish("a", "b")
@@ -161,7 +161,7 @@ async def test_a_deleted_topic_is_removed_after_the_grace_and_not_before(autojum
         assert await harness.read() == [b"new life"]
 
 
-async def test_a_deleted_topic_that_holds_no_messages_loses_its_readers_too(autojump_clock):
+async def test_a_deleted_topic_without_messages_loses_its_readers_too(autojump_clock):
     async with actors(janitor=STEPS) as harness:
         await harness.create()
         await harness.ask(SetReader("r", FIRST_BOUND))
@@ -174,7 +174,7 @@ async def test_a_deleted_topic_that_holds_no_messages_loses_its_readers_too(auto
         assert key not in harness.store.inner.tables[Table.METADATA].rows
 
 
-async def test_readers_of_an_older_generation_go_although_there_never_was_a_message(autojump_clock):
+async def test_readers_of_an_older_generation_are_removed_even_if_it_never_had_messages(autojump_clock):
     async with actors(janitor=STEPS) as harness:
         await harness.create()
         await harness.ask(SetReader("r", FIRST_BOUND))
@@ -187,7 +187,7 @@ async def test_readers_of_an_older_generation_go_although_there_never_was_a_mess
         assert system_key(READER, NAME, 2, b"living") in rows
 
 
-async def test_a_topic_brought_back_while_it_is_planned_keeps_its_rows(nursery, autojump_clock):
+async def test_a_topic_undeleted_while_its_cleaning_is_planned_keeps_its_rows(nursery, autojump_clock):
     """The topic decides both undelete and the plan, so one of them comes first, definitively."""
     async with actors(janitor=STEPS) as harness:
         await harness.create()
@@ -199,7 +199,7 @@ async def test_a_topic_brought_back_while_it_is_planned_keeps_its_rows(nursery, 
         assert await harness.read() == [b"a"]
 
 
-async def test_a_round_keeps_nothing_in_mind_of_topics_that_are_not_there_any_more(autojump_clock):
+async def test_a_round_forgets_topics_that_no_longer_exist(autojump_clock):
     async with actors(janitor=STEPS) as harness:
         await harness.create(ttl_s=10)
         await harness.publish("a")
@@ -216,7 +216,7 @@ async def test_a_round_keeps_nothing_in_mind_of_topics_that_are_not_there_any_mo
 # --- next to other work ---------------------------------------------------------------------------
 
 
-async def test_publishes_and_polls_go_on_while_it_cleans(nursery, autojump_clock):
+async def test_publishes_and_polls_continue_during_cleaning(nursery, autojump_clock):
     async with actors(janitor=RetentionConfig(step_rows=1)) as harness:
         await harness.create(ttl_s=10)
         await harness.publish(*["old"] * 100)
@@ -242,7 +242,7 @@ async def test_publishes_and_polls_go_on_while_it_cleans(nursery, autojump_clock
         assert harness.rows() == 21
 
 
-async def test_a_topic_deleted_and_made_again_while_it_is_cleaned_is_not_hurt(nursery, autojump_clock):
+async def test_a_topic_deleted_and_recreated_during_cleaning_loses_nothing(nursery, autojump_clock):
     async with actors(janitor=RetentionConfig(step_rows=2)) as harness:
         await harness.create(ttl_s=100)
         for number in range(10):
@@ -262,7 +262,7 @@ async def test_a_topic_deleted_and_made_again_while_it_is_cleaned_is_not_hurt(nu
 
 
 @pytest.mark.parametrize("keep_discards", [0, 2])
-async def test_a_crash_in_the_middle_changes_nothing_anybody_sees(nursery, autojump_clock, keep_discards):
+async def test_a_crash_during_cleaning_changes_nothing_visible(nursery, autojump_clock, keep_discards):
     async with actors(janitor=STEPS) as harness:
         await harness.create(ttl_s=10)
         for number in range(20):
@@ -286,7 +286,7 @@ async def test_a_crash_in_the_middle_changes_nothing_anybody_sees(nursery, autoj
         assert harness.rows() == len(wanted)
 
 
-async def test_a_round_that_fails_is_told_and_the_next_one_comes(nursery, autojump_clock, caplog):
+async def test_a_failed_round_is_logged_and_the_next_one_runs(nursery, autojump_clock, caplog):
     async with actors(janitor=STEPS) as harness:
         await harness.create(ttl_s=10)
         await harness.publish("old")
@@ -301,7 +301,7 @@ async def test_a_round_that_fails_is_told_and_the_next_one_comes(nursery, autoju
         nursery.cancel_scope.cancel()
 
 
-async def test_one_topic_that_cannot_be_cleaned_does_not_keep_the_others_from_it(autojump_clock, caplog):
+async def test_one_topic_that_cannot_be_cleaned_does_not_block_the_others(autojump_clock, caplog):
     async with actors(janitor=STEPS) as harness:
         await harness.create(ttl_s=10)
         await harness.publish("old")
@@ -312,7 +312,7 @@ async def test_one_topic_that_cannot_be_cleaned_does_not_keep_the_others_from_it
         assert "topic not cleaned" in caplog.text
 
 
-async def test_more_topics_than_are_listed_at_a_time_are_all_cleaned(autojump_clock, monkeypatch):
+async def test_all_topics_are_cleaned_even_if_they_exceed_one_listing(autojump_clock, monkeypatch):
     monkeypatch.setattr("actors.janitor.LIST_ROWS", 3)
     names = [TopicName("ns", f"t{number}") for number in range(10)]
     async with actors(janitor=STEPS) as harness:
@@ -355,7 +355,7 @@ class Disk(MemoryStore):
         return StoreStatistics(bytes=None, free_bytes=self.free_bytes)
 
 
-async def test_when_the_disk_is_nearly_full_publishes_are_refused_and_polls_and_cleaning_go_on(autojump_clock):
+async def test_when_the_disk_is_nearly_full_publishes_are_refused_and_polls_and_cleaning_continue(autojump_clock):
     async with actors(janitor=STEPS) as harness:
         await harness.create(ttl_s=10)
         await harness.publish("old")
@@ -394,7 +394,7 @@ async def test_the_space_guard_sees_the_disk_fill_and_empty_again(nursery, autoj
     nursery.cancel_scope.cancel()
 
 
-def test_each_time_the_clock_goes_back_is_counted(monkeypatch):
+def test_every_backward_step_of_the_clock_is_counted(monkeypatch):
     times_ms = iter([1_000, 1_000, 1_001, 900, 950, 949, 2_000])
     monkeypatch.setattr(time, "time_ns", lambda: next(times_ms) * 1_000_000)
     clock = SystemClock()
@@ -402,7 +402,7 @@ def test_each_time_the_clock_goes_back_is_counted(monkeypatch):
     assert clock.regressions == 2
 
 
-async def test_when_the_clock_goes_back_nothing_that_had_expired_comes_back(autojump_clock):
+async def test_a_backward_step_of_the_clock_does_not_revive_expired_messages(autojump_clock):
     async with actors() as harness:
         await harness.create(ttl_s=10)
         receipt = await harness.publish("a")
@@ -414,7 +414,7 @@ async def test_when_the_clock_goes_back_nothing_that_had_expired_comes_back(auto
         assert await harness.read() == await harness.read(after(receipt.last_id)) == [b"b"]
 
 
-async def test_a_round_that_fails_still_makes_room(nursery, autojump_clock, monkeypatch):
+async def test_a_failed_round_still_frees_space(nursery, autojump_clock, monkeypatch):
     async with actors() as harness:
         tidied = trio.Event()
 
@@ -463,9 +463,7 @@ async def after_rounds(harness, passes):
     return harness.rows() == 0
 
 
-async def test_a_store_that_cannot_be_tidied_is_cleaned_and_passed_over_in_every_round(
-    autojump_clock, monkeypatch, caplog
-):
+async def test_every_round_cleans_and_scans_for_invalid_rows_even_if_tidying_fails(autojump_clock, monkeypatch, caplog):
     async with actors() as harness:
 
         async def tidy():
@@ -480,7 +478,7 @@ async def test_a_store_that_cannot_be_tidied_is_cleaned_and_passed_over_in_every
         assert "cleaning stopped" not in caplog.text
 
 
-async def test_a_store_whose_topics_cannot_be_listed_is_tidied_and_passed_over_in_every_round(
+async def test_every_round_tidies_and_scans_for_invalid_rows_even_if_topics_cannot_be_listed(
     autojump_clock, monkeypatch, caplog
 ):
     async with actors() as harness:
@@ -502,7 +500,7 @@ async def test_a_store_whose_topics_cannot_be_listed_is_tidied_and_passed_over_i
         assert caplog.text.count("cleaning stopped, trying again later") == ROUNDS
 
 
-async def test_a_pass_that_fails_keeps_no_round_from_coming(autojump_clock, caplog):
+async def test_a_failed_pass_does_not_stop_later_rounds(autojump_clock, caplog):
     async with actors() as harness:
         passes = Passes(fails=True)
         assert await after_rounds(harness, passes)
@@ -510,9 +508,7 @@ async def test_a_pass_that_fails_keeps_no_round_from_coming(autojump_clock, capl
         assert caplog.text.count("invalid pass stopped, trying again later") == ROUNDS
 
 
-async def test_a_topic_whose_cleaning_fails_in_the_store_does_not_keep_the_others_from_it(
-    autojump_clock, monkeypatch, caplog
-):
+async def test_a_topic_whose_cleaning_fails_in_the_store_does_not_block_the_others(autojump_clock, monkeypatch, caplog):
     names = [TopicName("ns", f"t{number}") for number in range(5)]
     async with actors(janitor=STEPS) as harness:
         for name in names:

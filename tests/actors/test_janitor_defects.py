@@ -34,7 +34,7 @@ async def test_defect_1_payloads_of_older_generations_are_removed_and_their_poin
         assert [bool(pointers.topics_of([FIRST + 10 * life])) for life in range(3)] == [False, False, True]
 
 
-async def test_defect_1_payloads_of_older_generations_go_although_there_never_was_a_message(autojump_clock):
+async def test_defect_1_payloads_of_older_generations_are_removed_even_if_there_was_never_a_message(autojump_clock):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
         await harness.create()
         await store(harness, FIRST, "stored")
@@ -49,7 +49,7 @@ async def test_defect_1_payloads_of_older_generations_go_although_there_never_wa
         assert payload_rows(harness) == 0
 
 
-async def test_defect_2_cleaning_a_deleted_topic_leaves_nothing_and_makes_nothing(autojump_clock):
+async def test_defect_2_cleaning_a_deleted_topic_leaves_nothing_and_creates_nothing(autojump_clock):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
         await harness.create()
         await store(harness, FIRST, "stored")
@@ -71,7 +71,7 @@ async def test_defect_2_cleaning_a_deleted_topic_leaves_nothing_and_makes_nothin
         assert {table: harness.store.inner.tables[table].rows for table in Table} == before
 
 
-async def test_defect_3_payloads_of_a_topic_made_again_expire_too(autojump_clock):
+async def test_defect_3_payloads_of_a_recreated_topic_expire_too(autojump_clock):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
         for life in range(3):
             await harness.create(ttl_s=10)
@@ -84,7 +84,7 @@ async def test_defect_3_payloads_of_a_topic_made_again_expire_too(autojump_clock
         assert (harness.rows(), payload_rows(harness)) == (0, 0)
 
 
-async def test_defect_4_expired_payloads_behind_living_ones_in_key_order_are_removed(autojump_clock):
+async def test_defect_4_expired_payloads_after_live_ones_in_key_order_are_removed(autojump_clock):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=10)
         await store(harness, FIRST + 9, "higher pointer, published early")
@@ -99,7 +99,7 @@ async def test_defect_4_expired_payloads_behind_living_ones_in_key_order_are_rem
         assert payload_rows(harness) == 3
 
 
-async def test_defect_5_payloads_of_a_topic_that_nobody_touches_are_removed_after_a_restart(autojump_clock):
+async def test_defect_5_payloads_of_an_unused_topic_are_removed_after_a_restart(autojump_clock):
     async with actors(limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=10)
         await store(harness, FIRST, *"abcdefgh")
@@ -112,7 +112,7 @@ async def test_defect_5_payloads_of_a_topic_that_nobody_touches_are_removed_afte
         assert (harness.rows(), payload_rows(harness), pointer_rows(harness)) == (0, 0, [])
 
 
-async def test_defect_6_a_rollback_after_an_idle_gap_reaches_the_first_message_behind_it(autojump_clock):
+async def test_defect_6_a_rollback_after_an_idle_gap_reaches_the_first_message_after_it(autojump_clock):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=200_000)
         await harness.publish("before")
@@ -130,9 +130,7 @@ async def test_defect_6_a_rollback_after_an_idle_gap_reaches_the_first_message_b
         assert said.start_timestamp_ms == harness.clock.ms
 
 
-async def test_defects_7_and_8_readers_see_all_living_stored_messages_while_others_are_removed_under_them(
-    nursery, autojump_clock
-):
+async def test_defects_7_and_8_readers_see_all_live_stored_messages_while_others_are_removed(nursery, autojump_clock):
     async with actors(janitor=RetentionConfig(step_rows=2), limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=10)
         for number in range(10):

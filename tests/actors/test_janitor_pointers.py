@@ -24,7 +24,7 @@ LONG_LIVED = TopicLimits(max_lifetime_ms=10_000_000)
 # --- what was published ---------------------------------------------------------------------------
 
 
-async def test_an_expired_reference_takes_its_payload_rows_with_it_and_no_others(autojump_clock):
+async def test_an_expired_reference_is_removed_with_exactly_its_own_payload_rows(autojump_clock):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=10)
         await store(harness, FIRST, *"abcdefgh")
@@ -42,7 +42,7 @@ async def test_an_expired_reference_takes_its_payload_rows_with_it_and_no_others
         assert await harness.read(cached=False) == [b"later 1", b"later 2", b"open"]
 
 
-async def test_what_the_topic_counted_for_stored_messages_is_counted_out_with_them(autojump_clock):
+async def test_removing_stored_messages_updates_the_counts_of_the_topic(autojump_clock):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=1_000)
         await store(harness, FIRST, *"abcdefgh")
@@ -57,7 +57,7 @@ async def test_what_the_topic_counted_for_stored_messages_is_counted_out_with_th
         assert await harness.read(cached=False) == [b"lives"]
 
 
-async def test_stored_messages_with_a_short_life_of_their_own_are_hidden_exactly_and_leave_with_their_reference(
+async def test_stored_messages_with_a_short_ttl_are_hidden_on_time_and_removed_with_their_reference(
     autojump_clock,
 ):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
@@ -72,7 +72,7 @@ async def test_stored_messages_with_a_short_life_of_their_own_are_hidden_exactly
         assert (harness.rows(), payload_rows(harness)) == (0, 0)
 
 
-async def test_a_rolled_back_reference_takes_its_payload_rows_along_when_it_expires(autojump_clock):
+async def test_a_rolled_back_reference_is_removed_with_its_payload_rows_when_it_expires(autojump_clock):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=10)
         await store(harness, FIRST, "a", "b")
@@ -86,7 +86,7 @@ async def test_a_rolled_back_reference_takes_its_payload_rows_along_when_it_expi
         assert (harness.rows(), payload_rows(harness)) == (0, 0)
 
 
-async def test_losing_segments_leave_with_the_reference_that_did_not_list_them(autojump_clock):
+async def test_losing_segments_are_removed_with_the_reference_that_did_not_list_them(autojump_clock):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=10)
         for segment in ("one", "two", "three"):
@@ -121,7 +121,7 @@ async def test_a_crash_between_payloads_and_reference_shows_nothing_and_leaks_no
         assert (harness.rows(), payload_rows(harness)) == (1, 0)
 
 
-async def test_a_reference_that_does_not_say_where_its_payloads_are_is_kept_with_them(autojump_clock, caplog):
+async def test_a_reference_without_the_location_of_its_payloads_is_kept_with_them(autojump_clock, caplog):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=10)
         await store(harness, FIRST, "a")
@@ -137,7 +137,7 @@ async def test_a_reference_that_does_not_say_where_its_payloads_are_is_kept_with
 # --- what was not ---------------------------------------------------------------------------------
 
 
-async def test_what_was_stored_and_rolled_back_is_removed_and_the_topic_forgets_it(autojump_clock):
+async def test_rolled_back_stored_messages_are_removed_and_forgotten_by_the_topic(autojump_clock):
     said = Said()
     async with actors(janitor=STEPS, limits=LONG_LIVED, authority=said) as harness:
         await harness.create(ttl_s=100_000)
@@ -158,7 +158,7 @@ async def test_what_was_stored_and_rolled_back_is_removed_and_the_topic_forgets_
         assert await harness.read(cached=False) == [b"open"]
 
 
-async def test_what_was_stored_and_never_published_goes_after_the_longest_life_of_a_transaction(autojump_clock):
+async def test_unpublished_stored_messages_are_removed_after_the_maximum_transaction_lifetime(autojump_clock):
     limits = TopicLimits(max_lifetime_ms=50_000)
     async with actors(janitor=STEPS, limits=limits) as harness:
         await harness.create(ttl_s=10)
@@ -175,7 +175,7 @@ async def test_what_was_stored_and_never_published_goes_after_the_longest_life_o
         assert await harness.read(cached=False) == []
 
 
-async def test_without_a_longest_life_orphans_go_by_the_topics_ttl(autojump_clock):
+async def test_without_a_maximum_lifetime_orphans_expire_by_the_topic_ttl(autojump_clock):
     async with actors(janitor=STEPS, limits=TopicLimits(max_lifetime_ms=0)) as harness:
         await harness.create(ttl_s=10)
         await store(harness, 17, *"abcd")
@@ -188,7 +188,7 @@ async def test_without_a_longest_life_orphans_go_by_the_topics_ttl(autojump_cloc
         assert pointer_rows(harness) == []
 
 
-async def test_orphans_of_an_invalid_transaction_go_and_its_pointer_stays_until_it_is_pruned(autojump_clock):
+async def test_orphans_of_an_invalid_transaction_are_removed_and_its_pointer_stays_until_it_is_pruned(autojump_clock):
     said = Said()
     async with actors(janitor=STEPS, limits=TopicLimits(max_lifetime_ms=50_000), authority=said) as harness:
         await harness.create(ttl_s=10)
@@ -205,7 +205,9 @@ async def test_orphans_of_an_invalid_transaction_go_and_its_pointer_stays_until_
 
 @pytest.mark.parametrize("discards", range(4))
 @pytest.mark.parametrize("kept", [0, 2, 50])
-async def test_a_crash_while_orphans_go_leaves_nothing_that_shows_and_nothing_for_ever(autojump_clock, discards, kept):
+async def test_a_crash_while_orphans_are_removed_leaves_nothing_visible_and_nothing_forever(
+    autojump_clock, discards, kept
+):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=10_000)
         await store(harness, FIRST, *"abcdefgh")
@@ -226,7 +228,7 @@ async def test_a_crash_while_orphans_go_leaves_nothing_that_shows_and_nothing_fo
 # --- bounds ---------------------------------------------------------------------------------------
 
 
-async def test_payload_rows_go_in_steps_of_bounded_rows_and_bytes(autojump_clock, monkeypatch):
+async def test_payload_rows_are_removed_in_bounded_steps_of_rows_and_bytes(autojump_clock, monkeypatch):
     async with actors(janitor=RetentionConfig(step_rows=50), limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=10)
         await store(harness, FIRST, *["small"] * 120)
@@ -248,7 +250,7 @@ async def test_payload_rows_go_in_steps_of_bounded_rows_and_bytes(autojump_clock
         assert len(removed) >= 3 + 14 // (2 * STEP_BYTES >> 20)
 
 
-async def test_publishes_and_polls_go_on_while_a_stored_transaction_is_removed(nursery, autojump_clock):
+async def test_publishes_and_polls_continue_while_a_stored_transaction_is_removed(nursery, autojump_clock):
     async with actors(janitor=RetentionConfig(step_rows=1), limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=10)
         await store(harness, FIRST, *["old"] * 50)
@@ -282,7 +284,7 @@ async def test_publishes_and_polls_go_on_while_a_stored_transaction_is_removed(n
     st.integers(1, 5),
 )
 @settings(max_examples=60)
-def test_cleaning_changes_nothing_anybody_reads_and_leaves_no_row_nobody_can(steps, ttl_s, by_ms, step_rows):
+def test_cleaning_changes_nothing_readable_and_leaves_no_unreachable_row(steps, ttl_s, by_ms, step_rows):
     async def run():
         async with actors(janitor=RetentionConfig(step_rows=step_rows), limits=LONG_LIVED) as harness:
             await harness.create(ttl_s=ttl_s)

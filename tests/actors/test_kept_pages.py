@@ -51,7 +51,7 @@ async def scans_of(harness, **asked):
 # --- who needs no disk ------------------------------------------------------------------------------
 
 
-async def test_a_page_that_is_asked_for_a_third_time_touches_no_disk():
+async def test_the_third_request_for_a_page_does_not_touch_the_disk():
     async with actors() as harness:
         await cold(harness)
         assert [await scans_of(harness, limit=10) for _ in range(4)] == [1, 1, 0, 0]
@@ -73,7 +73,7 @@ async def test_readers_that_follow_each_other_through_a_topic_share_its_pages():
         assert [await walk() for _ in range(3)] == [3, 3, 0]
 
 
-async def test_a_page_is_found_from_wherever_its_first_message_is_the_next():
+async def test_a_page_is_found_from_every_start_whose_next_message_is_its_first():
     async with actors() as harness:
         receipts = await cold(harness)
         since = after_receipt(receipts[9])
@@ -85,7 +85,7 @@ async def test_a_page_is_found_from_wherever_its_first_message_is_the_next():
         assert await scans_of(harness, since=receipts[11].first_id, limit=10) == 1
 
 
-async def test_another_limit_is_another_page():
+async def test_pages_with_another_limit_are_kept_separately():
     async with actors() as harness:
         await cold(harness)
         for _ in range(3):
@@ -98,7 +98,7 @@ async def test_another_limit_is_another_page():
 # --- never stale ------------------------------------------------------------------------------------
 
 
-async def test_what_expires_is_in_no_kept_page():
+async def test_kept_pages_contain_no_expired_messages():
     async with actors() as harness:
         await cold(harness, ttl_s=3600)
         for _ in range(3):
@@ -108,7 +108,7 @@ async def test_what_expires_is_in_no_kept_page():
         await scans_of(harness, limit=10)
 
 
-async def test_messages_with_a_time_to_live_or_a_pointer_or_at_the_end_are_in_no_kept_page():
+async def test_messages_with_a_ttl_or_a_pointer_or_at_the_end_are_never_in_a_kept_page():
     async with actors() as harness:
         receipts = await cold(harness)
         await harness.publish("short", "lived", message_ttls_s=[5, 9])
@@ -121,7 +121,7 @@ async def test_messages_with_a_time_to_live_or_a_pointer_or_at_the_end_are_in_no
         assert len(pages_of(harness)) == 0
 
 
-async def test_a_bound_at_the_end_ends_a_page_before_it_is_kept_and_after():
+async def test_an_end_bound_limits_a_page_before_it_is_kept_and_after():
     async with actors() as harness:
         await cold(harness)
         cache = harness.directory.cache(NAME)
@@ -138,7 +138,7 @@ async def test_a_bound_at_the_end_ends_a_page_before_it_is_kept_and_after():
             assert shown(found[0]) == shown(found[1])
 
 
-async def test_deletion_forgets_pages_and_so_does_the_next_generation():
+async def test_a_deletion_and_a_new_generation_drop_kept_pages():
     async with actors() as harness:
         await cold(harness)
         for _ in range(3):
@@ -154,7 +154,7 @@ async def test_deletion_forgets_pages_and_so_does_the_next_generation():
         assert await harness.read() == []
 
 
-async def test_a_page_that_was_read_while_pages_were_forgotten_is_not_kept():
+async def test_a_page_read_while_pages_are_dropped_is_not_kept():
     async with actors() as harness:
         await cold(harness)
         await harness.page(limit=10)
@@ -174,7 +174,7 @@ async def test_a_page_that_was_read_while_pages_were_forgotten_is_not_kept():
 # --- never over the bound ---------------------------------------------------------------------------
 
 
-async def test_pages_take_an_eighth_of_the_cache_at_most_and_those_asked_for_least_recently_go():
+async def test_kept_pages_use_at_most_an_eighth_of_the_cache_and_the_least_recently_used_are_evicted():
     async with actors(cache_bytes=40_000) as harness:
         receipts = await cold(harness, 60)
         pages = pages_of(harness)
@@ -192,7 +192,7 @@ async def test_pages_take_an_eighth_of_the_cache_at_most_and_those_asked_for_lea
         assert await scans_of(harness, since=starts[-kept - 1], limit=2) == 1
 
 
-async def test_no_more_pages_are_remembered_than_bound():
+async def test_the_number_of_remembered_pages_is_bounded():
     async with actors() as harness:
         await cold(harness, 3)
         pages = pages_of(harness)
@@ -217,7 +217,7 @@ async def test_a_page_larger_than_the_bound_and_any_page_without_a_cache_is_not_
     st.lists(st.sampled_from(["publish", "later", "shorter", "read", "read", "read", "restart"]), max_size=40),
     st.integers(0, 1 << 30),
 )
-def test_whatever_happens_a_page_is_the_page_of_the_store(actions, seed):
+def test_a_kept_page_always_equals_the_page_of_the_store(actions, seed):
     async def run():
         chance = random.Random(seed)
         async with actors(cache_bytes=60_000) as harness:

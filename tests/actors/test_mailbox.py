@@ -23,7 +23,7 @@ def publish(size):
     return Publish(PublishRequest([bytes(size)]), size)
 
 
-async def test_who_asks_gets_the_answer(nursery):
+async def test_the_caller_gets_the_answer(nursery):
     mailbox = Mailbox(10, 100)
     answers = []
 
@@ -38,7 +38,7 @@ async def test_who_asks_gets_the_answer(nursery):
     assert answers == ["yes"]
 
 
-async def test_who_asks_gets_the_error_and_only_the_first_answer_counts():
+async def test_the_caller_gets_the_error_and_only_the_first_answer_counts():
     mailbox = Mailbox(10, 100)
     ticket = Ticket(Describe())
     mailbox.put(ticket)
@@ -48,7 +48,7 @@ async def test_who_asks_gets_the_error_and_only_the_first_answer_counts():
         await ticket.wait(lambda ticket: None)
 
 
-async def test_what_has_arrived_comes_together_within_the_bounds():
+async def test_waiting_requests_are_received_together_within_the_bounds():
     mailbox = Mailbox(100, 10_000)
     for _ in range(7):
         mailbox.put(Ticket(publish(10)))
@@ -80,7 +80,7 @@ async def test_a_mailbox_full_by_bytes_refuses_until_there_is_room():
     assert mailbox.bytes == 100
 
 
-async def test_one_request_larger_than_the_mailbox_is_taken_when_nothing_waits():
+async def test_one_request_larger_than_the_mailbox_is_accepted_when_nothing_waits():
     mailbox = Mailbox(100, 100)
     mailbox.put(Ticket(publish(1_000)))
     with pytest.raises(Overloaded):
@@ -96,7 +96,7 @@ async def test_a_refused_request_takes_no_room():
     assert mailbox.bytes == 10
 
 
-async def test_a_closed_mailbox_gives_out_what_is_in_and_takes_no_more():
+async def test_a_closed_mailbox_delivers_its_content_and_accepts_no_more():
     mailbox = Mailbox(10, 100)
     mailbox.put(Ticket(Describe()))
     mailbox.close()
@@ -108,7 +108,7 @@ async def test_a_closed_mailbox_gives_out_what_is_in_and_takes_no_more():
     assert await receive_batch(mailbox, 10, 100) == []
 
 
-async def test_what_is_drained_is_told_why(nursery):
+async def test_drained_requests_get_the_reason(nursery):
     mailbox = Mailbox(10, 100)
     told = []
 
@@ -128,7 +128,7 @@ async def test_what_is_drained_is_told_why(nursery):
     mailbox.drain(lambda: Recovering("nobody is there"))
 
 
-async def test_while_the_receiver_is_away_nothing_is_taken():
+async def test_requests_are_refused_while_the_receiver_is_away():
     mailbox = Mailbox(10, 100)
     mailbox.closed_for = lambda: Recovering("the store is away")
     with pytest.raises(Recovering, match="away"):
@@ -137,7 +137,7 @@ async def test_while_the_receiver_is_away_nothing_is_taken():
     mailbox.put(Ticket(Describe()))
 
 
-async def test_a_caller_who_leaves_is_forgotten_and_the_receiver_is_told(nursery):
+async def test_a_caller_who_leaves_is_forgotten_and_the_receiver_is_notified(nursery):
     mailbox = Mailbox(10, 100)
     left = []
     mailbox.on_leave = left.append
@@ -150,7 +150,7 @@ async def test_a_caller_who_leaves_is_forgotten_and_the_receiver_is_told(nursery
     ticket.settle("nobody listens")
 
 
-async def test_whoever_receives_when_the_caller_leaves_is_told(nursery):
+async def test_the_current_receiver_is_notified_when_the_caller_leaves(nursery):
     """The receiver may have started, or changed, since the caller asked."""
     mailbox = Mailbox(10, 100)
     left = []
@@ -166,7 +166,7 @@ async def _cancel_when_blocked(scope, before=lambda: None):
     scope.cancel()
 
 
-async def test_a_woken_receiver_gets_nothing_and_a_closed_one_the_end(nursery):
+async def test_a_woken_receiver_gets_nothing_and_the_receiver_of_a_closed_mailbox_gets_the_end(nursery):
     mailbox = Mailbox(10, 100)
     received = []
 
@@ -195,7 +195,7 @@ async def test_a_deadline_ends_the_wait_of_the_receiver(autojump_clock):
     assert len(await receive_batch(mailbox, 10, 100, deadline_s=trio.current_time() - 1)) == 1
 
 
-def test_a_notification_that_raises_keeps_no_other_caller_from_its_answer(caplog):
+def test_a_notification_that_raises_does_not_keep_other_callers_from_their_answers(caplog):
     first, second, told = Ticket(Describe()), Ticket(Describe()), []
 
     def fail(answer):

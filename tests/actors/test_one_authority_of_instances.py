@@ -34,7 +34,7 @@ async def test_instances_that_start_together_with_the_same_authority_all_start()
     assert await kept(shared.store()) == "embedded"
 
 
-async def test_an_authority_is_not_changed_by_who_starts_while_messages_are_undecided():
+async def test_a_starting_instance_cannot_change_the_authority_while_messages_are_undecided():
     shared = SharedMemory()
     store = shared.store()
     await keep_authority(store, "embedded")
@@ -58,7 +58,7 @@ async def test_changes_of_a_namespace_at_two_instances_build_on_each_other():
     assert one.policy("ns") == other.policy("ns")
 
 
-async def test_changes_of_namespaces_at_the_same_time_are_both_made():
+async def test_concurrent_changes_of_namespaces_both_take_effect():
     shared = SharedMemory()
     one, other = Namespaces(shared.store()), Namespaces(shared.store())
     async with trio.open_nursery() as nursery:
@@ -69,7 +69,7 @@ async def test_changes_of_namespaces_at_the_same_time_are_both_made():
     assert [late.properties(each)["deduplication"] for each in "ab"] == ["disabled", "disabled"]
 
 
-async def test_who_was_not_told_of_a_namespace_reads_it_again_by_itself(autojump_clock):
+async def test_an_instance_that_missed_a_namespace_change_reads_it_again(autojump_clock):
     shared = SharedMemory()
     told = []
 
@@ -87,7 +87,7 @@ async def test_who_was_not_told_of_a_namespace_reads_it_again_by_itself(autojump
         nursery.cancel_scope.cancel()
 
 
-async def test_what_a_namespace_says_already_is_told_again_since_who_wrote_it_may_have_fallen():
+async def test_an_unchanged_namespace_is_announced_again_since_its_writer_may_have_crashed():
     shared, told = SharedMemory(), []
 
     async def tell(namespace):
@@ -98,7 +98,7 @@ async def test_what_a_namespace_says_already_is_told_again_since_who_wrote_it_ma
     assert told == ["ns"]
 
 
-async def test_who_comes_back_among_the_others_reads_namespaces_at_once(autojump_clock):
+async def test_an_instance_that_rejoins_reads_namespaces_at_once(autojump_clock):
     shared = SharedMemory()
     one, other = Namespaces(shared.store()), Namespaces(shared.store())
     async with trio.open_nursery() as nursery:
@@ -158,7 +158,7 @@ async def set_namespace(namespaces, chosen):
     await namespaces.put("ns", {"deduplication": chosen})
 
 
-async def test_a_slow_read_of_all_namespaces_does_not_put_back_what_was_changed_since_it_began():
+async def test_a_slow_read_of_all_namespaces_does_not_overwrite_later_changes():
     store = HeldStore(SharedMemory())
     namespaces = Namespaces(store)
     await set_namespace(namespaces, "enabled")
@@ -172,7 +172,7 @@ async def test_a_slow_read_of_all_namespaces_does_not_put_back_what_was_changed_
 
 
 @pytest.mark.parametrize("other_says", ["disabled", None])
-async def test_a_slow_read_of_all_namespaces_does_not_put_back_what_another_instance_has_changed_or_removed_since(
+async def test_a_slow_read_of_all_namespaces_does_not_overwrite_later_changes_and_removals_of_another_instance(
     other_says,
 ):
     shared = SharedMemory()
@@ -191,7 +191,7 @@ async def test_a_slow_read_of_all_namespaces_does_not_put_back_what_another_inst
     assert ("ns" in namespaces.policies) is (other_says is not None)
 
 
-async def test_what_was_read_of_a_namespace_later_is_known_whichever_answer_comes_first():
+async def test_the_later_read_of_a_namespace_wins_whichever_answer_arrives_first():
     shared = SharedMemory()
     store = HeldStore(shared)
     namespaces, other = Namespaces(store), Namespaces(shared.store())
@@ -203,7 +203,7 @@ async def test_what_was_read_of_a_namespace_later_is_known_whichever_answer_come
 
 
 @pytest.mark.parametrize("read_first", [True, False])
-async def test_what_another_instance_wrote_behind_a_write_is_known_whenever_that_is_answered(nursery, read_first):
+async def test_the_later_write_of_another_instance_wins_whenever_ours_is_answered(nursery, read_first):
     shared = SharedMemory()
     store = HeldStore(shared)
     namespaces, other = Namespaces(store), Namespaces(shared.store())

@@ -26,7 +26,7 @@ async def caught(call, *args, **kwargs):
         return error
 
 
-async def test_a_topic_that_is_not_ours_is_not_opened():
+async def test_a_topic_owned_elsewhere_is_not_opened():
     async with instances("a", "b") as harnesses:
         await harnesses["a"].create()
         with pytest.raises(NoOwner) as caught_error:
@@ -36,7 +36,7 @@ async def test_a_topic_that_is_not_ours_is_not_opened():
         assert harnesses["b"].store._shared.epochs[NAME] == 1
 
 
-async def test_where_others_may_own_the_topic_by_now_no_look_is_answered_beside_the_turns():
+async def test_a_query_is_not_answered_outside_a_step_when_the_topic_may_have_moved():
     async with instances("a") as harnesses:
         a = harnesses["a"]
         await a.create()
@@ -45,7 +45,7 @@ async def test_where_others_may_own_the_topic_by_now_no_look_is_answered_beside_
         assert a.directory.look_now(NAME, Look(FIRST_BOUND)) is None
 
 
-async def test_a_topic_that_changes_hands_is_served_by_its_next_owner_with_all_that_was_acknowledged():
+async def test_a_topic_that_changes_hands_is_served_by_its_next_owner_with_every_acknowledged_message():
     async with instances("a", "b") as harnesses:
         await harnesses["a"].create()
         await harnesses["a"].publish("one", "two")
@@ -57,7 +57,7 @@ async def test_a_topic_that_changes_hands_is_served_by_its_next_owner_with_all_t
         assert harnesses["a"].directory.environment.ownership.lost == []
 
 
-async def test_what_was_taken_before_a_hand_over_is_served_and_what_comes_later_is_not_taken(nursery):
+async def test_requests_accepted_before_a_handover_are_served_and_later_ones_refused(nursery):
     async with instances("a", "b") as harnesses:
         a = harnesses["a"]
         await a.create()
@@ -99,7 +99,7 @@ async def test_a_parked_poll_is_answered_empty_when_its_topic_changes_hands(nurs
         assert len(harnesses["a"].directory) == 0
 
 
-async def test_a_parked_poll_of_a_topic_that_was_taken_is_told_so_instead_of_an_old_end(nursery):
+async def test_a_parked_poll_of_a_topic_that_was_taken_gets_an_error_instead_of_a_stale_end(nursery):
     async with instances("a", "b") as harnesses:
         await harnesses["a"].create()
         end = await harnesses["a"].end()
@@ -117,7 +117,7 @@ async def test_a_parked_poll_of_a_topic_that_was_taken_is_told_so_instead_of_an_
         assert [type(answer) for answer in answers] == [NoOwner]
 
 
-async def test_a_parked_poll_whose_time_is_over_is_told_when_the_topic_was_taken(autojump_clock):
+async def test_a_parked_poll_at_its_deadline_gets_an_error_when_the_topic_was_taken(autojump_clock):
     async with instances("a", "b") as harnesses:
         await harnesses["a"].create()
         end = await harnesses["a"].end()
@@ -147,7 +147,7 @@ async def test_an_owner_that_was_replaced_answers_no_read_and_acknowledges_no_wr
         assert await harnesses["b"].read() == [b"one", b"two"]
 
 
-async def test_a_write_that_met_another_owner_is_told_what_became_of_it():
+async def test_a_write_that_meets_another_owner_reports_its_outcome():
     async with instances("a", "b") as harnesses:
         await harnesses["a"].create()
         harnesses["b"].directory.environment.ownership.set("b")
@@ -157,7 +157,7 @@ async def test_a_write_that_met_another_owner_is_told_what_became_of_it():
         assert await harnesses["b"].read() == [b"two"]
 
 
-async def test_a_refusal_from_an_old_state_is_not_told():
+async def test_a_refusal_based_on_a_stale_state_is_not_sent():
     async with instances("a", "b") as harnesses:
         assert isinstance(await caught(harnesses["a"].publish, "no topic"), PlainsongError)
         harnesses["b"].directory.environment.ownership.set("b")
@@ -165,7 +165,7 @@ async def test_a_refusal_from_an_old_state_is_not_told():
         assert isinstance(await caught(harnesses["a"].publish, "one"), NoOwner)
 
 
-async def test_a_check_that_fails_is_told_as_a_failed_read_and_the_topic_is_loaded_again():
+async def test_a_failed_check_is_a_failed_read_and_the_topic_is_reloaded():
     async with instances("a") as harnesses:
         a = harnesses["a"]
         await a.create()
@@ -183,7 +183,7 @@ async def test_a_check_that_fails_is_told_as_a_failed_read_and_the_topic_is_load
         assert a.watch.loads[NAME] == 2
 
 
-async def test_one_check_is_made_for_all_that_gathered(nursery):
+async def test_one_ownership_check_serves_the_whole_batch(nursery):
     async with instances("a") as harnesses:
         a = harnesses["a"]
         await a.create()
@@ -207,7 +207,7 @@ async def test_one_check_is_made_for_all_that_gathered(nursery):
         assert len(checks) == 2  # the first look was alone, and the others waited for it
 
 
-async def test_a_look_that_parks_is_not_checked_and_one_that_a_commit_answers_is_not_either(nursery):
+async def test_queries_that_park_or_that_a_commit_answers_are_not_checked(nursery):
     async with instances("a") as harnesses:
         a = harnesses["a"]
         await a.create()
@@ -227,7 +227,7 @@ async def test_a_look_that_parks_is_not_checked_and_one_that_a_commit_answers_is
         assert checks == []
 
 
-async def test_two_instances_that_both_believe_to_own_a_topic_do_not_take_it_from_each_other_at_request_rate(
+async def test_two_instances_that_both_claim_a_topic_do_not_take_it_from_each_other_at_request_rate(
     autojump_clock,
 ):
     async with instances("a", "b") as harnesses:
@@ -259,7 +259,7 @@ async def test_a_pause_ends_when_the_view_changes():
     assert pauses.begin(NAME, 100.0) == ownership.FIRST_PAUSE_S
 
 
-async def test_as_many_pauses_are_remembered_as_may_be(monkeypatch):
+async def test_the_number_of_remembered_pauses_is_bounded(monkeypatch):
     monkeypatch.setattr(ownership, "MAX_TOPICS", 3)
     pauses = ClaimPauses()
     for number in range(5):
@@ -269,7 +269,7 @@ async def test_as_many_pauses_are_remembered_as_may_be(monkeypatch):
 
 
 @pytest.mark.parametrize(("messages", "marked"), [(FEW_ROWS, False), (FEW_ROWS + 1, True)])
-async def test_a_topic_that_changes_hands_is_marked_where_that_makes_the_next_load_shorter(messages, marked):
+async def test_a_handover_writes_a_mark_if_that_shortens_the_next_load(messages, marked):
     async with instances("a", "b") as harnesses:
         a, b = harnesses["a"], harnesses["b"]
         await a.create()
@@ -282,7 +282,7 @@ async def test_a_topic_that_changes_hands_is_marked_where_that_makes_the_next_lo
         assert len(await b.read()) == messages
 
 
-async def test_a_topic_that_waits_to_be_opened_is_not_claimed_once_it_is_another_ones(nursery, monkeypatch):
+async def test_a_topic_waiting_to_be_opened_is_not_claimed_once_another_instance_owns_it(nursery, monkeypatch):
     monkeypatch.setattr(topic, "FEW_ROWS", 0)
     async with instances("a", "b") as harnesses:
         a = harnesses["a"]
@@ -305,7 +305,7 @@ async def test_a_topic_that_waits_to_be_opened_is_not_claimed_once_it_is_another
         assert a.store._shared.epochs[NAME] == 1
 
 
-async def test_a_topic_that_waits_for_its_turn_to_be_opened_is_not_claimed_once_it_is_another_ones(nursery):
+async def test_a_topic_queued_to_be_opened_is_not_claimed_once_another_instance_owns_it(nursery):
     first, second = TopicName("ns", "first"), TopicName("ns", "second")
     async with instances("a", "b", openings=trio.CapacityLimiter(1)) as harnesses:
         a = harnesses["a"]
@@ -326,7 +326,7 @@ async def test_a_topic_that_waits_for_its_turn_to_be_opened_is_not_claimed_once_
         assert second not in a.store._shared.epochs
 
 
-async def test_a_thousand_topics_are_let_go_with_a_bounded_number_of_writes_at_a_time(nursery, monkeypatch):
+async def test_a_thousand_topics_are_released_with_a_bounded_number_of_concurrent_writes(nursery, monkeypatch):
     monkeypatch.setattr(topic, "FEW_ROWS", 0)
     async with instances("a", "b", max_open=2_000) as harnesses:
         a = harnesses["a"]
@@ -354,7 +354,7 @@ async def test_a_thousand_topics_are_let_go_with_a_bounded_number_of_writes_at_a
         assert 0 < most <= 64
 
 
-async def test_the_janitor_cleans_only_what_is_ours():
+async def test_the_janitor_cleans_only_owned_topics():
     async with instances("a", "b") as harnesses:
         a = harnesses["a"]
         await a.create(ttl_s=1)
@@ -367,7 +367,7 @@ async def test_the_janitor_cleans_only_what_is_ours():
         assert await harnesses["b"].janitor.clean_all() == 1
 
 
-async def test_a_daemon_that_leaves_says_that_and_not_that_its_topics_changed_hands():
+async def test_a_stopping_daemon_reports_its_stop_and_no_handover():
     async with instances("a") as harnesses:
         await harnesses["a"].create()
         harnesses["a"].directory.close()

@@ -100,7 +100,7 @@ def kept(harness, name=NAME):
 # --- who finds a page read --------------------------------------------------------------------------
 
 
-async def test_behind_the_second_page_of_a_walk_every_next_page_is_read_before_it_is_asked_for():
+async def test_after_the_second_page_of_a_walk_each_next_page_is_read_ahead():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
         assert [await reader.scans() for _ in range(4)] == [1, 2, 1, 1]
@@ -109,7 +109,7 @@ async def test_behind_the_second_page_of_a_walk_every_next_page_is_read_before_i
         assert (await reader.page()).count == LIMIT
 
 
-async def test_of_a_whole_walk_the_last_page_alone_is_read_twice_and_none_is_left():
+async def test_a_whole_walk_reads_only_the_last_page_twice_and_leaves_none_cached():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
         # The last page ends at the topic's end and may soon be different: it is not kept.
@@ -119,7 +119,7 @@ async def test_of_a_whole_walk_the_last_page_alone_is_read_twice_and_none_is_lef
 
 
 @pytest.mark.parametrize(("limit", "more_scans"), [(LIMIT, 1), (2, 0)], ids=["page", "stretch"])
-async def test_who_comes_while_it_is_being_read_waits_for_it(limit, more_scans):
+async def test_a_request_during_a_read_ahead_waits_for_it(limit, more_scans):
     async with reading() as (harness, ahead):
         reader, pages = Reader(harness, ahead, limit=limit), []
         async with trio.open_nursery() as nursery:
@@ -139,7 +139,7 @@ async def test_who_comes_while_it_is_being_read_waits_for_it(limit, more_scans):
         assert [(page.count, page.last_id) for page in pages] == [(limit, ids[3 * limit - 1])]
 
 
-async def test_pages_that_were_read_before_are_kept_although_they_are_read_ahead():
+async def test_pages_read_before_are_kept_although_they_are_read_ahead():
     async with reading() as (harness, ahead):
 
         async def walk():
@@ -150,7 +150,7 @@ async def test_pages_that_were_read_before_are_kept_although_they_are_read_ahead
         assert [sum(await walk()) for _ in range(4)] == [8, 8, 1, 1]
 
 
-async def test_a_reader_that_leaves_while_it_waits_takes_nothing_along():
+async def test_a_waiting_reader_that_leaves_does_not_cancel_the_read_ahead():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
         async with trio.open_nursery() as nursery:
@@ -173,7 +173,7 @@ async def cancelled_when_blocked(scope):
 # --- who does not -----------------------------------------------------------------------------------
 
 
-async def test_pages_here_and_there_are_no_walk():
+async def test_scattered_pages_are_not_a_walk():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
         for at in (0, 40, 20, 60, 10):
@@ -193,7 +193,7 @@ async def test_pages_with_other_limits_are_another_walk():
 
 
 @pytest.mark.parametrize("pause_s", [0.0, LEAST_PAUSE_S / 2])
-async def test_for_a_reader_that_is_back_at_once_nothing_is_read_ahead_until_it_takes_its_time(pause_s):
+async def test_nothing_is_read_ahead_for_a_fast_reader_until_it_slows_down(pause_s):
     async with reading() as (harness, _), trio.open_nursery() as nursery:
         now_s = 0.0
         ahead = Pages(harness.store, harness.directory, clock=lambda: now_s)
@@ -208,7 +208,7 @@ async def test_for_a_reader_that_is_back_at_once_nothing_is_read_ahead_until_it_
         nursery.cancel_scope.cancel()
 
 
-async def test_how_long_a_reader_waited_for_its_page_is_none_of_its_time():
+async def test_waiting_for_a_page_does_not_count_as_time_of_the_reader():
     async with reading() as (harness, _), trio.open_nursery() as nursery:
         now_s = 0.0
         ahead = Pages(harness.store, harness.directory, clock=lambda: now_s)
@@ -228,14 +228,14 @@ async def test_how_long_a_reader_waited_for_its_page_is_none_of_its_time():
         nursery.cancel_scope.cancel()
 
 
-async def test_pages_of_which_the_next_might_be_too_large_to_be_kept_are_not_read_ahead():
+async def test_nothing_is_read_ahead_if_the_next_page_might_be_too_large_to_keep():
     async with reading(cache_bytes=8 * 150_000) as (harness, ahead):
         assert kept(harness).max_bytes == 150_000
         reader = Reader(harness, ahead)
         assert [await reader.scans() for _ in range(3)] == [1] * 3
 
 
-async def test_behind_messages_that_are_not_plain_nothing_is_read_ahead():
+async def test_nothing_is_read_ahead_after_messages_that_are_not_plain():
     async with reading() as (harness, ahead):
         await harness.create(OTHER)
         for _ in range(40):
@@ -245,7 +245,7 @@ async def test_behind_messages_that_are_not_plain_nothing_is_read_ahead():
         assert [await reader.scans() for _ in range(3)] == [1] * 3
 
 
-async def test_a_reader_as_of_a_moment_has_nothing_read_ahead():
+async def test_nothing_is_read_ahead_for_a_read_as_of_a_moment():
     async with reading() as (harness, ahead):
         for _ in range(2):  # so that their pages are known
             reader = Reader(harness, ahead)
@@ -261,7 +261,7 @@ async def test_a_reader_as_of_a_moment_has_nothing_read_ahead():
         assert harness.store.calls["scan"] == before + 4
 
 
-async def test_what_is_in_the_cache_or_behind_the_end_is_not_read_ahead():
+async def test_nothing_is_read_ahead_that_is_cached_or_after_the_end():
     async with reading() as (harness, ahead):
         for _ in range(20):
             await harness.publish(LONG)
@@ -289,7 +289,7 @@ async def test_one_page_is_read_ahead_at_a_time():
             harness.store.release("scan")
 
 
-async def test_what_is_read_ahead_is_no_more_than_may_be_kept():
+async def test_read_ahead_pages_never_exceed_the_kept_size():
     async with reading(cache_bytes=8 * 200_000) as (harness, ahead):
         await harness.create(OTHER)
         for text in [LONG] * 20 + [LONG * 10] * 20:
@@ -315,7 +315,7 @@ async def test_what_is_read_ahead_is_no_more_than_may_be_kept():
         assert (await reader.page()).count == LIMIT
 
 
-async def test_a_page_that_takes_the_place_of_one_as_long_goes_with_its_topic():
+async def test_a_page_that_replaces_one_of_equal_length_is_dropped_with_its_topic():
     async with reading(cache_bytes=8 * 161_000) as (harness, ahead):
         await cold(harness, name=OTHER)
         for name in (NAME, OTHER):
@@ -329,14 +329,14 @@ async def test_a_page_that_takes_the_place_of_one_as_long_goes_with_its_topic():
         assert len(kept(harness)) == 0
 
 
-async def test_while_it_does_not_run_nothing_is_read_ahead():
+async def test_nothing_is_read_ahead_while_the_task_does_not_run():
     async with actors() as harness:
         await cold(harness)
         reader = Reader(harness, pages_of(harness))
         assert [await reader.scans() for _ in range(4)] == [1] * 4
 
 
-async def test_the_ends_that_are_remembered_are_bounded():
+async def test_the_number_of_remembered_ends_is_bounded():
     async with reading() as (harness, ahead):
         for number in range(REMEMBERED + 5):
             await Reader(harness, ahead, max_bytes=BYTES + number).page()
@@ -346,7 +346,7 @@ async def test_the_ends_that_are_remembered_are_bounded():
 # --- small pages ------------------------------------------------------------------------------------
 
 
-async def test_behind_small_pages_of_a_walk_a_stretch_is_read_and_the_next_one_in_time():
+async def test_after_small_pages_of_a_walk_a_chunk_is_read_and_the_next_one_in_time():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead, limit=2)
         scans = [await reader.scans() for _ in range(40)]
@@ -354,7 +354,7 @@ async def test_behind_small_pages_of_a_walk_a_stretch_is_read_and_the_next_one_i
         assert (scans[:3], sum(scans)) == ([1, 2, 0], 2 + 3 + 1 + 1)
 
 
-async def test_of_a_stretch_every_reader_has_pages_wherever_they_begin_and_end():
+async def test_a_chunk_serves_pages_of_any_start_and_end():
     async with reading() as (harness, ahead):
         first = Reader(harness, ahead, limit=2)
         for _ in range(2):
@@ -371,7 +371,7 @@ async def test_of_a_stretch_every_reader_has_pages_wherever_they_begin_and_end()
         assert await reader.scans() == 1, "it goes on behind the stretch"
 
 
-async def test_a_stretch_that_comes_to_the_end_of_the_topic_shows_nothing_of_the_end():
+async def test_a_chunk_that_reaches_the_end_of_the_topic_shows_nothing_of_the_end():
     async with reading() as (harness, ahead):
         await cold(harness, messages=9, name=OTHER)
         reader = Reader(harness, ahead, name=OTHER, limit=2)
@@ -382,7 +382,7 @@ async def test_a_stretch_that_comes_to_the_end_of_the_topic_shows_nothing_of_the
         assert (await reader.page()).count == 1
 
 
-async def test_where_no_stretch_can_be_made_none_is_tried_again():
+async def test_a_chunk_that_cannot_be_built_is_not_tried_again():
     async with reading() as (harness, ahead):
         await cold(harness, messages=6, name=OTHER)
         for number in range(30):
@@ -395,7 +395,7 @@ async def test_where_no_stretch_can_be_made_none_is_tried_again():
         assert [await other.scans() for _ in range(3)] == [1, 2, 0], "what is so of one topic is not of others"
 
 
-async def test_stretches_are_forgotten_with_their_topic_and_what_has_expired_is_not_given():
+async def test_chunks_are_dropped_with_their_topic_and_expired_messages_are_not_delivered():
     async with reading() as (harness, ahead):
         first_ms = harness.clock.ms
         await cold(harness, name=OTHER, ttl_s=3600)
@@ -412,7 +412,7 @@ async def test_stretches_are_forgotten_with_their_topic_and_what_has_expired_is_
         assert (len(kept(harness)), kept(harness).bytes) == (0, 0)
 
 
-async def test_where_two_stretches_overlap_no_message_comes_twice():
+async def test_overlapping_chunks_deliver_no_message_twice():
     async with reading() as (harness, ahead):
         ids = [message_id for message_id, _ in (await harness.page(cached=False)).messages()]
         from_the_middle = Reader(harness, ahead, limit=2)
@@ -429,7 +429,7 @@ async def test_where_two_stretches_overlap_no_message_comes_twice():
             await reader.scans()  # compares with the store's page
 
 
-async def test_a_stretch_is_not_kept_if_its_topic_was_forgotten_meanwhile_nor_given_where_rows_were_set_aside():
+async def test_a_chunk_is_not_kept_if_its_topic_was_dropped_nor_served_where_rows_were_set_aside():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead, limit=2)
         await reader.page()
@@ -445,7 +445,7 @@ async def test_a_stretch_is_not_kept_if_its_topic_was_forgotten_meanwhile_nor_gi
         assert not kept(harness).stretch(replace(span, set_aside=(SetAside(reader.since, reader.since, 1),)))
 
 
-async def test_the_memory_of_a_stretch_is_that_of_its_messages():
+async def test_a_chunk_is_charged_the_memory_of_its_messages():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead, limit=2)
         for _ in range(2):
@@ -455,7 +455,7 @@ async def test_the_memory_of_a_stretch_is_that_of_its_messages():
         assert stretch.cost == stretch.chunk.cost > 30 * len(LONG)
 
 
-async def test_each_page_is_counted_once_wherever_it_is_from():
+async def test_each_page_is_counted_once_whatever_its_source():
     async with reading() as (harness, ahead):
         budget = harness.directory.cache(NAME).budget
         reader = Reader(harness, ahead, limit=2)
@@ -471,7 +471,7 @@ async def test_each_page_is_counted_once_wherever_it_is_from():
         assert (budget.hits, budget.misses) == (before[0] + 2, before[1])
 
 
-async def test_stretches_take_no_more_memory_than_pages_may():
+async def test_chunks_respect_the_memory_bound_of_pages():
     async with reading(cache_bytes=8 * 100_000) as (harness, ahead):
         reader = Reader(harness, ahead, limit=2)
         for _ in range(30):
@@ -479,7 +479,7 @@ async def test_stretches_take_no_more_memory_than_pages_may():
             assert kept(harness).bytes <= kept(harness).max_bytes == 100_000
 
 
-async def test_a_page_that_is_in_memory_is_there_at_once_and_no_other():
+async def test_only_a_page_in_memory_is_available_at_once():
     async with reading() as (harness, ahead):
 
         async def now(since, **bounds):
@@ -503,7 +503,7 @@ async def test_a_page_that_is_in_memory_is_there_at_once_and_no_other():
 # --- what goes wrong --------------------------------------------------------------------------------
 
 
-async def test_a_page_that_cannot_be_read_ahead_is_read_when_it_is_asked_for():
+async def test_a_page_that_cannot_be_read_ahead_is_read_on_request():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
         await reader.page()
@@ -513,7 +513,7 @@ async def test_a_page_that_cannot_be_read_ahead_is_read_when_it_is_asked_for():
         assert await reader.scans() == 2  # its own page, and the next one again
 
 
-async def test_a_page_that_cannot_be_read_at_all_is_its_readers_error():
+async def test_a_page_that_cannot_be_read_at_all_is_an_error_for_its_reader():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
         await reader.page()
@@ -526,7 +526,7 @@ async def test_a_page_that_cannot_be_read_at_all_is_its_readers_error():
         assert (await reader.page()).count == LIMIT
 
 
-async def test_a_bug_in_reading_ahead_is_logged_and_nobody_falls_with_it(monkeypatch, caplog):
+async def test_a_bug_in_reading_ahead_is_logged_and_crashes_nothing(monkeypatch, caplog):
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
         with monkeypatch.context() as patch:
@@ -536,7 +536,7 @@ async def test_a_bug_in_reading_ahead_is_logged_and_nobody_falls_with_it(monkeyp
         assert await reader.scans() == 2
 
 
-async def test_a_topic_that_is_deleted_while_a_page_is_read_ahead_shows_nothing_of_it():
+async def test_a_topic_deleted_during_a_read_ahead_shows_nothing_of_it():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
         async with trio.open_nursery() as nursery:
@@ -549,7 +549,7 @@ async def test_a_topic_that_is_deleted_while_a_page_is_read_ahead_shows_nothing_
         assert await harness.read() == []
 
 
-async def test_what_is_forgotten_before_the_next_page_begins_to_be_read_is_not_kept_again():
+async def test_pages_dropped_before_the_next_read_ahead_are_not_kept_again():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
         await reader.page()
@@ -559,7 +559,7 @@ async def test_what_is_forgotten_before_the_next_page_begins_to_be_read_is_not_k
         assert (len(kept(harness)), kept(harness).bytes) == (0, 0)
 
 
-async def test_messages_that_expire_after_they_were_read_ahead_are_not_given():
+async def test_messages_that_expire_after_they_were_read_ahead_are_not_delivered():
     async with reading() as (harness, ahead):
         first_ms = harness.clock.ms
         await cold(harness, name=OTHER, ttl_s=3600)
@@ -591,7 +591,7 @@ async def test_messages_that_expire_after_they_were_read_ahead_are_not_given():
         max_size=60,
     )
 )
-def test_every_page_of_every_reader_is_the_page_of_the_store(actions):
+def test_every_page_of_every_reader_equals_the_page_of_the_store(actions):
     async def run():
         async with actors(cache_bytes=1 << 23) as harness, trio.open_nursery() as nursery:
             ahead = pages_of(harness)

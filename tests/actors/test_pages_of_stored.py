@@ -52,13 +52,13 @@ def test_paging_exclusively_through_stored_messages_loses_none(limit):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 10])
-def test_stored_messages_after_a_plain_one_are_all_there_for_who_read_that(limit):
+def test_a_reader_past_a_plain_message_gets_all_stored_messages_after_it(limit):
     """4.4.2: the first stored message was dropped instead of the plain one read before."""
     topic = Topic([plain(0), stored(1, 7, 3)])
     assert read_on(topic, after(topic.messages[0].message_id), limit) == [b"s0", b"s1", b"s2"]
 
 
-def test_a_start_that_has_expired_takes_nothing_from_what_follows():
+def test_an_expired_start_hides_nothing_that_follows():
     """4.4.3: neither the row nor its position among stored messages is applied to live ones."""
     topic = Topic([stored(0, 7, 5), stored(1_000, 8, 5)])
     span = topic.span(after(topic.messages[3].message_id), oldest_ms=START_MS + 1)
@@ -66,7 +66,7 @@ def test_a_start_that_has_expired_takes_nothing_from_what_follows():
 
 
 @pytest.mark.parametrize("view", [committed(), committed(invalid=[7])], ids=["rolled back", "invalid"])
-def test_a_start_inside_what_is_skipped_takes_nothing_from_what_follows(view):
+def test_a_start_inside_skipped_messages_hides_nothing_that_follows(view):
     """4.4.4: the position inside a skipped transaction was applied to the next one."""
     sign = -1 if view.verdict(7) == 0 else 1
     topic = Topic([stored(0, sign * 7, 5), stored(1, 8, 5)])
@@ -76,7 +76,7 @@ def test_a_start_inside_what_is_skipped_takes_nothing_from_what_follows(view):
         assert {each[:8] for each, _ in page.messages()} == {pack_id(START_MS + 1, 0)[:8]}
 
 
-def test_inclusive_and_exclusive_differ_by_exactly_the_one_message():
+def test_inclusive_and_exclusive_starts_differ_by_exactly_one_message():
     topic = Topic([plain(0), stored(1, 7, 3), inline(2, 8), plain(3)])
     everything = [each.message_id for each in topic.messages]
     for index, start in enumerate(everything):
@@ -85,7 +85,7 @@ def test_inclusive_and_exclusive_differ_by_exactly_the_one_message():
         assert [each for each, _ in behind.messages()] == everything[index + 1 :]
 
 
-def test_an_id_that_is_not_there_any_more_is_a_position_like_any_other():
+def test_the_id_of_a_removed_message_is_a_valid_position():
     """4.4: the first row was dropped whether or not it was the starting position."""
     topic = Topic([plain(0), stored(2, 7, 3), plain(4)])
     for start in (pack_id(START_MS + 1, 9), pack_id(START_MS + 1, 0, 5, 5), pack_id(START_MS + 2, 0)):
@@ -95,7 +95,7 @@ def test_an_id_that_is_not_there_any_more_is_a_position_like_any_other():
     assert payloads(topic.from_store(topic.span(after(between)), view=SEEN)) == [b"s2", b"plain"]
 
 
-def test_stored_messages_live_as_long_as_their_publish_however_early_they_were_stored():
+def test_stored_messages_live_as_long_as_their_publish():
     """4.1: payload rows expired by the time at which they were written."""
     topic = Topic([stored(1_000, 7, 4), plain(1_001)])
     assert all(each.message_id[10:18] < each.message_id[:8] for each in topic.messages[:4]), "written before"
@@ -103,13 +103,13 @@ def test_stored_messages_live_as_long_as_their_publish_however_early_they_were_s
     assert payloads(topic.from_store(topic.span(oldest_ms=START_MS + 1_001), view=SEEN)) == [b"plain"]
 
 
-def test_their_own_ttl_and_the_publishs_count_from_the_publish_and_the_shortest_wins():
+def test_their_own_ttl_and_that_of_the_publish_count_from_the_publish_and_the_shortest_wins():
     topic = Topic([stored(0, 7, 3, ttl_s=5, ttls_s=[None, 2, 60])])
     for now, wanted in ((2_000, 3), (2_001, 2), (5_000, 2), (5_001, 0)):
         assert len(payloads(topic.from_store(topic.span(now_ms=START_MS + now), view=SEEN))) == wanted
 
 
-def test_what_was_stored_and_never_published_is_seen_by_nobody():
+def test_unpublished_stored_messages_are_invisible():
     """3.2: rows next to the published ones, before and after, are on no page."""
     topic = Topic([plain(0), stored(1, 7, 3, orphans=3), plain(2)])
     for view in (None, SEEN):
@@ -119,7 +119,7 @@ def test_what_was_stored_and_never_published_is_seen_by_nobody():
 # --- where a page may end and start ---------------------------------------------------------------
 
 
-def test_an_end_inside_stored_messages_is_exclusive_to_the_message():
+def test_an_end_inside_stored_messages_excludes_exactly_the_message_and_all_after_it():
     topic = Topic([plain(0), stored(1, 7, 4), plain(2)])
     everything = [each.message_id for each in topic.messages]
     for until in [*ids_around(topic), LAST_BOUND]:
@@ -159,7 +159,7 @@ def test_a_page_that_ends_inside_a_large_transaction_reads_no_more_than_it_needs
 # --- held -----------------------------------------------------------------------------------------
 
 
-def test_a_reader_stops_before_the_first_undecided_message_and_is_told_who_and_since_when_and_how_much():
+def test_a_reader_stops_before_the_first_undecided_message_with_its_pointer_age_and_hidden_count():
     topic = Topic([plain(0), inline(1, 5), inline(2, -6), inline(3, 9), plain(4), inline(5, 9), stored(6, 8, 3)])
     page = topic.from_store(topic.span(), view=committed(open_=[9]))
     assert payloads(page) == [b"plain", b"inline"]
@@ -171,7 +171,7 @@ def test_a_reader_stops_before_the_first_undecided_message_and_is_told_who_and_s
     assert payloads(topic.from_store(topic.span(after(page.last_id)), view=SEEN))[0] == b"inline"
 
 
-def test_hidden_messages_are_those_the_reader_would_get_next():
+def test_hidden_messages_are_those_the_reader_would_read_next():
     entries = [
         inline(0, 9),
         inline(1, -6),
@@ -198,7 +198,7 @@ def test_hidden_messages_are_counted_up_to_a_thousand_and_one(more, chunk):
     )
 
 
-def test_an_undecided_message_that_has_expired_holds_nobody():
+def test_an_expired_undecided_message_holds_no_reader():
     topic = Topic([inline(0, 9, ttl_s=1), stored(1, 10, 2, ttl_s=1), stored(2, 11, 2, ttls_s=[1, 1]), plain(3)])
     view = committed(open_=[9, 10, 11])
     assert topic.from_store(topic.span(now_ms=START_MS + 1_000), view=view).end == "held"
@@ -208,13 +208,13 @@ def test_an_undecided_message_that_has_expired_holds_nobody():
     assert payloads(lost.from_store(lost.span(), view=view)) == [b"plain"], "nothing of it will ever come"
 
 
-def test_a_full_page_before_an_undecided_message_is_held_and_not_more():
+def test_a_full_page_that_ends_at_an_undecided_message_is_held_rather_than_more():
     topic = Topic([plain(0), inline(1, -5), inline(2, 9), plain(3)])
     page = topic.from_store(topic.span(), 1, view=committed(open_=[9]))
     assert (page.count, page.end, page.held.hidden_messages) == (1, "held", 2)
 
 
-def test_what_was_passed_over_is_not_looked_at_again():
+def test_skipped_rows_are_not_examined_again():
     topic = Topic([plain(0), *(inline(1 + ms, 7) for ms in range(50))])
     page = topic.from_store(topic.span(), view=committed(invalid=[7]))
     assert (page.count, page.end) == (1, "end")
@@ -225,13 +225,13 @@ def test_what_was_passed_over_is_not_looked_at_again():
     assert page.last_id > everything.messages[-1].message_id
 
 
-def test_ones_own_messages_are_read_before_they_are_committed():
+def test_a_transaction_reads_its_own_uncommitted_messages():
     topic = Topic([plain(0), inline(1, 9), stored(2, 10, 2), plain(3)])
     page = topic.from_store(topic.span(), view=committed(9, 10, read=5))
     assert payloads(page) == [b"plain", b"inline", b"s0", b"s1", b"plain"]
 
 
-def test_everything_is_delivered_to_who_reads_without_a_view():
+def test_a_read_without_a_view_gets_everything():
     """Open and rolled back messages are included, in their positions."""
     topic = Topic([plain(0), inline(1, 9), inline(2, -8), stored(3, -7, 2), stored(4, 6, 2)])
     page = topic.from_store(topic.span(), pointers=True)
@@ -264,7 +264,7 @@ DAMAGED = {
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
 @pytest.mark.parametrize("view", [None, SEEN], ids=["uncommitted", "committed"])
 @pytest.mark.parametrize("chunk", [1, 2, 10])
-def test_what_stands_before_a_damaged_row_is_returned_and_one_can_go_on_behind_it(damage, view, chunk):
+def test_messages_before_a_damaged_row_are_returned_and_reading_can_continue_after_it(damage, view, chunk):
     topic = Topic([plain(0), inline(1, 7), inline(2, 7), inline(3, 7), plain(4)])
     topic.tables[Table.MESSAGE].put([PREFIX + pack_position(START_MS + 2, 0)], [damage])
     first = topic.from_store(topic.span(), view=view, chunk=chunk)
@@ -275,7 +275,7 @@ def test_what_stands_before_a_damaged_row_is_returned_and_one_can_go_on_behind_i
     assert payloads(topic.from_store(behind, view=view, chunk=chunk)) == [b"inline", b"plain"]
 
 
-def test_the_attributes_of_what_stands_before_a_damaged_row_are_returned_with_it():
+def test_attributes_of_messages_before_a_damaged_row_are_returned():
     entries = [
         Entry(START_MS + ms, 0, b"m", pointer, attributes={"n": str(ms)}) for ms, pointer in enumerate([None, 7, 7])
     ]
@@ -286,7 +286,7 @@ def test_the_attributes_of_what_stands_before_a_damaged_row_are_returned_with_it
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00", b"\xff", b"\x04\x00", encode_row(MessageRow(None))], ids=repr)
-def test_a_damaged_payload_row_ends_what_can_be_read_before_it(damage):
+def test_a_damaged_payload_row_ends_the_page_before_it(damage):
     topic = Topic([plain(0), stored(1, 7, 5), plain(2)])
     prefix = PREFIX + (7).to_bytes(8, "big")
     hurt = topic.messages[3].message_id
@@ -320,14 +320,14 @@ def test_damaged_payload_rows_alone_in_their_list_are_not_taken_for_messages(dam
         topic.from_store(topic.span(), view=SEEN)
 
 
-def test_a_damaged_row_behind_the_one_that_holds_hurts_nobody():
+def test_a_damaged_row_after_the_holding_message_has_no_effect():
     topic = Topic([plain(0), inline(1, 9), plain(2), plain(3)])
     topic.tables[Table.MESSAGE].put([PREFIX + pack_position(START_MS + 2, 0)], [b"\xff"])
     page = topic.from_store(topic.span(), view=committed(open_=[9]))
     assert (page.count, page.end, page.held.write_pointer) == (1, "held", 9)
 
 
-def test_every_start_and_limit_of_a_topic_with_everything_in_it():
+def test_pages_are_correct_for_every_start_and_limit_of_a_topic_with_everything():
     topic = Topic(
         [
             plain(0, ttl_s=1),

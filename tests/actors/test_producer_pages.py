@@ -141,7 +141,7 @@ async def committed(harness, view, *, cached):
 
 
 @given(st.lists(requests, min_size=1, max_size=8))
-def test_what_producers_published_is_read_as_it_was_sent_from_store_and_cache(drawn):
+def test_messages_of_producers_are_read_as_sent_from_store_and_cache(drawn):
     async def course():
         async with actors(cache_bytes=1 << 24) as harness:
             await harness.create()
@@ -195,7 +195,7 @@ async def test_a_batch_is_seen_by_a_poll_whole_or_not_at_all():
         assert len(await harness.read()) == 1_000
 
 
-async def test_batches_are_seen_by_transactional_readers_up_to_what_is_undecided():
+async def test_transactional_readers_see_batches_up_to_the_first_undecided_message():
     """53: they have no pointer, and no transaction service is involved; an earlier open transaction holds readers."""
     async with actors() as harness:
         await harness.create()
@@ -208,7 +208,7 @@ async def test_batches_are_seen_by_transactional_readers_up_to_what_is_undecided
         assert (page.end, page.held.write_pointer, page.held.hidden_messages) == ("held", FIRST, 3)
 
 
-async def test_attributes_leave_with_their_message():
+async def test_attributes_are_removed_with_their_message():
     async with actors() as harness:
         await harness.create(ttl_s=10)
         await harness.publish("a", "b", attributes=[{"k": "v"}, {}], message_ttls_s=[1, None])

@@ -50,7 +50,7 @@ async def test_a_retry_at_the_next_owner_is_a_duplicate():
         assert await harnesses["b"].read() == [b"p1", b"p2", b"p3"]
 
 
-async def test_a_retry_at_an_owner_that_came_after_a_snapshot_is_a_duplicate_too():
+async def test_a_retry_at_an_owner_that_loaded_a_snapshot_is_a_duplicate_too():
     async with instances("a", "b", limits=EAGER) as harnesses:
         await harnesses["a"].create()
         await send(harnesses["a"], 1)
@@ -62,7 +62,7 @@ async def test_a_retry_at_an_owner_that_came_after_a_snapshot_is_a_duplicate_too
 
 
 @pytest.mark.parametrize("ask", [GetProducer("p"), OpenProducer("p")], ids=["get", "open"])
-async def test_how_far_a_producer_came_is_said_by_an_owner_that_is_the_one(ask):
+async def test_only_the_current_owner_reports_how_far_a_producer_came(ask):
     async with instances("a", "b") as harnesses:
         await harnesses["a"].create()
         await send(harnesses["a"], 1)
@@ -104,7 +104,7 @@ async def test_the_late_snapshot_of_an_owner_that_was_replaced_replaces_no_newer
         assert await harnesses["b"].read() == [b"p1", b"p2", b"p3"]
 
 
-async def test_an_owner_that_lets_a_replaced_topic_go_leaves_what_the_next_one_wrote():
+async def test_a_replaced_owner_that_releases_a_topic_leaves_the_rows_of_the_next_one():
     async with instances("a", "b", limits=EAGER) as harnesses:
         await harnesses["a"].create()
         await send(harnesses["a"], 1)
@@ -127,7 +127,7 @@ async def test_a_session_opened_at_the_next_owner_fences_those_that_were_opened_
             await send(harnesses["b"], 1, producer_epoch=epoch)
 
 
-async def test_a_producer_that_was_removed_is_gone_for_the_next_owner():
+async def test_a_removed_producer_is_gone_for_the_next_owner():
     async with instances("a", "b") as harnesses:
         await harnesses["a"].create()
         await send(harnesses["a"], 1)
@@ -136,7 +136,7 @@ async def test_a_producer_that_was_removed_is_gone_for_the_next_owner():
         assert not (await send(harnesses["b"], 1)).duplicate
 
 
-async def test_what_is_cleaned_away_is_in_a_snapshot_before():
+async def test_a_snapshot_covers_messages_before_they_are_cleaned():
     """The next owner cannot derive it from a message, but still detects a retry as a duplicate."""
     async with instances("a", "b", janitor=RetentionConfig()) as harnesses:
         await harnesses["a"].create(ttl_s=10)

@@ -53,7 +53,7 @@ async def outcomes(calls):
 
 
 @pytest.mark.parametrize("applied", [False, True, 3])
-async def test_e18_requests_of_one_commit_that_failed_share_its_outcome_and_are_stored_once_when_sent_again(applied):
+async def test_e18_requests_of_one_failed_commit_share_its_outcome_and_are_stored_once_when_sent_again(applied):
     async with actors() as harness:
         await harness.create()
         await send(harness, [0])
@@ -89,7 +89,7 @@ async def test_e13_a_request_sent_twice_while_the_store_is_slow_is_one_commit_wi
         assert await harness.read() == [b"p0", b"p1"]
 
 
-async def test_e20_the_last_id_is_not_told_before_it_is_durable():
+async def test_e20_the_last_id_is_not_reported_before_it_is_durable():
     async with actors() as harness:
         await harness.create()
         await send(harness, [0])
@@ -107,7 +107,7 @@ async def test_e20_the_last_id_is_not_told_before_it_is_durable():
         assert told.last_sequence_id == 0
 
 
-async def test_an_opening_that_failed_may_be_done_again():
+async def test_a_failed_opening_may_be_repeated():
     async with actors() as harness:
         await harness.create()
         await harness.ask(OpenProducer("p"))
@@ -117,7 +117,7 @@ async def test_an_opening_that_failed_may_be_done_again():
         assert (await harness.ask(OpenProducer("p"))).epoch == 3
 
 
-async def test_e26_a_snapshot_that_fails_is_made_by_the_next_commit():
+async def test_e26_a_failed_snapshot_is_written_by_the_next_commit():
     async with actors(limits=TopicLimits(snapshot_entries=2)) as harness:
         await harness.create()
         await send(harness, [0])
@@ -128,7 +128,7 @@ async def test_e26_a_snapshot_that_fails_is_made_by_the_next_commit():
         assert (await harness.ask(ListProducers())).snapshot.entries_since == 0
 
 
-async def test_e28_e29_while_it_cannot_be_loaded_nothing_is_taken_and_then_it_heals():
+async def test_e28_e29_a_topic_that_cannot_be_loaded_accepts_nothing_and_then_recovers():
     async with actors() as harness:
         await harness.create()
         await send(harness, [0])
@@ -149,7 +149,7 @@ async def test_e28_e29_while_it_cannot_be_loaded_nothing_is_taken_and_then_it_he
         assert await harness.read() == [b"p0", b"p1"]
 
 
-async def test_a_producer_row_that_cannot_be_read_stops_that_producer_only_until_it_is_deleted():
+async def test_an_unreadable_producer_row_blocks_only_that_producer_until_it_is_deleted():
     store = FaultyStore(MemoryStore())
     async with actors(store) as harness:
         await harness.create()
@@ -168,7 +168,7 @@ async def test_a_producer_row_that_cannot_be_read_stops_that_producer_only_until
         assert (await send(harness, [0])).duplicate is False
 
 
-async def test_where_the_row_about_all_of_them_cannot_be_read_nothing_is_accepted_unchecked():
+async def test_nothing_is_accepted_unchecked_while_the_row_about_all_producers_is_unreadable():
     store = FaultyStore(MemoryStore())
     async with actors(store) as harness:
         await harness.create()
@@ -181,7 +181,7 @@ async def test_where_the_row_about_all_of_them_cannot_be_read_nothing_is_accepte
             await send(harness, [0])
 
 
-async def test_e58_what_a_generation_that_is_gone_knew_is_told_for_the_time_of_grace():
+async def test_e58_a_removed_generation_answers_for_its_producers_during_the_grace_period():
     async with actors(janitor=RetentionConfig(delete_grace_s=10)) as harness:
         await harness.create()
         await send(harness, [0, 1])
@@ -220,7 +220,7 @@ async def test_properties_of_a_namespace_are_durable_and_in_force_at_once():
         assert (await send(harness, [0])).deduplicated
 
 
-async def test_what_was_not_written_is_not_in_force():
+async def test_properties_that_were_not_written_are_not_in_force():
     store = FaultyStore(MemoryStore())
     namespaces = Namespaces(store)
     store.fail_next("write")
@@ -237,7 +237,7 @@ async def test_other_properties_are_refused(given):
         await Namespaces(MemoryStore()).put("ns", given)
 
 
-async def test_a_row_that_cannot_be_read_says_nothing():
+async def test_an_unreadable_row_of_a_namespace_has_no_effect():
     store = MemoryStore()
     claim = await store.claim(NAME)
     await store.write([put_one(Table.METADATA, namespace_key("ns"), b"\x09")], claim=claim)
@@ -246,7 +246,7 @@ async def test_a_row_that_cannot_be_read_says_nothing():
     assert namespaces.policy("ns") == NamespacePolicy()
 
 
-async def test_namespaces_have_a_living_topic_or_properties():
+async def test_namespaces_have_a_live_topic_or_properties():
     async with actors() as harness:
         for name in ("b", "a1", "a", "gone"):
             await harness.create(TopicName(name, "t"))

@@ -83,7 +83,7 @@ class Walks:
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_every_page_is_that_of_the_store(seed, monkeypatch):
+async def test_every_page_equals_the_page_of_the_store(seed, monkeypatch):
     random = Random(seed)
     monkeypatch.setattr(actors_pages, "STRETCH_BYTES", random.choice([500, 2_000, 20_000]))
     monkeypatch.setattr(actors_pages, "STRETCH_MESSAGES", random.choice([7, 50, 5_000]))

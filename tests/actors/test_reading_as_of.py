@@ -35,7 +35,7 @@ def payloads(page):
 # --- the walk ---------------------------------------------------------------------------------------
 
 
-def test_nothing_is_read_behind_a_row_whose_pointer_was_issued_after_the_moment():
+def test_reading_stops_at_a_row_whose_pointer_was_issued_after_the_moment():
     early, late = (START_MS - 5) * PER_MS, (START_MS + 5) * PER_MS
     topic = Topic([plain(0), inline(3, early), plain(4), inline(7, late), *(plain(10 + ms) for ms in range(50))])
     paging = Paging(topic.span(), 100, 10**6, moment().view())
@@ -50,7 +50,7 @@ def test_nothing_is_read_behind_a_row_whose_pointer_was_issued_after_the_moment(
     assert fed == 4
 
 
-def test_stored_messages_before_such_a_row_are_read_although_it_came_in_the_same_list():
+def test_stored_messages_before_such_a_row_are_read_although_they_are_in_the_same_list():
     early, late = (START_MS - 5) * PER_MS, (START_MS + 5) * PER_MS
     topic = Topic([plain(0), stored(3, early, 4), inline(7, late), plain(9)])
     page = topic.from_store(topic.span(), view=moment().view(), chunk=100)
@@ -58,7 +58,7 @@ def test_stored_messages_before_such_a_row_are_read_although_it_came_in_the_same
     assert page.end == "end"
 
 
-def test_a_page_reads_a_bounded_number_of_rows_behind_the_moment_and_says_that_there_may_be_more(monkeypatch):
+def test_a_page_reads_a_bounded_number_of_rows_after_the_moment_and_reports_that_there_may_be_more(monkeypatch):
     monkeypatch.setattr(Paging, "_most_later_rows", 10)
     early = (START_MS - 5) * PER_MS
     topic = Topic([plain(0), *(plain(1 + ms) for ms in range(25)), inline(40, early)])
@@ -75,11 +75,11 @@ def test_a_page_reads_a_bounded_number_of_rows_behind_the_moment_and_says_that_t
     assert [end for _, end in pages] == ["more", "more", "end"]
 
 
-def test_the_bound_of_rows_behind_the_moment_is_the_pages_own():
+def test_the_bound_of_rows_after_the_moment_is_per_page():
     assert Paging._most_later_rows == reading.MAX_ROWS_BEHIND_MOMENT
 
 
-async def test_pages_that_are_kept_for_readers_as_of_now_are_not_those_of_a_moment():
+async def test_kept_pages_of_current_reads_do_not_serve_a_moment():
     async with actors() as harness:
         await harness.create()
         for number in range(40):
@@ -122,14 +122,14 @@ def mark_in(step):
     return [put for put in step.operations if put.prefix == system_key(HIGH_WATER, NAME, 1)]
 
 
-def test_nothing_is_published_up_to_a_moment_that_a_reader_was_shown():
+def test_nothing_is_published_at_or_before_a_moment_that_a_reader_was_shown():
     core = a_topic()
     look(core, START_MS + 5, START_MS + 5)
     receipt, _ = ask(core, Publish(PublishRequest([b"x"]), 1), START_MS + 5)
     assert receipt.first_id == pack_id(START_MS + 6, 0)
 
 
-def test_nor_by_an_owner_whose_clock_is_behind():
+def test_an_owner_with_a_slow_clock_publishes_nothing_at_or_before_a_shown_moment():
     core = a_topic()
     _, step = look(core, START_MS + 5_000, START_MS + 5_000)
     [mark] = mark_in(step)
@@ -140,7 +140,7 @@ def test_nor_by_an_owner_whose_clock_is_behind():
     assert receipt.first_id == pack_id(START_MS + 5_001, 0)
 
 
-def test_a_moment_is_written_once_and_not_at_all_where_messages_prove_it():
+def test_a_moment_is_written_once_and_not_at_all_if_messages_prove_it():
     core = a_topic()
     assert mark_in(look(core, START_MS + 5_000, START_MS + 5_000)[1])
     assert not mark_in(look(core, START_MS + 5_000, START_MS + 9_000)[1])
@@ -149,7 +149,7 @@ def test_a_moment_is_written_once_and_not_at_all_where_messages_prove_it():
     assert not mark_in(look(core, START_MS + 8_999, START_MS + 9_000)[1])
 
 
-def test_a_moment_that_is_still_to_come_for_the_topic_is_refused_and_its_time_stays():
+def test_a_future_moment_is_refused_and_leaves_the_time_of_the_topic_unchanged():
     core = a_topic()
     error, step = look(core, START_MS + 1_001, START_MS + 1_000)
     assert isinstance(error, InvalidParameter)
@@ -199,7 +199,7 @@ async def test_a_transaction_is_seen_as_of_a_moment_in_all_topics_of_all_instanc
             assert await reader.read(after_ms, NAME, OTHER) == [["one"], ["two"]]
 
 
-async def test_what_was_shown_stays_so_when_the_service_moves():
+async def test_a_view_as_of_a_moment_stays_the_same_when_the_service_moves():
     async with cluster_of("a", "b") as cluster:
         pointer = await cluster.begin()
         await cluster["a"].publish_under(pointer, "one")
@@ -215,7 +215,7 @@ async def test_what_was_shown_stays_so_when_the_service_moves():
             assert await Moments(cluster, name).read(later_ms, NAME) == [["one"]]
 
 
-async def test_errors_come_from_the_owner_as_they_are():
+async def test_errors_of_the_owner_are_passed_on_unchanged():
     async with cluster_of("a", "b", outcome_retention_ms=1_000) as cluster:
         pointer = await cluster.begin()
         await cluster.home().commit(pointer)
@@ -235,6 +235,6 @@ async def test_an_owner_that_cannot_be_reached_is_unavailable(autojump_clock):
             await cluster["b"].transactions.as_of(START_MS)
 
 
-def test_a_moment_crosses_a_link_as_it_is():
+def test_a_moment_crosses_a_link_unchanged():
     given = Moment(START_MS, frozenset({3, 1, 2}), (4, 5), 1, 9)
     assert Moment.unpack(given.packed()) == given

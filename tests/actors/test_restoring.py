@@ -49,16 +49,14 @@ def manifest(folder):
 
 
 @pytest.mark.parametrize(("at_ms", "left"), [(9, 0), (10, 1), (11, 1), (12, 1), (13, 7), (14, 8), (99, 8)], ids=str)
-async def test_where_full_milliseconds_follow_each_other_the_line_stands_before_or_behind_all_of_them(
-    folder, manifest, at_ms, left
-):
+async def test_consecutive_full_milliseconds_are_all_before_or_all_after_the_cut(folder, manifest, at_ms, left):
     store = await RestoredStore.open(folder, manifest, RestoreRequest(at_ms), 50)
     found = []
     await store.scan(Table.MESSAGE, PREFIX, stop_after(PREFIX), lambda rows: found.extend(rows) or True)
     assert [key[-10:] for key, _ in found] == [pack_position(*each) for each in POSITIONS[:left]]
 
 
-async def test_a_topic_goes_on_behind_the_time_of_its_restore_and_fences_whoever_was_there(folder, manifest):
+async def test_a_restored_topic_continues_after_the_time_of_its_restore_and_fences_earlier_producers(folder, manifest):
     store = await RestoredStore.open(folder, manifest, RestoreRequest(), 50)
     start, stop = metadata_key(NAME), stop_after(metadata_key(NAME))
     rows = []
@@ -91,11 +89,11 @@ def a_cut(cut_ms, **lines):
     ],
     ids=str,
 )
-def test_what_backups_say_of_the_ids_that_may_have_been_given_until_now(cuts, by_ms):
+def test_backups_bound_the_ids_that_may_have_been_issued_until_now(cuts, by_ms):
     assert given_ms(cuts, 50).get(NAME) == by_ms
 
 
-async def test_a_topic_that_was_ahead_of_the_clock_goes_on_behind_whatever_it_may_have_given_since(folder, manifest):
+async def test_a_topic_ahead_of_the_clock_continues_after_every_id_it_may_have_issued_since(folder, manifest):
     manifest["topics"][0]["line"] = pack_position(500, 0).hex()
     store = await RestoredStore.open(folder, manifest, RestoreRequest(), 50)
     rows = []
@@ -108,7 +106,7 @@ async def test_a_topic_that_was_ahead_of_the_clock_goes_on_behind_whatever_it_ma
 @pytest.mark.parametrize(
     ("behind_ms", "present_ms"), [(-5_000, 1_005_000), (0, 1_000_000), (1, 1_060_000), (60_000, 1_060_000)]
 )
-def test_a_clock_that_is_behind_by_a_little_is_believed_to_be_no_more_wrong_than_that_allows(
+def test_a_slow_clock_is_corrected_within_its_tolerance_and_refused_beyond_it(
     folder, monkeypatch, behind_ms, present_ms
 ):
     fields = {"format": 1, "cutMs": 1_000_000, "topics": [], "service": [], "metadata": []}

@@ -42,7 +42,7 @@ def costs(*caches):
 # --- who needs no disk ----------------------------------------------------------------------------
 
 
-async def test_a_reader_inside_the_cache_touches_no_disk():
+async def test_a_reader_inside_the_cache_does_not_touch_the_disk():
     async with actors() as harness:
         await harness.create()
         receipts = [await harness.publish(f"{number}") for number in range(50)]
@@ -53,7 +53,7 @@ async def test_a_reader_inside_the_cache_touches_no_disk():
         assert (harness.store.calls["scan"], harness.store.calls["get"]) == (scans, gets)
 
 
-async def test_a_reader_at_the_end_touches_no_disk_and_sees_each_message_once(autojump_clock):
+async def test_a_reader_at_the_end_sees_each_message_once_without_touching_the_disk(autojump_clock):
     async with actors() as harness:
         await harness.create()
         scans, since, got = harness.store.calls["scan"], FIRST_BOUND, []
@@ -66,7 +66,7 @@ async def test_a_reader_at_the_end_touches_no_disk_and_sees_each_message_once(au
         assert harness.store.calls["scan"] == scans
 
 
-async def test_after_a_restart_what_was_there_before_comes_from_disk_and_what_comes_then_does_not():
+async def test_after_a_restart_old_messages_are_read_from_disk_and_new_ones_from_the_cache():
     async with actors() as harness:
         await harness.create()
         await harness.publish("old")
@@ -81,7 +81,7 @@ async def test_after_a_restart_what_was_there_before_comes_from_disk_and_what_co
         assert store.calls["scan"] == scans + 1
 
 
-async def test_an_empty_span_touches_nothing():
+async def test_an_empty_range_reads_nothing():
     async with actors() as harness:
         await harness.create()
         await harness.publish("m")
@@ -93,7 +93,7 @@ async def test_an_empty_span_touches_nothing():
 # --- never stale ----------------------------------------------------------------------------------
 
 
-async def test_nothing_of_a_deleted_topic_is_read_after_its_re_creation():
+async def test_nothing_of_a_deleted_topic_is_read_after_it_is_recreated():
     async with actors() as harness:
         await harness.create()
         await harness.publish("first life")
@@ -106,7 +106,7 @@ async def test_nothing_of_a_deleted_topic_is_read_after_its_re_creation():
         assert await harness.read() == await harness.read(cached=False) == [b"second life"]
 
 
-async def test_an_undeleted_topic_shows_what_it_had():
+async def test_an_undeleted_topic_shows_all_its_messages():
     async with actors() as harness:
         await harness.create()
         await harness.publish("a")
@@ -117,7 +117,7 @@ async def test_an_undeleted_topic_shows_what_it_had():
         assert await harness.read() == await harness.read(cached=False) == [b"a", b"b"]
 
 
-async def test_a_life_between_two_publishes_of_one_commit_is_not_mixed_up(nursery):
+async def test_a_recreation_between_two_publishes_of_one_commit_does_not_mix_generations(nursery):
     """Publish, delete, create and publish wait during a commit, and are committed together."""
     async with actors() as harness:
         await harness.create()
@@ -142,7 +142,7 @@ async def test_a_life_between_two_publishes_of_one_commit_is_not_mixed_up(nurser
 
 
 @pytest.mark.parametrize("applied", [False, True])
-async def test_after_a_fall_the_cache_shows_what_the_disk_has(applied):
+async def test_after_a_crash_the_cache_matches_the_disk(applied):
     async with actors() as harness:
         await harness.create()
         await harness.publish("a")
@@ -154,7 +154,7 @@ async def test_after_a_fall_the_cache_shows_what_the_disk_has(applied):
         assert await harness.read() == await harness.read(cached=False) == wanted
 
 
-async def test_what_has_expired_is_not_in_the_cache_either():
+async def test_expired_messages_are_not_in_the_cache_either():
     async with actors() as harness:
         await harness.create(ttl_s=10)
         await harness.publish("a", "b", message_ttls_s=[2, None])
@@ -170,7 +170,7 @@ async def test_what_has_expired_is_not_in_the_cache_either():
         assert await harness.read() == await harness.read(cached=False) == []
 
 
-async def test_a_topic_counted_empty_still_shows_what_lives():
+async def test_a_topic_counted_as_empty_still_shows_live_messages():
     """The cleaner counts independently; if its counts are too high, live messages must not vanish from the cache."""
     async with actors() as harness:
         await harness.create()
@@ -186,7 +186,7 @@ async def test_a_topic_counted_empty_still_shows_what_lives():
         assert await harness.read() == await harness.read(cached=False) == [b"lives", b"new"]
 
 
-async def test_a_page_while_the_store_fails_is_an_error_and_nothing_else():
+async def test_a_page_read_while_the_store_fails_is_an_error():
     async with actors(cache_bytes=0) as harness:
         await harness.create()
         await harness.publish("m")
@@ -215,7 +215,7 @@ requests = st.lists(
     st.lists(st.tuples(st.floats(0, 1), st.booleans(), st.integers(1, 60), st.integers(0, 9_000)), max_size=8),
     st.sampled_from([64, 1_000, SEAL_BYTES]),
 )
-def test_a_page_from_the_cache_is_the_page_from_the_store(requests, cache_bytes, reads, seal_bytes):
+def test_a_page_from_the_cache_equals_the_page_from_the_store(requests, cache_bytes, reads, seal_bytes):
     async def run():
         async with actors(cache_bytes=cache_bytes) as harness:
             await harness.create()
@@ -243,7 +243,7 @@ def test_a_page_from_the_cache_is_the_page_from_the_store(requests, cache_bytes,
 
 
 @pytest.mark.parametrize("limit", [1, 4, 7, 8, 9])
-async def test_a_page_that_ends_among_messages_of_which_some_have_expired_says_that_there_are_more(limit):
+async def test_a_page_that_ends_among_partly_expired_messages_reports_more(limit):
     async with actors() as harness:
         await harness.create()
         await harness.publish(*(f"{number}" for number in range(10)), message_ttls_s=[None, 1, None, 1] + [None] * 6)
@@ -281,7 +281,7 @@ requests = st.lists(
 
 
 @given(st.lists(requests, min_size=1, max_size=6), st.sampled_from([1, 10, 40]))
-def test_many_messages_at_once_are_cached_as_they_are_one_by_one(commits, many):
+def test_messages_cached_in_bulk_equal_messages_cached_one_by_one(commits, many):
     """Large commits become separate chunks; a reader gets the same messages."""
     one_by_one, at_once = TopicCache(CacheBudget(1 << 20)), TopicCache(CacheBudget(1 << 20))
     sequence = PositionSequence()
@@ -336,7 +336,7 @@ actions = st.lists(
 
 
 @given(actions, st.sampled_from([0, 2_000, 20_000, 10**6]))
-def test_the_budget_is_the_sum_of_what_chunks_cost_and_never_passed(actions, max_bytes):
+def test_the_budget_is_the_sum_of_chunk_costs_and_never_exceeded(actions, max_bytes):
     budget = CacheBudget(max_bytes)
     caches = [TopicCache(budget) for _ in range(3)]
     kept = [[] for _ in caches]
@@ -366,7 +366,7 @@ def test_the_budget_is_the_sum_of_what_chunks_cost_and_never_passed(actions, max
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 40), st.integers(0, 40)), max_size=6),
     st.sampled_from([200, 1_000, SEAL_BYTES]),
 )
-def test_a_rollback_turns_its_own_pointers_rows_in_its_range_and_no_others(runs, rollbacks, seal_bytes):
+def test_a_rollback_changes_exactly_the_rows_of_its_own_pointer_in_its_range(runs, rollbacks, seal_bytes):
     budget, at, had = CacheBudget(1 << 20), 0, []
     cache = TopicCache(budget)
     with pytest.MonkeyPatch.context() as patch:
@@ -404,7 +404,7 @@ async def test_the_oldest_chunks_of_any_topic_are_dropped_first():
         assert await harness.read(after_receipt(first)) == []
 
 
-async def test_who_starts_before_what_is_still_cached_reads_the_store():
+async def test_a_read_that_starts_before_the_cached_range_uses_the_store():
     async with actors(cache_bytes=3 * SEAL_BYTES) as harness:
         await harness.create()
         receipts = [await harness.publish(bytes([number]) * SEAL_BYTES) for number in range(6)]
@@ -425,7 +425,7 @@ async def test_a_commit_larger_than_the_budget_is_read_from_the_store():
         assert len(await harness.read()) == 51
 
 
-async def test_what_a_topic_that_is_let_go_had_cached_is_given_back(autojump_clock):
+async def test_releasing_a_topic_frees_its_cache(autojump_clock):
     async with actors(idle_s=10, sweeping=True) as harness:
         await harness.create()
         await harness.publish(bytes(1_000))

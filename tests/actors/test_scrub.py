@@ -78,7 +78,7 @@ async def two_tables(directory):
 
 
 @pytest.mark.parametrize("which", [0, -1])
-async def test_a_flipped_bit_on_the_disk_is_found_with_its_topic_ids_and_file_and_the_rest_is_read(tmp_path, which):
+async def test_a_flipped_bit_on_disk_is_found_with_topic_ids_and_file_and_the_rest_is_read(tmp_path, which):
     table = (await two_tables(tmp_path / "data"))[which]
     data = bytearray(table.read_bytes())
     data[len(data) // 2] ^= 1
@@ -101,7 +101,7 @@ async def test_a_flipped_bit_on_the_disk_is_found_with_its_topic_ids_and_file_an
 
 
 @pytest.mark.parametrize("which", [0, -1])
-async def test_a_table_file_that_is_missing_is_a_finding_and_the_round_goes_on_to_its_end(tmp_path, which):
+async def test_a_missing_table_file_is_a_finding_and_the_round_runs_to_its_end(tmp_path, which):
     table = (await two_tables(tmp_path / "data"))[which]
     async with await LevelDBStore.open(tmp_path / "data", TWO_TABLES) as store:
         aside = table.rename(tmp_path / table.name)
@@ -120,7 +120,7 @@ async def test_a_table_file_that_is_missing_is_a_finding_and_the_round_goes_on_t
         assert scrub.report.rows == 2 * ROWS + 2
 
 
-async def test_rows_that_do_not_parse_are_one_finding_where_they_are_neighbours(tmp_path):
+async def test_adjacent_unparseable_rows_are_one_finding(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
         await fill(store)
         claim = await store.claim(ORDERS)
@@ -140,7 +140,7 @@ async def test_rows_that_do_not_parse_are_one_finding_where_they_are_neighbours(
     assert shown[1]["from"] == shown[1]["to"] == f"{FIRST_MS + 10:016x}0007" + "0" * 20
 
 
-async def test_a_round_that_is_asked_for_begins_at_once_and_one_at_a_time(tmp_path, nursery):
+async def test_a_requested_round_begins_at_once_and_rounds_never_overlap(tmp_path, nursery):
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
         await fill(store)
         scrub = scrub_of(store)
@@ -149,7 +149,7 @@ async def test_a_round_that_is_asked_for_begins_at_once_and_one_at_a_time(tmp_pa
         assert not scrub.start_now()
 
 
-async def test_the_last_report_is_there_after_a_restart(tmp_path):
+async def test_the_last_report_survives_a_restart(tmp_path):
     kept = tmp_path / "data" / "scrub.json"
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
         await fill(store)
@@ -168,7 +168,7 @@ async def test_the_last_report_is_there_after_a_restart(tmp_path):
         assert scrub_of(store, kept).report.findings == []
 
 
-async def test_what_a_round_has_found_outlives_it_and_what_the_round_before_found_stays_until_it_is_read_again(
+async def test_findings_of_a_round_survive_it_and_earlier_ones_stay_until_their_rows_are_read_again(
     tmp_path, monkeypatch
 ):
     kept = tmp_path / "data" / "scrub.json"
@@ -213,21 +213,21 @@ NOWHERE = (
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"findings": [{}]}', b'{"findings": 5}', b"\xff\xfe", NOWHERE])
-async def test_a_report_that_cannot_be_read_is_none(tmp_path, content):
+async def test_an_unreadable_report_is_ignored(tmp_path, content):
     kept = tmp_path / "scrub.json"
     kept.write_bytes(content)
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
         assert scrub_of(store, kept).report.last_complete_ms is None
 
 
-async def test_a_report_that_cannot_be_written_stops_no_round(tmp_path):
+async def test_a_report_that_cannot_be_written_does_not_stop_a_round(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
         scrub = scrub_of(store, tmp_path / "none" / "scrub.json")
         await scrub.round()
         assert scrub.report.last_complete_ms is not None
 
 
-async def test_a_store_that_is_away_has_no_damage(tmp_path):
+async def test_an_unavailable_store_is_not_damage(tmp_path):
     store = FaultyStore(MemoryStore())
     claim = await store.claim(ORDERS)
     await store.write(
@@ -242,7 +242,7 @@ async def test_a_store_that_is_away_has_no_damage(tmp_path):
     assert scrub.report.findings == []
 
 
-async def test_a_damaged_block_of_topics_is_a_finding_and_the_messages_of_its_topics_and_of_all_others_are_read(
+async def test_a_damaged_block_of_topics_is_a_finding_and_all_messages_are_still_read(
     tmp_path,
 ):
     names = [TopicName("shop", f"topic-{number:04d}") for number in range(500)]
@@ -270,7 +270,7 @@ async def test_a_damaged_block_of_topics_is_a_finding_and_the_messages_of_its_to
     assert scrub.report.last_complete_ms is not None
 
 
-async def test_a_round_over_a_store_that_is_far_takes_no_more_than_twice_its_answers(autojump_clock):
+async def test_a_round_over_a_remote_store_takes_at_most_twice_its_response_times(autojump_clock):
     store = far_store.FarStore()
     await far_store.fill(store, 50)
     scrub, begun_s = scrub_of(store), trio.current_time()
@@ -350,9 +350,7 @@ def found_in(scrub):
     return [each.name for each in scrub.report.findings]
 
 
-async def test_a_topic_that_the_store_does_not_give_hides_no_other_and_the_round_is_not_complete(
-    autojump_clock, caplog
-):
+async def test_a_topic_that_the_store_cannot_read_hides_no_other_and_the_round_is_incomplete(autojump_clock, caplog):
     store = await regions()
     store.away.add(NAMES[3])
     scrub = weekly(store)
@@ -365,7 +363,7 @@ async def test_a_topic_that_the_store_does_not_give_hides_no_other_and_the_round
     assert (said.topics, said.first) == (1, "ns:t3")
 
 
-async def test_what_was_not_given_is_tried_again_every_hour_alone_and_then_the_round_is_complete(autojump_clock):
+async def test_unread_topics_are_retried_alone_every_hour_until_the_round_is_complete(autojump_clock):
     store = await regions()
     store.away.add(NAMES[3])
     scrub = weekly(store)
@@ -381,7 +379,7 @@ async def test_what_was_not_given_is_tried_again_every_hour_alone_and_then_the_r
         nursery.cancel_scope.cancel()
 
 
-async def test_a_topic_that_is_never_given_keeps_no_other_from_being_read_once_a_week(autojump_clock):
+async def test_a_topic_that_can_never_be_read_does_not_delay_the_weekly_read_of_the_others(autojump_clock):
     store = await regions()
     store.away.add(NAMES[3])
     scrub = weekly(store)
@@ -390,7 +388,7 @@ async def test_a_topic_that_is_never_given_keeps_no_other_from_being_read_once_a
     assert {store.read.count(name) for name in NAMES if name != NAMES[3]} == {4}
 
 
-async def test_a_topic_that_was_not_given_and_is_gone_keeps_no_round_from_being_complete(autojump_clock):
+async def test_an_unread_topic_that_was_deleted_does_not_keep_a_round_incomplete(autojump_clock):
     store = await regions()
     store.away.add(NAMES[3])
     scrub = weekly(store)
@@ -400,7 +398,7 @@ async def test_a_topic_that_was_not_given_and_is_gone_keeps_no_round_from_being_
     assert store.read == [name for name in NAMES if name != NAMES[3]]
 
 
-async def test_what_was_found_in_a_topic_that_is_not_given_now_stays_told(autojump_clock):
+async def test_findings_of_a_topic_that_cannot_be_read_now_stay_in_the_report(autojump_clock):
     store = await regions()
     await damage(store, NAMES[3])
     scrub = weekly(store)
@@ -415,7 +413,7 @@ async def test_what_was_found_in_a_topic_that_is_not_given_now_stays_told(autoju
     assert found_in(scrub) == [NAMES[5]]
 
 
-async def test_a_daemon_that_is_restarted_more_often_than_a_round_lasts_reads_every_topic(
+async def test_a_daemon_that_restarts_more_often_than_a_round_lasts_still_reads_every_topic(
     autojump_clock, writes_at_once, tmp_path
 ):
     store, kept = await regions(), tmp_path / "scrub.json"
@@ -436,7 +434,7 @@ async def test_a_daemon_that_is_restarted_more_often_than_a_round_lasts_reads_ev
     assert sorted(found_in(again)) == [NAMES[1], NAMES[8]]
 
 
-async def test_what_was_found_in_the_part_of_a_topic_that_was_read_before_a_restart_is_told_once(
+async def test_findings_in_the_part_of_a_topic_read_before_a_restart_are_reported_once(
     autojump_clock, writes_at_once, tmp_path, monkeypatch
 ):
     store, kept = await regions(), tmp_path / "scrub.json"
@@ -460,7 +458,7 @@ async def test_what_was_found_in_the_part_of_a_topic_that_was_read_before_a_rest
     assert store.read == [*NAMES[:6], *NAMES[5:]]
 
 
-async def test_a_round_that_is_asked_for_begins_with_the_first_topic(autojump_clock, writes_at_once, tmp_path):
+async def test_a_requested_round_begins_with_the_first_topic(autojump_clock, writes_at_once, tmp_path):
     store, kept = await regions(), tmp_path / "scrub.json"
     store.took_s = 3600.0
     await run_for(weekly(store, kept), 3.5 * 3600)
@@ -485,7 +483,7 @@ class Partly(Regions):
         await super().scan(table, start, stop, feed, **more)
 
 
-async def test_a_place_that_is_found_at_every_try_is_told_once(autojump_clock, writes_at_once, tmp_path):
+async def test_a_place_found_at_every_try_is_reported_once(autojump_clock, writes_at_once, tmp_path):
     store = Partly()
     for name in NAMES:
         await damage(store, name, whole=True)
@@ -501,9 +499,7 @@ async def test_a_place_that_is_found_at_every_try_is_told_once(autojump_clock, w
     assert found_in(weekly(store, tmp_path / "scrub.json")) == [NAMES[3]]
 
 
-async def test_rows_of_no_topic_that_are_never_given_keep_no_topic_from_being_read_once_a_week(
-    autojump_clock, monkeypatch
-):
+async def test_unreadable_rows_of_no_topic_do_not_delay_the_weekly_read_of_a_topic(autojump_clock, monkeypatch):
     store = await regions()
     scrub = weekly(store)
     topics, rows_of = scrub._topics, scrub._rows_of
@@ -524,7 +520,7 @@ async def test_rows_of_no_topic_that_are_never_given_keep_no_topic_from_being_re
     assert {store.read.count(name) for name in NAMES} == {4}
 
 
-async def test_a_round_that_was_cut_off_long_ago_is_begun_anew(autojump_clock, writes_at_once, tmp_path):
+async def test_a_round_interrupted_long_ago_starts_over(autojump_clock, writes_at_once, tmp_path):
     store, kept = await regions(), tmp_path / "scrub.json"
     store.took_s = 3600.0
     await run_for(weekly(store, kept), 5.5 * 3600)

@@ -87,7 +87,7 @@ def objects():
     return MemoryObjects()
 
 
-async def test_everything_written_before_a_good_end_is_restored_exactly(tmp_path, objects):
+async def test_everything_written_before_a_clean_stop_is_restored_exactly(tmp_path, objects):
     async with primary(tmp_path / "data", objects) as running:
         await running.write(30)
         await running.counted()
@@ -112,7 +112,7 @@ async def test_a_store_that_had_rows_before_its_copy_is_in_the_base(tmp_path, ob
     assert (await restored(objects, tmp_path / "new"))[0] == wanted
 
 
-async def test_every_commit_that_counted_can_be_restored_and_nothing_else_is_in_that_state(tmp_path, objects):
+async def test_every_counted_commit_can_be_restored_and_nothing_else_is_in_that_state(tmp_path, objects):
     states = {}
     async with primary(tmp_path / "data", objects) as running:
         await running.counted()
@@ -124,7 +124,7 @@ async def test_every_commit_that_counted_can_be_restored_and_nothing_else_is_in_
         assert (found, done.end.commit) == (wanted, commit)
 
 
-async def test_a_start_after_a_good_end_continues_the_log_without_a_new_base(tmp_path, objects):
+async def test_a_start_after_a_clean_stop_continues_the_log_without_a_new_base(tmp_path, objects):
     async with primary(tmp_path / "data", objects) as running:
         await running.write(5)
         await running.counted()
@@ -139,7 +139,7 @@ async def test_a_start_after_a_good_end_continues_the_log_without_a_new_base(tmp
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_commits_that_an_ended_process_had_not_sent_are_sent_by_the_next(tmp_path, objects, seed):
+async def test_the_next_process_sends_commits_that_the_last_one_had_not_sent(tmp_path, objects, seed):
     random = Random(seed)
     async with primary(tmp_path / "data", objects, finish=False) as running:
         at = 0
@@ -164,7 +164,7 @@ async def test_commits_that_an_ended_process_had_not_sent_are_sent_by_the_next(t
     assert (await restored(objects, tmp_path / "at-end"))[0] == wanted
 
 
-async def test_commits_that_were_not_sent_and_are_not_known_any_more_make_a_gap_and_a_new_base(tmp_path, objects):
+async def test_unsent_commits_that_are_no_longer_known_make_a_gap_and_a_new_base(tmp_path, objects):
     async with primary(tmp_path / "data", objects, finish=False) as running:
         await running.write(5)
         await running.counted()
@@ -188,7 +188,7 @@ def is_seal(name, data):
     return name.startswith("log/") and not is_segment(data)
 
 
-async def test_while_the_object_store_is_away_commits_wait_and_then_all_count(tmp_path, objects):
+async def test_commits_wait_while_the_object_store_is_away_and_then_all_count(tmp_path, objects):
     async with primary(tmp_path / "data", objects) as running:
         await running.counted()
         objects.away = True
@@ -201,7 +201,7 @@ async def test_while_the_object_store_is_away_commits_wait_and_then_all_count(tm
         assert (running.copy.status.error, running.copy.status.lag_bytes) == ("", 0)
 
 
-async def test_access_that_is_refused_for_a_while_delays_the_copy_and_ends_nothing(tmp_path, objects, monkeypatch):
+async def test_temporarily_refused_access_only_delays_the_copy(tmp_path, objects, monkeypatch):
     monkeypatch.setattr(second_copy, "REFUSED_PAUSE_S", 0.01)
     async with primary(tmp_path / "data", objects) as running:
         await running.counted()
@@ -212,7 +212,7 @@ async def test_access_that_is_refused_for_a_while_delays_the_copy_and_ends_nothi
         await running.counted()
 
 
-async def test_more_commits_than_may_wait_make_a_gap_and_count_again_after_a_new_base(tmp_path, objects):
+async def test_commits_over_the_backlog_make_a_gap_and_count_again_after_a_new_base(tmp_path, objects):
     async with primary(tmp_path / "data", objects, max_bytes=3000) as running:
         await running.write(3)
         await running.counted()
@@ -268,7 +268,7 @@ async def test_an_older_state_of_the_directory_is_refused(tmp_path, objects):
             pass
 
 
-async def test_an_emptied_bucket_and_one_that_lost_its_end_are_refused(tmp_path, objects):
+async def test_an_emptied_bucket_and_a_truncated_log_are_refused(tmp_path, objects):
     async with primary(tmp_path / "data", objects) as running:
         await running.write(3)
         await running.counted()
@@ -331,7 +331,7 @@ async def test_after_leaving_the_directory_starts_alone_and_its_copy_can_still_b
             pass
 
 
-async def test_a_new_base_removes_what_only_older_moments_need_and_no_seal(tmp_path, objects):
+async def test_a_new_base_removes_what_only_older_moments_need_and_never_a_seal(tmp_path, objects):
     now = [1_000_000]
     settings = CopySettings(interval_s=0.01, segment_bytes=500, base_every_s=10, keep_s=0)
     for turn in range(4):
@@ -351,7 +351,7 @@ async def test_a_new_base_removes_what_only_older_moments_need_and_no_seal(tmp_p
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_nothing_that_counted_is_lost_whatever_answers_are_lost_and_whenever_processes_end(
+async def test_no_counted_commit_is_lost_whatever_answers_are_lost_and_whenever_processes_end(
     tmp_path, seed, monkeypatch
 ):
     monkeypatch.setattr(carry, "FIRST_PAUSE_S", 0.001)

@@ -83,7 +83,7 @@ async def leveldb(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "applied"), [(memory, 0), (memory, 1), (memory, 2), (memory, 3), (memory, True), (leveldb, 0)]
 )
-async def test_whichever_write_fails_a_batch_that_is_asked_for_again_is_there_once(tmp_path, kind, applied, failing):
+async def test_a_retried_batch_is_stored_once_whichever_write_fails(tmp_path, kind, applied, failing):
     async with kind(tmp_path) as inner:
         disk = FaultyStore(inner)
         async with actors(disk, limits=LONG_LIVED) as harness:
@@ -99,7 +99,7 @@ async def test_whichever_write_fails_a_batch_that_is_asked_for_again_is_there_on
 
 @pytest.mark.parametrize("kept", range(8))
 @pytest.mark.parametrize("at", range(8))
-async def test_a_power_cut_in_any_write_leaves_all_of_a_batch_or_nothing(autojump_clock, at, kept):
+async def test_a_power_cut_in_any_write_leaves_the_whole_batch_or_nothing(autojump_clock, at, kept):
     disk = FaultyStore(MemoryStore())
     async with actors(disk, limits=LONG_LIVED) as harness:
         await harness.create()
@@ -122,7 +122,7 @@ async def test_a_power_cut_in_any_write_leaves_all_of_a_batch_or_nothing(autojum
         assert await harness.read() == (before or EXPECTED[:4])
 
 
-async def test_what_is_staged_is_read_back_from_a_store_of_files(tmp_path):
+async def test_staged_messages_are_read_back_from_a_store_of_files(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data") as disk, actors(FaultyStore(disk)) as harness:
         await harness.create()
         await stage(harness, "a", "one", ids=[0])
@@ -138,7 +138,7 @@ async def test_what_is_staged_is_read_back_from_a_store_of_files(tmp_path):
             await batch(harness, 1, "b")
 
 
-async def test_a_row_about_what_is_staged_that_cannot_be_read_holds_nobody_up(caplog):
+async def test_an_unreadable_staging_row_blocks_nothing(caplog):
     disk = FaultyStore(MemoryStore())
     async with actors(disk) as harness:
         await harness.create()
@@ -157,7 +157,7 @@ async def test_a_row_about_what_is_staged_that_cannot_be_read_holds_nobody_up(ca
 # --- invisible to all others ----------------------------------------------------------------------------
 
 
-async def test_staged_pointers_are_in_no_list_of_transactions_and_bind_nobody_to_an_authority():
+async def test_staged_pointers_are_in_no_list_of_transactions_and_bind_to_no_authority():
     disk = FaultyStore(MemoryStore())
     async with actors(disk) as harness:
         await keep_authority(disk, "embedded")
@@ -183,7 +183,7 @@ async def test_staged_pointers_are_in_no_list_of_transactions_and_bind_nobody_to
 # --- cleaning --------------------------------------------------------------------------------------------
 
 
-async def test_an_expired_batch_takes_winners_and_losers_with_it_and_nothing_else(autojump_clock):
+async def test_an_expired_batch_is_removed_with_exactly_its_winners_and_losers(autojump_clock):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=10)
         await stage(harness, "a", *"abcdefgh")
@@ -201,7 +201,7 @@ async def test_an_expired_batch_takes_winners_and_losers_with_it_and_nothing_els
         assert await harness.read(cached=False) == [b"later", b"open"]
 
 
-async def test_a_batch_with_a_life_of_its_own_leaves_with_its_losers_and_is_counted_out(autojump_clock):
+async def test_a_batch_with_its_own_ttl_is_removed_and_uncounted_with_its_losers(autojump_clock):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
         await harness.create(ttl_s=1_000)
         await stage(harness, "a", *"abcdefgh")
@@ -214,7 +214,7 @@ async def test_a_batch_with_a_life_of_its_own_leaves_with_its_losers_and_is_coun
         assert harness.core().state.usage.messages == 1
 
 
-async def test_what_is_never_published_goes_a_lifetime_after_the_last_store(autojump_clock):
+async def test_unpublished_staged_messages_are_removed_one_lifetime_after_the_last_store(autojump_clock):
     async with actors(janitor=STEPS, limits=TopicLimits(max_lifetime_ms=50_000)) as harness:
         await harness.create(ttl_s=10)
         await stage(harness, "a", *"abcdefgh")
@@ -249,7 +249,7 @@ async def test_the_next_batch_may_be_staged_while_an_orphan_is_removed(autojump_
         assert await harness.read(cached=False) == [b"anew", b"next"]
 
 
-async def test_a_generation_that_is_gone_takes_what_was_staged_and_published_with_it(autojump_clock):
+async def test_a_removed_generation_removes_its_staged_and_published_messages(autojump_clock):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
         await harness.create()
         await stage(harness, "a", *"abc")
@@ -265,7 +265,7 @@ async def test_a_generation_that_is_gone_takes_what_was_staged_and_published_wit
         assert await harness.read(cached=False) == [b"new"]
 
 
-async def test_a_deleted_topic_leaves_nothing_staged_behind(autojump_clock):
+async def test_a_deleted_topic_leaves_no_staged_messages(autojump_clock):
     async with actors(janitor=STEPS, limits=LONG_LIVED) as harness:
         await harness.create()
         await stage(harness, "a", *"abc")

@@ -33,7 +33,7 @@ async def test_a_range_is_removed_in_steps(autojump_clock):
     assert await read_rows(store, Table.MESSAGE, start, stop, limit=100) == []
 
 
-async def test_what_cannot_be_read_is_kept_and_told(autojump_clock, caplog):
+async def test_unreadable_rows_are_kept_and_reported(autojump_clock, caplog):
     good = plain_head(2) + b"ok"
     cut, flagged = plain_head(9) + b"short", b"\xff nobody knows"
     store = await a_store_with([good, cut, good, flagged, good])
@@ -52,7 +52,7 @@ async def test_a_key_of_another_shape_is_kept(autojump_clock):
     assert [key for key, _ in await read_rows(store, Table.MESSAGE, start, stop, limit=9)] == [odd]
 
 
-async def test_space_is_asked_back_in_pieces_that_cover_the_range(autojump_clock, monkeypatch):
+async def test_space_is_reclaimed_in_pieces_that_cover_the_range(autojump_clock, monkeypatch):
     monkeypatch.setattr(cleaning, "MIN_RECLAIM_ROWS", 5)
     monkeypatch.setattr(cleaning, "RECLAIM_ROWS", 10)
     store = await a_store_with([plain_head(0)] * 34)

@@ -50,7 +50,7 @@ def answers(nursery):
 # --- commits --------------------------------------------------------------------------------------
 
 
-async def test_publishes_that_gather_during_a_commit_become_one_more(answers):
+async def test_publishes_that_arrive_during_a_commit_share_the_next_one(answers):
     async with actors() as harness:
         await harness.create()
         writes = harness.store.calls["write"]
@@ -68,7 +68,7 @@ async def test_publishes_that_gather_during_a_commit_become_one_more(answers):
         assert sorted(await harness.read()) == sorted(b"%d" % number for number in range(100))
 
 
-async def test_a_commit_carries_no_more_requests_than_it_may(answers):
+async def test_the_requests_of_a_commit_are_bounded(answers):
     async with actors(commits=CommitConfig(max_requests=10)) as harness:
         await harness.create()
         writes = harness.store.calls["write"]
@@ -100,7 +100,7 @@ async def test_nothing_is_answered_or_readable_before_it_is_durable(answers):
         assert len(answers) == 2
 
 
-async def test_a_caller_who_leaves_during_a_commit_has_published_all_the_same(answers):
+async def test_a_caller_who_leaves_during_a_commit_has_still_published(answers):
     async with actors() as harness:
         await harness.create()
         harness.store.stall("write")
@@ -113,7 +113,7 @@ async def test_a_caller_who_leaves_during_a_commit_has_published_all_the_same(an
         assert not answers
 
 
-async def test_two_publishes_of_one_request_each_are_in_the_order_they_came(answers):
+async def test_two_publishes_of_one_request_each_keep_their_arrival_order(answers):
     async with actors() as harness:
         await harness.create()
         for number in range(20):
@@ -148,7 +148,7 @@ async def test_a_parked_poll_is_answered_empty_at_its_deadline(answers, autojump
         assert span.start >= span.until
 
 
-async def test_deadlines_are_kept_one_by_one_whatever_their_order(nursery, autojump_clock):
+async def test_each_deadline_is_met_whatever_their_order(nursery, autojump_clock):
     async with actors() as harness:
         await harness.create()
         end, begun_s, told = await harness.end(), trio.current_time(), []
@@ -164,7 +164,7 @@ async def test_deadlines_are_kept_one_by_one_whatever_their_order(nursery, autoj
         assert all(took_s == pytest.approx(wait_s) for wait_s, took_s in told)
 
 
-async def test_a_poll_for_what_is_there_does_not_wait(autojump_clock):
+async def test_a_poll_with_messages_to_deliver_does_not_wait(autojump_clock):
     async with actors() as harness:
         await harness.create()
         await harness.publish("m")
@@ -187,7 +187,7 @@ async def test_a_thousand_parked_polls_are_woken_by_one_message(answers, autojum
         assert all(span.until > receipt.last_id for span in answers)
 
 
-async def test_more_parked_polls_than_there_may_be_are_refused(answers, autojump_clock):
+async def test_parked_polls_over_the_bound_are_refused(answers, autojump_clock):
     async with actors(limits=TopicLimits(max_parked_polls=3)) as harness:
         await harness.create()
         end = await harness.end()
@@ -199,7 +199,7 @@ async def test_more_parked_polls_than_there_may_be_are_refused(answers, autojump
         assert (await harness.look(end)).until == end, "a poll that does not wait needs no room"
 
 
-async def test_parked_polls_are_answered_empty_when_the_daemon_leaves(answers, autojump_clock):
+async def test_parked_polls_are_answered_empty_when_the_daemon_stops(answers, autojump_clock):
     async with actors() as harness:
         await harness.create()
         end = await harness.end()
@@ -216,7 +216,7 @@ async def test_parked_polls_are_answered_empty_when_the_daemon_leaves(answers, a
             await harness.look(end)
 
 
-async def test_parked_polls_learn_that_the_topic_was_deleted(answers, autojump_clock):
+async def test_parked_polls_get_an_error_when_the_topic_is_deleted(answers, autojump_clock):
     async with actors() as harness:
         await harness.create()
         answers.ask(harness.look, await harness.end(), wait_s=60)
@@ -226,7 +226,7 @@ async def test_parked_polls_learn_that_the_topic_was_deleted(answers, autojump_c
         assert [type(answer) for answer in answers] == [TopicNotFound]
 
 
-async def test_an_abandoned_poll_leaves_the_parking_at_once(answers, autojump_clock):
+async def test_an_abandoned_poll_is_unparked_at_once(answers, autojump_clock):
     async with actors() as harness:
         await harness.create()
         scope = answers.ask(harness.look, await harness.end(), wait_s=60)
@@ -237,7 +237,7 @@ async def test_an_abandoned_poll_leaves_the_parking_at_once(answers, autojump_cl
         assert harness.entry().actor.is_idle
 
 
-async def test_a_poll_that_opened_the_topic_and_is_abandoned_leaves_the_parking_at_once(answers, autojump_clock):
+async def test_a_poll_that_opened_the_topic_and_is_abandoned_is_unparked_at_once(answers, autojump_clock):
     async with actors() as harness:
         await harness.create()
         end, store = await harness.end(), harness.store
@@ -250,7 +250,7 @@ async def test_a_poll_that_opened_the_topic_and_is_abandoned_leaves_the_parking_
         assert len(harness.core().parking) == 0
 
 
-async def test_a_poll_abandoned_while_a_commit_is_under_way_is_not_parked(answers, autojump_clock):
+async def test_a_poll_abandoned_during_a_commit_is_not_parked(answers, autojump_clock):
     async with actors() as harness:
         await harness.create()
         far = b"\x7f" * 20
@@ -275,7 +275,7 @@ async def test_a_poll_abandoned_while_a_commit_is_under_way_is_not_parked(answer
         assert len(harness.core().parking) == 0
 
 
-async def test_a_poll_taken_with_a_publish_and_abandoned_during_its_commit_is_not_parked(answers, autojump_clock):
+async def test_a_poll_received_with_a_publish_and_abandoned_during_its_commit_is_not_parked(answers, autojump_clock):
     async with actors() as harness:
         await harness.create()
         harness.store.stall("write")
@@ -299,7 +299,7 @@ async def test_a_poll_taken_with_a_publish_and_abandoned_during_its_commit_is_no
 
 
 @pytest.mark.parametrize(("applied", "left"), [(False, []), (True, [b"a", b"b"]), (1, [b"a"])])
-async def test_after_a_failed_write_its_callers_know_that_nobody_knows(answers, applied, left):
+async def test_callers_of_a_failed_write_get_an_unknown_outcome(answers, applied, left):
     async with actors() as harness:
         await harness.create()
         kept = [(await harness.publish(f"{number}")).first_id for number in range(3)]
@@ -332,7 +332,7 @@ async def test_after_a_failed_write_its_callers_know_that_nobody_knows(answers, 
         assert await harness.read() == [*there, b"after"]
 
 
-async def test_a_write_that_was_not_begun_tells_everybody_that_nothing_happened(answers, monkeypatch):
+async def test_callers_of_a_write_that_never_began_learn_that_nothing_happened(answers, monkeypatch):
     async with actors() as harness:
         await harness.create()
         write = harness.store.write
@@ -351,7 +351,7 @@ async def test_a_write_that_was_not_begun_tells_everybody_that_nothing_happened(
         assert await harness.read() == [b"m"]
 
 
-async def test_parked_polls_learn_of_a_fall(answers, autojump_clock):
+async def test_parked_polls_get_an_error_when_the_actor_crashes(answers, autojump_clock):
     async with actors() as harness:
         await harness.create()
         answers.ask(harness.look, await harness.end(), wait_s=60)
@@ -363,7 +363,7 @@ async def test_parked_polls_learn_of_a_fall(answers, autojump_clock):
         assert [type(answer) for answer in answers] == [StorageFailed]
 
 
-async def test_what_gathered_behind_a_failed_write_is_served_after_the_reload(answers):
+async def test_requests_that_waited_for_a_failed_write_are_served_after_the_reload(answers):
     async with actors() as harness:
         await harness.create()
         harness.store.fail_next("write")
@@ -379,7 +379,7 @@ async def test_what_gathered_behind_a_failed_write_is_served_after_the_reload(an
         assert sorted(await harness.read()) == [b"%d" % number for number in range(10)]
 
 
-async def test_a_power_cut_during_a_write_loses_nothing_that_was_acknowledged(answers):
+async def test_a_power_cut_during_a_write_loses_no_acknowledged_message(answers):
     async with actors() as harness:
         await harness.create()
         await harness.publish("kept")
@@ -392,7 +392,7 @@ async def test_a_power_cut_during_a_write_loses_nothing_that_was_acknowledged(an
         assert await harness.read() == [b"kept", b"a", b"b"]
 
 
-async def test_ids_go_on_after_a_fall_although_the_clock_went_back():
+async def test_ids_keep_increasing_after_a_crash_although_the_clock_went_back():
     async with actors() as harness:
         await harness.create()
         before = await harness.publish("a")
@@ -406,7 +406,7 @@ async def test_ids_go_on_after_a_fall_although_the_clock_went_back():
         assert await harness.read() == [b"a", b"b", b"c"]
 
 
-async def test_a_failing_write_at_the_end_does_not_hold_the_exit(autojump_clock):
+async def test_a_failing_write_at_the_end_does_not_delay_the_exit(autojump_clock):
     async with actors() as harness:
         await harness.create()
         await harness.publish("m")
@@ -418,7 +418,7 @@ async def test_a_failing_write_at_the_end_does_not_hold_the_exit(autojump_clock)
         assert harness.store.calls["write"] < 10
 
 
-async def test_a_topic_that_is_closed_leaves_a_mark_so_that_the_next_load_is_short(monkeypatch):
+async def test_closing_a_topic_leaves_a_mark_that_shortens_the_next_load(monkeypatch):
     async with actors() as harness:
         await harness.create()
         for number in range(50):

@@ -50,7 +50,7 @@ async def told(out, call, *args, **kwargs):
         out.append(error)
 
 
-async def test_a_hundred_first_users_make_one_load(nursery):
+async def test_a_hundred_first_callers_cause_one_load(nursery):
     async with actors(OwnerStore()) as harness:
         await harness.create()
         store = harness.store
@@ -73,7 +73,7 @@ async def test_a_hundred_first_users_make_one_load(nursery):
         assert store.calls["scan"] - scans == 3
 
 
-async def test_a_topic_keeps_nothing_of_the_request_that_opened_it():
+async def test_a_topic_keeps_no_reference_to_the_request_that_opened_it():
     request = ContextVar("request", default="none")
 
     class Looking(OwnerStore):
@@ -88,7 +88,7 @@ async def test_a_topic_keeps_nothing_of_the_request_that_opened_it():
         assert seen == ["none"]
 
 
-async def test_an_idle_topic_is_let_go_and_opened_again_by_its_next_user(autojump_clock):
+async def test_an_idle_topic_is_closed_and_reopened_on_its_next_use(autojump_clock):
     async with actors(idle_s=60, sweeping=True) as harness:
         await harness.create()
         await harness.publish("m")
@@ -100,7 +100,7 @@ async def test_an_idle_topic_is_let_go_and_opened_again_by_its_next_user(autojum
         assert harness.watch.loads[NAME] == 2
 
 
-async def test_a_topic_somebody_waits_on_is_not_idle(nursery, autojump_clock):
+async def test_a_topic_with_waiting_callers_is_not_idle(nursery, autojump_clock):
     async with actors(idle_s=10, sweeping=True) as harness:
         await harness.create()
         answers = []
@@ -113,7 +113,7 @@ async def test_a_topic_somebody_waits_on_is_not_idle(nursery, autojump_clock):
         assert len(answers) == 1
 
 
-async def test_a_used_topic_is_not_let_go(autojump_clock):
+async def test_a_topic_in_use_is_not_closed(autojump_clock):
     async with actors(idle_s=10, sweeping=True) as harness:
         await harness.create()
         for _ in range(20):
@@ -122,14 +122,14 @@ async def test_a_used_topic_is_not_let_go(autojump_clock):
         assert harness.watch.loads[NAME] == 1
 
 
-async def test_looking_at_a_topic_does_not_open_it():
+async def test_inspecting_a_topic_does_not_open_it():
     async with actors() as harness:
         assert harness.directory.peek(NAME) is None
         assert harness.directory.cache(NAME) is None
         assert len(harness.directory) == 0
 
 
-async def test_absent_names_are_let_go_quickly(autojump_clock):
+async def test_absent_topics_are_closed_quickly(autojump_clock):
     async with actors(idle_s=600, sweeping=True) as harness:
         await harness.create()
         for name in names(50):
@@ -140,7 +140,7 @@ async def test_absent_names_are_let_go_quickly(autojump_clock):
         assert [entry.name for entry in harness.directory] == [NAME]
 
 
-async def test_a_topic_that_is_leaving_has_ended_before_its_successor_begins(nursery, autojump_clock):
+async def test_a_closing_topic_has_ended_before_its_successor_begins(nursery, autojump_clock):
     async with actors(OwnerStore(), max_open=1) as harness:
         store = harness.store
         await harness.create()
@@ -163,7 +163,7 @@ async def test_a_topic_that_is_leaving_has_ended_before_its_successor_begins(nur
         assert await harness.read() == [b"a"] + [b"b"] * 10
 
 
-async def test_topics_that_come_and_go_all_the_time_have_one_owner_each(autojump_clock):
+async def test_topics_that_are_opened_and_closed_all_the_time_have_one_actor_each(autojump_clock):
     async with actors(OwnerStore(), max_open=2) as harness:
         every = names(5)
         published = Counter()
@@ -187,7 +187,7 @@ async def test_topics_that_come_and_go_all_the_time_have_one_owner_each(autojump
         assert len(harness.directory) <= 2
 
 
-async def test_as_many_topics_as_may_be_are_open_and_the_longest_unused_goes():
+async def test_at_most_the_allowed_number_of_topics_is_open_and_the_least_recently_used_is_closed():
     async with actors(max_open=3) as harness:
         first, second, third, fourth = names(4)
         for name in (first, second, third):
@@ -197,7 +197,7 @@ async def test_as_many_topics_as_may_be_are_open_and_the_longest_unused_goes():
         assert {entry.name for entry in harness.directory} == {first, third, fourth}
 
 
-async def test_when_no_topic_is_idle_a_new_one_is_refused(nursery, autojump_clock):
+async def test_a_new_topic_is_refused_when_no_open_topic_is_idle(nursery, autojump_clock):
     async with actors(max_open=3) as harness:
         for name in names(3):
             await harness.create(name)
@@ -210,7 +210,7 @@ async def test_when_no_topic_is_idle_a_new_one_is_refused(nursery, autojump_cloc
 
 
 @pytest.mark.parametrize("op", ["claim", "get", "scan"])
-async def test_while_the_store_keeps_failing_callers_are_told(op, autojump_clock):
+async def test_callers_get_an_error_while_the_store_keeps_failing(op, autojump_clock):
     async with actors() as harness:
         await harness.create()
         await harness.publish("m")
@@ -235,7 +235,7 @@ async def test_while_the_store_keeps_failing_callers_are_told(op, autojump_clock
         assert harness.watch.count["falls"] == 20
 
 
-async def test_a_store_that_fails_once_while_a_topic_is_opened_is_not_noticed():
+async def test_one_store_failure_while_a_topic_is_opened_is_not_noticed():
     async with actors() as harness:
         await harness.create()
         await harness.publish("m")
@@ -246,7 +246,7 @@ async def test_a_store_that_fails_once_while_a_topic_is_opened_is_not_noticed():
         assert harness.watch.count["falls"] == 1
 
 
-async def test_one_topic_that_cannot_be_loaded_does_not_hurt_another(monkeypatch):
+async def test_one_topic_that_cannot_be_loaded_does_not_affect_another(monkeypatch):
     other = TopicName("ns", "other")
     async with actors() as harness:
         await harness.create()
@@ -265,7 +265,7 @@ async def test_one_topic_that_cannot_be_loaded_does_not_hurt_another(monkeypatch
         assert await harness.read(name=other) == []
 
 
-async def test_a_topic_that_cannot_be_loaded_does_not_hold_the_exit(autojump_clock):
+async def test_a_topic_that_cannot_be_loaded_does_not_delay_the_exit(autojump_clock):
     async with actors() as harness:
         for _ in range(1_000):
             harness.store.fail_next("claim")
@@ -276,7 +276,7 @@ async def test_a_topic_that_cannot_be_loaded_does_not_hold_the_exit(autojump_clo
             await harness.directory.drained()
 
 
-async def test_what_has_been_asked_is_served_when_the_daemon_leaves(nursery):
+async def test_pending_requests_are_served_when_the_daemon_stops(nursery):
     async with actors() as harness:
         await harness.create()
         answers = []
@@ -297,7 +297,7 @@ async def test_what_has_been_asked_is_served_when_the_daemon_leaves(nursery):
         assert harness.rows() == 10
 
 
-async def test_a_name_nobody_has_used_is_refused_when_the_daemon_leaves():
+async def test_an_unopened_topic_is_refused_when_the_daemon_stops():
     async with actors() as harness:
         harness.directory.close()
         with pytest.raises(ShuttingDown):
@@ -306,7 +306,7 @@ async def test_a_name_nobody_has_used_is_refused_when_the_daemon_leaves():
         assert len(harness.directory) == 0
 
 
-async def test_a_topic_opened_while_its_predecessor_leaves_is_waited_for_too(nursery):
+async def test_a_topic_opened_while_its_predecessor_closes_is_waited_for_too(nursery):
     async with actors(max_open=1) as harness:
         await harness.create()
         await harness.publish("a")
@@ -324,7 +324,7 @@ async def test_a_topic_opened_while_its_predecessor_leaves_is_waited_for_too(nur
         assert not isinstance(answers[0], PlainsongError)
 
 
-async def test_a_topic_whose_last_write_failed_is_opened_again_by_its_next_user():
+async def test_a_topic_whose_last_write_failed_is_reopened_on_its_next_use():
     async with actors(OwnerStore(), max_open=1) as harness:
         await harness.create()
         await harness.publish("a")

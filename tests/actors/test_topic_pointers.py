@@ -86,7 +86,7 @@ async def test_uncommitted_readers_see_stored_and_inline_messages_in_order_from_
         assert under.signs() == [None, -P, -P, Q]
 
 
-async def test_what_a_topic_knows_about_its_pointers_is_the_same_after_a_restart(store):
+async def test_pointer_state_of_a_topic_is_the_same_after_a_restart(store):
     async with actors(store()) as harness:
         await harness.create()
         under = Under(harness)
@@ -106,7 +106,7 @@ async def test_what_a_topic_knows_about_its_pointers_is_the_same_after_a_restart
 
 
 @pytest.mark.parametrize("applied", [0, 1, True])
-async def test_after_a_failed_commit_a_topic_knows_exactly_what_is_on_disk(applied):
+async def test_after_a_failed_commit_the_pointer_state_matches_the_disk(applied):
     async with actors() as harness:
         await harness.create()
         under = Under(harness)
@@ -122,7 +122,7 @@ async def test_after_a_failed_commit_a_topic_knows_exactly_what_is_on_disk(appli
         assert under.signs() == [-P] * len(there)
 
 
-async def test_a_row_that_a_cut_commit_left_is_known_to_the_index_after_the_load():
+async def test_a_row_left_by_a_torn_commit_is_in_the_index_after_the_load():
     index = PointerIndex()
     async with actors(pointers=index) as harness:
         await harness.create()
@@ -133,7 +133,7 @@ async def test_a_row_that_a_cut_commit_left_is_known_to_the_index_after_the_load
         assert index.topics_of([P]) == {NAME}
 
 
-async def test_a_decision_waits_for_the_write_that_is_under_way(nursery):
+async def test_a_decision_waits_for_the_write_in_progress(nursery):
     index = PointerIndex()
     async with actors(pointers=index) as harness:
         await harness.create()
@@ -166,7 +166,7 @@ async def test_a_failed_write_leaves_no_pointer_busy():
         assert not index.busy([P])
 
 
-async def test_a_rollback_wakes_who_waits_for_the_pointer_once_it_is_durable(nursery):
+async def test_a_durable_rollback_wakes_waiters_for_the_pointer(nursery):
     index = PointerIndex()
     async with actors(pointers=index) as harness:
         await harness.create()
@@ -190,7 +190,7 @@ async def test_a_rollback_wakes_who_waits_for_the_pointer_once_it_is_durable(nur
         assert woken == [[-P]]
 
 
-async def test_a_decided_pointer_loses_its_row_with_the_next_commit_and_at_the_latest_when_the_topic_is_let_go(store):
+async def test_the_row_of_a_decided_pointer_is_removed_with_the_next_commit_or_when_the_topic_is_closed(store):
     index, standings = PointerIndex(), Standings({P: "in_progress", Q: "in_progress"})
     async with actors(first := store(), pointers=index, authority=standings) as harness:
         await harness.create()
@@ -213,7 +213,7 @@ async def test_a_decided_pointer_loses_its_row_with_the_next_commit_and_at_the_l
         assert await harness.read() == [b"1", b"2", b"next"]
 
 
-async def test_what_was_decided_while_a_topic_was_closed_is_settled_by_its_load(store):
+async def test_decisions_made_while_a_topic_was_closed_are_applied_by_its_load(store):
     standings = Standings()
     async with actors(store(), authority=standings) as harness:
         await harness.create()
@@ -262,7 +262,7 @@ async def test_a_damaged_pointer_row_is_kept_and_its_messages_can_still_be_rolle
         assert harness.store.inner.tables[Table.METADATA].rows[damaged.prefix] == b"\x01garbled"
 
 
-async def test_a_range_rolls_back_rows_of_its_own_pointer_among_those_of_others(nursery):
+async def test_a_rolled_back_range_leaves_rows_of_other_pointers(nursery):
     async with actors() as harness:
         await harness.create()
         under = Under(harness)
@@ -280,7 +280,7 @@ async def test_a_range_rolls_back_rows_of_its_own_pointer_among_those_of_others(
         assert [(view.pointer, view.hidden) for view in await under.views()] == [(Q, 3), (P, 1)]
 
 
-async def test_commits_count_the_messages_they_publish_also_stored_ones():
+async def test_commits_count_all_published_messages_including_stored_ones():
     async with actors() as harness:
         await harness.create()
         await Under(harness).keep(P, *[b"s"] * 7)
@@ -289,7 +289,7 @@ async def test_commits_count_the_messages_they_publish_also_stored_ones():
         assert (harness.watch.count["messages"], harness.watch.count["requests"]) == (8, 1)
 
 
-async def test_plain_work_goes_on_whatever_the_authority_does():
+async def test_plain_requests_are_served_whatever_the_authority_does():
     class Broken:
         def standing(self, pointer):
             raise errors.TransactionsUnavailable("down")

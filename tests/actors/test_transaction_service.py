@@ -55,7 +55,7 @@ def results(nursery):
 # --- durable before it answers ---------------------------------------------------------------------
 
 
-async def test_nothing_is_answered_or_seen_before_it_is_durable(results):
+async def test_nothing_is_answered_or_visible_before_it_is_durable(results):
     async with serving() as harness:
         one = await harness.new()
         harness.store.stall("write")
@@ -79,7 +79,7 @@ async def test_a_begin_is_durable_before_its_pointer_is_known(results):
         assert isinstance(answer[0], OutcomeUnknown)
 
 
-async def test_requests_that_come_meanwhile_share_one_commit(results):
+async def test_requests_that_arrive_during_a_commit_share_the_next_one(results):
     async with serving() as harness:
         writes, write = [], harness.store.write
 
@@ -99,7 +99,7 @@ async def test_requests_that_come_meanwhile_share_one_commit(results):
         assert len(writes) == 2
 
 
-async def test_reads_say_what_is_durable(results):
+async def test_reads_return_only_durable_state(results):
     async with serving() as harness:
         one = await harness.new()
         harness.store.stall("write")
@@ -120,7 +120,7 @@ async def test_reads_say_what_is_durable(results):
 
 
 @pytest.mark.parametrize("applied", [False, True])
-async def test_a_commit_that_met_a_failure_is_unknown_and_can_be_asked_for(applied):
+async def test_a_commit_that_meets_a_failure_is_unknown_and_can_be_queried(applied):
     async with serving() as harness:
         one = await harness.new()
         loaded = harness.loaded
@@ -133,7 +133,7 @@ async def test_a_commit_that_met_a_failure_is_unknown_and_can_be_asked_for(appli
         assert harness.counts.falls == 1
 
 
-async def test_while_it_is_down_every_call_says_so_and_so_does_a_pointers_standing(results):
+async def test_every_call_and_every_pointer_lookup_reports_that_the_service_is_down(results):
     async with serving() as harness:
         one = await harness.new()
         harness.store.stall("claim")
@@ -158,14 +158,14 @@ async def test_while_it_is_down_every_call_says_so_and_so_does_a_pointers_standi
         assert (await service.commit(one)).state == "committed"
 
 
-async def test_before_the_first_load_nothing_is_taken():
+async def test_requests_are_refused_before_the_first_load():
     async with serving() as harness:
         other = type(harness)(FaultyStore(MemoryStore()), SetClock())
         with pytest.raises(TransactionsUnavailable):
             await other.service.begin()
 
 
-async def test_it_is_loaded_again_as_often_as_it_takes(autojump_clock):
+async def test_loading_is_retried_until_it_succeeds(autojump_clock):
     async with serving() as harness:
         one = await harness.new()
         harness.store.fail_next("write")
@@ -200,7 +200,7 @@ async def test_a_power_cut_at_any_row_of_a_commit_leaves_it_open_or_committed(ro
         assert harness.counts.conflicts == 1
 
 
-async def test_ids_and_decisions_survive_on_leveldb_though_the_clock_went_back(tmp_path):
+async def test_ids_and_decisions_survive_on_leveldb_although_the_clock_went_back(tmp_path):
     clock = SetClock()
     async with await LevelDBStore.open(tmp_path) as store, serving(store, clock) as harness:
         done, gone, open_, long = [await harness.new() for _ in range(3)] + [
@@ -227,7 +227,7 @@ async def test_ids_and_decisions_survive_on_leveldb_though_the_clock_went_back(t
 # --- deadlines ---------------------------------------------------------------------------------------
 
 
-async def test_a_time_out_comes_by_itself_is_durable_and_wakes_who_waits(autojump_clock, results):
+async def test_a_timeout_happens_by_itself_is_durable_and_wakes_waiters(autojump_clock, results):
     async with serving() as harness:
         one = await harness.new(timeout_s=5)
         woken = results(harness.index.wait, one)
@@ -240,7 +240,7 @@ async def test_a_time_out_comes_by_itself_is_durable_and_wakes_who_waits(autojum
             await harness.service.commit(one)
 
 
-async def test_a_commit_or_abort_wakes_who_waits_for_it(results):
+async def test_a_commit_or_abort_wakes_its_waiters(results):
     async with serving() as harness:
         one, two = await harness.new(), await harness.new()
         woken = [results(harness.index.wait, each) for each in (one, two)]
@@ -256,7 +256,7 @@ async def test_a_commit_or_abort_wakes_who_waits_for_it(results):
 # --- commits and writes in progress ------------------------------------------------------------------
 
 
-async def test_a_commit_waits_for_what_is_being_written_and_lets_nothing_more_in(results):
+async def test_a_commit_waits_for_writes_in_progress_and_admits_no_more(results):
     async with serving() as harness:
         one, written = await harness.new(), trio.Event()
         publish = results(harness.topics.publish, harness.service, one, written)
@@ -286,7 +286,7 @@ async def test_others_are_served_while_a_commit_waits(results):
         written.set()
 
 
-async def test_a_commit_that_waits_when_the_service_falls_has_not_happened(results):
+async def test_a_commit_that_waits_when_the_service_crashes_has_not_happened(results):
     async with serving() as harness:
         one, two, written = await harness.new(), await harness.new(), trio.Event()
         results(harness.topics.publish, harness.service, one, written)
@@ -325,7 +325,7 @@ async def test_an_abort_rolls_back_everywhere_before_it_is_answered(results):
         assert harness.index.take_decided(OTHER) == [two]
 
 
-async def test_an_abort_also_rolls_back_what_is_just_being_written(results):
+async def test_an_abort_also_rolls_back_writes_in_progress(results):
     async with serving() as harness:
         one, written = await harness.new(), trio.Event()
         results(harness.topics.publish, harness.service, one, written)
@@ -338,7 +338,7 @@ async def test_an_abort_also_rolls_back_what_is_just_being_written(results):
 
 
 @pytest.mark.parametrize("error", [TopicNotFound("gone"), Recovering("later")])
-async def test_an_abort_that_cannot_reach_a_topic_is_an_invalidation_and_says_so(error, autojump_clock):
+async def test_an_abort_that_cannot_reach_a_topic_becomes_an_invalidation_and_reports_it(error, autojump_clock):
     async with serving() as harness:
         one = await harness.new()
         harness.topics.put(one, TOPIC)
@@ -352,7 +352,7 @@ async def test_an_abort_that_cannot_reach_a_topic_is_an_invalidation_and_says_so
         assert harness.service.invalids() == ()
 
 
-async def test_a_topic_that_cannot_just_now_is_asked_again(autojump_clock):
+async def test_a_temporarily_unavailable_topic_is_asked_again(autojump_clock):
     async with serving() as harness:
         one = await harness.new()
         harness.topics.put(one)
@@ -367,7 +367,7 @@ async def test_a_topic_that_cannot_just_now_is_asked_again(autojump_clock):
             assert (await harness.service.abort(one)).state == "aborted"
 
 
-async def test_an_abort_happens_though_the_caller_left(results):
+async def test_an_abort_completes_although_the_caller_left(results):
     async with serving() as harness:
         one = await harness.new()
         harness.topics.put(one)
@@ -381,7 +381,7 @@ async def test_an_abort_happens_though_the_caller_left(results):
         assert (await harness.service.look(one)).state == "aborted"
 
 
-async def test_an_abort_cut_off_by_a_crash_goes_on_after_the_start():
+async def test_an_abort_interrupted_by_a_crash_continues_after_the_start():
     store = FaultyStore(MemoryStore())
     async with serving(store) as harness:
         one = await harness.new()
@@ -399,7 +399,7 @@ async def test_an_abort_cut_off_by_a_crash_goes_on_after_the_start():
         assert harness.topics.rolled_back == {(TOPIC, one)}
 
 
-async def test_an_abort_on_its_way_when_the_service_falls_is_unknown_and_goes_on(results):
+async def test_an_abort_in_progress_when_the_service_crashes_is_unknown_and_continues(results):
     async with serving() as harness:
         one, two = await harness.new(), await harness.new()
         harness.topics.put(one)
@@ -417,7 +417,7 @@ async def test_an_abort_on_its_way_when_the_service_falls_is_unknown_and_goes_on
         assert (await harness.service.look(one)).state == "aborted"
 
 
-async def test_a_transaction_that_times_out_while_it_is_aborted_is_aborted_in_the_end(autojump_clock, results):
+async def test_a_transaction_that_times_out_during_its_abort_ends_aborted(autojump_clock, results):
     async with serving() as harness:
         one = await harness.new(timeout_s=1)
         harness.topics.put(one)
@@ -431,7 +431,7 @@ async def test_a_transaction_that_times_out_while_it_is_aborted_is_aborted_in_th
         assert harness.service.invalids() == ()
 
 
-async def test_a_long_abort_rolls_back_and_stays_invalid():
+async def test_aborting_a_long_transaction_rolls_back_and_leaves_it_invalid():
     async with serving() as harness:
         one = await harness.new(type=TransactionType.LONG)
         harness.topics.put(one)
@@ -442,7 +442,7 @@ async def test_a_long_abort_rolls_back_and_stays_invalid():
 # --- the invalid list --------------------------------------------------------------------------------
 
 
-async def test_truncation_rolls_back_what_is_left_first_and_keeps_what_it_cannot_reach(autojump_clock):
+async def test_truncation_first_rolls_back_remaining_rows_and_keeps_pointers_it_cannot_reach(autojump_clock):
     async with serving() as harness:
         one, two, open_ = await harness.new(), await harness.new(), await harness.new()
         for each in (one, two, open_):
@@ -456,7 +456,7 @@ async def test_truncation_rolls_back_what_is_left_first_and_keeps_what_it_cannot
         assert harness.service.standing(open_) == "in_progress"
 
 
-async def test_truncation_before_a_time_and_its_refusal():
+async def test_truncation_before_a_time_is_refused_if_something_in_progress_is_older():
     async with serving() as harness:
         one = await harness.new()
         harness.clock.ms += 10
@@ -468,7 +468,7 @@ async def test_truncation_before_a_time_and_its_refusal():
         await harness.service.commit(open_)
 
 
-async def test_a_reset_rolls_back_all_that_is_open_or_invalid_and_ids_go_on():
+async def test_a_reset_rolls_back_everything_open_or_invalid_and_ids_keep_increasing():
     async with serving() as harness:
         done, open_, long, gone = [await harness.new() for _ in range(2)] + [
             await harness.new(type=TransactionType.LONG),
@@ -488,7 +488,7 @@ async def test_a_reset_rolls_back_all_that_is_open_or_invalid_and_ids_go_on():
         assert harness.verdict(done) == "deliver"
 
 
-async def test_pruning_says_what_an_operator_needs():
+async def test_pruning_figures_contain_what_an_operator_needs():
     async with serving(max_lifetime_ms=1_000) as harness:
         one, open_ = await harness.new(), await harness.new()
         harness.topics.put(one)
@@ -507,7 +507,7 @@ async def test_pruning_says_what_an_operator_needs():
 # --- looking -----------------------------------------------------------------------------------------
 
 
-async def test_who_holds_readers_up_is_named_with_topics_and_hidden_messages():
+async def test_the_transaction_that_holds_readers_is_named_with_topics_and_hidden_messages():
     async with serving() as harness:
         one = await harness.new(client_id="batch")
         harness.topics.put(one, TOPIC)
@@ -519,7 +519,7 @@ async def test_who_holds_readers_up_is_named_with_topics_and_hidden_messages():
         assert (await harness.service.look(one)).hidden_messages is None
 
 
-async def test_the_begin_is_what_tephras_clients_decode():
+async def test_the_answer_to_begin_is_what_the_tephra_client_decodes():
     async with serving() as harness:
         await harness.new()
         tx = (await harness.service.begin(client_id="x")).transaction
@@ -529,7 +529,7 @@ async def test_the_begin_is_what_tephras_clients_decode():
 # --- leaving -----------------------------------------------------------------------------------------
 
 
-async def test_what_was_asked_is_served_before_it_leaves_and_later_calls_are_told(results):
+async def test_pending_calls_are_served_before_the_stop_and_later_ones_refused(results):
     async with serving() as harness:
         one = await harness.new()
         harness.store.stall("write")

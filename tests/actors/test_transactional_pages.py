@@ -107,7 +107,7 @@ byte_limits = st.one_of(st.integers(1, 400), st.just(10**9))
 
 
 @given(st.data(), topics(), views, limits, byte_limits, st.integers(1, 9))
-def test_a_page_from_anywhere_is_what_the_list_says(data, topic, view, limit, max_bytes, chunk):
+def test_a_page_from_any_start_matches_the_reference_list(data, topic, view, limit, max_bytes, chunk):
     oldest_ms = data.draw(st.sampled_from([0, 0, START_MS, START_MS + 1_000, START_MS + 1_001]))
     since, until = data.draw(bounds(topic)), data.draw(st.just(LAST_BOUND) | bounds(topic))
     span = topic.span(since, until, NOW_MS, oldest_ms)
@@ -116,7 +116,7 @@ def test_a_page_from_anywhere_is_what_the_list_says(data, topic, view, limit, ma
 
 
 @given(st.data(), topics(), views, limits, byte_limits, st.integers(1, 4))
-def test_pages_one_after_the_other_are_one_big_page(data, topic, view, limit, max_bytes, chunk):
+def test_consecutive_pages_add_up_to_one_large_page(data, topic, view, limit, max_bytes, chunk):
     """Nothing is lost, repeated or reordered, and every page makes progress."""
     since, until = data.draw(bounds(topic)), data.draw(st.just(LAST_BOUND) | bounds(topic))
     whole = topic.from_store(topic.span(since, until, NOW_MS), view=view)
@@ -144,7 +144,7 @@ def test_pages_one_after_the_other_are_one_big_page(data, topic, view, limit, ma
     st.sampled_from([20, 200, 65_536]),
     st.booleans(),
 )
-def test_a_page_from_the_cache_is_the_page_from_the_store(
+def test_a_page_from_the_cache_equals_the_page_from_the_store(
     data, topic, view, limit, max_bytes, commit, seal_bytes, with_pointers
 ):
     with pytest.MonkeyPatch.context() as patch:
@@ -159,7 +159,7 @@ def test_a_page_from_the_cache_is_the_page_from_the_store(
 
 
 @given(st.data(), topics(), views, limits, st.integers(1, 9))
-def test_every_messages_write_pointer_is_known_when_asked_for(data, topic, view, limit, chunk):
+def test_write_pointers_of_messages_are_returned_on_request(data, topic, view, limit, chunk):
     span = topic.span(data.draw(bounds(topic)), LAST_BOUND, NOW_MS)
     page = topic.from_store(span, limit, 10**9, view, chunk=chunk, pointers=True)
     wanted, *_ = topic.from_list(span, limit, 10**9, view)
@@ -167,9 +167,7 @@ def test_every_messages_write_pointer_is_known_when_asked_for(data, topic, view,
 
 
 @given(st.data(), topics(), views, st.none() | st.integers(1, 12), st.none() | st.integers(1, 400), st.integers(1, 8))
-def test_an_extent_is_what_a_page_would_be_and_its_parts_are_what_pages_of_them_are(
-    data, topic, view, limit, max_bytes, parts
-):
+def test_an_extent_equals_the_page_and_its_parts_equal_their_pages(data, topic, view, limit, max_bytes, parts):
     span = topic.span(data.draw(bounds(topic)), data.draw(st.just(LAST_BOUND) | bounds(topic)), NOW_MS)
     page = topic.from_store(span, limit or 10**6, max_bytes or 10**9, view)
     extent = Extent(span, limit, max_bytes, view)
@@ -187,7 +185,7 @@ def test_an_extent_is_what_a_page_would_be_and_its_parts_are_what_pages_of_them_
 
 
 @given(st.data(), topics(), views.filter(bool), st.integers(1, 9))
-def test_counts_are_those_of_the_list(data, topic, view, chunk):
+def test_counts_match_the_reference_list(data, topic, view, chunk):
     span = topic.span(data.draw(bounds(topic)), LAST_BOUND, NOW_MS)
     tally = Tally(span, view, 10**6)
     walk_through(topic.tables, tally, chunk)
@@ -200,7 +198,7 @@ def test_counts_are_those_of_the_list(data, topic, view, chunk):
 
 
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(1, 8))
-def test_a_count_gives_up_where_it_is_told_to(published, max_looks, chunk):
+def test_a_count_stops_at_its_limit(published, max_looks, chunk):
     for topic in (Topic([plain(ms) for ms in range(published)]), Topic([stored(0, 7, published)] if published else [])):
         looks = len(topic.entries) + (published if topic.entries and topic.entries[0].stored else 0)
         tally = Tally(topic.span(), None, max_looks)

@@ -123,7 +123,7 @@ async def pages(harness, view, limit, cached):
 
 
 @given(actions, views, st.integers(1, 9), st.sampled_from([0, 1, 7]), st.sampled_from([0, 2_000, 1 << 20]))
-def test_readers_of_every_kind_get_what_the_list_says(actions, view, limit, step_ms, cache_bytes):
+def test_readers_of_every_kind_match_the_reference_list(actions, view, limit, step_ms, cache_bytes):
     async def run():
         listed = Listed()
         async with actors(cache_bytes=cache_bytes) as harness:
@@ -158,7 +158,7 @@ async def check(harness, listed, view, limit):
 
 @pytest.mark.parametrize("rows", range(6))
 @pytest.mark.parametrize("scan", [0, 1, 2])
-async def test_a_page_that_fails_among_stored_messages_leaves_nothing_behind_for_the_next(scan, rows):
+async def test_a_page_that_fails_among_stored_messages_does_not_affect_the_next(scan, rows):
     """The original's 3.4.6 in reading: the remains of a failed request appeared at the start of the next page."""
     async with actors(cache_bytes=0) as harness:
         await harness.create()

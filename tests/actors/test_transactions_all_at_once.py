@@ -181,7 +181,7 @@ class House:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("failing", [False, True])
-async def test_readers_of_committed_messages_see_all_or_nothing_whatever_races(seed, failing, autojump_clock):
+async def test_committed_readers_see_all_or_nothing_in_any_race(seed, failing, autojump_clock):
     random = Random(seed)
     faulty, clock, index = SlowStore(random), GoingClock(), PointerIndex()
     topics = []

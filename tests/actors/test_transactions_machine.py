@@ -187,5 +187,5 @@ async def read_at_last(instance):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEPS, max_size=25))
-def test_all_of_a_transaction_is_seen_or_nothing_whoever_owns_what(steps):
+def test_a_transaction_is_seen_whole_or_not_at_all_whatever_the_owners(steps):
     trio.run(run, steps, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -22,7 +22,7 @@ from plainsong.protocol.topic.asks import PublishUnder, Remove
 from plainsong.protocol.topic.publish import NotEnlisted
 
 
-async def test_a_commit_is_seen_in_all_topics_of_all_instances_by_whoever_reads_after_it():
+async def test_a_commit_is_visible_in_all_topics_of_all_instances_to_every_later_read():
     async with cluster_of("a", "b", "c") as cluster:
         cluster.say("b", OTHER)
         pointer = await cluster.begin()
@@ -35,7 +35,7 @@ async def test_a_commit_is_seen_in_all_topics_of_all_instances_by_whoever_reads_
             assert await cluster[each].committed(NAME, OTHER) == [["one"], ["two"]]
 
 
-async def test_nothing_is_written_under_a_pointer_whose_commit_was_answered():
+async def test_nothing_is_written_under_a_pointer_after_its_commit_was_answered():
     async with cluster_of("a", "b") as cluster:
         cluster.say("b", OTHER)
         pointer = await cluster.begin()
@@ -49,7 +49,7 @@ async def test_nothing_is_written_under_a_pointer_whose_commit_was_answered():
         assert await cluster["a"].committed(OTHER) == [["one"]]
 
 
-async def test_after_a_checkpoint_a_transaction_writes_no_more_into_a_topic_that_was_created_again_at_another_instance():
+async def test_after_a_checkpoint_a_transaction_cannot_write_to_a_topic_recreated_at_another_instance():
     async with cluster_of("a", "b") as cluster:
         cluster.say("b", OTHER)
         pointer = await cluster.begin()
@@ -62,7 +62,7 @@ async def test_after_a_checkpoint_a_transaction_writes_no_more_into_a_topic_that
         await cluster["b"].publish_under(await cluster.begin(), "other", name=OTHER)
 
 
-async def test_an_enlistment_that_arrives_after_the_commit_counts_for_nothing():
+async def test_an_enlistment_that_arrives_after_the_commit_has_no_effect():
     async with cluster_of("a", "b") as cluster, trio.open_nursery() as nursery:
         cluster.say("b", OTHER)
         pointer = await cluster.begin()
@@ -91,7 +91,7 @@ def given_nothing():
     return Describe()
 
 
-async def test_an_enlistment_whose_answer_was_lost_is_asked_for_again_and_leaves_no_doubt(monkeypatch):
+async def test_an_enlistment_whose_answer_was_lost_is_repeated_and_leaves_no_doubt(monkeypatch):
     async with cluster_of("a", "b") as cluster:
         cluster.say("b", OTHER)
         pointer = await cluster.begin()
@@ -135,7 +135,7 @@ async def test_a_topic_that_moved_has_to_be_enlisted_again():
             await cluster["a"].publish_under(pointer, "late")
 
 
-async def test_open_transactions_ids_and_topics_live_on_with_the_next_owner_of_the_service():
+async def test_open_transactions_ids_and_topics_continue_with_the_next_owner_of_the_service():
     async with cluster_of("a", "b", "c") as cluster:
         cluster.say("b", OTHER)
         first, second = await cluster.begin(), await cluster.begin()
@@ -156,7 +156,7 @@ async def test_open_transactions_ids_and_topics_live_on_with_the_next_owner_of_t
             assert await cluster[each].committed(OTHER) == [["one", "two", "three"]]
 
 
-async def test_readers_are_at_no_moment_without_a_view_where_the_service_was_and_where_it_comes():
+async def test_readers_always_have_a_view_at_the_old_and_the_new_owner_of_the_service():
     async with cluster_of("a", "b") as cluster:
         first, second = await cluster.begin(), await cluster.begin()
         await cluster.home().commit(first)
@@ -190,7 +190,7 @@ async def test_a_commit_whose_topics_do_not_answer_did_not_happen_and_can_be_sen
 
 
 @pytest.mark.parametrize(("verb", "state"), [("commit", "committed"), ("abort", "aborted")])
-async def test_a_decision_outlasts_the_session_of_a_topics_owner_that_died(autojump_clock, verb, state):
+async def test_a_decision_survives_the_session_of_a_dead_topic_owner(autojump_clock, verb, state):
     async with cluster_of("a", "b", "c") as cluster, trio.open_nursery() as nursery:
         cluster.say("b", OTHER)
         pointer = await cluster.begin()
@@ -221,7 +221,7 @@ async def test_an_abort_rolls_back_in_topics_of_other_instances():
         assert await cluster["b"].committed(OTHER) == [[]]
 
 
-async def test_an_owner_of_the_service_that_was_replaced_answers_nothing():
+async def test_a_replaced_owner_of_the_service_answers_nothing():
     async with cluster_of("a", "b") as cluster:
         cluster.say("b", OTHER)
         pointer, other = await cluster.begin(), await cluster.begin()
@@ -245,7 +245,7 @@ async def test_an_owner_of_the_service_that_was_replaced_answers_nothing():
         assert await cluster["a"].committed(OTHER) == [["one"]]
 
 
-async def test_held_polls_hear_of_commits_at_the_next_owner_while_the_one_before_is_frozen():
+async def test_held_polls_get_commits_of_the_next_owner_while_the_previous_one_is_frozen():
     async with cluster_of("a", "b", "c") as cluster:
         await freeze_at_a_question_of_b(cluster)
         cluster.say("c", SERVICE_NAME)
@@ -263,7 +263,7 @@ async def test_held_polls_hear_of_commits_at_the_next_owner_while_the_one_before
 
 
 @pytest.mark.parametrize("successor", ["b", "c"])
-async def test_nor_does_a_committed_read_wait_for_an_owner_that_is_frozen_once_there_is_another(successor):
+async def test_a_committed_read_does_not_wait_for_a_frozen_owner_once_it_is_replaced(successor):
     async with cluster_of("a", "b", "c") as cluster, trio.open_nursery() as nursery:
         await freeze_at_a_question_of_b(cluster)
         cluster.lines.held["b"] = trio.Event()

@@ -90,7 +90,7 @@ async def payloads(around):
     return [payload for _, payload in (await around.page()).messages()]
 
 
-async def test_publishes_that_are_brought_together_share_a_commit_and_are_answered_once_it_is_durable():
+async def test_publishes_submitted_together_share_a_commit_and_are_answered_once_it_is_durable():
     async with background() as (around, store, turns, bring, answers):
         for number in range(3):
             bring(b"%d" % number)
@@ -102,7 +102,7 @@ async def test_publishes_that_are_brought_together_share_a_commit_and_are_answer
         assert await payloads(around) == [b"0", b"1", b"2"]
 
 
-async def test_what_is_brought_during_a_commit_goes_into_the_next_which_begins_before_the_answers_are_given():
+async def test_requests_during_a_commit_join_the_next_which_begins_before_the_answers_are_sent():
     async with background() as (around, store, turns, bring, answers):
         bring(b"first")
         turns.run()
@@ -123,7 +123,7 @@ async def test_what_is_brought_during_a_commit_goes_into_the_next_which_begins_b
         assert await payloads(around) == [b"first", b"second", b"third"]
 
 
-async def test_a_look_is_answered_beside_the_turns_only_while_the_topic_has_nothing_to_do():
+async def test_a_query_is_answered_outside_a_step_only_while_the_topic_is_idle():
     async with background() as (around, store, turns, bring, answers):
 
         def look():
@@ -161,7 +161,7 @@ async def test_a_refusal_is_answered_without_a_commit():
     ("failure", "told"),
     [(StoreError("the disk is gone"), OutcomeUnknown), (NothingWritten("not begun"), StorageFailed)],
 )
-async def test_when_a_commit_fails_all_of_it_learns_so_and_the_topic_is_loaded_again(failure, told):
+async def test_when_a_commit_fails_all_its_requests_get_an_error_and_the_topic_is_reloaded(failure, told):
     async with background() as (around, store, turns, bring, answers):
         bring(b"lost")
         bring(b"too")
@@ -176,7 +176,7 @@ async def test_when_a_commit_fails_all_of_it_learns_so_and_the_topic_is_loaded_a
         assert await payloads(around) == [b"waits"]
 
 
-async def test_a_task_that_asks_during_such_a_commit_is_answered_behind_it():
+async def test_a_task_that_asks_during_such_a_commit_is_answered_after_it():
     async with background() as (around, store, turns, bring, answers), trio.open_nursery() as nursery:
         bring(b"first")
         turns.run()
@@ -211,7 +211,7 @@ async def test_a_topic_that_closes_waits_for_such_a_commit_and_answers_it():
         assert isinstance(answers[0], Receipt)
 
 
-async def test_a_daemon_that_is_cancelled_leaves_no_commit_without_its_answer():
+async def test_cancelling_the_daemon_leaves_no_commit_unanswered():
     async with background() as (around, store, turns, bring, answers):
         bring(b"last")
         turns.run()
@@ -223,7 +223,7 @@ async def test_a_daemon_that_is_cancelled_leaves_no_commit_without_its_answer():
         assert isinstance(answers[0], Receipt)
 
 
-async def test_a_deadline_that_such_a_turn_brings_nearer_is_kept(autojump_clock):
+async def test_a_deadline_moved_forward_in_such_a_step_is_met(autojump_clock):
     async with background() as (around, store, turns, bring, answers):
         bring(b"x", producer="p", sequence_ids=[1])
         turns.run()
@@ -308,7 +308,7 @@ async def inline(topics=1, **more):
             await store.finish()
 
 
-async def test_what_the_actors_of_a_turn_begin_is_one_write_and_answered_when_the_turn_ends():
+async def test_commits_begun_by_actors_in_one_turn_are_one_write_answered_when_the_turn_ends():
     async with inline(topics=3) as (around, store, turns, bring, answers, woken):
         for topic in (0, 1, 2, 1):
             bring(b"x", topic)
@@ -319,7 +319,7 @@ async def test_what_the_actors_of_a_turn_begin_is_one_write_and_answered_when_th
         assert await payloads(around) == [b"x"]
 
 
-async def test_requests_that_waited_for_their_topics_to_load_are_one_write_without_the_actors_tasks():
+async def test_requests_that_waited_for_loading_topics_are_one_write_without_the_tasks_of_the_actors():
     async with inline(topics=1) as (around, store, turns, _, answers, woken):
         names = [NAME._replace(topic=f"new-{number}") for number in range(3)]
         turns.begin()
@@ -335,7 +335,7 @@ async def test_requests_that_waited_for_their_topics_to_load_are_one_write_witho
         assert len(answers) == 3
 
 
-async def test_what_tasks_ask_of_several_actors_in_one_turn_of_the_event_loop_is_one_write_without_a_server():
+async def test_requests_of_tasks_to_several_actors_in_one_turn_of_the_event_loop_are_one_write_without_a_server():
     async with inline(topics=3) as (around, store, turns, _, __, ___), trio.open_nursery() as nursery:
         turns.detach()
         names = [NAME, *(NAME._replace(topic=f"other-{number}") for number in (1, 2))]
@@ -345,7 +345,7 @@ async def test_what_tasks_ask_of_several_actors_in_one_turn_of_the_event_loop_is
         assert store.groups == [3]
 
 
-async def test_a_topic_that_was_loaded_as_the_server_ended_serves_who_waited_for_that():
+async def test_a_topic_loaded_as_the_server_ends_serves_its_waiters():
     async with inline(topics=1) as (around, _, turns, _, answers, woken):
         around.directory.put(NAME._replace(topic="new"), Create(TopicProperties()), answers.append)
         turns.run_due()
@@ -357,7 +357,7 @@ async def test_a_topic_that_was_loaded_as_the_server_ended_serves_who_waited_for
                 await wait_all_tasks_blocked()
 
 
-async def test_mail_that_a_commit_has_no_room_for_goes_into_the_next_in_the_same_turn():
+async def test_requests_that_do_not_fit_into_a_commit_join_the_next_in_the_same_turn():
     async with inline(commits=CommitConfig(max_requests=2)) as (around, store, turns, bring, answers, _):
         for number in range(5):
             bring(b"%d" % number)
@@ -367,7 +367,7 @@ async def test_mail_that_a_commit_has_no_room_for_goes_into_the_next_in_the_same
         assert await payloads(around) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_where_the_event_loop_writes_the_next_commit_it_comes_behind_the_answers_of_the_one_before():
+async def test_a_commit_written_by_the_event_loop_begins_after_the_answers_of_the_previous_one():
     async with inline() as (around, store, turns, bring, answers, woken):
         store.writes_inline = False
         bring(b"first")
@@ -385,7 +385,7 @@ async def test_where_the_event_loop_writes_the_next_commit_it_comes_behind_the_a
         assert await payloads(around) == [b"first", b"second"]
 
 
-async def test_where_a_thread_writes_the_next_commit_it_begins_before_the_answers_as_it_does_without():
+async def test_a_commit_written_by_a_thread_begins_before_the_answers_of_the_previous_one():
     async with inline() as (_, store, turns, bring, answers, woken):
         store.writes_inline = False
         bring(b"first")
@@ -398,7 +398,7 @@ async def test_where_a_thread_writes_the_next_commit_it_begins_before_the_answer
         assert (len(answers), len(store.begun), woken) == (1, 1, [])
 
 
-async def test_what_is_gathered_is_written_although_an_actor_of_the_same_turn_fails():
+async def test_gathered_commits_are_written_although_an_actor_of_the_same_turn_fails():
     class Bad:
         def turn_now(self):
             raise ZeroDivisionError
@@ -413,7 +413,7 @@ async def test_what_is_gathered_is_written_although_an_actor_of_the_same_turn_fa
         assert await payloads(around) == [b"x"]
 
 
-async def test_what_is_due_when_the_server_ends_is_run_and_what_comes_later_too():
+async def test_callbacks_due_when_the_server_ends_run_and_so_do_later_ones():
     async with inline() as (around, store, turns, bring, answers, _):
         bring(b"due")
         turns.detach()
@@ -437,7 +437,7 @@ async def test_what_is_due_when_the_server_ends_is_run_and_what_comes_later_too(
 # --- while the disk works ------------------------------------------------------------------------------
 
 
-async def test_while_the_disk_works_the_actor_goes_on_and_nobody_is_told():
+async def test_during_a_sync_the_actor_continues_and_no_answer_is_sent():
     async with inline() as (around, store, turns, bring, answers, _):
         bring(b"first")
         turns.run_due()
@@ -451,7 +451,7 @@ async def test_while_the_disk_works_the_actor_goes_on_and_nobody_is_told():
         assert await payloads(around) == [b"first", b"second"]
 
 
-async def test_the_answer_that_is_coming_is_shown_to_who_gets_it_and_then_given():
+async def test_an_answer_is_prepared_before_the_sync_and_sent_after_it():
     async with inline() as (around, store, turns, _, __, ___):
         store.while_the_disk_works = lambda: told.append("the disk works")
         told = []
@@ -464,7 +464,7 @@ async def test_the_answer_that_is_coming_is_shown_to_who_gets_it_and_then_given(
         assert given is prepared
 
 
-async def test_when_the_disk_fails_then_nothing_of_the_commit_is_read_and_the_topic_is_loaded_again():
+async def test_when_the_sync_fails_nothing_of_the_commit_is_read_and_the_topic_is_reloaded():
     async with inline() as (around, store, turns, bring, answers, _):
         bring(b"kept")
         turns.run_due()
@@ -485,7 +485,7 @@ async def test_when_the_disk_fails_then_nothing_of_the_commit_is_read_and_the_to
         assert await payloads(around) == [b"kept", b"next"]
 
 
-async def test_when_the_disk_fails_a_poll_that_waits_is_not_told_what_would_have_been():
+async def test_when_the_sync_fails_a_waiting_poll_gets_nothing_of_the_commit():
     async with inline() as (around, store, turns, bring, _, __):
         bring(b"kept")
         turns.run_due()
@@ -510,7 +510,7 @@ async def test_when_the_disk_fails_a_poll_that_waits_is_not_told_what_would_have
         assert await payloads(around) == [b"kept"]
 
 
-async def test_what_goes_wrong_while_the_disk_works_makes_the_actor_fall_once_the_commit_is_known(monkeypatch):
+async def test_an_error_during_the_sync_crashes_the_actor_once_the_outcome_of_the_commit_is_known(monkeypatch):
     async with inline() as (around, store, turns, bring, answers, _):
         monkeypatch.setattr(around.core(), "settled", lambda step, now: 1 / 0)
         store.while_the_disk_works = lambda: None
