@@ -67,7 +67,7 @@ class Scripted(threading.Thread):
                     connection.sendall(answer[at : at + self._piece])
 
 
-def test_a_stall_is_felt_by_all_requests_that_were_due_in_it(either):
+def test_a_stall_counts_for_all_requests_due_during_it(either):
     request = post("/publish", b"x", [])
     server = Scripted(len(request), [OK], stall_s=STALL_S)
     result = generator.run_everywhere(server.port, 1, [request], STALL_S * 1.25, rate=200)
@@ -94,7 +94,7 @@ def test_an_answer_in_pieces_and_chunks_is_one_answer(either):
     assert result["received_bytes"] == 3 * len(chunked)
 
 
-def test_an_answer_that_is_no_success_is_noticed(either):
+def test_an_unsuccessful_answer_is_detected(either):
     request = post("/publish", b"x", [])
     server = Scripted(len(request), [b"HTTP/1.1 503 Busy\r\nContent-Length: 2\r\n\r\nno"])
     with pytest.raises(RuntimeError, match="503"):
@@ -141,7 +141,7 @@ WALKS = {
 
 @pytest.mark.parametrize("piece", [7, 1 << 20])
 @pytest.mark.parametrize("protocol", WALKS)
-def test_a_walk_reads_on_where_the_page_ended_and_ends_with_the_topic(compiled, protocol, piece):
+def test_a_walk_continues_where_the_page_ended_and_ends_with_the_topic(compiled, protocol, piece):
     width, page, nothing, position = WALKS[protocol]
     request = b"read " + b"0" * width + b" please"
     server = Scripted(len(request), [page, nothing], piece=piece)
@@ -153,7 +153,7 @@ def test_a_walk_reads_on_where_the_page_ended_and_ends_with_the_topic(compiled, 
 
 
 @pytest.mark.parametrize("piece", [7, 1 << 20])
-def test_a_page_of_nats_ends_with_its_messages_or_when_there_are_no_more(compiled, piece):
+def test_a_page_of_nats_ends_with_its_messages_or_when_there_are_none_left(compiled, piece):
     message, over = b"MSG in.0000 1 3\r\nabc\r\n", b"HMSG in.0000 1 28 28\r\nNATS/1.0 404 No Messages\r\n\r\n\r\n"
     request = b"PUB next in.@@@@ 0\r\n\r\n"
     server = Scripted(len(request), [message * 3, message + over, over], piece=piece)
@@ -195,7 +195,7 @@ def test_evenness_covers_every_load_condition_and_rate(report):
         assert ("beside it" in at) == (row["what"]["beside"] != "alone")
 
 
-def test_growth_is_looked_at_at_the_sizes_that_were_asked_for(report):
+def test_growth_is_measured_at_the_requested_sizes(report):
     rows = report.results["sections"]["growth"]["rows"]
     assert [tuple(row["what"].values()) for row in rows] == [("messages", 3000), ("messages", 50_000), ("topics", 5)]
     for row in rows:

@@ -85,7 +85,7 @@ def started(tmp_path, *peers: Peer):
         yield comparison
 
 
-def test_a_peer_that_cannot_be_had_is_named_with_its_reason(tmp_path):
+def test_an_unavailable_peer_is_named_with_the_reason(tmp_path):
     with started(tmp_path, Absent()) as comparison:
         section = comparison.overview()
     write_report(tmp_path / "report", results_of("quick", {}, [section], []), [section])
@@ -145,7 +145,7 @@ def traced(pid: int, output: Path):
         said.read()
 
 
-def test_every_peer_syncs_each_of_a_hundred_publishes_that_follow_each_other(warm, tmp_path):
+def test_every_peer_syncs_each_of_a_hundred_consecutive_publishes(warm, tmp_path):
     (side,) = warm.sides
     asked = [side.peer.publish(topic, payloads(1, 100)) for topic in side.topic()]
     with traced(side.running.pid, tmp_path / "syncs"):
@@ -154,7 +154,7 @@ def test_every_peer_syncs_each_of_a_hundred_publishes_that_follow_each_other(war
     assert len(calls) >= 100
 
 
-def test_a_transaction_of_tephras_client_is_committed_in_all_its_topics(warm):
+def test_a_transaction_of_the_tephra_client_is_committed_in_all_its_topics(warm):
     (side,) = warm.sides
     if side.running.tephra_port == 0 or not _is_here("original"):
         pytest.skip("it has no transactions, or their client has not been fetched: make bench-peers")
@@ -170,7 +170,7 @@ def test_a_transaction_of_tephras_client_is_committed_in_all_its_topics(warm):
         )
 
 
-def test_all_loads_are_put_on_a_peer_and_reported():
+def test_every_load_runs_against_a_peer_and_is_reported():
     command = [sys.executable, "-m", "bench.peers", "--quick", "--json", "--only", "plainsong"]
     with open_directory() as home:
         command += ["--report", str(home / "report"), "--scratch", str(home / "scratch")]
@@ -194,7 +194,7 @@ def test_all_loads_are_put_on_a_peer_and_reported():
     assert rates == ["100 a second", "1/4 of its highest", "1/2 of its highest", "3/4 of its highest"]
 
 
-def test_the_checksum_of_record_batches_is_castagnolis():
+def test_record_batches_use_the_castagnoli_checksum():
     # Source: RFC 3720, B.4 (32 bytes of zeros), and the common check of nine digits.
     assert crc32c(bytes(32)) == 0x8A9136AA
     assert crc32c(b"123456789") == 0xE3069283
@@ -206,7 +206,7 @@ class Another(Plainsong):
     name = "original"
 
 
-def test_whatever_both_can_do_is_put_on_one_after_the_other_and_compared():
+def test_loads_that_both_support_run_in_turn_and_are_compared():
     with open_directory() as home:
         overview, section = both.measure([Another(), Plainsong()], SMALL, home, lambda line: None)
     assert [row.what["peer"] for row in overview.rows] == ["original", "plainsong"]
@@ -218,7 +218,7 @@ def test_whatever_both_can_do_is_put_on_one_after_the_other_and_compared():
         assert "÷ original" in row.values
 
 
-def test_what_one_of_both_refuses_is_no_rate():
+def test_a_load_that_one_side_refuses_has_no_rate():
     class Refuses(Plainsong):
         def pointer(self, running):
             return 1

@@ -23,7 +23,7 @@ SECTIONS = (
 )
 
 
-def test_front_ends_are_measured_beside_one_process(report):
+def test_front_ends_are_compared_with_one_process(report):
     for row in report.results["sections"]["front"]["rows"]:
         assert {"÷ one process", "p50 ÷ one process", "CPU of the owner", "÷ by CPU", "feeds"} <= row["values"].keys()
 
@@ -48,7 +48,7 @@ def test_publishing_covers_its_matrix(report):
         assert {"÷ bare", "÷ lane", "÷ raw request", "÷ raw group"} <= row["values"].keys()
 
 
-def test_readers_far_behind_walk_from_page_to_page_and_ask_for_none_twice():
+def test_readers_far_behind_walk_from_page_to_page_and_request_none_twice():
     firsts = [pack_id(ts_ms, 0) for ts_ms in (1, 2, 3)]
     asked = NewPages("t", firsts, 8_000).take("avro", 5)
     polls = [(limit, AVRO.decode_poll(request.partition(b"\r\n\r\n")[2])) for limit, request in asked]
@@ -60,20 +60,20 @@ def test_readers_far_behind_walk_from_page_to_page_and_ask_for_none_twice():
     ]
 
 
-def test_a_stream_is_measured_beside_single_requests_and_large_ones(report):
+def test_a_stream_is_compared_with_single_and_large_requests(report):
     rows = {row["what"]["what"]: row["values"] for row in report.results["sections"]["stream"]["rows"]}
     assert set(rows) == {"stream", "stream, asyncio", "thousands", "singles"}
     for values in rows.values():
         assert {"messages/s", "÷ singles", "÷ thousands", "daemon µs", "client µs"} == values.keys()
 
 
-def test_all_expired_rows_are_cleaned_and_their_space_comes_back(report):
+def test_all_expired_rows_are_cleaned_and_their_space_is_reclaimed(report):
     for row in report.results["sections"]["cleaning"]["rows"]:
         assert row["what"]["rows"] == QUICK.expired_rows
         assert row["values"]["disk after MB"]["median"] < row["values"]["disk before MB"]["median"]
 
 
-def test_spark_is_measured_beside_its_own_sources_and_sinks(report):
+def test_spark_is_compared_with_its_own_sources_and_sinks(report):
     rows = {row["what"]["what"]: row["values"] for row in report.results["sections"]["spark"]["rows"]}
     assert {name: [column for column in values if column.startswith("÷")] for name, values in rows.items()} == {
         "read": ["÷ from Parquet"],
@@ -85,7 +85,7 @@ def test_spark_is_measured_beside_its_own_sources_and_sinks(report):
     }
 
 
-def test_hbase_is_measured_beside_raw_calls_for_the_same_messages(report):
+def test_hbase_is_compared_with_raw_calls_for_the_same_messages(report):
     rows = {row["what"]["what"]: row["values"] for row in report.results["sections"]["hbase"]["rows"]}
     ratios = {name: {column for column in values if column.startswith("÷")} for name, values in rows.items()}
     assert ratios["groups"] == ratios["store"] == {"÷ mutateRows"}
@@ -95,7 +95,7 @@ def test_hbase_is_measured_beside_raw_calls_for_the_same_messages(report):
     assert rows["cost of opening a topic"]["ms"]["median"] > 0
 
 
-def test_several_instances_are_measured_at_work_forwarding_and_changing_hands(report):
+def test_several_instances_are_measured_while_serving_forwarding_and_changing_hands(report):
     rows = {row["what"]["what"]: row["values"] for row in report.results["sections"]["cluster"]["rows"]}
     assert {"forwarded single", "forwarded publish", "forwarded poll of 1000"} < rows.keys()
     assert rows["forwarded single"]["forwarder µs"]["median"] > 0
@@ -104,13 +104,13 @@ def test_several_instances_are_measured_at_work_forwarding_and_changing_hands(re
     assert 0 < leaving["median s"]["median"] <= leaving["worst s"]["median"] < killed["median s"]["median"]
 
 
-def test_a_run_gives_the_costs_that_the_plan_reckons_with(report):
+def test_a_run_yields_the_costs_that_the_plan_uses(report):
     derived = derive(report.results, "a test")
     assert derived.keys() == {field.name for field in fields(Costs)}
     assert all(cost["source"] for cost in derived.values())
 
 
-def test_every_target_that_was_measured_has_a_verdict(report):
+def test_every_measured_target_has_a_verdict(report):
     verdicts = report.results["targets"]
     # The quick profile has no load of 64 connections; peers have a run of their own.
     wanted = [t.says for t in TARGETS if "from 64" not in t.says and t.section in SECTIONS]
@@ -127,9 +127,7 @@ def test_the_report_has_a_table_for_each_section(report):
         assert f"## {section['title']}\n" in text
 
 
-def test_a_section_that_is_named_is_measured_alone_and_what_it_says_goes_to_standard_output(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_named_section_is_measured_alone_and_written_to_standard_output(tmp_path, monkeypatch, capsys):
     def measured(profile, scratch, say):
         say(f"of memory, {profile.name}")
         return Section("memory", "Memory", "", [Row({"state": "all"}, {"resident MB": Spread.of([1.0])})])

@@ -17,6 +17,6 @@ def test_a_mechanism_can_be_switched_off(name):
     subprocess.run([sys.executable, "-c", code, name], check=True)
 
 
-def test_every_load_of_a_mechanism_has_a_name_that_is_understood():
+def test_every_load_of_a_mechanism_has_a_known_name():
     kinds = {row.split(" ")[0] for mechanism in MECHANISMS.values() for row in mechanism.rows}
     assert kinds <= Side.KINDS

@@ -51,14 +51,14 @@ def test_topics_are_placed_as_the_daemon_places_them(placement: Placement):
         assert assignment.owner(name) == member_of(number)
 
 
-def test_an_instance_more_takes_topics_and_moves_no_others(placement: Placement):
+def test_an_added_instance_takes_topics_and_moves_no_others(placement: Placement):
     moved = [(a, b) for a, b in zip(placement.owners(7), placement.owners(8), strict=True) if a != b]
     assert {after for _, after in moved} == {7}
     assert LOAD.topics / 16 < len(moved) < LOAD.topics / 4
 
 
 @given(rate=st.floats(1e-3, 1e6), commit_s=st.floats(1e-4, 1.0))
-def test_a_topic_commits_no_oftener_than_asked_and_no_oftener_than_it_can(rate: float, commit_s: float):
+def test_a_topic_commits_no_more_often_than_requested_or_possible(rate: float, commit_s: float):
     commits = commits_per_s(rate, commit_s)
     assert 0 < commits <= min(rate, 1 / commit_s) * (1 + 1e-9)
     assert commits >= 0.5 * min(rate, 1 / commit_s)
@@ -67,7 +67,7 @@ def test_a_topic_commits_no_oftener_than_asked_and_no_oftener_than_it_can(rate: 
 
 @settings(max_examples=10, deadline=None)
 @given(factor=st.floats(1.1, 20.0))
-def test_more_messages_make_everybody_busier_and_commits_larger(factor: float):
+def test_more_messages_raise_every_load_and_make_commits_larger(factor: float):
     costs = Costs.read()
     small = Placement(replace(LOAD, topics=200), seed=1)
     large = small.asked(replace(small.load, messages_per_s=LOAD.messages_per_s * factor))
@@ -99,13 +99,13 @@ def test_a_plan_keeps_its_headroom_and_is_not_much_larger_than_it_needs_to_be(pl
     assert max(smaller.walls.values()) > 0.6
 
 
-def test_a_topic_that_is_too_much_for_one_owner_has_no_plan(costs: Costs):
+def test_a_topic_too_large_for_one_owner_has_no_plan(costs: Costs):
     alone = Placement(Load(topics=1, messages_per_s=1e6, messages_per_request=1), seed=1)
     with pytest.raises(ValueError, match="one topic alone"):
         plan(alone, costs, 0.6)
 
 
-def test_topics_of_an_instance_that_died_are_silent_until_its_session_ends_and_opened_once(
+def test_topics_of_a_dead_instance_are_unavailable_until_its_session_ends_and_are_opened_once(
     placement: Placement, costs: Costs
 ):
     one = storm(placement, 7, [3], costs, session_s=5.0)
@@ -115,18 +115,18 @@ def test_topics_of_an_instance_that_died_are_silent_until_its_session_ends_and_o
     assert 5.0 < one.median_s <= one.p99_s <= one.last_s < two.last_s
 
 
-def test_when_all_start_again_blocks_of_epochs_are_given_one_after_the_other(placement: Placement, costs: Costs):
+def test_blocks_of_epochs_are_issued_one_by_one_when_all_instances_start_again(placement: Placement, costs: Costs):
     everything = storm(placement, 7, range(7), costs, session_s=0.0)
     assert everything.topics == LOAD.topics
     assert everything.last_s >= everything.counter_s >= LOAD.topics / BLOCK * costs.round_trip_ms / 1e3
 
 
-def test_the_same_seed_gives_the_same_and_another_one_another():
+def test_equal_seeds_give_equal_results_and_other_seeds_others():
     rates = [Placement(replace(LOAD, topics=100), seed).rates for seed in (1, 1, 2)]
     assert rates[0] == rates[1] != rates[2]
 
 
-def test_every_cost_is_measured_and_says_where(tmp_path: Path):
+def test_every_cost_is_measured_and_names_its_source(tmp_path: Path):
     found = json.loads(FILE.read_text(encoding="utf-8"))
     assert found.keys() == {field.name for field in fields(Costs)}
     found["poll_us"].pop("source")
