@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_each_answered_request_is_one_line_when_the_access_log_is_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_access_log_has_one_line_for_each_answered_request(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="plainsong.access")
 
     def serve_one() -> str:

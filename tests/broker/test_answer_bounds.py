@@ -44,7 +44,7 @@ async def filled(daemon: InProcess) -> None:
 
 
 @LISTENERS
-async def test_readers_that_do_not_read_hold_no_more_than_the_budget(
+async def test_readers_that_stop_reading_hold_no_more_than_the_budget(
     listener: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound = 8 * SIZE
@@ -80,7 +80,7 @@ async def test_readers_that_do_not_read_hold_no_more_than_the_budget(
 
 
 @LISTENERS
-async def test_while_little_is_left_pages_are_cut_and_say_so(listener: str) -> None:
+async def test_pages_are_cut_and_marked_when_little_budget_is_left(listener: str) -> None:
     async with in_process(listener=listener, http__max_answer_bytes=8 * SIZE) as daemon:
         await filled(daemon)
         path = "/v1/namespaces/ns/topics/t/poll"
@@ -104,7 +104,7 @@ async def test_while_little_is_left_pages_are_cut_and_say_so(listener: str) -> N
 
 
 @LISTENERS
-async def test_a_page_is_cut_for_what_it_is_encoded_to(listener: str) -> None:
+async def test_a_page_is_cut_by_its_encoded_size(listener: str) -> None:
     """In JSON a control character takes six bytes."""
     async with in_process(listener=listener, http__max_answer_bytes=64 * MIB) as daemon:
         await daemon.create()
@@ -131,7 +131,7 @@ async def test_a_page_is_cut_for_what_it_is_encoded_to(listener: str) -> None:
 
 
 @LISTENERS
-async def test_a_reader_that_takes_nothing_is_cut_and_what_it_held_is_free(listener: str) -> None:
+async def test_a_stalled_reader_is_cut_and_its_memory_freed(listener: str) -> None:
     async with in_process(listener=listener, http__send_timeout_s=0.3) as daemon, AsyncExitStack() as readers:
         await filled(daemon)
         answers = daemon.service.answers
@@ -141,7 +141,7 @@ async def test_a_reader_that_takes_nothing_is_cut_and_what_it_held_is_free(liste
 
 
 @LISTENERS
-async def test_a_reader_that_leaves_gives_back_what_it_held(listener: str) -> None:
+async def test_a_reader_that_leaves_frees_its_memory(listener: str) -> None:
     async with in_process(listener=listener) as daemon, AsyncExitStack() as readers:
         await filled(daemon)
         answers = daemon.service.answers
@@ -152,7 +152,7 @@ async def test_a_reader_that_leaves_gives_back_what_it_held(listener: str) -> No
 
 
 @LISTENERS
-async def test_a_reader_that_is_slow_gets_all_of_its_answer(listener: str) -> None:
+async def test_a_slow_reader_gets_its_whole_answer(listener: str) -> None:
     async with in_process(listener=listener) as daemon, AsyncExitStack() as readers:
         await filled(daemon)
         reader = Reader(await stalled(daemon, readers, MIB))
@@ -162,7 +162,7 @@ async def test_a_reader_that_is_slow_gets_all_of_its_answer(listener: str) -> No
         assert reply.body.count(b"x") >= STORED * SIZE
 
 
-async def test_a_stream_of_http_2_that_is_given_no_window_ends_its_connection() -> None:
+async def test_an_http_2_stream_without_a_window_ends_its_connection() -> None:
     """The connection lives, and only the stream is stuck."""
     async with running(hot=False, send_timeout_s=0.3) as listener, await listener.connect() as stream:
         client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))

@@ -67,7 +67,7 @@ async def test_one_answer_is_always_possible_whatever_its_size() -> None:
     assert budget.reserved_bytes == 0
 
 
-async def test_a_page_takes_no_more_than_its_share_of_what_is_left() -> None:
+async def test_a_page_takes_no_more_than_its_share_of_the_remaining_budget() -> None:
     budget = filled(64 * MIB, 24 * MIB)
     room = budget.room()
     stored = Stored(1000, 64 << 10)
@@ -78,13 +78,13 @@ async def test_a_page_takes_no_more_than_its_share_of_what_is_left() -> None:
     assert 0 < room.reserved_bytes == TIMES * page.payload_bytes <= left // SHARE
 
 
-async def test_with_plenty_left_a_page_is_read_once_and_whole() -> None:
+async def test_a_page_is_read_once_and_whole_while_plenty_is_left() -> None:
     stored = Stored(1000, 16 << 10)
     assert (await read_within(AnswerBudget(256 * MIB).room(), 1000, 16 * MIB, stored.read)).count == 1000
     assert stored.asked == [16 * MIB]
 
 
-async def test_a_small_page_waits_for_nobody_while_larger_ones_do() -> None:
+async def test_a_small_page_does_not_wait_for_larger_ones() -> None:
     budget = filled(64 * MIB, 60 * MIB)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read_within, budget.room(), 1000, 16 * MIB, Stored(1, 8 * MIB).read)
@@ -106,7 +106,7 @@ async def test_the_last_part_of_the_budget_is_for_small_answers() -> None:
 
 
 @pytest.mark.parametrize("leaves", ["it is refused", "its client leaves"])
-async def test_whoever_waits_behind_one_that_gave_up_gets_its_turn(leaves: str) -> None:
+async def test_a_request_that_waits_after_one_that_gave_up_gets_its_turn(leaves: str) -> None:
     budget = filled(64 * MIB, 32 * MIB, patience_s=0.05 if leaves == "it is refused" else 60.0)
     scope = trio.CancelScope()
 
@@ -126,7 +126,7 @@ async def test_whoever_waits_behind_one_that_gave_up_gets_its_turn(leaves: str) 
     assert budget.reserved_bytes == 40 * MIB
 
 
-async def test_a_large_answer_has_its_turn_however_many_small_ones_follow_each_other() -> None:
+async def test_a_large_answer_gets_its_turn_among_any_number_of_small_ones() -> None:
     budget = AnswerBudget(64 * MIB, 60.0)
     small = [budget.room() for _ in range(100)]
     assert all(room.has(SMALL_BYTES) for room in small)
@@ -154,7 +154,7 @@ async def test_a_large_answer_has_its_turn_however_many_small_ones_follow_each_o
         nursery.cancel_scope.cancel()
 
 
-async def test_a_large_answer_that_waits_is_passed_by_no_other_large_one_that_would_fit() -> None:
+async def test_a_waiting_large_answer_is_not_overtaken_by_another_large_one_that_fits() -> None:
     budget = filled(64 * MIB, 40 * MIB)
     taken: list[int] = []
 
@@ -173,7 +173,7 @@ async def test_a_large_answer_that_waits_is_passed_by_no_other_large_one_that_wo
         assert late.has(SMALL_BYTES + 1)
 
 
-async def test_an_answer_larger_than_any_bound_needs_the_room_of_the_large_ones_alone() -> None:
+async def test_an_oversized_answer_needs_only_the_part_of_large_answers() -> None:
     budget = AnswerBudget(64 * MIB, 60.0)
     small = [budget.room() for _ in range(32)]
     assert all(room.has(SMALL_BYTES) for room in small)
@@ -194,7 +194,7 @@ async def test_an_answer_larger_than_any_bound_needs_the_room_of_the_large_ones_
         assert taken == [100 * MIB]
 
 
-async def test_what_is_given_back_goes_to_those_who_wait_in_their_order() -> None:
+async def test_freed_memory_goes_to_waiting_answers_in_their_order() -> None:
     budget = AnswerBudget(64 * MIB, 60.0)
     first = budget.room()
     first.must_have(64 * MIB)
@@ -222,7 +222,7 @@ async def test_what_is_given_back_goes_to_those_who_wait_in_their_order() -> Non
     assert budget.reserved_bytes == 40 * MIB
 
 
-async def test_who_waits_too_long_is_told_to_come_back_and_holds_nothing() -> None:
+async def test_a_request_that_waits_too_long_is_told_to_retry_and_holds_nothing() -> None:
     budget = filled(4 * MIB, 4 * MIB, patience_s=0.01)
     room = budget.room()
     with pytest.raises(Overloaded) as caught:
@@ -232,7 +232,7 @@ async def test_who_waits_too_long_is_told_to_come_back_and_holds_nothing() -> No
     assert (room.reserved_bytes, budget.reserved_bytes, budget.refused) == (0, 4 * MIB, 1)
 
 
-async def test_readers_that_take_nothing_are_cut_off_for_others_the_longest_first(mock_clock: MockClock) -> None:
+async def test_stalled_readers_are_cut_for_others_the_longest_first(mock_clock: MockClock) -> None:
     budget = AnswerBudget(64 * MIB, patience_s=0)
     cut: list[int] = []
     rooms = [budget.room() for _ in range(3)]
@@ -254,7 +254,7 @@ async def test_readers_that_take_nothing_are_cut_off_for_others_the_longest_firs
     assert cut == [1, 2]
 
 
-async def test_a_reader_that_has_blocked_since_a_request_came_is_cut_off_for_it(autojump_clock: MockClock) -> None:
+async def test_a_reader_stalled_since_a_request_arrived_is_cut_for_it(autojump_clock: MockClock) -> None:
     budget = AnswerBudget(64 * MIB, patience_s=2 * YIELD_S)
     room = budget.room()
     assert room.has(48 * MIB)
@@ -279,7 +279,7 @@ def test_an_answer_may_wait_for_its_reader_for_half_a_minute_and_a_second_for_ea
     assert pace.left_s() == 30.0
 
 
-async def test_who_leaves_while_it_waits_leaves_nothing_behind() -> None:
+async def test_an_abandoned_wait_leaves_nothing() -> None:
     budget = AnswerBudget(4 * MIB, 60.0)
     first = budget.room()
     first.must_have(4 * MIB)
@@ -303,7 +303,7 @@ async def test_who_leaves_while_it_waits_leaves_nothing_behind() -> None:
     assert await budget.take(4 * MIB, 4 * MIB) == 4 * MIB
 
 
-async def test_a_message_that_is_larger_than_was_thought_is_read_again_once_there_is_room() -> None:
+async def test_a_message_larger_than_estimated_is_read_again_once_there_is_room() -> None:
     budget = AnswerBudget(64 * MIB, 60.0)
     first = budget.room()
     first.must_have(60 * MIB)
@@ -323,7 +323,7 @@ async def test_a_message_that_is_larger_than_was_thought_is_read_again_once_ther
     assert room.reserved_bytes == TIMES * 8 * MIB
 
 
-async def test_what_is_gathered_is_bounded_too() -> None:
+async def test_gathered_answers_are_bounded_too() -> None:
     budget = filled(64 * MIB, 50 * MIB, patience_s=0)
     room = budget.room()
     most = await bytes_within(room, 16 * MIB)
@@ -334,7 +334,7 @@ async def test_what_is_gathered_is_bounded_too() -> None:
         hold_gathered(room, 8 * MIB)
 
 
-async def test_an_answer_for_which_there_is_no_room_is_refused_only_if_nothing_was_done() -> None:
+async def test_an_answer_without_room_is_refused_only_if_nothing_was_done() -> None:
     budget = filled(4 * MIB, 4 * MIB, patience_s=0)
     done = await admitted(Answer(200, bytes(MIB)), room := budget.room(), only_looks=False)
     assert (done.status, room.reserved_bytes) == (200, MIB)

@@ -17,7 +17,7 @@ from tests.security.named import named
 ROUTE = "/asyncapi.json"
 
 
-async def test_each_topic_is_a_channel_and_what_may_be_done_there_is_an_operation(daemon):
+async def test_each_topic_is_a_channel_and_each_permitted_action_an_operation(daemon):
     await daemon.create("orders")
     await daemon.call("PUT", "/v1/namespaces/other/topics/orders", json={})
     found = (await daemon.call("GET", ROUTE)).json()
@@ -36,7 +36,7 @@ async def test_each_topic_is_a_channel_and_what_may_be_done_there_is_an_operatio
     assert found["servers"]["daemon"]["protocol"] == "http"
 
 
-async def test_match_names_the_topics_that_are_wanted(daemon):
+async def test_match_selects_the_topics(daemon):
     for topic in ("orders", "orders-eu", "refunds"):
         await daemon.create(topic)
     found = (await daemon.call("GET", f"{ROUTE}?match=ns:orders*")).json()
@@ -44,7 +44,7 @@ async def test_match_names_the_topics_that_are_wanted(daemon):
     await daemon.call("GET", f"{ROUTE}?match=orders", status=400, code="invalid_parameter")
 
 
-async def test_a_document_has_a_bound_and_says_how_to_stay_below(daemon, monkeypatch):
+async def test_a_document_is_bounded_and_says_how_to_stay_below(daemon, monkeypatch):
     monkeypatch.setattr(asyncapi, "MAX_CHANNELS", 2)
     for topic in ("a", "b", "c"):
         await daemon.create(topic)
@@ -54,7 +54,7 @@ async def test_a_document_has_a_bound_and_says_how_to_stay_below(daemon, monkeyp
 
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
-async def test_a_name_sees_its_topics_and_what_it_may_do_with_them(tmp_path, listener):
+async def test_a_name_sees_its_topics_and_its_own_permissions(tmp_path, listener):
     async with named(tmp_path, listener=listener) as daemon:
         for topic in ("a", "b"):
             assert (await daemon.ask("operator", "PUT", f"{TOPICS}/{topic}", json={})).status_code == 200
@@ -70,7 +70,7 @@ async def test_a_name_sees_its_topics_and_what_it_may_do_with_them(tmp_path, lis
         assert (await daemon.ask(None, "GET", ROUTE)).status_code == 401
 
 
-def test_every_reference_leads_somewhere():
+def test_every_reference_resolves():
     document = describe_topics([TopicName("ns", "t-1")], EVERYTHING, "1.2.3", "localhost:7420", is_tls=True)
     assert document["servers"]["daemon"] == {"host": "localhost:7420", "protocol": "https"}
     references = re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(document))

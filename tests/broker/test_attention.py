@@ -40,7 +40,7 @@ async def needs(daemon):
     return [(each["kind"], each["severity"], each["subject"]) for each in found]
 
 
-async def test_a_daemon_that_is_well_needs_nothing(daemon):
+async def test_a_healthy_daemon_needs_no_attention(daemon):
     await daemon.create()
     await daemon.publish("a")
     assert await needs(daemon) == []
@@ -92,7 +92,7 @@ async def test_a_reader_whose_messages_expired_unread_is_named(daemon):
     assert await needs(daemon) == [("expired-unread", "warning", "ns:t/late")]
 
 
-async def test_a_disk_that_gets_full_is_a_warning_first_and_critical_when_publishes_are_refused(daemon):
+async def test_a_filling_disk_is_a_warning_first_and_critical_when_publishes_are_refused(daemon):
     attention, space = daemon.service.attention, daemon.service.space
     space.free_bytes = 2 * attention._min_free_bytes - 1
     assert await needs(daemon) == [("disk", "warning", "")]
@@ -119,7 +119,7 @@ async def test_a_topic_that_cannot_be_loaded_is_critical(daemon):
     entry.mailbox.closed_for = None
 
 
-async def test_parts_of_the_daemon_add_what_they_know_and_the_worst_comes_first(daemon):
+async def test_subsystems_add_findings_and_the_worst_comes_first(daemon):
     found = [Finding("certificate", "warning", f"{at:03}", "ends soon", 200 - at) for at in range(150)]
     found.append(Finding("audit", "critical", "", "lost", START_MS))
     daemon.service.attention.sources.append(lambda: found)
@@ -129,7 +129,7 @@ async def test_parts_of_the_daemon_add_what_they_know_and_the_worst_comes_first(
     assert seen[1] == ("certificate", "warning", "149"), "the longest first"
 
 
-async def test_any_instance_says_what_is_wrong_at_all_of_them():
+async def test_any_instance_reports_the_findings_of_all():
     async with cluster("a", "b", transactions__service="embedded") as nodes:
         nodes["b"].service.attention.sources.append(lambda: [Finding("disk", "warning", "b", "nearly full")])
         for node in nodes.values():
@@ -154,7 +154,7 @@ def following(daemon, query="", **headers):
     return event_source(daemon.http.base_url, EVENTS + query, **headers)
 
 
-async def test_a_stream_begins_with_all_there_is_of_each_kind(served):
+async def test_a_stream_begins_with_the_full_state_of_each_kind(served):
     await served.publish("a")
     async with following(served, "?topics=ns:t,ns:none") as source:
         found = {event.kind: event.value for event in await take(source, 4)}
@@ -167,7 +167,7 @@ async def test_a_stream_begins_with_all_there_is_of_each_kind(served):
     assert found["cluster"] == (await served.call("GET", "/v1/cluster")).json()
 
 
-async def test_only_what_changes_is_said_again(served):
+async def test_only_changes_are_sent_again(served):
     async with following(served, "?topics=ns:t&kinds=transactions,attention") as source:
         await take(source, 2)
         begun = await begin(served)
@@ -178,7 +178,7 @@ async def test_only_what_changes_is_said_again(served):
         assert (event.kind, event.value[0]["kind"]) == ("attention", "disk")
 
 
-async def test_a_topic_that_grows_older_has_not_changed_and_one_that_gets_a_message_has(served):
+async def test_a_new_message_is_a_change_and_a_growing_age_is_not(served):
     async with following(served, "?topics=ns:t&kinds=topics") as source:
         assert (await take(source, 1))[0].value[0]["messages"] == 0
         await served.publish("a")
@@ -186,7 +186,7 @@ async def test_a_topic_that_grows_older_has_not_changed_and_one_that_gets_a_mess
         assert event.value[0]["messages"] == 1
 
 
-async def test_a_client_that_was_cut_off_is_told_only_what_is_different_since(served):
+async def test_a_client_that_reconnects_gets_only_what_changed_since(served):
     query = "?topics=ns:t&kinds=transactions,attention,topics"
     async with following(served, query) as source:
         first, second, third = await take(source, 3)
@@ -208,12 +208,12 @@ async def test_a_client_that_was_cut_off_is_told_only_what_is_different_since(se
 
 
 @pytest.mark.parametrize("last_id", ["x", "attention", "=,=", "attention=", "0" * 40, "attention=0,attention=1," * 100])
-async def test_a_last_event_id_that_is_none_of_ours_has_everything_told(served, last_id):
+async def test_an_unknown_last_event_id_gets_everything(served, last_id):
     async with following(served, "?kinds=transactions,attention", **{"Last-Event-ID": last_id}) as source:
         assert [event.kind for event in await take(source, 2)] == ["transactions", "attention"]
 
 
-async def test_a_silent_stream_pings_and_one_whose_daemon_leaves_ends(served, monkeypatch):
+async def test_a_silent_stream_pings_and_ends_when_its_daemon_stops(served, monkeypatch):
     monkeypatch.setattr(overview, "PING_S", 0.01)
     async with following(served, "?kinds=attention") as source:
         await take(source, 1)
@@ -230,7 +230,7 @@ async def test_a_silent_stream_pings_and_one_whose_daemon_leaves_ends(served, mo
 
 
 @pytest.mark.parametrize(("named", "looks"), [(1, 8), (overview.FEW_TOPICS, 8), (overview.FEW_TOPICS + 1, 2)])
-async def test_few_topics_are_looked_at_four_times_a_second_and_all_else_once(named, looks, autojump_clock):
+async def test_few_topics_are_checked_four_times_a_second_and_everything_else_once(named, looks, autojump_clock):
     count = Counter()
 
     async def look(kind, request, topics):
@@ -245,7 +245,7 @@ async def test_few_topics_are_looked_at_four_times_a_second_and_all_else_once(na
     assert count == {"attention": 2, "topics": looks}
 
 
-async def test_what_an_instance_does_not_own_comes_through_it_too(monkeypatch):
+async def test_topics_of_other_instances_are_included(monkeypatch):
     monkeypatch.setattr(overview, "STEP_S", 0.02)
     async with cluster("a", "b", transactions__service="embedded") as nodes:
         nodes.move("ns:t", "b")
@@ -261,7 +261,7 @@ async def test_what_an_instance_does_not_own_comes_through_it_too(monkeypatch):
 @pytest.mark.parametrize(
     "query", ["kinds=topic", "topics=t", "topics=ns:t%2F", "kind=topics", "topics=" + ",".join(["ns:t"] * 201)]
 )
-async def test_what_cannot_be_followed_is_refused(served, query):
+async def test_invalid_subscriptions_are_refused(served, query):
     answer = await served.call("GET", f"{EVENTS}?{query}", status=400)
     assert answer.json()["code"] in ("invalid_parameter", "invalid_name")
 
@@ -274,20 +274,20 @@ async def test_what_cannot_be_followed_is_refused(served, query):
         (-1, [("certificate", "critical", "The certificate has expired")]),
     ],
 )
-def test_a_certificate_that_ends_within_two_weeks_is_named(days: int, needed: list[tuple[str, str, str]]):
+def test_a_certificate_that_expires_within_two_weeks_is_named(days: int, needed: list[tuple[str, str, str]]):
     served = SimpleNamespace(now=SimpleNamespace(not_after_s=1000.0 + days * 86_400), stale=None)
     found = certificate_findings(served, lambda: 1000.0)  # type: ignore[arg-type]
     assert [(each.kind, each.severity, each.text) for each in found] == needed
 
 
-def test_security_files_that_could_not_be_read_again_are_named():
+def test_security_files_that_failed_to_reload_are_named():
     assert stale_files(lambda: None) == []
     (found,) = stale_files(lambda: {"grants": "stale", "why": "grants: line 3 is no grant"})
     assert (found.kind, found.severity, found.subject) == ("reload", "warning", "security")
     assert "line 3" in found.text
 
 
-async def test_a_stream_about_one_open_topic_looks_at_no_other(served, monkeypatch):
+async def test_a_stream_about_one_open_topic_checks_no_other(served, monkeypatch):
     for name in ("a", "b", "c"):
         await served.create(name)
     asked = []

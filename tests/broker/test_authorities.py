@@ -48,7 +48,7 @@ async def test_another_authority_is_refused_while_undecided_pointers_have_messag
     await keep_authority(store, "off")  # the refusal changed nothing
 
 
-async def test_what_is_rolled_back_or_decided_hinders_no_change():
+async def test_rolled_back_and_decided_pointers_do_not_block_a_change():
     store = kept_store()
     async with in_process(store=store) as daemon:
         await daemon.create()
@@ -62,7 +62,7 @@ async def test_what_is_rolled_back_or_decided_hinders_no_change():
     await keep_authority(store, "off")
 
 
-async def test_a_first_start_takes_what_is_chosen_whatever_is_there():
+async def test_a_first_start_accepts_any_choice_whatever_is_stored():
     store = kept_store()
     await keep_authority(store, "tephra")
     with pytest.raises(TransactionsUnavailable, match="no transaction service"):
@@ -83,7 +83,7 @@ async def test_undecided_pointers_outlive_a_restart_and_are_decided_after_it():
         assert len(await daemon.poll(isolation="committed")) == 1
 
 
-async def test_with_a_tephra_its_clients_are_sent_there(autojump_clock):
+async def test_with_a_tephra_its_clients_are_referred_to_it(autojump_clock):
     """No server listens at this address, and the daemon starts without it."""
     settings = {"transactions__service": "tephra", "transactions__tephra": "127.0.0.1:1"}
     async with in_process(**settings) as daemon:
@@ -117,13 +117,13 @@ def test_decisions_wait_for_topics_that_change_hands_whatever_the_session_time_o
     assert service_settings(TransactionsConfig(commit_deadline_s=1.0), alone.take_over_s).commit_deadline_s == 1.0
 
 
-def test_the_list_is_not_pruned_by_itself_while_others_may_rely_on_it():
+def test_the_list_is_not_pruned_automatically_while_others_may_rely_on_it():
     assert service_settings(TransactionsConfig()).prune
     assert not service_settings(TransactionsConfig(thrift="127.0.0.1:15165")).prune
     assert not service_settings(TransactionsConfig(prune=False)).prune
 
 
-def test_the_banner_says_who_decides():
+def test_the_banner_names_the_authority():
     assert describe_authority(TransactionsConfig()) == "transactions itself"
     assert describe_authority(TransactionsConfig(service="off")) == "no transactions"
     assert "the Tephra at t:1 does" in describe_authority(TransactionsConfig(service="tephra", tephra="t:1"))

@@ -53,7 +53,7 @@ def full_of(budget: BodyBudget, size: int) -> list[Body]:
             return bodies
 
 
-async def test_the_slowest_of_the_coming_bodies_give_way_as_far_as_room_is_needed(mock_clock: MockClock) -> None:
+async def test_the_slowest_incoming_bodies_are_dropped_until_there_is_room(mock_clock: MockClock) -> None:
     budget = BodyBudget(64 * MIB)
     slow = full_of(budget, 8 * MIB)
     mock_clock.jump(YIELD_S)
@@ -68,7 +68,7 @@ async def test_the_slowest_of_the_coming_bodies_give_way_as_far_as_room_is_neede
     assert budget.reserved_bytes == 15 * MIB + 8 * MIB * (len(slow) - 2)
 
 
-async def test_a_body_is_left_alone_in_its_first_second_and_once_it_has_come(mock_clock: MockClock) -> None:
+async def test_a_body_is_not_dropped_in_its_first_second_or_once_it_is_complete(mock_clock: MockClock) -> None:
     budget = BodyBudget(64 * MIB)
     slow = full_of(budget, 8 * MIB)
     with pytest.raises(Overloaded):
@@ -83,7 +83,7 @@ async def test_a_body_is_left_alone_in_its_first_second_and_once_it_has_come(moc
         budget.reserve().grow(8 * MIB)
 
 
-async def test_no_body_gives_way_to_a_slower_one_nor_in_vain(mock_clock: MockClock) -> None:
+async def test_no_body_is_dropped_for_a_slower_one_or_without_need(mock_clock: MockClock) -> None:
     budget = BodyBudget(64 * MIB)
     slowest = Body(budget, 10)
     mock_clock.jump(YIELD_S)
@@ -96,7 +96,7 @@ async def test_no_body_gives_way_to_a_slower_one_nor_in_vain(mock_clock: MockClo
     assert not any(body.gave_way for body in [slowest, *faster])
 
 
-async def test_a_request_of_up_to_4_kib_is_always_taken_and_a_small_one_has_a_part_of_its_own() -> None:
+async def test_a_request_of_up_to_4_kib_is_always_accepted_and_small_ones_have_a_part_of_their_own() -> None:
     budget = BodyBudget(64 * MIB)
     full_of(budget, MIB)
     assert budget.reserved_bytes == 64 * MIB - 64 * MIB // LAST_PART
@@ -108,7 +108,7 @@ async def test_a_request_of_up_to_4_kib_is_always_taken_and_a_small_one_has_a_pa
         budget.reserve().grow(FREE_BYTES + 1)
 
 
-def test_a_body_may_take_half_a_minute_a_second_for_each_16_kib_and_ten_minutes_at_most() -> None:
+def test_a_body_may_take_half_a_minute_plus_a_second_for_each_16_kib_and_ten_minutes_at_most() -> None:
     settings = HttpConfig()
     assert body_deadline(5.0, 0, settings) == 35.0
     assert body_deadline(5.0, 16 << 10, settings) == 36.0
@@ -135,7 +135,7 @@ async def test_a_thousand_connections_that_announce_64_mib_and_send_a_byte_hold_
 
 
 @BOTH_WAYS
-async def test_bodies_that_stall_give_way_to_one_that_comes(hot: bool, mock_clock: MockClock) -> None:
+async def test_stalled_bodies_are_dropped_for_one_that_progresses(hot: bool, mock_clock: MockClock) -> None:
     """The clock stands still while the last body arrives; otherwise a stalled machine could make it the slowest."""
     async with running(hot=hot) as listener:  # at most 1 MiB a body, 4 MiB in all
         async with trio.open_nursery() as nursery:
@@ -171,7 +171,7 @@ async def test_bodies_that_stall_give_way_to_one_that_comes(hot: bool, mock_cloc
 
 @pytest.mark.usefixtures("long_linger")
 @BOTH_WAYS
-async def test_a_body_that_comes_fast_enough_but_never_ends_is_refused_after_its_longest_time(hot: bool) -> None:
+async def test_a_fast_body_that_never_ends_is_refused_at_its_time_limit(hot: bool) -> None:
     settings = {"body_timeout_s": 0.1, "body_max_s": 0.5, "body_min_bytes_per_s": 1}
     async with (
         running(hot=hot, **settings) as listener,
@@ -192,7 +192,7 @@ async def test_a_body_that_comes_fast_enough_but_never_ends_is_refused_after_its
 
 
 @BOTH_WAYS
-async def test_half_a_megabyte_of_one_byte_chunks_leaves_the_others_their_turns(hot: bool) -> None:
+async def test_half_a_megabyte_of_one_byte_chunks_does_not_starve_others(hot: bool) -> None:
     body = b"1\r\nx\r\n" * (MIB // 2 // 6) + b"0\r\n\r\n"
     turns = 0
     async with (
@@ -214,7 +214,7 @@ async def test_half_a_megabyte_of_one_byte_chunks_leaves_the_others_their_turns(
     assert turns >= len(body) // len(b"1\r\nx\r\n") // SLICE_CHUNKS
 
 
-async def test_slices_of_long_work_come_one_at_a_time_in_order_and_leave_two_thirds_of_the_time(
+async def test_slices_of_long_work_run_one_at_a_time_in_order_and_leave_two_thirds_of_the_time(
     autojump_clock: MockClock,
 ) -> None:
     work = LongWork()
@@ -236,7 +236,7 @@ async def test_slices_of_long_work_come_one_at_a_time_in_order_and_leave_two_thi
         assert begun_s - ended_s >= REST
 
 
-async def test_one_who_gives_up_waiting_for_a_slice_takes_none_and_keeps_nobody_from_theirs(
+async def test_a_waiter_that_gives_up_its_slice_delays_no_other(
     autojump_clock: MockClock,
 ) -> None:
     work = LongWork()

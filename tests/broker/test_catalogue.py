@@ -96,7 +96,7 @@ async def test_clients_that_give_up_before_a_read_ends_and_ask_again_are_each_an
         assert max(answered_s.values()) <= 2 * READ_S
 
 
-async def test_a_read_whose_clients_have_all_left_goes_on_to_its_end_once_and_serves_who_comes_next(autojump_clock):
+async def test_a_read_whose_clients_have_all_left_finishes_once_and_serves_the_next_client(autojump_clock):
     async with opened() as (catalogue, store, _):
         with trio.move_on_after(1):
             await catalogue.figures()
@@ -110,7 +110,7 @@ async def test_a_read_whose_clients_have_all_left_goes_on_to_its_end_once_and_se
         assert store.begun == store.ended == 2 * SCANS
 
 
-async def test_who_comes_while_a_read_is_under_way_waits_for_its_end_and_others_who_leave_change_nothing(
+async def test_a_client_that_joins_a_read_waits_for_its_end_even_if_others_leave(
     autojump_clock,
 ):
     async with opened() as (catalogue, store, clients):
@@ -126,7 +126,7 @@ async def test_who_comes_while_a_read_is_under_way_waits_for_its_end_and_others_
         assert store.begun == SCANS
 
 
-async def test_a_read_that_fails_fails_for_all_who_wait_and_the_next_one_begins_anew(autojump_clock):
+async def test_a_failed_read_fails_for_all_who_wait_and_the_next_one_starts_over(autojump_clock):
     async with opened() as (catalogue, store, clients):
         failed_s = []
 
@@ -146,7 +146,7 @@ async def test_a_read_that_fails_fails_for_all_who_wait_and_the_next_one_begins_
         assert store.begun == 1 + SCANS
 
 
-async def test_a_read_that_fails_when_nobody_waits_any_more_is_logged_and_the_daemon_goes_on(autojump_clock, caplog):
+async def test_a_failed_read_without_waiters_is_logged_and_the_daemon_continues(autojump_clock, caplog):
     async with opened() as (catalogue, store, _):
         store.failing = True
         with trio.move_on_after(1):
@@ -159,7 +159,7 @@ async def test_a_read_that_fails_when_nobody_waits_any_more_is_logged_and_the_da
         assert list(await catalogue.figures()) == [FIRST]
 
 
-async def test_the_daemons_end_ends_a_read_and_who_still_waits_is_told(autojump_clock):
+async def test_a_stopping_daemon_ends_a_read_and_its_waiters_get_an_error(autojump_clock):
     store, told = SlowStore(), []
     async with trio.open_nursery() as clients, trio.open_nursery() as daemon:
         catalogue = Catalogue(daemon, (), store, SetClock(), None, None, None, None)

@@ -83,7 +83,7 @@ async def some_messages(daemon):
         await daemon.publish(f"{number} a", f"{number} b")
 
 
-async def test_a_chained_topic_says_so_and_has_a_head_that_moves_with_every_request(daemon):
+async def test_a_chained_topic_is_marked_and_has_a_head_that_moves_with_every_request(daemon):
     await daemon.create(chain="sha256")
     assert (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]["chain"] == "sha256"
     first = (await daemon.call("GET", ROUTE)).json()
@@ -101,7 +101,7 @@ async def test_a_topic_without_a_chain_has_no_head(daemon):
     await daemon.call("GET", f"{TOPICS}/nowhere/chain", status=404, code="topic_not_found")
 
 
-async def test_a_client_verifies_what_was_published(daemon):
+async def test_a_client_verifies_published_messages(daemon):
     await some_messages(daemon)
     known = await head_of(daemon)
     await daemon.publish("later")
@@ -112,7 +112,7 @@ async def test_a_client_verifies_what_was_published(daemon):
     assert ChainHead.parse(json.dumps(found.head.shown())) == found.head
 
 
-async def test_a_topic_is_verified_page_by_page_like_at_once(daemon, monkeypatch):
+async def test_verifying_page_by_page_equals_verifying_at_once(daemon, monkeypatch):
     monkeypatch.setattr("actors.chain.MAX_BYTES", 10)
     await daemon.create()
     await daemon.publish("not covered")
@@ -136,7 +136,7 @@ async def test_a_topic_is_verified_page_by_page_like_at_once(daemon, monkeypatch
     assert (found.is_good, found.messages, found.entries) == (True, 15, 8)
 
 
-async def test_entries_alone_come_without_messages(daemon):
+async def test_entries_can_be_read_without_messages(daemon):
     await some_messages(daemon)
     page = (await daemon.call("GET", f"{ROUTE}/entries?messages=false")).json()
     assert (len(page["entries"]), page["messages"], page["next"]) == (4, [], None)
@@ -154,7 +154,7 @@ async def test_a_changed_message_is_found_and_its_id_named(daemon):
     assert (fault.kind, fault.id) == ("changed", key[-10:].hex() + "0" * 20)
 
 
-async def test_a_removed_message_an_inserted_one_and_two_that_changed_places_are_found(daemon):
+async def test_removed_inserted_and_swapped_messages_are_found(daemon):
     await some_messages(daemon)
     (a, one), (b, two), (c, _), *_ = await rows(daemon)
     await write(daemon, Delete(Table.MESSAGE, [a, b, c]))
@@ -174,7 +174,7 @@ async def test_a_removed_entry_is_found(daemon):
     assert "entry-removed" in [fault.kind for fault in (await verified(daemon)).faults]
 
 
-async def test_a_topic_that_is_not_the_one_of_a_head_that_was_kept_is_found_out(daemon):
+async def test_a_topic_that_does_not_match_a_kept_head_is_found_out(daemon):
     await some_messages(daemon)
     head = await head_of(daemon)
     longer = replace(head, count=head.count + 5)
@@ -187,7 +187,7 @@ async def test_a_topic_that_is_not_the_one_of_a_head_that_was_kept_is_found_out(
         Verifying(head, replace(head, topic="ns:other"))
 
 
-async def test_what_a_transaction_published_and_what_was_rolled_back_is_verified(daemon):
+async def test_published_and_rolled_back_messages_of_transactions_are_verified(daemon):
     await daemon.create(chain="sha256")
     pointer = (await daemon.call("POST", "/v1/transactions")).json()["id"]
     body = {"messages": ["undone", "too"], "transactionWritePointer": pointer}
@@ -215,7 +215,7 @@ async def some_stored(daemon):
     return pointer
 
 
-async def test_messages_that_were_stored_first_are_verified_page_by_page_like_at_once(daemon, monkeypatch):
+async def test_verifying_stored_messages_page_by_page_equals_verifying_at_once(daemon, monkeypatch):
     await daemon.create(chain="sha256")
     pointer = await some_stored(daemon)
     found = await verified(daemon)
@@ -250,7 +250,7 @@ async def test_a_stored_message_that_was_changed_or_removed_is_found_where_it_wa
     assert [(fault.kind, fault.id) for fault in (await verified(daemon)).faults] == [("removed", published)]
 
 
-async def test_a_chain_goes_on_after_a_restore_with_stored_messages_and_says_that_an_open_transaction_is_undone(
+async def test_a_chain_with_stored_messages_continues_after_a_restore_and_records_that_an_open_transaction_is_undone(
     tmp_path,
 ):
     async with in_process(listener="hot") as daemon:
@@ -272,7 +272,7 @@ async def test_a_chain_goes_on_after_a_restore_with_stored_messages_and_says_tha
         assert (found.messages, found.expired) == (1 + 2 + 1, 1)
 
 
-async def test_a_topic_goes_on_with_its_chain_after_a_restart(tmp_path):
+async def test_a_topic_continues_its_chain_after_a_restart(tmp_path):
     store = await leveldb(tmp_path)
     async with in_process(store=store) as daemon:
         await some_messages(daemon)
@@ -287,7 +287,7 @@ async def test_a_topic_goes_on_with_its_chain_after_a_restart(tmp_path):
     assert (found.is_good, found.messages, found.found, found.known) == (True, 7, 0, "found")
 
 
-async def test_a_head_is_signed_as_standard_webhooks_has_it(tmp_path):
+async def test_a_head_is_signed_as_standard_webhooks_specifies(tmp_path):
     file = tmp_path / "secrets"
     file.write_text(f"whsec_{SECRET}\n")
     file.chmod(0o600)
@@ -304,7 +304,7 @@ async def test_a_head_is_signed_as_standard_webhooks_has_it(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", '{"topic": "a"}', '{"topic":"a:b","generation":1,"count":1,"id":"00","hash":"00"}']
 )
-def test_a_text_that_is_no_head_is_refused(text):
+def test_text_that_is_not_a_head_is_refused(text):
     with pytest.raises(InvalidParameter, match="not the head"):
         ChainHead.parse(text)
 
@@ -319,7 +319,7 @@ async def restored(backups, at_ms=None):
     return target
 
 
-async def test_a_chain_that_was_off_in_a_backup_says_when_it_is_switched_on_that_the_topic_was_restored(tmp_path):
+async def test_a_chain_switched_on_after_a_restore_records_the_restore(tmp_path):
     """Otherwise messages of a transaction open in the backup would be rolled back without an entry that explains it."""
     async with in_process(listener="hot") as daemon:
         await some_messages(daemon)
@@ -353,7 +353,7 @@ async def test_a_page_of_entries_ends_after_about_a_mebibyte_of_them_with_or_wit
     assert (await verified(daemon)).messages == 6
 
 
-async def test_short_messages_fill_a_page_like_long_ones(daemon, monkeypatch):
+async def test_short_messages_fill_a_page_like_long_ones_do(daemon, monkeypatch):
     monkeypatch.setattr("actors.chain.MAX_BYTES", 1_000)
     await daemon.create(chain="sha256")
     await daemon.publish(*[""] * 15)
@@ -367,13 +367,13 @@ async def test_short_messages_fill_a_page_like_long_ones(daemon, monkeypatch):
     assert (await verified(daemon)).messages == 31
 
 
-async def test_entries_behind_the_head_are_none(daemon):
+async def test_there_are_no_entries_after_the_head(daemon):
     await some_messages(daemon)
     page = (await daemon.call("GET", f"{ROUTE}/entries?after={'f' * 20}{'0' * 20}")).json()
     assert (page["entries"], page["messages"], page["next"]) == ([], [], None)
 
 
-async def test_a_message_comes_with_its_own_time_to_live(daemon):
+async def test_messages_include_their_own_time_to_live(daemon):
     await daemon.create(chain="sha256")
     body = {"messages": ["long", {"payload": "short", "ttlSeconds": 60}]}
     await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
@@ -383,7 +383,7 @@ async def test_a_message_comes_with_its_own_time_to_live(daemon):
 
 
 @pytest.mark.parametrize(("at_ms", "left", "faults"), [(None, 7, []), (START_MS + 2, 4, ["other-chain"])], ids=str)
-async def test_a_restored_topic_has_its_chain_and_an_entry_that_says_so(tmp_path, at_ms, left, faults):
+async def test_a_restored_topic_has_its_chain_and_an_entry_about_the_restore(tmp_path, at_ms, left, faults):
     """Messages of a transaction that was open count as rolled back, without an entry of their own."""
     async with in_process(listener="hot") as daemon:
         await some_messages(daemon)

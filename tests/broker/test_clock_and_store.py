@@ -36,7 +36,7 @@ async def findings(daemon):
     return [(each.kind, each.text) for each in found if each.kind == "clock"]
 
 
-async def test_a_clock_that_is_set_back_is_shown_until_it_has_caught_up(daemon):
+async def test_a_clock_that_was_set_back_is_reported_until_it_has_caught_up(daemon):
     await daemon.create()
     await daemon.publish("m")
     assert await findings(daemon) == []

@@ -25,7 +25,7 @@ def site():
     return {each.findtext("name"): int(each.findtext("value")) for each in tree.getroot()}
 
 
-def test_the_example_of_an_instance_loads_with_what_its_unit_gives_it():
+def test_the_example_of_an_instance_loads_with_the_environment_of_its_unit():
     unit = (ROOT / "etc/cluster/plainsong@.service").read_text()
     environ = dict(re.findall(r"^#   (PLAINSONG_\w+)=(\S+)", unit, re.MULTILINE))
     config = load_config(EXAMPLE, {**environ, "PLAINSONG_CLUSTER__INSTANCE": "a1"}, {}).config
@@ -59,14 +59,14 @@ def test_an_instance_that_dies_is_reported_and_started_again_until_the_cluster_i
     assert (tmp_path / "starts").read_text().count("started") >= 3
 
 
-def test_the_end_of_any_other_part_is_an_error_on_which_the_cluster_ends(tmp_path):
+def test_the_end_of_any_other_part_is_an_error_that_ends_the_cluster(tmp_path):
     with start_part(tmp_path, "hbase") as part:
         assert part.wait(PATIENCE_S) == 1
         assert "why it ends" in part.stderr.read()
     assert (tmp_path / "starts").read_text() == "started\n"
 
 
-def test_only_the_instances_are_started_again():
+def test_only_instances_are_started_again():
     parts = dict(line.split(": ", 1) for line in (ROOT / "etc/cluster/Procfile").read_text().splitlines())
     assert {name for name, command in parts.items() if " --again " in command} == {"one", "two", "three"}
 

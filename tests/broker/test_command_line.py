@@ -79,11 +79,11 @@ def test_a_wrong_command_line_is_an_error_with_a_hint(plainsong):
     assert plainsong("sevre")[0] == Exit.USAGE
 
 
-def test_config_check_is_content_with_the_example(plainsong):
+def test_config_check_accepts_the_example(plainsong):
     assert plainsong("config", "check", "--config", str(ROOT / "etc/plainsong.toml"))[0] == Exit.OK
 
 
-def test_config_check_tells_one_problem_in_a_line(plainsong):
+def test_config_check_prints_one_problem_on_one_line(plainsong):
     assert plainsong("config", "check", "--set", "http.bnid=1") == (
         Exit.USAGE,
         "",
@@ -91,7 +91,7 @@ def test_config_check_tells_one_problem_in_a_line(plainsong):
     )
 
 
-def test_config_check_tells_every_problem(plainsong, tmp_path):
+def test_config_check_prints_every_problem(plainsong, tmp_path):
     file = tmp_path / "x.toml"
     file.write_text("[topic]\nidle_s = true\n[pol]\n")
     code, _, error = plainsong("config", "check", "--config", str(file), "--bind", "here")
@@ -136,7 +136,7 @@ def test_config_show_is_a_settings_file_again(plainsong, tmp_path):
     assert plainsong("config", "show", "--config", str(file)) == (0, out, "")
 
 
-def test_config_show_origin_says_where_each_value_comes_from(plainsong, monkeypatch):
+def test_config_show_origin_prints_the_source_of_each_value(plainsong, monkeypatch):
     monkeypatch.setenv("PLAINSONG_LOG__ACCESS", "true")
     monkeypatch.setenv("PORT", "1234")
     _, out, _ = plainsong("config", "show", "--origin", "--data-dir", "there")
@@ -155,7 +155,7 @@ def test_config_show_json_is_for_programs(plainsong):
     assert with_origin["storage.data_dir"] == {"value": "data", "origin": "default"}
 
 
-def test_a_reader_who_has_seen_enough_ends_the_command_in_silence():
+def test_a_closed_pipe_ends_the_command_in_silence():
     reader, writer = os.pipe()
     os.close(reader)
     program = Path(sys.executable).with_name("plainsong")

@@ -46,7 +46,7 @@ def serving(capfd, monkeypatch, tmp_path):
     return call
 
 
-def test_the_banner_says_where_what_and_how_safe_with_a_line_to_paste():
+def test_the_banner_shows_address_store_and_durability_with_a_line_to_paste():
     assert banner(RUNNING).splitlines() == [
         "plainsong 0.2.0 listens on http://127.0.0.1:7420",
         "  data        /srv/data (leveldb)",
@@ -78,7 +78,7 @@ def test_serve_hands_the_settings_over_and_prints_one_banner(serving):
     assert (config.http.bind, config.storage.data_dir, config.log.access) == ("127.0.0.1:0", Path("there"), True)
 
 
-def test_the_banner_is_one_object_where_logs_are_json(serving):
+def test_the_banner_is_one_object_with_json_logs(serving):
     async def daemon(config, *, announce):
         announce(RUNNING)
 
@@ -87,7 +87,7 @@ def test_the_banner_is_one_object_where_logs_are_json(serving):
     assert (line["event"], line["addresses"], line["data_dir"]) == ("serving", RUNNING.addresses, "/srv/data")
 
 
-def test_wrong_settings_start_nothing(serving):
+def test_invalid_settings_start_nothing(serving):
     async def daemon(config, *, announce):
         raise AssertionError
 
@@ -145,7 +145,7 @@ def test_an_interrupt_is_no_failure(serving):
         (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
     ],
 )
-def test_other_addresses_that_cannot_be_used_say_why(error, says):
+def test_other_unusable_addresses_are_refused_with_the_reason(error, says):
     failure = failure_of(ExceptionGroup("nursery", [error]), Config())
     assert failure is not None
     assert failure.message.startswith("http.bind 127.0.0.1:7420")

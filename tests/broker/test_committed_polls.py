@@ -67,7 +67,7 @@ async def held(daemon, count=1, **body):
 
 
 @every_listener
-async def test_a_commit_lets_a_held_poll_go_on(listener):
+async def test_a_commit_releases_a_held_poll(listener):
     async with in_process(listener=listener) as daemon:
         await daemon.create()
         begun = await begin(daemon)
@@ -80,7 +80,7 @@ async def test_a_commit_lets_a_held_poll_go_on(listener):
 
 
 @pytest.mark.parametrize("verb", ["abort", "invalidate"])
-async def test_an_abort_and_an_invalidation_let_a_held_poll_go_on_to_what_is_behind(daemon, verb):
+async def test_an_abort_and_an_invalidation_release_a_held_poll_to_the_messages_after_it(daemon, verb):
     await daemon.create()
     begun = await begin(daemon)
     await under(daemon, begun, "gone")
@@ -90,7 +90,7 @@ async def test_an_abort_and_an_invalidation_let_a_held_poll_go_on_to_what_is_beh
         assert await poll.messages() == ["behind"]
 
 
-async def test_a_time_out_lets_a_held_poll_go_on(autojump_clock, daemon):
+async def test_a_timeout_releases_a_held_poll(autojump_clock, daemon):
     await daemon.create()
     begun = await begin(daemon, timeoutSeconds=5)
     await under(daemon, begun, "gone")
@@ -102,7 +102,7 @@ async def test_a_time_out_lets_a_held_poll_go_on(autojump_clock, daemon):
     assert trio.current_time() - began_s == pytest.approx(5, abs=0.1)
 
 
-async def test_a_clients_rollback_lets_a_held_poll_go_on(daemon):
+async def test_a_rollback_by_the_client_releases_a_held_poll(daemon):
     await daemon.create()
     begun = await begin(daemon)
     response = await under(daemon, begun, "gone")
@@ -129,7 +129,7 @@ async def test_a_poll_released_by_one_transaction_may_be_held_by_the_next(daemon
         assert await poll.messages() == ["two"]
 
 
-async def test_a_commit_releases_everybody_who_waits_for_it(daemon):
+async def test_a_commit_releases_every_poll_that_waits_for_it(daemon):
     await daemon.create()
     begun = await begin(daemon)
     await under(daemon, begun, "decided")
@@ -140,7 +140,7 @@ async def test_a_commit_releases_everybody_who_waits_for_it(daemon):
     assert daemon.service.pointers.waiters == 0
 
 
-async def test_a_poll_at_the_end_of_the_topic_gets_what_is_published_and_then_committed(daemon):
+async def test_a_poll_at_the_end_of_the_topic_gets_messages_published_and_then_committed(daemon):
     await daemon.create()
     poll = Waiting(daemon, PATH, {"isolation": "committed", "waitMs": 60_000})
     async with trio.open_nursery() as nursery:
@@ -175,7 +175,7 @@ async def test_messages_before_the_undecided_one_are_delivered_without_waiting(d
     assert [message["payload"] for message in rest] == ["open", "open"]
 
 
-async def test_a_held_poll_is_answered_when_its_time_is_over_and_says_who_holds_it(autojump_clock, daemon):
+async def test_a_held_poll_is_answered_at_its_deadline_and_names_what_holds_it(autojump_clock, daemon):
     await daemon.create()
     begun = await begin(daemon)
     await under(daemon, begun, "open")
@@ -192,7 +192,7 @@ async def test_without_a_wait_a_held_poll_is_answered_at_once(daemon):
     assert await daemon.poll(isolation="committed") == []
 
 
-async def test_a_pointer_that_no_service_knows_holds_until_the_read_pointer_has_passed_it(autojump_clock, daemon):
+async def test_a_pointer_unknown_to_the_service_holds_until_the_read_pointer_has_passed_it(autojump_clock, daemon):
     environment = daemon.service.directory.environment
     environment.limits = replace(environment.limits, issues_pointers=False)  # as in earlier versions
     await daemon.create()
@@ -204,7 +204,7 @@ async def test_a_pointer_that_no_service_knows_holds_until_the_read_pointer_has_
         assert await poll.messages() == ["foreign"]
 
 
-async def test_a_daemon_that_leaves_answers_its_held_polls(daemon):
+async def test_a_stopping_daemon_answers_its_held_polls(daemon):
     await daemon.create()
     begun = await begin(daemon)
     await under(daemon, begun, "open")
@@ -214,7 +214,7 @@ async def test_a_daemon_that_leaves_answers_its_held_polls(daemon):
         assert poll.answer.headers["plainsong-end"] == "held"
 
 
-async def test_a_topic_deleted_while_a_poll_is_held_is_not_there_at_its_end(autojump_clock, daemon):
+async def test_a_held_poll_of_a_deleted_topic_ends_with_not_found(autojump_clock, daemon):
     await daemon.create()
     await under(daemon, await begin(daemon), "open")
     async with held(daemon, waitMs=2_000) as poll:
@@ -222,7 +222,7 @@ async def test_a_topic_deleted_while_a_poll_is_held_is_not_there_at_its_end(auto
     assert poll.answer.status_code == 404
 
 
-async def test_a_client_that_leaves_waits_no_more(daemon):
+async def test_a_client_that_leaves_ends_its_wait(daemon):
     await daemon.create()
     await under(daemon, await begin(daemon), "open")
     with trio.CancelScope() as scope:
@@ -258,7 +258,7 @@ async def test_held_polls_are_bounded_and_counted():
 
 @every_listener
 @pytest.mark.parametrize("kind", ["avro/binary", "avro/binary; version=2", "application/json"])
-async def test_the_isolation_may_stand_in_the_query_whatever_the_encoding(listener, kind):
+async def test_the_isolation_may_be_in_the_query_whatever_the_encoding(listener, kind):
     async with in_process(listener=listener) as daemon:
         await daemon.create()
         await daemon.publish("before")
@@ -302,7 +302,7 @@ def looks_in_a_task(daemon, monkeypatch):
 
 @pytest.mark.parametrize("in_a_task", [False, True])
 @pytest.mark.parametrize("wait_ms", [0, 5_000])
-async def test_a_transaction_that_grows_and_commits_while_a_poll_reads_is_shown_whole_or_not_at_all(
+async def test_a_transaction_that_grows_and_commits_during_a_poll_is_shown_whole_or_not_at_all(
     daemon, monkeypatch, wait_ms, in_a_task
 ):
     await daemon.create()
@@ -329,7 +329,7 @@ async def test_a_transaction_that_grows_and_commits_while_a_poll_reads_is_shown_
     assert [message["payload"] for message in answer.json()] == (["first", "second"] if wait_ms else [])
 
 
-async def test_a_transaction_that_commits_between_the_look_and_the_view_is_shown_whole(daemon, monkeypatch):
+async def test_a_transaction_that_commits_between_the_query_and_the_view_is_shown_whole(daemon, monkeypatch):
     await daemon.create()
     begun = await begin(daemon)
     await under(daemon, begun, "first")
@@ -352,7 +352,7 @@ async def test_a_transaction_that_commits_between_the_look_and_the_view_is_shown
 
 
 @pytest.mark.parametrize("in_a_task", [False, True])
-async def test_a_poll_that_meets_an_open_transaction_looks_at_its_topic_once(daemon, monkeypatch, in_a_task):
+async def test_a_poll_that_meets_an_open_transaction_queries_its_topic_once(daemon, monkeypatch, in_a_task):
     await daemon.create()
     await daemon.publish("before")
     for _ in range(3):
@@ -418,7 +418,7 @@ async def test_a_topic_with_nothing_undecided_is_read_without_the_service(daemon
     assert measured["count"] == 4
 
 
-async def test_without_the_service_reading_goes_up_to_the_first_undecided_message(daemon, monkeypatch):
+async def test_without_the_service_reading_stops_at_the_first_undecided_message(daemon, monkeypatch):
     await daemon.create()
     await daemon.create("other")
     await daemon.publish("plain")

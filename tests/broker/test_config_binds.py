@@ -8,7 +8,7 @@ from broker.config import Config, ConfigError, load_config
 from broker.config.values import Address, UnixPath, is_loopback, parse_bind
 
 
-def test_several_places_are_listened_on():
+def test_several_addresses_can_be_listened_on():
     http = load_config(None, {}, {"http.bind": " unix:/run/a b.sock , [::1]:1,127.0.0.1:2"}).config.http
     assert http.binds == [UnixPath("/run/a b.sock"), Address("::1", 1), Address("127.0.0.1", 2)]
     assert http.bind == "unix:/run/a b.sock,[::1]:1,127.0.0.1:2"
@@ -33,7 +33,7 @@ def test_several_places_are_listened_on():
         "http://127.0.0.1:1",
     ],
 )
-def test_what_is_no_place_is_refused(bind):
+def test_an_invalid_address_is_refused(bind):
     with pytest.raises(ConfigError):
         load_config(None, {}, {"http.bind": bind})
 
@@ -44,13 +44,13 @@ def test_a_mode_is_written_in_octal_digits(mode):
 
 
 @pytest.mark.parametrize("mode", ["", "0888", "rw-rw----", "07777", "66"])
-def test_what_is_no_mode_is_refused(mode):
+def test_an_invalid_mode_is_refused(mode):
     with pytest.raises(ConfigError):
         load_config(None, {}, {"http.unix_mode": mode})
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1", "LocalHost.:1", "unix:/a"])
-def test_loopback_is_reached_by_this_machine_alone(bind):
+def test_loopback_is_reachable_from_this_machine_only(bind):
     assert is_loopback(parse_bind(bind))
 
 

@@ -17,7 +17,7 @@ def refused(flags):
     return str(error.value)
 
 
-def test_an_ensemble_is_some_addresses_and_a_path():
+def test_an_ensemble_consists_of_addresses_and_a_path():
     assert parse_ensemble("zk:2181") == ("zk:2181", "/plainsong")
     assert parse_ensemble("zk:2181/") == ("zk:2181", "/plainsong")
     assert parse_ensemble("zk1:2181,[::1]:2182/a/b/") == ("zk1:2181,[::1]:2182", "/a/b")
@@ -31,7 +31,7 @@ def test_an_ensemble_is_some_addresses_and_a_path():
         ({"tls_certificate": "c"}, "tls_certificate and storage.hbase.tls_key need each other"),
     ],
 )
-def test_tls_to_hbase_is_whole_or_refused(given, says):
+def test_incomplete_tls_to_hbase_is_refused(given, says):
     assert says in refused(
         {"storage.kind": "hbase"} | {f"storage.hbase.{name}": value for name, value in given.items()}
     )
@@ -53,7 +53,7 @@ def test_a_cluster_is_chosen_by_where_its_zookeeper_is():
 @pytest.mark.parametrize(
     "said", ["zk", "zk:2181,", "zk:port", "zk:2181/a b", "zk:99999", "zk:2181/../x", "http://zk:2181", "zk:2181/./x"]
 )
-def test_an_ensemble_that_is_none_is_refused_by_its_name(said):
+def test_an_invalid_ensemble_is_refused_by_its_name(said):
     assert "cluster.zookeeper" in refused(HBASE | {"cluster.zookeeper": said})
 
 
@@ -74,17 +74,17 @@ def test_an_ensemble_that_is_none_is_refused_by_its_name(said):
         ({"transactions.abort_deadline_s": 15, "cluster.session_timeout_s": 20}, "at least 23, or leave it out"),
     ],
 )
-def test_what_cannot_be_a_cluster_is_refused(flags, says):
+def test_settings_that_make_no_cluster_are_refused(flags, says):
     assert says in refused(HBASE | flags)
 
 
-def test_decisions_may_be_given_the_time_that_a_take_over_needs_or_nothing_be_said_of_it():
+def test_the_commit_deadline_must_cover_a_takeover_only_in_a_cluster():
     for flags in ({"transactions.commit_deadline_s": 13}, {"cluster.session_timeout_s": 60}):
         load_config(None, {}, HBASE | {"cluster.advertise": "host-1:7420"} | flags)
     load_config(None, {}, {"transactions.commit_deadline_s": 1})  # fine without a cluster
 
 
-def test_alone_it_may_listen_anywhere():
+def test_a_single_instance_may_listen_anywhere():
     assert load_config(None, {}, {"http.bind": "0.0.0.0:0"}).config.cluster.zookeeper == ""
 
 
@@ -108,7 +108,7 @@ def test_alone_it_may_listen_anywhere():
         (HBASE | {"http.bind": "host-1:0"}, ["gets a new name at each start"]),
     ],
 )
-def test_what_is_allowed_and_most_likely_not_meant_is_noted(flags, says):
+def test_allowed_but_suspicious_settings_are_noted(flags, says):
     found = notes(load_config(None, {}, flags).config)
     assert len(found) == len(says)
     assert all(said in note for said, note in zip(says, found, strict=True))

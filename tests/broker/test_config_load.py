@@ -25,14 +25,14 @@ def toml(tmp_path, text: str) -> Path:
     return file
 
 
-def test_nothing_said_is_all_defaults():
+def test_without_settings_everything_is_at_its_default():
     loaded = load_config(None, {}, {})
     assert loaded.config == Config()
     assert set(loaded.origins) == set(every_setting())
     assert set(loaded.origins.values()) == {"default"}
 
 
-def test_the_contract_s_defaults_are_the_defaults():
+def test_defaults_match_the_contract():
     config = Config()
     assert config.http.bind == "127.0.0.1:7420"
     assert config.http.max_body_bytes == 64 * MIB
@@ -47,7 +47,7 @@ def test_the_contract_s_defaults_are_the_defaults():
     assert config.http.flat_topic_properties is False
 
 
-def test_file_environment_and_flags_win_in_this_order(tmp_path):
+def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path):
     file = toml(
         tmp_path,
         '[http]\nbind = "127.0.0.1:1"\nflat_topic_properties = false\nmax_body_bytes = "32 MiB"\n[log]\nlevel="debug"\n',
@@ -64,7 +64,7 @@ def test_file_environment_and_flags_win_in_this_order(tmp_path):
 
 
 @pytest.mark.parametrize(("section", "key"), [("http", "lane"), ("storage", "compression")])
-def test_a_setting_that_was_retired_is_accepted_with_a_warning(tmp_path, section, key):
+def test_a_retired_setting_is_accepted_with_a_warning(tmp_path, section, key):
     file = toml(tmp_path, f'[{section}]\n{key} = "none"\n')
     variable = f"PLAINSONG_{section}__{key}".upper()
     loaded = load_config(file, {variable: "perhaps"}, {})
@@ -102,11 +102,11 @@ def test_port_needs_a_port_to_replace():
 
 
 @pytest.mark.parametrize("port", ["http", "65536", "-1"])
-def test_a_port_that_is_none_is_refused_by_its_name(port):
+def test_an_invalid_port_is_refused_by_its_name(port):
     assert refused(environ={"PORT": port})[0].startswith("environment PORT: http.bind:")
 
 
-def test_other_names_of_ours_are_not_the_daemon_s():
+def test_other_plainsong_variables_are_not_settings_of_the_daemon():
     environ = {"PLAINSONG_URL": "http://elsewhere", "PLAINSONG_TOKEN": "x", "PATH": "/bin", "HTTP__BIND": "x"}
     assert load_config(None, environ, {}).config == Config()
 
@@ -123,7 +123,7 @@ def test_a_value_in_the_place_of_a_section_is_refused(tmp_path):
     assert "'http' is a section (write [http]" in refused(toml(tmp_path, "http = 5\n"))[0]
 
 
-def test_every_problem_is_told_at_once(tmp_path):
+def test_all_problems_are_reported_at_once(tmp_path):
     file = toml(tmp_path, '[topic]\nidle_s = "300"\nidle = 1\n[poll]\nmax_messages = 0\n')
     problems = refused(file, {"PLAINSONG_LOG__FORMAT": "xml", "PORT": "x"}, {"cache.max_bytes": "1 MB"})
     assert len(problems) == 6
@@ -138,13 +138,13 @@ def test_every_problem_is_told_at_once(tmp_path):
         (b"x = " + b"9" * 5000, "is not TOML"),
     ],
 )
-def test_a_file_that_cannot_be_understood_says_where(tmp_path, content, says):
+def test_a_malformed_file_is_reported_with_the_place(tmp_path, content, says):
     file = tmp_path / "x.toml"
     file.write_bytes(content)
     assert re.search(says, refused(file)[0])
 
 
-def test_a_file_that_is_not_there_is_an_error_and_not_a_default(tmp_path):
+def test_a_missing_file_is_an_error_and_not_a_default(tmp_path):
     assert refused(tmp_path / "absent.toml")[0].endswith("there is no such file")
     assert "cannot be read" in refused(tmp_path)[0]
 
@@ -176,17 +176,17 @@ def test_values_that_cannot_work_together_are_refused(flags, says):
     assert says in refused(flags=flags)[0]
 
 
-def test_a_tephra_is_chosen_with_its_address():
+def test_a_tephra_is_configured_by_its_address():
     flags = {"transactions.service": "tephra", "transactions.tephra": "tephra:15165"}
     assert load_config(None, {}, flags).config.transactions.tephra == "tephra:15165"
 
 
-def test_an_address_that_may_be_none_is_empty_or_an_address():
+def test_an_optional_address_is_empty_or_an_address():
     assert load_config(None, {}, {"transactions.thrift": " "}).config.transactions.thrift == ""
     assert "is not an address" in refused(flags={"transactions.thrift": "15165"})[0]
 
 
-def test_a_smaller_body_alone_needs_a_smaller_message_too():
+def test_a_smaller_body_limit_requires_a_smaller_message_limit():
     with pytest.raises(ConfigError):
         load_config(None, {}, {"http.max_body_bytes": "1 MiB"})
     load_config(None, {}, {"http.max_body_bytes": "1 MiB", "topic.max_message_bytes": "1 MiB"})
@@ -208,7 +208,7 @@ def test_settings_cannot_be_changed_afterwards():
         Config().http.bind = "0.0.0.0:1"  # type: ignore[misc]
 
 
-def test_a_section_within_another_is_read_from_all_places(tmp_path):
+def test_a_nested_section_is_read_from_all_sources(tmp_path):
     file = toml(
         tmp_path, '[storage]\nkind = "hbase"\n[storage.hbase]\nthrift = "a:1"\ntimeout_s = 5\nmax_connections=3\n'
     )
@@ -231,11 +231,11 @@ def test_a_section_within_another_is_read_from_all_places(tmp_path):
         ("[storage.hbase]\ntable_prefix = 'a b'", "storage.hbase.table_prefix: 'a b' is not letters"),
     ],
 )
-def test_what_is_wrong_in_a_section_within_another_is_told(tmp_path, text, told):
+def test_errors_in_a_nested_section_are_reported(tmp_path, text, told):
     assert told in refused(toml(tmp_path, text))[0]
 
 
-def test_files_that_a_settings_file_names_start_at_its_folder(tmp_path):
+def test_file_names_in_a_settings_file_are_relative_to_its_folder(tmp_path):
     text = """
 [storage]
 data_dir = "data"
@@ -259,13 +259,13 @@ jwks = "https://login.example/keys"
     assert config.storage.data_dir == Path("data")
 
 
-def test_files_that_the_environment_and_flags_name_start_at_the_working_directory(tmp_path):
+def test_file_names_in_the_environment_and_flags_are_relative_to_the_working_directory(tmp_path):
     file = toml(tmp_path, '[security]\ntokens_file = "tokens.json"\n')
     config = load_config(file, {"PLAINSONG_SECURITY__GRANTS_FILE": "g"}, {"security.tokens_file": "t"}).config
     assert (config.security.tokens_file, config.security.grants_file) == ("t", "g")
 
 
-def test_every_setting_that_names_a_file_is_one():
+def test_every_setting_that_names_a_file_is_a_path():
     names = {name for name, setting in every_setting().items() if setting.meaning.is_file}
     assert {name for name in every_setting() if name.endswith("_file")} <= names
     assert {"tls.certificate", "tls.key", "tls.client_ca", "security.oidc.jwks", "cluster.zookeeper_ca"} <= names

@@ -52,19 +52,19 @@ def test_text_becomes_a_number_only_where_everything_is_text():
 
 
 @pytest.mark.parametrize("raw", [True, 1.5, "many", None])
-def test_a_count_is_a_whole_number_and_true_is_none(raw):
+def test_a_count_is_a_whole_number_and_true_is_not_one(raw):
     with pytest.raises(ValueError, match="is not a whole number"):
         read_value(COUNT, raw, text=False)
 
 
 @pytest.mark.parametrize(("raw", "word"), [(0, "the minimum is 1"), (1001, "the maximum is 1000")])
-def test_bounds_are_told(raw, word):
+def test_errors_name_the_bounds(raw, word):
     with pytest.raises(ValueError, match=word):
         read_value(COUNT, raw, text=False)
 
 
 @pytest.mark.parametrize("raw", [math.nan, math.inf, -math.inf, "nan", "inf", 0.49, 60.1])
-def test_seconds_out_of_bounds_are_refused_also_when_they_are_no_number(raw):
+def test_seconds_out_of_bounds_or_not_a_number_are_refused(raw):
     with pytest.raises(ValueError, match="is too"):
         read_value(SECONDS, raw, text=True)
 
@@ -75,12 +75,12 @@ def test_switches_understand_the_usual_words(raw, value):
 
 
 @pytest.mark.parametrize("raw", ["maybe", "", 1, "2"])
-def test_switches_refuse_the_rest(raw):
+def test_switches_refuse_other_words(raw):
     with pytest.raises(ValueError, match="true or false"):
         read_value(SWITCH, raw, text=True)
 
 
-def test_a_choice_names_what_there_is():
+def test_an_invalid_choice_is_refused_with_the_valid_ones():
     with pytest.raises(ValueError, match="'xml' is none of text, json"):
         read_value(CHOICE, "xml", text=True)
 
@@ -109,13 +109,13 @@ def test_an_address_is_a_host_and_a_port(text, address):
     "text",
     ["", ":80", "host", "host:", "host:http", "::1:80", "host:65536", "host:-1", "[a]b:1", "ho st:1", "a/b:1", "h:²"],
 )
-def test_anything_else_is_no_address(text):
+def test_anything_else_is_refused_as_an_address(text):
     with pytest.raises(ValueError, match=r"address|65535"):
         parse_address(text)
 
 
 @pytest.mark.parametrize("setting", every_setting().values(), ids=lambda setting: setting.name)
-def test_every_default_is_allowed_and_reads_back_as_it_is_shown(setting):
+def test_every_default_is_allowed_and_round_trips(setting):
     shown = tomllib.loads("x = " + show_value(setting.meaning, setting.default))["x"]
     value = read_value(setting.meaning, shown, text=False)
     assert value == setting.default
@@ -123,12 +123,12 @@ def test_every_default_is_allowed_and_reads_back_as_it_is_shown(setting):
 
 
 @given(st.integers(0, 2**62))
-def test_every_size_reads_back_as_it_is_shown(number):
+def test_every_size_round_trips(number):
     assert read_value(BYTES, tomllib.loads("x = " + show_value(BYTES, number))["x"], text=False) == number
 
 
 @given(st.text())
-def test_no_text_does_more_than_be_refused(text):
+def test_any_text_is_read_or_refused(text):
     for setting in every_setting().values():
         with contextlib.suppress(ValueError):
             read_value(setting.meaning, text, text=True)

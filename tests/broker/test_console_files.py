@@ -42,7 +42,7 @@ async def test_every_page_can_be_loaded_directly(daemon, path):
 
 
 @pytest.mark.parametrize("name", sorted(files()))
-async def test_every_file_has_its_type_and_the_headers_that_let_nothing_else_in(daemon, name):
+async def test_every_file_has_its_type_and_restrictive_headers(daemon, name):
     answer = await daemon.http.get(f"/console/{name}")
     assert answer.content == (FILES / name).read_bytes()
     assert {key: answer.headers[key] for key in HEADERS} == HEADERS
@@ -50,7 +50,7 @@ async def test_every_file_has_its_type_and_the_headers_that_let_nothing_else_in(
         assert answer.headers["content-type"] == "text/javascript; charset=utf-8"
 
 
-async def test_a_file_that_the_browser_has_is_not_sent_again(daemon):
+async def test_a_cached_file_is_not_sent_again(daemon):
     etag = (await daemon.http.get("/console/main.js")).headers["etag"]
     again = await daemon.http.get("/console/main.js", headers={"If-None-Match": f'"other", {etag}'})
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
@@ -63,12 +63,12 @@ async def test_a_file_that_the_browser_has_is_not_sent_again(daemon):
 @pytest.mark.parametrize(
     "path", ["/console/none.js", "/console/topics/ns", "/console/../api.js", "/console/%2e%2e/assemble.py"]
 )
-async def test_nothing_but_pages_and_files_is_there(daemon, path):
+async def test_nothing_but_pages_and_files_is_served(daemon, path):
     await daemon.call("GET", path, status=404, code="not_found")
 
 
 @pytest.mark.parametrize(("query", "method"), [("", "GET"), ("", "HEAD"), ("?q=a%26b&sort=name", "GET")])
-async def test_a_slash_behind_the_first_page_leads_to_it(daemon, query, method):
+async def test_a_slash_after_the_first_page_redirects_to_it(daemon, query, method):
     answer = await daemon.http.request(method, f"/console/{query}")
     assert (answer.status_code, answer.content) == (308, b"")
     assert answer.headers["location"] == f"/console{query}"
@@ -80,7 +80,9 @@ BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_a_browser_at_the_root_is_led_to_the_console_and_any_other_client_finds_nothing_there(daemon, method):
+async def test_a_browser_at_the_root_is_redirected_to_the_console_and_any_other_client_finds_nothing_there(
+    daemon, method
+):
     answer = await daemon.http.request(method, "/", headers=BROWSER)
     assert (answer.status_code, answer.headers["location"], answer.content) == (307, "/console", b"")
     assert {key: answer.headers[key] for key in HEADERS} == HEADERS
@@ -89,18 +91,18 @@ async def test_a_browser_at_the_root_is_led_to_the_console_and_any_other_client_
         assert "the console is at /console" in answer.json()["hint"]
 
 
-async def test_switched_off_a_browser_at_the_root_finds_nothing():
+async def test_when_switched_off_a_browser_at_the_root_finds_nothing():
     async with in_process(console__enabled=False) as daemon:
         await daemon.call("GET", "/", status=404, code="not_found", headers=BROWSER)
 
 
-async def test_switched_off_there_is_no_console():
+async def test_when_switched_off_there_is_no_console():
     async with in_process(console__enabled=False) as daemon:
         for path in (*PAGES, "/console/", "/console/main.js"):
             await daemon.call("GET", path, status=404, code="not_found")
 
 
-def test_all_of_it_is_less_than_300_kib():
+def test_the_console_is_smaller_than_300_kib():
     assert sum(len(file.content) for file in files().values()) < 300 * 1024
 
 
@@ -111,7 +113,7 @@ def test_no_file_is_left_out():
     assert set(tracked) <= set(files())
 
 
-def test_nothing_names_another_host():
+def test_no_file_names_another_host():
     named = {
         (path.name, found)
         for path, text in SOURCES.items()
@@ -120,7 +122,7 @@ def test_nothing_names_another_host():
     assert named == {("icon.svg", "http://www.w3.org/2000/svg")}
 
 
-def test_no_markup_is_made_of_data():
+def test_no_markup_is_built_from_data():
     for path, text in SOURCES.items():
         if path.suffix == ".js":
             found = re.findall(
@@ -130,19 +132,19 @@ def test_no_markup_is_made_of_data():
             assert not found, path.name
 
 
-def test_every_import_leads_to_a_file():
+def test_every_import_resolves_to_a_file():
     for path, text in SOURCES.items():
         for found in re.findall(r'^import .*? from "([^"]+)";|^} from "([^"]+)";', text, re.MULTILINE):
             assert (path.parent / "".join(found)).resolve().is_file(), (path.name, found)
 
 
-def test_every_module_says_what_it_is_about():
+def test_every_module_begins_with_a_description():
     for path, text in SOURCES.items():
         if path.suffix == ".js":
             assert re.match(r"// [A-Z][^\n]+", text), path.name
 
 
-def test_what_is_not_ours_has_its_licence_beside_it():
+def test_third_party_files_have_their_licence_next_to_them():
     vendored = Path(FILES / "vendor")
     modules = sorted(path.stem for path in vendored.glob("*.mjs"))
     assert modules == ["htm", "preact"]

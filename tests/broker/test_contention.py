@@ -15,7 +15,7 @@ from plainsong.protocol.names import TopicName
 from storage.memory import MemoryStore
 
 
-def test_that_another_daemon_takes_topics_is_said_once_in_a_while_and_not_for_each(
+def test_topics_taken_by_another_daemon_are_logged_once_in_a_while_and_not_one_by_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now_s = 1000.0
@@ -41,7 +41,7 @@ def test_that_another_daemon_takes_topics_is_said_once_in_a_while_and_not_for_ea
         (1 << 20, "storage.hbase.max_cell_bytes"),
     ],
 )
-async def test_what_bounds_a_message_is_named_by_its_setting(row_bytes: int | None, bound: str) -> None:
+async def test_a_refusal_of_a_message_names_the_setting_that_bounds_it(row_bytes: int | None, bound: str) -> None:
     traits = replace(MemoryStore().traits, max_row_bytes=row_bytes)
     config = fitted(config_of({}), traits)
     assert message_bound(config, traits) == bound

@@ -55,7 +55,7 @@ def some(messages, size, oldest_ms, newest_ms):
     return {"messages": messages, "bytes": size, "estimated": False, "oldestMs": oldest_ms, "newestMs": newest_ms}
 
 
-async def test_a_shorter_ttl_hides_what_it_will_hide_to_the_message(daemon):
+async def test_the_preview_of_a_shorter_ttl_counts_hidden_messages_exactly(daemon):
     await daemon.create(ttl=3600)
     for at in range(10):
         await daemon.publish("abcde", ms=START_MS + at * 60_000)
@@ -78,7 +78,7 @@ async def test_a_shorter_ttl_hides_what_it_will_hide_to_the_message(daemon):
     assert len(await daemon.poll()) == 10 - hides["messages"]
 
 
-async def test_a_longer_ttl_returns_nothing_and_says_what_stays_expired(daemon):
+async def test_the_preview_of_a_longer_ttl_restores_nothing_and_counts_what_stays_expired(daemon):
     await daemon.create(ttl=60)
     await daemon.publish("a", "b", ms=START_MS)
     await daemon.publish("c", ms=START_MS + 90_000)
@@ -91,13 +91,13 @@ async def test_a_longer_ttl_returns_nothing_and_says_what_stays_expired(daemon):
     assert told["changed"] == ["deduplication", "max_bytes", "ttl"]
 
 
-async def test_a_change_that_changes_nothing_says_so(daemon):
+async def test_a_preview_without_effect_says_so(daemon):
     await daemon.create(ttl=60)
     told = await dry(daemon, "PUT", f"{T}/properties", json={"ttl": 60})
     assert (told["changed"], told["before"]) == ([], told["after"])
 
 
-async def test_a_deletion_says_all_that_goes_and_until_when_it_can_come_back(daemon):
+async def test_the_preview_of_a_deletion_lists_everything_removed_and_the_undelete_deadline(daemon):
     await daemon.create()
     await daemon.publish("a", ms=START_MS)
     _, last = await daemon.publish("b", producer="p", sequenceIds=[1], ms=START_MS + 5)
@@ -125,7 +125,7 @@ async def test_a_deletion_says_all_that_goes_and_until_when_it_can_come_back(dae
     assert len(await daemon.poll()) == 3
 
 
-async def test_an_undelete_returns_the_generation_that_was_previewed_or_nothing(daemon):
+async def test_an_undelete_restores_the_previewed_generation_or_nothing(daemon):
     await daemon.create()
     await daemon.publish("first")
     await daemon.call("DELETE", T)
@@ -166,14 +166,14 @@ async def test_an_empty_topic_loses_nothing_by_its_deletion(daemon):
     assert (await dry(daemon, "DELETE", T))["effect"]["removes"] == NOTHING
 
 
-async def test_a_creation_shows_what_there_will_be(daemon):
+async def test_the_preview_of_a_creation_shows_the_topic(daemon):
     told = await dry(daemon, "PUT", T, json={"ttl": 60})
     assert (told["action"], told["before"], told["after"]["ttl"]) == ("topic.create", None, "60")
     await daemon.create()
     await dry(daemon, "PUT", T, status=409, code="topic_exists")
 
 
-async def test_readers_and_producers_are_shown_as_they_are_and_will_be(daemon):
+async def test_previews_of_readers_and_producers_show_them_before_and_after(daemon):
     await daemon.create()
     first, last = await daemon.publish("a", "b", producer="p", sequenceIds=[1, 2])
     told = await dry(daemon, "PUT", f"{T}/readers/r", json={"position": first})
@@ -189,7 +189,7 @@ async def test_readers_and_producers_are_shown_as_they_are_and_will_be(daemon):
     assert (told["action"], told["target"], told["before"]["lastSequenceId"]) == ("producer.delete", "ns:t/p", 2)
 
 
-async def test_a_namespace_shows_its_properties_before_and_after(daemon):
+async def test_the_preview_of_a_namespace_shows_its_properties_before_and_after(daemon):
     told = await dry(daemon, "PUT", "/v1/namespaces/ns/properties", json={"deduplication": "disabled"})
     assert (told["action"], told["target"]) == ("namespace.properties", "ns:*")
     assert (told["before"], told["after"]) == ({"deduplication": "inherit"}, {"deduplication": "disabled"})
@@ -210,7 +210,7 @@ async def test_a_namespace_shows_its_properties_before_and_after(daemon):
         ("DELETE", "t/producers/none", 404, "producer_not_found", {}),
     ],
 )
-async def test_a_dry_run_is_refused_as_the_change_is(daemon, method, path, status, code, more):
+async def test_a_dry_run_is_refused_like_the_change(daemon, method, path, status, code, more):
     await daemon.create()
     refused = {"status": status, "code": code, **more}
     await dry(daemon, method, f"{TOPICS}/{path}", **refused)
@@ -222,7 +222,7 @@ async def test_a_dry_run_is_refused_as_the_change_is(daemon, method, path, statu
 
 
 @pytest.mark.parametrize(("verb", "becomes"), [("abort", "aborted"), ("invalidate", "invalid")])
-async def test_an_abort_says_what_disappears_and_what_it_releases(daemon, verb, becomes):
+async def test_the_preview_of_an_abort_shows_what_disappears_and_what_it_releases(daemon, verb, becomes):
     await daemon.create()
     await daemon.create("u")
     begun, other = await begin(daemon), await begin(daemon)
@@ -245,7 +245,7 @@ async def test_an_abort_says_what_disappears_and_what_it_releases(daemon, verb, 
     assert len(found) == effect["releases"]["hiddenMessages"]
 
 
-async def test_a_transaction_that_is_decided_or_unknown_is_refused_as_by_the_change(daemon):
+async def test_the_preview_of_a_decided_or_unknown_transaction_is_refused_like_the_change(daemon):
     begun = await begin(daemon)
     await decide(daemon, begun, "commit")
     for verb in ("abort", "invalidate"):
@@ -255,7 +255,7 @@ async def test_a_transaction_that_is_decided_or_unknown_is_refused_as_by_the_cha
             await daemon.call("POST", f"{TX}/17/{verb}{query}", status=404, code="transaction_not_found")
 
 
-async def test_an_abort_without_being_asked_says_its_state_alone(daemon):
+async def test_an_abort_returns_the_state_alone_unless_more_is_requested(daemon):
     begun = await begin(daemon)
     answer = await daemon.call("POST", f"{TX}/{begun['id']}/abort")
     assert answer.json() == {"id": begun["id"], "state": "aborted"}
@@ -270,7 +270,7 @@ async def test_an_abort_of_a_long_or_an_invalid_transaction_is_previewed_as_it_e
         await really(daemon, told, "POST", f"{TX}/{begun['id']}/abort")
 
 
-async def test_a_topic_that_was_deleted_does_not_keep_a_transaction_from_ending(daemon):
+async def test_a_deleted_topic_does_not_keep_a_transaction_from_ending(daemon):
     await daemon.create()
     begun = await begin(daemon)
     await under(daemon, begun, "one")
@@ -281,7 +281,7 @@ async def test_a_topic_that_was_deleted_does_not_keep_a_transaction_from_ending(
     await really(daemon, told, "POST", f"{TX}/{begun['id']}/abort")
 
 
-async def test_a_truncation_says_how_many_go(daemon):
+async def test_the_preview_of_a_truncation_counts_the_removed_pointers(daemon):
     begun, kept = await begin(daemon), await begin(daemon)
     for each in (begun, kept):
         await decide(daemon, each, "invalidate")
@@ -313,7 +313,7 @@ async def test_previews_are_made_at_the_owner():
 # --- deleted topics --------------------------------------------------------------------------------
 
 
-async def test_the_deleted_are_listed_with_what_they_held_until_they_are_cleaned(daemon):
+async def test_deleted_topics_are_listed_with_their_content_until_they_are_cleaned(daemon):
     grace_ms = daemon.service.config.retention.delete_grace_s * 1000
     assert (await daemon.call("GET", f"{TOPICS}?deleted=true")).json() == []
     for topic, count in (("b", 2), ("a", 0), ("kept", 1)):
@@ -339,7 +339,7 @@ async def test_the_deleted_are_listed_with_what_they_held_until_they_are_cleaned
     await daemon.call("GET", f"{TOPICS}?deleted=maybe", status=400, code="invalid_parameter")
 
 
-async def test_a_deleted_topic_whose_rows_are_being_removed_says_so_for_a_while(daemon):
+async def test_a_deleted_topic_whose_rows_are_being_removed_says_so(daemon):
     await daemon.create()
     await daemon.publish("x")
     await daemon.call("DELETE", T)
@@ -353,7 +353,7 @@ async def test_a_deleted_topic_whose_rows_are_being_removed_says_so_for_a_while(
 
 
 @pytest.mark.parametrize("count", [0, 1])
-async def test_a_deleted_topic_comes_back_within_the_grace_and_not_after_it_empty_or_not(daemon, count):
+async def test_a_deleted_topic_can_be_undeleted_within_the_grace_period_and_not_after_it(daemon, count):
     grace_ms = daemon.service.config.retention.delete_grace_s * 1000
     await daemon.create()
     if count:

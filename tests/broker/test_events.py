@@ -55,7 +55,7 @@ def streams(daemon):
 # --- events ----------------------------------------------------------------------------------------
 
 
-async def test_a_stream_begins_now_and_each_message_comes_as_it_is_published(daemon):
+async def test_a_stream_begins_now_and_each_message_arrives_as_it_is_published(daemon):
     await daemon.publish("before")
     async with following(daemon) as source:
         await until(lambda: parked(daemon))
@@ -69,7 +69,7 @@ async def test_a_stream_begins_now_and_each_message_comes_as_it_is_published(dae
         assert payloads(await take(source, 1)) == ["three"]
 
 
-async def test_a_stream_begins_where_it_is_told(daemon):
+async def test_a_stream_begins_at_the_requested_position(daemon):
     _, last = await daemon.publish("a", "b", ms=START_MS)
     await daemon.publish("c", ms=START_MS + 10)
     for query, expected in (("0", "abc"), (last, "bc"), (str(START_MS + 1), "c")):
@@ -77,7 +77,7 @@ async def test_a_stream_begins_where_it_is_told(daemon):
             assert "".join(payloads(await take(source, len(expected)))) == expected
 
 
-async def test_a_client_that_was_cut_off_goes_on_behind_the_last_event_it_has(daemon):
+async def test_a_client_that_reconnects_continues_after_its_last_event(daemon):
     async with following(daemon, "?from=0") as source:
         await daemon.publish("a", "b", "c")
         await take(source, 2)
@@ -102,7 +102,7 @@ async def test_a_client_that_was_cut_off_before_the_first_event_misses_none(daem
         assert payloads(await take(source, 1)) == ["meanwhile"]
 
 
-async def test_payloads_that_are_no_text_are_base64_and_all_are_where_that_is_asked_for(daemon):
+async def test_binary_payloads_are_base64_and_all_are_on_request(daemon):
     await daemon.publish({"base64": "AP8="}, "text", "")
     async with following(daemon, "?from=0") as source:
         assert payloads(await take(source, 3)) == [{"base64": "AP8="}, "text", ""]
@@ -110,7 +110,7 @@ async def test_payloads_that_are_no_text_are_base64_and_all_are_where_that_is_as
         assert payloads(await take(source, 3)) == [{"base64": "AP8="}, {"base64": "dGV4dA=="}, {"base64": ""}]
 
 
-async def test_a_stream_with_a_limit_ends_after_so_many_messages(daemon):
+async def test_a_stream_with_a_limit_ends_after_that_many_messages(daemon):
     await daemon.publish(*"abcdef")
     async with following(daemon, "?from=0&limit=3") as source:
         found = [event async for event in source]
@@ -119,7 +119,7 @@ async def test_a_stream_with_a_limit_ends_after_so_many_messages(daemon):
     assert found[3].value == {"lastId": found[2].value["id"]}
 
 
-async def test_a_topic_of_many_pages_comes_whole_and_in_order(daemon, monkeypatch):
+async def test_a_topic_of_many_pages_is_streamed_whole_and_in_order(daemon, monkeypatch):
     monkeypatch.setattr(events, "PAGE_MESSAGES", 7)
     expected = [str(number) for number in range(100)]
     await daemon.publish(*expected[:60])
@@ -131,7 +131,7 @@ async def test_a_topic_of_many_pages_comes_whole_and_in_order(daemon, monkeypatc
 # --- isolation -------------------------------------------------------------------------------------
 
 
-async def test_a_committed_stream_says_at_once_what_holds_it_and_goes_on_once_that_is_decided(daemon):
+async def test_a_committed_stream_reports_at_once_what_holds_it_and_continues_after_the_decision(daemon):
     async with following(daemon, "?isolation=committed") as source:
         await until(lambda: parked(daemon))
         begun = await begin(daemon)
@@ -146,7 +146,7 @@ async def test_a_committed_stream_says_at_once_what_holds_it_and_goes_on_once_th
         assert payloads(await take(source, 3)) == ["one", "behind", "two"]
 
 
-async def test_each_transaction_that_holds_a_stream_is_said_once(daemon):
+async def test_each_transaction_that_holds_a_stream_is_reported_once(daemon):
     first, second = await begin(daemon), await begin(daemon)
     await daemon.publish("plain")
     await under(daemon, first, "one")
@@ -162,7 +162,7 @@ async def test_each_transaction_that_holds_a_stream_is_said_once(daemon):
         assert payloads(await take(source, 1)) == ["two"]
 
 
-async def test_while_the_transaction_service_is_away_a_committed_stream_serves_what_is_decided(daemon, monkeypatch):
+async def test_while_the_transaction_service_is_away_a_committed_stream_serves_decided_messages(daemon, monkeypatch):
     await daemon.publish("plain")
     begun = await begin(daemon)
     await under(daemon, begun, "undecided")
@@ -176,7 +176,7 @@ async def test_while_the_transaction_service_is_away_a_committed_stream_serves_w
 # --- keep-alives and the end -----------------------------------------------------------------------
 
 
-async def test_a_stream_without_messages_says_that_it_is_alive(daemon, monkeypatch):
+async def test_an_idle_stream_sends_signs_of_life(daemon, monkeypatch):
     monkeypatch.setattr(events, "PING_S", 0.02)
     async with following(daemon) as source:
         async with trio.open_nursery() as nursery:
@@ -186,7 +186,7 @@ async def test_a_stream_without_messages_says_that_it_is_alive(daemon, monkeypat
         assert parked(daemon) in (0, 1)
 
 
-async def test_a_stream_counts_as_a_parked_poll_and_no_more_of_them_wait_than_may():
+async def test_a_stream_counts_as_a_parked_poll_and_their_number_is_bounded():
     async with in_process(listener="hot", topic__max_parked_polls=2) as daemon:
         await daemon.create()
         async with following(daemon), following(daemon) as second:
@@ -200,7 +200,7 @@ async def test_a_stream_counts_as_a_parked_poll_and_no_more_of_them_wait_than_ma
         await until(lambda: streams(daemon) == 0)
 
 
-async def test_no_more_streams_are_open_than_may_and_none_is_counted_twice(daemon, monkeypatch):
+async def test_the_number_of_open_streams_is_bounded_and_none_is_counted_twice(daemon, monkeypatch):
     (polling,) = [subject_of(each) for each in daemon.service.endpoints if each.route.name == "follow"]
     polling.streams.max_streams = 1
     async with following(daemon):
@@ -210,7 +210,7 @@ async def test_no_more_streams_are_open_than_may_and_none_is_counted_twice(daemo
         assert streams(daemon) == 1
 
 
-async def test_a_daemon_that_leaves_ends_its_streams_with_the_position_to_go_on_from(daemon):
+async def test_a_stopping_daemon_ends_its_streams_with_the_position_to_continue_from(daemon):
     _, last = await daemon.publish("a")
     async with following(daemon, "?from=0") as source:
         await take(source, 1)
@@ -220,7 +220,7 @@ async def test_a_daemon_that_leaves_ends_its_streams_with_the_position_to_go_on_
         assert (end.kind, end.value["lastId"] >= last) == ("end", True)
 
 
-async def test_a_held_stream_ends_when_the_daemon_leaves(daemon):
+async def test_a_held_stream_ends_when_the_daemon_stops(daemon):
     begun = await begin(daemon)
     await under(daemon, begun, "undecided")
     async with following(daemon, "?from=0&isolation=committed") as source:
@@ -238,14 +238,14 @@ async def test_a_topic_that_is_deleted_ends_its_streams_with_the_problem(daemon)
     assert [(event.kind, event.value["code"]) for event in found] == [("error", "topic_not_found")]
 
 
-async def test_a_client_that_leaves_is_waited_for_no_longer(daemon):
+async def test_a_client_that_leaves_ends_its_stream(daemon):
     async with following(daemon):
         await until(lambda: parked(daemon))
     await until(lambda: not parked(daemon))
     await until(lambda: not daemon.service.answers.reserved_bytes)
 
 
-async def test_the_head_of_a_stream_has_no_stream(daemon):
+async def test_a_head_request_opens_no_stream(daemon):
     answer = await daemon.call("HEAD", EVENTS)
     assert answer.headers["content-type"] == "text/event-stream"
     await until(lambda: streams(daemon) == 0)
@@ -266,12 +266,12 @@ async def test_the_head_of_a_stream_has_no_stream(daemon):
         ("", {"Sec-Fetch-Site": "cross-site"}, 403, "forbidden"),
     ],
 )
-async def test_what_cannot_be_followed_is_refused_before_anything_is_sent(daemon, query, headers, status, code):
+async def test_invalid_streams_are_refused_before_anything_is_sent(daemon, query, headers, status, code):
     await daemon.call("GET", EVENTS + query, status=status, code=code, headers=headers)
     await until(lambda: streams(daemon) == 0)
 
 
-async def test_a_topic_that_is_not_there_and_a_service_that_is_off_are_refused(daemon):
+async def test_a_missing_topic_and_a_disabled_service_are_refused(daemon):
     await daemon.call("GET", f"{TOPICS}/none/events", status=404, code="topic_not_found")
     async with in_process(listener="hot", transactions__service="off") as without:
         await without.create()
@@ -283,7 +283,7 @@ async def test_a_topic_that_is_not_there_and_a_service_that_is_off_are_refused(d
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-async def test_curl_prints_each_message_as_it_comes(daemon):
+async def test_curl_prints_each_message_as_it_arrives(daemon):
     await daemon.publish("one")
     url = f"{daemon.http.base_url}".rstrip("/") + EVENTS + "?from=0"
     curl = await trio.lowlevel.open_process(["curl", "-sN", url], stdout=subprocess.PIPE)
@@ -303,7 +303,7 @@ async def test_curl_prints_each_message_as_it_comes(daemon):
         await curl.wait()
 
 
-def test_the_reader_of_these_tests_reads_what_the_standard_shows():
+def test_the_event_reader_of_these_tests_follows_the_examples_of_the_standard():
     """The examples of WHATWG HTML, section 9.2.6."""
 
     async def pieces(text):

@@ -17,7 +17,7 @@ def found(values: dict[str, str]) -> list[Exposure]:
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/a", "unix:/a,127.0.0.2:1"])
-def test_on_this_machine_alone_nothing_is_needed(bind):
+def test_loopback_alone_requires_nothing(bind):
     assert found({"http.bind": bind}) == []
     assert found({"transactions.thrift": "127.0.0.1:1"}) == []
 
@@ -63,7 +63,7 @@ def test_only_what_is_missing_is_named(more, lacks, hint):
     assert refusal == Exposure(f'http.bind = "queue.example:7420" can be reached from other machines {lacks}', hint)
 
 
-def test_only_the_places_that_others_reach_are_named():
+def test_only_addresses_that_others_reach_are_named():
     (refusal,) = found({"http.bind": "127.0.0.1:1,10.0.0.1:2,unix:/a,[::]:3"})
     assert refusal.detail.startswith('http.bind = "10.0.0.1:2,[::]:3" can be reached')
 
@@ -76,7 +76,7 @@ def test_only_the_places_that_others_reach_are_named():
         REQUIRED | {"security.allow_insecure": "tls"},
     ],
 )
-def test_with_both_or_without_on_purpose_it_starts(values):
+def test_it_starts_with_both_or_when_explicitly_without(values):
     assert found({"http.bind": "0.0.0.0:1"} | values) == []
 
 
@@ -97,7 +97,7 @@ def test_thrift_beyond_this_machine_needs_certificates():
     assert found(everywhere | {"security.allow_insecure": "thrift"}) == []
 
 
-def test_what_is_done_without_is_said_only_where_it_makes_a_difference():
+def test_a_missing_protection_is_mentioned_only_where_it_matters():
     def said(values: dict[str, str]) -> list[str]:
         return list(in_effect(load_config(None, {}, values).config).values())
 
@@ -114,12 +114,12 @@ def test_what_is_done_without_is_said_only_where_it_makes_a_difference():
 
 
 @pytest.mark.parametrize("words", ["everything", "authentication tls", "tls,", "TLS", "*"])
-def test_what_cannot_be_done_without_is_refused(words):
+def test_a_missing_mandatory_protection_is_refused(words):
     with pytest.raises(ConfigError):
         load_config(None, {}, {"security.allow_insecure": words})
 
 
-def test_instances_that_ask_for_names_prove_themselves_to_each_other():
+def test_instances_with_authentication_prove_themselves_to_each_other():
     cluster = REQUIRED | {"cluster.zookeeper": "zk:2181", "storage.kind": "hbase", "cluster.advertise": "a:7420"}
     (refusal,) = found(cluster)
     assert refusal.detail.startswith(

@@ -133,7 +133,7 @@ WRITES = {"commit": 9, "abort": 4, "rollback": 3, "invalidate": 3, "time-out": 3
     ],
 )
 @pytest.mark.parametrize("end", WRITES)
-async def test_a_transaction_is_whole_or_nowhere_whichever_of_its_writes_fails(
+async def test_a_transaction_is_whole_or_absent_whichever_of_its_writes_fails(
     autojump_clock, end, client, killed, applied
 ):
     # "Every other one dies" alternates: the client dies where nothing or one row was written, or where all rows were.

@@ -13,7 +13,7 @@ from whole_course import NAMES, TX, Follower
 # --- time-outs -----------------------------------------------------------------------------------
 
 
-async def test_a_time_out_while_a_publish_is_being_written(autojump_clock):
+async def test_a_timeout_during_a_publish_leaves_its_transaction_undone(autojump_clock):
     async with staged() as (scene, transaction):
         async with scene.store.held("b", scene.publish, "b", 2, transaction):
             await scene.pass_time(31)
@@ -23,7 +23,7 @@ async def test_a_time_out_while_a_publish_is_being_written(autojump_clock):
         assert await refused(scene.publish, "b", 1, transaction) == "transaction_not_in_progress"
 
 
-async def test_a_time_out_while_a_commit_waits_for_a_publish(autojump_clock):
+async def test_a_timeout_while_a_commit_waits_for_a_publish_leaves_one_outcome(autojump_clock):
     async with staged() as (scene, transaction):
         async with scene.store.held("b", scene.publish, "b", 2, transaction) as nursery:
             nursery.start_soon(scene.decide, transaction, "commit")
@@ -32,7 +32,7 @@ async def test_a_time_out_while_a_commit_waits_for_a_publish(autojump_clock):
         await scene.look()
 
 
-async def test_a_time_out_while_the_commit_is_being_written(autojump_clock):
+async def test_a_commit_being_written_wins_over_a_timeout(autojump_clock):
     async with staged() as (scene, transaction):
         await scene.publish("b", 2, transaction)
         async with scene.store.held(SERVICE, scene.decide, transaction, "commit"):
@@ -41,7 +41,7 @@ async def test_a_time_out_while_the_commit_is_being_written(autojump_clock):
         assert transaction.committed_s < inf
 
 
-async def test_a_commit_comes_after_the_publish_that_is_being_written(autojump_clock):
+async def test_a_commit_waits_for_the_publish_being_written(autojump_clock):
     async with staged() as (scene, transaction):
         async with scene.store.held("b", scene.publish, "b", 2, transaction) as nursery:
             nursery.start_soon(scene.decide, transaction, "commit")
@@ -55,7 +55,7 @@ async def test_a_commit_comes_after_the_publish_that_is_being_written(autojump_c
 
 
 @pytest.mark.parametrize("verb", ["commit", "abort"])
-async def test_the_answer_to_a_publish_is_lost(autojump_clock, verb):
+async def test_a_transaction_ends_as_decided_although_the_answer_to_a_publish_was_lost(autojump_clock, verb):
     async with staged() as (scene, transaction):
         async with scene.store.held("b", leaving, scene.publish, "b", 2, transaction):
             pass
@@ -64,7 +64,7 @@ async def test_the_answer_to_a_publish_is_lost(autojump_clock, verb):
         await scene.decide(transaction, verb)
 
 
-async def test_a_rollback_asked_for_before_the_publish_has_landed_wins(autojump_clock):
+async def test_a_rollback_requested_before_the_publish_has_landed_wins(autojump_clock):
     async with staged() as (scene, transaction):
         async with scene.store.held("b", leaving, scene.publish, "b", 2, transaction) as nursery:
             nursery.start_soon(scene.roll_back, "b", transaction)
@@ -74,7 +74,7 @@ async def test_a_rollback_asked_for_before_the_publish_has_landed_wins(autojump_
         await scene.decide(transaction, "abort")
 
 
-async def test_the_answer_to_a_commit_is_lost_and_asked_for_again(autojump_clock):
+async def test_a_commit_whose_answer_was_lost_can_be_repeated(autojump_clock):
     async with staged() as (scene, transaction):
         await scene.publish("b", 2, transaction)
         async with scene.store.held(SERVICE, leaving, scene.decide, transaction, "commit"):
@@ -86,7 +86,7 @@ async def test_the_answer_to_a_commit_is_lost_and_asked_for_again(autojump_clock
 
 
 @pytest.mark.parametrize("owner", ["a", "b", SERVICE])
-async def test_the_answer_to_a_rollback_is_lost_and_asked_for_again(autojump_clock, owner):
+async def test_a_rollback_whose_answer_was_lost_can_be_repeated(autojump_clock, owner):
     async with staged() as (scene, transaction):
         await scene.publish("b", 2, transaction)
         async with scene.store.held(owner, leaving, scene.decide, transaction, "abort"):
@@ -101,7 +101,7 @@ async def test_the_answer_to_a_rollback_is_lost_and_asked_for_again(autojump_clo
 
 
 @pytest.mark.parametrize("owner", ["a", "b"])
-async def test_a_rollback_that_is_being_written_shows_nothing_to_those_who_wait(autojump_clock, owner):
+async def test_a_rollback_being_written_shows_nothing_to_waiting_readers(autojump_clock, owner):
     async with staged() as (scene, transaction):
         await scene.publish("b", 2, transaction)
         for topic in NAMES:
@@ -170,7 +170,7 @@ async def test_two_clients_use_one_pointer_and_one_rolls_back_while_the_other_pu
         assert {p for _, _, p in (await scene.log("b")).rows} == {0, -transaction.id}
 
 
-async def test_two_clients_use_one_pointer_and_both_decide_otherwise(autojump_clock):
+async def test_of_two_clients_that_decide_one_pointer_differently_one_wins(autojump_clock):
     for first, second in (("commit", "abort"), ("abort", "commit"), ("commit", "invalidate"), ("invalidate", "commit")):
         async with staged() as (scene, transaction):
             await scene.publish("b", 2, transaction)

@@ -13,7 +13,7 @@ from whole_course import NAMES, TX, Follower, Killed, Scene, life
 
 @pytest.mark.parametrize("keep_rows", [0, 1, 2])
 @pytest.mark.parametrize(("verb", "owner"), [("commit", SERVICE), ("abort", SERVICE), ("abort", "a"), ("abort", "b")])
-async def test_a_restart_in_the_middle_of_a_decision(autojump_clock, verb, owner, keep_rows):
+async def test_a_restart_in_the_middle_of_a_decision_leaves_one_outcome(autojump_clock, verb, owner, keep_rows):
     scene = Scene()
     async with life(scene.store) as scene.daemon:
         for topic in NAMES:
@@ -43,7 +43,7 @@ async def test_a_restart_in_the_middle_of_a_decision(autojump_clock, verb, owner
 
 
 @pytest.mark.parametrize("applied", [False, True])
-async def test_the_service_falls_in_a_commit_and_topics_go_on(autojump_clock, applied):
+async def test_topics_continue_when_the_service_crashes_in_a_commit(autojump_clock, applied):
     async with staged() as (scene, transaction):
         await scene.publish("b", 2, transaction)
         scene.store.fail_next("scan")  # its first load fails too, so it stays unavailable for a while
@@ -68,7 +68,7 @@ async def test_the_service_falls_in_a_commit_and_topics_go_on(autojump_clock, ap
 
 
 @pytest.mark.parametrize("hours", [-1, -200, 1, 20])
-async def test_a_clock_that_was_set_over_a_restart(autojump_clock, hours):
+async def test_outcomes_hold_when_the_clock_is_set_during_a_restart(autojump_clock, hours):
     scene = Scene()
     async with life(scene.store) as scene.daemon:
         for topic in NAMES:

@@ -64,7 +64,7 @@ async def test_nothing_after_a_malformed_body_is_a_request_though_its_answer_lef
         ("http://127.0.0.1:80", "/", b"/", b""),
     ],
 )
-async def test_the_scheme_and_host_of_a_target_are_no_part_of_its_path(
+async def test_the_scheme_and_host_of_a_target_are_not_part_of_its_path(
     target: str, path: str, raw_path: bytes, query: bytes
 ) -> None:
     scopes = []
@@ -102,7 +102,7 @@ async def test_a_request_through_a_proxy_has_the_answer_of_the_same_request_with
         "a:80",
     ],
 )
-async def test_a_target_that_is_no_path_is_refused_and_nothing_is_logged(
+async def test_a_target_that_is_not_a_path_is_refused_and_nothing_is_logged(
     target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running() as listener, await listener.connect() as stream:
@@ -114,12 +114,12 @@ async def test_a_target_that_is_no_path_is_refused_and_nothing_is_logged(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_options_of_the_whole_server_are_asked_with_a_star() -> None:
+async def test_a_star_asks_for_the_options_of_the_whole_server() -> None:
     async with running() as listener:
         assert (await ask(listener, get("*", method="OPTIONS"))).status == 404
 
 
-async def test_the_host_of_a_target_counts_whatever_its_header_says() -> None:
+async def test_the_host_of_a_target_wins_over_its_header() -> None:
     async with running() as listener:
         assert (await ask(listener, get("http://rebound.example/ping"))).status == 403
 
@@ -169,7 +169,7 @@ async def test_a_head_request_that_fails_is_answered_with_a_head_alone() -> None
 
 @pytest.mark.parametrize("announced", [b"4", b"6"])
 @pytest.mark.parametrize("pieces", [1, 5])
-async def test_an_answer_with_other_bytes_than_its_head_announced_ends_its_connection(
+async def test_an_answer_that_contradicts_its_announced_length_ends_its_connection(
     announced: bytes, pieces: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -197,7 +197,7 @@ async def test_an_answer_without_a_body_may_announce_what_it_would_have(status: 
 
 
 @pytest.mark.parametrize("length", [5, 7])
-async def test_a_stream_with_other_bytes_than_its_length_ends_its_connection(
+async def test_a_stream_that_contradicts_its_length_ends_its_connection(
     length: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running() as listener, await listener.connect() as stream:
@@ -256,7 +256,7 @@ async def test_an_answer_whose_head_cannot_be_sent_is_an_internal_error(head: An
 
 
 @pytest.mark.parametrize("request_of", [post("t/store", b"a"), get("/ping")], ids=["hot", "application"])
-async def test_an_empty_line_after_an_answer_leaves_its_connection_resting(request_of: bytes) -> None:
+async def test_an_empty_line_after_an_answer_leaves_its_connection_idle(request_of: bytes) -> None:
     async with running(keep_alive_s=0.3, header_timeout_s=1000) as listener:
         for at_once in (False, True):
             async with await listener.connect() as stream:
@@ -268,7 +268,7 @@ async def test_an_empty_line_after_an_answer_leaves_its_connection_resting(reque
 
 
 @pytest.mark.parametrize("request_of", [post("t/store", b"a"), get("/ping")], ids=["hot", "application"])
-async def test_requests_may_be_parted_by_empty_lines_that_arrive_alone(request_of: bytes) -> None:
+async def test_requests_may_be_separated_by_empty_lines_that_arrive_alone(request_of: bytes) -> None:
     async with running() as listener, await listener.connect() as stream:
         reader = Reader(stream)
         for _ in range(3):
@@ -278,7 +278,7 @@ async def test_requests_may_be_parted_by_empty_lines_that_arrive_alone(request_o
             await trio.testing.wait_all_tasks_blocked()
 
 
-async def test_a_second_empty_line_is_no_head() -> None:
+async def test_a_second_empty_line_is_not_a_head() -> None:
     async with running() as listener, await listener.connect() as stream:
         reader = Reader(stream)
         await stream.send_all(post("t/store", b"a") + b"\r\n")

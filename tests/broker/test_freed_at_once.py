@@ -87,7 +87,7 @@ class Client:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_a_request_was_made_of_does_not_wait_for_the_garbage_collector(store, kind):
+async def test_requests_are_freed_without_the_garbage_collector(store, kind):
     async with in_process(store=store, listener="hot") as daemon:
         await daemon.create("t")
         async with await Client(daemon).connect() as stream:
@@ -105,7 +105,7 @@ async def test_what_a_request_was_made_of_does_not_wait_for_the_garbage_collecto
             assert statuses == ({400} if kind == "a refusal" else {200})
 
 
-async def test_what_a_connection_was_made_of_does_not_wait_for_the_garbage_collector(store):
+async def test_connections_are_freed_without_the_garbage_collector(store):
     async with in_process(store=store, listener="hot") as daemon:
         await daemon.create("t")
         client = Client(daemon)
@@ -119,7 +119,7 @@ async def test_what_a_connection_was_made_of_does_not_wait_for_the_garbage_colle
 
 
 @pytest.mark.parametrize("given_away", [False, True], ids=["closed", "given away"])
-async def test_what_an_open_topic_was_made_of_does_not_wait_for_the_garbage_collector(store, given_away):
+async def test_open_topics_are_freed_without_the_garbage_collector(store, given_away):
     async with in_process(store=store, listener="hot") as daemon:
         await daemon.create("t")
         client, directory = Client(daemon), daemon.service.directory

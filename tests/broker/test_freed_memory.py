@@ -54,18 +54,18 @@ def said(program: str, **environment: str) -> list[str]:
 
 
 @glibc
-def test_what_a_page_has_freed_is_there_for_the_next_one():
+def test_memory_freed_by_a_page_is_reused_by_the_next_one():
     is_set, mapped = said(PAGES)
     assert is_set == "True"
     assert int(mapped) < 500  # five per page; without it, more than three hundred
 
 
 @glibc
-def test_beyond_the_bound_memory_goes_back_to_the_system():
+def test_memory_beyond_the_bound_is_returned_to_the_system():
     assert said(BOUNDED) == ["True"] * 4
 
 
 @pytest.mark.parametrize("variable", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
-def test_an_operators_own_settings_are_left_alone(variable):
+def test_settings_of_the_operator_are_left_alone(variable):
     value = "glibc.malloc.trim_threshold=131072" if variable == "GLIBC_TUNABLES" else "131072"
     assert said(PAGES, **{variable: value})[0] == "False"

@@ -30,7 +30,7 @@ class Cycle:
 
 
 @pytest.mark.usefixtures("_thawed")
-def test_no_collection_visits_what_has_lived_long_however_much_of_it_there_is():
+def test_no_collection_visits_long_lived_objects():
     visited = []
 
     def look(phase, info):
@@ -81,7 +81,7 @@ def test_frozen_garbage_is_collected_once_memory_has_grown_by_more_than_open_top
         assert not reclaim.look(), "it begins from here"
 
 
-async def test_a_daemon_keeps_collections_short_from_its_start_to_its_end(tmp_path):
+async def test_a_daemon_keeps_collections_short_from_start_to_end(tmp_path):
     found = []
 
     def announce(running):

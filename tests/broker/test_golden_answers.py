@@ -29,7 +29,7 @@ def brief(found: tuple[int, object, list[tuple[str, str]]]) -> list[object]:
 
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "application"])
-def test_conversations_are_answered_as_they_always_were(hot: bool) -> None:
+def test_conversations_are_answered_as_recorded(hot: bool) -> None:
     async def main() -> None:
         quick = {"header_timeout_s": 0.05, "body_timeout_s": 0.05, "keep_alive_s": 0.05}
         async with running(hot=hot, **quick) as listener:

@@ -25,7 +25,7 @@ PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
     ],
     ids=["started", "tasks", "cold", "mixed"],
 )
-async def test_all_that_was_asked_is_answered_behind_the_end_of_what_is_sent(hot: bool, asked: list[bytes]) -> None:
+async def test_every_request_is_answered_after_a_half_close(hot: bool, asked: list[bytes]) -> None:
     async with running(hot=hot) as listener, await listener.connect() as stream, trio.open_nursery() as nursery:
 
         async def ask_all() -> None:
@@ -45,7 +45,7 @@ async def test_all_that_was_asked_is_answered_behind_the_end_of_what_is_sent(hot
     [(True, b""), (True, post("t/store", b"x")), (True, PING), (False, b"")],
     ids=["hot", "hot-hot", "hot-cold", "application"],
 )
-async def test_a_parked_poll_is_answered_at_once_when_its_client_sends_no_more(hot: bool, behind: bytes) -> None:
+async def test_a_half_close_answers_a_parked_poll_at_once(hot: bool, behind: bytes) -> None:
     async with running(hot=hot) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/poll"))
         while not listener.toys.parked:
@@ -61,7 +61,7 @@ async def test_a_parked_poll_is_answered_at_once_when_its_client_sends_no_more(h
 
 
 @BOTH_WAYS
-async def test_a_request_that_breaks_off_with_what_is_sent_is_refused(hot: bool) -> None:
+async def test_a_request_truncated_by_a_half_close_is_refused(hot: bool) -> None:
     async with running(hot=hot) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"whole") + post("t/store", b"", "Content-Length: 10") + b"half")
         await stream.send_eof()
@@ -72,7 +72,7 @@ async def test_a_request_that_breaks_off_with_what_is_sent_is_refused(hot: bool)
 
 
 @BOTH_WAYS
-async def test_a_client_that_has_gone_holds_nothing(hot: bool) -> None:
+async def test_a_client_that_has_left_holds_nothing(hot: bool) -> None:
     async with running(hot=hot) as listener:
         async with await listener.connect() as stream:
             await stream.send_all(post("t/poll", bytes(10_000)))

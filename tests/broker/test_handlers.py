@@ -31,7 +31,7 @@ class Waiting:
             self.ended += 1
 
 
-async def test_the_answer_of_a_task_is_given_once_and_so_is_its_error(nursery):
+async def test_a_task_answers_or_fails_exactly_once(nursery):
     async def fails(asked):
         raise Overloaded("full")
 
@@ -48,7 +48,7 @@ async def test_the_answer_of_a_task_is_given_once_and_so_is_its_error(nursery):
     assert asked.on_cancel is None
 
 
-async def test_a_request_that_is_cancelled_ends_its_task_and_its_canceller_is_told(nursery):
+async def test_a_cancelled_request_ends_its_task_and_the_canceller_is_notified(nursery):
     waiting, outcomes, asked = Waiting(), [], request()
     RequestTasks(nursery).run(waiting, asked, outcomes.append)
     asked.cancel()
@@ -93,7 +93,7 @@ async def test_a_caller_that_is_cancelled_leaves_once_the_task_of_its_request_ha
     assert waiting.ended == 1
 
 
-async def test_whoever_cancels_a_request_ends_the_task_that_waits_for_another(nursery):
+async def test_cancelling_a_request_ends_the_task_that_waits_for_another(nursery):
     waiting, tasks, outcomes, asked = Waiting(), RequestTasks(nursery), [], request()
 
     async def outer(asked):
@@ -117,7 +117,7 @@ class Due:
 
 
 @pytest.mark.parametrize("count", [1, EXPIRED_AT_ONCE + 1])
-async def test_what_is_not_dropped_expires_in_its_time_and_once(nursery, autojump_clock, count):
+async def test_a_timer_that_is_not_dropped_expires_once_at_its_time(nursery, autojump_clock, count):
     deadlines, expired, dropped = Deadlines(5, Due.expire), [], []
     nursery.start_soon(deadlines.run)
     for _ in range(2):
@@ -137,7 +137,7 @@ async def test_what_is_not_dropped_expires_in_its_time_and_once(nursery, autojum
         expired.clear()
 
 
-async def test_a_time_out_that_is_started_again_counts_from_then(nursery, autojump_clock):
+async def test_a_timer_that_is_started_again_counts_from_then(nursery, autojump_clock):
     deadlines, expired = Deadlines(5, Due.expire), []
     nursery.start_soon(deadlines.run)
     begun_s, again, other = trio.current_time(), Due(expired), Due(expired)
@@ -150,7 +150,7 @@ async def test_a_time_out_that_is_started_again_counts_from_then(nursery, autoju
     assert [round(at_s - begun_s) for at_s in expired] == [6, 7]
 
 
-async def test_of_those_that_are_due_together_one_may_drop_another(nursery, autojump_clock):
+async def test_a_timer_may_drop_another_one_due_at_the_same_time(nursery, autojump_clock):
     expired = []
 
     def expire(member):
@@ -178,7 +178,7 @@ class LoopTurns(trio.abc.Instrument):
         self.ended[-1] += 1
 
 
-async def test_a_thousand_time_outs_at_once_are_spread_over_turns_of_the_loop(autojump_clock):
+async def test_a_thousand_timers_due_at_once_are_spread_over_turns_of_the_loop(autojump_clock):
     turns = LoopTurns()
     trio.lowlevel.add_instrument(turns)
     deadlines = Deadlines(3, turns.expire)

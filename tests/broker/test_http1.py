@@ -38,7 +38,7 @@ async def test_a_handler_sees_path_query_headers_and_body() -> None:
         }
 
 
-async def test_a_handler_of_a_transaction_sees_its_id_and_no_topic() -> None:
+async def test_the_handler_of_a_transaction_sees_its_id_and_no_topic() -> None:
     async with running() as listener, await listener.connect() as stream:
         reader = Reader(stream)
         asked = {
@@ -52,7 +52,7 @@ async def test_a_handler_of_a_transaction_sees_its_id_and_no_topic() -> None:
             assert json.loads((await reader.reply()).body) == seen
 
 
-async def test_a_transactions_path_split_at_every_byte_is_the_same_request() -> None:
+async def test_the_path_of_a_transaction_split_at_every_byte_is_the_same_request() -> None:
     request = post("/v1/transactions/17/commit")
     async with running() as listener, await listener.connect() as stream:
         reader = Reader(stream)
@@ -122,7 +122,7 @@ async def test_http_1_0_gets_a_stream_that_ends_with_the_connection() -> None:
 
 
 @pytest.mark.parametrize("why", ["broken", "refused"])
-async def test_a_stream_that_breaks_is_never_ended_properly_and_only_a_bug_is_told_as_one(
+async def test_a_broken_stream_is_never_ended_properly_and_only_a_bug_is_logged_as_one(
     why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running() as listener, await listener.connect() as stream:
@@ -133,7 +133,7 @@ async def test_a_stream_that_breaks_is_never_ended_properly_and_only_a_bug_is_to
     assert (told.levelname, told.exc_info is None) == (("ERROR", False) if why == "broken" else ("WARNING", True))
 
 
-async def test_a_stream_that_fails_before_its_first_byte_is_an_error_of_its_own() -> None:
+async def test_a_stream_that_fails_before_its_first_byte_is_answered_with_the_error() -> None:
     async with running() as listener:
         reply = await ask(listener, post("broken-at-once/rollback"))
         assert (reply.status, reply.code) == (404, "topic_not_found")
@@ -185,7 +185,9 @@ async def test_a_hot_request_after_one_of_the_application_is_hot() -> None:
         assert listener.toys.by_application == 0
 
 
-async def test_the_loop_has_the_interpreter_lock_soon_while_the_application_is_loaded_and_as_ever_afterwards() -> None:
+async def test_the_loop_gets_the_interpreter_lock_quickly_while_the_application_is_loaded_and_normally_afterwards() -> (
+    None
+):
     before = sys.getswitchinterval(), gc.isenabled()
     async with running() as listener:
         assert (await ask(listener, PING)).body == b"OK"
@@ -221,7 +223,7 @@ async def test_a_hot_request_after_another_is_answered_and_its_connection_closed
         assert listener.toys.by_application == 0
 
 
-async def test_connections_that_left_make_room_for_others() -> None:
+async def test_closed_connections_make_room_for_others() -> None:
     async with running(max_connections=1) as listener:
         for _ in range(3):
             async with await listener.connect() as stream:
@@ -274,7 +276,7 @@ async def test_an_error_is_a_problem_with_code_hint_and_outcome() -> None:
         assert (await ask(listener, post("full/publish"))).headers["retry-after"] == "1"
 
 
-async def test_a_bug_is_internal_and_tells_nothing_of_itself() -> None:
+async def test_a_bug_is_internal_and_reveals_nothing() -> None:
     async with running() as listener:
         reply = await ask(listener, post("bug/publish"))
         assert (reply.status, reply.code) == (500, "internal")
@@ -289,7 +291,7 @@ async def test_a_header_value_of_two_lines_is_never_sent() -> None:
 
 
 @pytest.mark.parametrize("sent", ["a" * 129, "with space", ""])
-async def test_a_request_id_that_a_log_could_choke_on_is_replaced(sent: str) -> None:
+async def test_a_request_id_that_is_unsafe_in_a_log_is_replaced(sent: str) -> None:
     async with running() as listener:
         reply = await ask(listener, post("t/publish", b"", f"X-Request-Id: {sent}"))
         assert reply.headers["x-request-id"] != sent

@@ -33,12 +33,12 @@ def test_the_guide_names_every_code_once_with_its_status_and_its_outcome():
         assert outcome == (Internal if code == "internal" else BY_CODE[code]).outcome, code
 
 
-def test_each_error_is_explained_as_the_guide_does():
+def test_each_error_is_explained_as_in_the_guide():
     rows = re.findall(r"^\| \d{3} \| `(\w+)` \| [\w-]+ \| (\S.*?) \|$", GUIDE, re.MULTILINE)
     assert {code: re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", says) for code, says in rows} == WHAT_TO_DO  # without links
 
 
-def test_what_the_description_says_can_be_answered_stands_in_the_table():
+def test_answers_in_the_description_are_in_the_table():
     answered = {code for route in ROUTES for code in route.errors}
     assert answered <= {code for _, code, _ in ROWS}
 

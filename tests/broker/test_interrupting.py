@@ -15,7 +15,7 @@ def ctrl_c() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_comes_where_the_command_waits_and_never_in_the_middle_of_a_line():
+def test_ctrl_c_takes_effect_where_the_command_waits_and_never_in_the_middle_of_a_line():
     done = []
 
     async def work() -> None:
@@ -31,7 +31,7 @@ def test_ctrl_c_comes_where_the_command_waits_and_never_in_the_middle_of_a_line(
     assert done == [*range(1000), "committed"]
 
 
-def test_a_second_ctrl_c_ends_what_only_tidies_up():
+def test_a_second_ctrl_c_ends_a_cleanup():
     async def work() -> None:
         try:
             ctrl_c()
@@ -45,7 +45,7 @@ def test_a_second_ctrl_c_ends_what_only_tidies_up():
         trio.run(until_ctrl_c, work)
 
 
-def test_where_ctrl_c_is_ignored_it_stays_so():
+def test_an_ignored_ctrl_c_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     done = []
 
@@ -61,7 +61,7 @@ def test_where_ctrl_c_is_ignored_it_stays_so():
     assert done == ["all of it"]
 
 
-def test_work_that_ends_or_fails_does_so_as_ever():
+def test_work_ends_or_fails_as_usual():
     async def fails() -> None:
         raise ValueError("no")
 

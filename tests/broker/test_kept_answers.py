@@ -68,7 +68,7 @@ async def begin(daemon):
     return (await daemon.call("POST", "/v1/transactions", json={})).json()
 
 
-async def test_an_answer_is_kept_from_the_second_time_on_and_counts_as_any(made):
+async def test_an_answer_is_kept_from_the_second_request_on_and_counts_like_any(made):
     async with in_process() as daemon:
         await daemon.create()
         _, last = await daemon.publish("a", "b", "c")
@@ -99,7 +99,7 @@ async def test_an_answer_is_kept_from_the_second_time_on_and_counts_as_any(made)
         (JSON_TYPE, {"limit": 2, "isolation": "committed"}),
     ],
 )
-async def test_a_reader_that_asks_for_anything_else_gets_another_answer(made, other, more):
+async def test_a_reader_with_another_request_gets_another_answer(made, other, more):
     async with in_process() as daemon:
         for topic in ("t", "u"):
             await daemon.create(topic)
@@ -109,7 +109,7 @@ async def test_a_reader_that_asks_for_anything_else_gets_another_answer(made, ot
         assert found == await answered(daemon, asked(other, **more))
 
 
-async def test_what_is_kept_is_counted_as_delivered_each_time(made, monkeypatch):
+async def test_kept_answers_count_as_delivered_each_time(made, monkeypatch):
     delivered = []
     monkeypatch.setattr(Rates, "delivered", lambda self, name, count, now_s: delivered.append((name, count)))
     async with in_process() as daemon:
@@ -135,7 +135,7 @@ async def test_topics_of_one_name_in_two_namespaces_have_answers_of_their_own(ma
         assert b'"other"' in anew(daemon, there, made)[3]
 
 
-async def test_a_body_that_makes_sense_in_one_encoding_is_refused_in_another(made):
+async def test_a_body_that_is_valid_in_one_encoding_is_refused_in_another(made):
     async with in_process() as daemon:
         await daemon.create()
         await daemon.publish("a")
@@ -148,7 +148,7 @@ async def test_a_body_that_makes_sense_in_one_encoding_is_refused_in_another(mad
             started(daemon, empty(AVRO_TYPE))
 
 
-async def test_a_page_that_a_limit_ended_stays_as_it_is_and_one_to_the_end_is_made_anew_when_something_comes(made):
+async def test_a_page_ended_by_a_limit_stays_and_one_to_the_end_is_rebuilt_after_a_publish(made):
     async with in_process() as daemon:
         await daemon.create()
         _, last = await daemon.publish("a", "b")
@@ -165,7 +165,7 @@ async def test_a_page_that_a_limit_ended_stays_as_it_is_and_one_to_the_end_is_ma
         assert b'"c"' in kept(daemon, empty, made)[3]
 
 
-async def test_a_poll_that_waits_is_answered_by_what_is_kept_unless_that_is_nothing(made):
+async def test_a_poll_that_waits_uses_a_kept_answer_unless_that_is_empty(made):
     async with in_process() as daemon:
         await daemon.create()
         _, last = await daemon.publish("a")
@@ -177,7 +177,7 @@ async def test_a_poll_that_waits_is_answered_by_what_is_kept_unless_that_is_noth
             assert started(daemon, asked(start_from=last, inclusive=False, wait_ms=50)) is None
 
 
-async def test_what_is_undecided_or_rolled_back_ends_what_was_kept(made):
+async def test_undecided_and_rolled_back_messages_end_what_was_kept(made):
     async with in_process() as daemon:
         await daemon.create()
         await daemon.publish("a")
@@ -196,7 +196,7 @@ async def test_what_is_undecided_or_rolled_back_ends_what_was_kept(made):
         assert b'"b"' not in (await same(daemon, committed))[3]
 
 
-async def test_what_has_expired_is_in_no_answer_that_is_kept(made):
+async def test_kept_answers_contain_no_expired_messages(made):
     async with in_process() as daemon:
         await daemon.create(ttl=10)
         await daemon.publish("a")
@@ -216,7 +216,7 @@ async def test_what_has_expired_is_in_no_answer_that_is_kept(made):
             assert started(daemon, asked(limit=limit)) == await answered(daemon, asked(limit=limit))
 
 
-async def test_messages_with_a_time_to_live_of_their_own_are_in_no_answer_that_is_kept(made):
+async def test_kept_answers_contain_no_messages_with_their_own_time_to_live(made):
     async with in_process() as daemon:
         await daemon.create()
         await daemon.publish("a", ttlSeconds=5)
@@ -228,7 +228,7 @@ async def test_messages_with_a_time_to_live_of_their_own_are_in_no_answer_that_i
         assert b'"a"' not in started(daemon, asked())[3]
 
 
-async def test_a_page_that_ended_before_such_a_message_is_told_to_be_the_last_once_that_has_expired(made):
+async def test_a_page_that_ended_before_such_a_message_is_reported_as_last_once_that_has_expired(made):
     async with in_process() as daemon:
         await daemon.create()
         await daemon.publish(*["a"] * 300)  # fills a chunk of the scan cache
@@ -241,7 +241,7 @@ async def test_a_page_that_ended_before_such_a_message_is_told_to_be_the_last_on
         assert started(daemon, asked(limit=300)) in (None, expected)
 
 
-async def test_after_a_roll_back_whose_outcome_is_unknown_nothing_that_was_kept_is_told(made):
+async def test_after_a_rollback_of_unknown_outcome_no_kept_answer_is_sent(made):
     async with in_process() as daemon:
         await daemon.create()
         begun = await begin(daemon)
@@ -256,7 +256,7 @@ async def test_after_a_roll_back_whose_outcome_is_unknown_nothing_that_was_kept_
         assert started(daemon, pointers) in (None, expected)
 
 
-async def test_what_was_kept_of_a_topic_ends_with_it(made):
+async def test_kept_answers_of_a_topic_end_with_it(made):
     async with in_process() as daemon:
         await daemon.create()
         await daemon.publish("a")
@@ -269,7 +269,7 @@ async def test_what_was_kept_of_a_topic_ends_with_it(made):
         assert b'"a"' not in (await same(daemon, asked()))[3]
 
 
-async def test_a_page_that_passes_messages_which_are_set_aside_says_so_from_then_on(made, tmp_path):
+async def test_a_page_that_skips_rows_set_aside_reports_them_from_then_on(made, tmp_path):
     async with in_process(storage__data_dir=tmp_path) as daemon:
         await daemon.create()
         for payload in ("a", "b", "c"):
@@ -285,7 +285,7 @@ async def test_a_page_that_passes_messages_which_are_set_aside_says_so_from_then
                 assert started(daemon, asked(limit=limit)) in (None, await answered(daemon, asked(limit=limit)))
 
 
-async def test_a_reader_whose_quota_allows_less_never_gets_a_larger_page_that_was_kept(made):
+async def test_a_reader_never_gets_a_kept_page_larger_than_its_quota(made):
     async with in_process() as daemon:
         await daemon.create()
         await daemon.publish(*["m" * 100] * 20)
@@ -302,7 +302,7 @@ async def test_a_reader_whose_quota_allows_less_never_gets_a_larger_page_that_wa
         assert kept(daemon, asked(), made)[3].count(b"m" * 100) == 20
 
 
-async def test_a_request_that_is_long_is_not_compared(made):
+async def test_long_requests_are_not_compared(made):
     async with in_process() as daemon:
         await daemon.create()
         await daemon.publish("a")
@@ -319,7 +319,7 @@ async def test_a_request_that_is_long_is_not_compared(made):
                 assert anew(daemon, long, made) is not None
 
 
-async def test_an_answer_that_is_compressed_for_one_reader_is_as_it_was_for_the_next(made):
+async def test_compressing_an_answer_for_one_reader_does_not_change_it_for_the_next(made):
     async with in_process(listener="hot", http__gzip_min_bytes=1024) as daemon:
         await daemon.create()
         await daemon.publish(*["m" * 100] * 20)
@@ -351,13 +351,13 @@ STRETCH = SetAside(b"c" * 10, b"d" * 10, 1)
         (replace(SPAN, set_aside=(STRETCH,)), 7, "never"),
     ],
 )
-def test_an_answer_is_right_for_the_same_messages_alone(span, revision, is_right, is_cut):
+def test_an_answer_is_valid_for_the_same_messages_only(span, revision, is_right, is_cut):
     first = after(b"a" * 20)[:20]
     kept = KeptAnswer(NAME, Look(FIRST_BOUND), SPAN, 7, first, is_cut, b"", "a/b", (), 1, first)
     assert kept.answers(span, revision) == (is_right == "always" or (is_cut and is_right.startswith("of")))
 
 
-def test_kept_answers_take_no_more_than_their_bound_and_the_oldest_go_first():
+def test_kept_answers_stay_within_their_bound_and_the_oldest_are_evicted_first():
     answers, span = KeptAnswers(), Span(1, b"p", FIRST_BOUND, FIRST_BOUND, 0, 0, None)
     questions = [question_of(asked(limit=1 + number)(), 1 << 20) for number in range(200)]
 
@@ -410,7 +410,7 @@ QUESTIONS = st.lists(
 
 @given(QUESTIONS, st.lists(ACTIONS, max_size=30))
 @settings(max_examples=150)
-def test_whatever_becomes_of_a_topic_polls_that_are_asked_again_are_told_what_is_there(questions, actions):
+def test_repeated_polls_return_the_current_messages_whatever_happens_to_the_topic(questions, actions):
     async def run():
         async with in_process() as daemon:
             await daemon.create(ttl=5)

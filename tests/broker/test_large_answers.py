@@ -44,7 +44,7 @@ class Turns(trio.abc.Instrument):
 
 
 @pytest.mark.parametrize(("sizes", "most"), [([LARGE], 1), ([MEDIUM], 1), ([LARGE, MEDIUM], 2)])
-async def test_a_turn_has_one_piece_of_each_size_however_many_ask(sizes: list[int], most: int) -> None:
+async def test_a_turn_makes_one_piece_of_each_size_however_many_requests_there_are(sizes: list[int], most: int) -> None:
     turns = Turns()
     trio.lowlevel.add_instrument(turns)
     async with trio.open_nursery() as nursery:
@@ -62,7 +62,7 @@ async def two_turns() -> None:
     await trio.lowlevel.checkpoint()
 
 
-async def test_large_answers_are_made_in_the_order_in_which_they_were_asked_for() -> None:
+async def test_large_answers_are_made_in_the_order_of_their_requests() -> None:
     order: list[int] = []
 
     def pieces(number: int) -> Iterator[bytes]:
@@ -89,7 +89,7 @@ async def test_a_small_answer_is_made_at_once_while_large_ones_wait() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_an_answer_of_some_mib_does_not_wait_for_larger_ones() -> None:
+async def test_an_answer_of_a_few_mib_does_not_wait_for_larger_ones() -> None:
     turns = Turns()
     async with trio.open_nursery() as nursery:
         for _ in range(ASKERS):
@@ -101,7 +101,7 @@ async def test_an_answer_of_some_mib_does_not_wait_for_larger_ones() -> None:
 
 
 @pytest.mark.parametrize("when", ["while it waits", "while it is made"])
-async def test_an_answer_whose_reader_leaves_makes_way_for_the_next(when: str) -> None:
+async def test_an_answer_whose_reader_leaves_makes_room_for_the_next(when: str) -> None:
     turns = Turns()
     leaves, made = trio.CancelScope(), []
 
@@ -125,7 +125,7 @@ async def test_an_answer_whose_reader_leaves_makes_way_for_the_next(when: str) -
     assert turns.made < 10_000
 
 
-async def test_a_large_body_is_let_go_of_as_it_is_sent_and_a_small_one_is_whole() -> None:
+async def test_a_large_body_is_freed_as_it_is_sent_and_a_small_one_is_whole() -> None:
     assert body_of([b"a", b"b"]) == b"ab"
     body = body_of([bytes(JOINED_BYTES), b"b"])
     assert isinstance(body, BodyPieces)
@@ -136,7 +136,7 @@ async def test_a_large_body_is_let_go_of_as_it_is_sent_and_a_small_one_is_whole(
     assert [piece async for piece in closed] == []
 
 
-async def test_a_large_body_holds_the_room_that_it_takes_and_is_refused_where_there_is_none() -> None:
+async def test_a_large_body_holds_its_reservation_and_is_refused_without_one() -> None:
     budget = AnswerBudget(4 * MIB, patience_s=0)
     room = budget.room()
     assert room.has(2 * MIB)

@@ -74,7 +74,7 @@ def test_a_line_outside_of_a_request_names_none(lines):
     assert "request" not in lines.format(record_of("started"))
 
 
-def test_a_traceback_comes_along(tmp_path):
+def test_a_traceback_is_included(tmp_path):
     for kind in ("text", "json"):
         with logs_into(tmp_path / kind, format=kind):
             try:
@@ -88,7 +88,7 @@ def test_a_traceback_comes_along(tmp_path):
 
 
 @given(st.text(), st.text())
-def test_nobody_can_forge_a_second_line(message, value):
+def test_no_input_can_forge_a_second_line(message, value):
     line = TextLines().format(record_of(message.replace("%", ""), field=value))
     assert not re.search(r"[\x00-\x1f\x7f-\x9f]", line)
     assert len(JsonLines().format(record_of(message.replace("%", ""), field=value)).split("\n")) == 1
@@ -102,7 +102,7 @@ def test_lines_below_the_level_are_not_made(tmp_path):
     assert [line.split(": ")[1] for line in (tmp_path / "log").read_text().splitlines()] == ["important"]
 
 
-def test_what_is_said_to_a_person_is_a_line_for_a_program(tmp_path):
+def test_messages_for_people_are_log_lines_for_programs(tmp_path):
     for kind in ("text", "json"):
         with logs_into(tmp_path / kind, format=kind) as logs:
             logs.announce("two\nlines", "serving", port=7420)
@@ -111,7 +111,7 @@ def test_what_is_said_to_a_person_is_a_line_for_a_program(tmp_path):
     assert (line["event"], line["port"]) == ("serving", 7420)
 
 
-def test_a_line_that_cannot_be_made_is_counted_and_fails_nothing(tmp_path):
+def test_a_line_that_cannot_be_made_is_counted_and_breaks_nothing(tmp_path):
     class Unspeakable:
         def __str__(self):
             raise RuntimeError("no words")
@@ -129,7 +129,7 @@ def test_closing_leaves_the_root_logger_as_it_was(tmp_path):
     assert (list(logging.getLogger().handlers), logging.getLogger().level) == before
 
 
-def test_a_pipe_that_nobody_reads_drops_and_counts_and_holds_nobody():
+def test_a_full_pipe_drops_and_counts_lines_and_blocks_nothing():
     reader, writer = os.pipe()
     lines = LineWriter(writer, max_lines=10, gap=lambda missed: f"missed {missed}")
     line = "x" * 4096
@@ -220,7 +220,7 @@ print(logs.counters(), file=sys.stderr)
 """
 
 
-def test_a_process_whose_output_stands_still_ends_all_the_same():
+def test_a_process_with_blocked_output_still_ends():
     reader, writer = os.pipe()
     done = subprocess.run(
         [sys.executable, "-c", SPEAKER, "0.1"], stdout=writer, stderr=subprocess.PIPE, timeout=PATIENCE_S, check=False
@@ -232,7 +232,7 @@ def test_a_process_whose_output_stands_still_ends_all_the_same():
 
 
 @pytest.mark.parametrize("kind", ["closed", "full"])
-def test_a_process_whose_output_is_gone_ends_all_the_same(kind):
+def test_a_process_with_closed_output_still_ends(kind):
     if kind == "closed":
         reader, output = os.pipe()
         os.close(reader)
@@ -246,7 +246,7 @@ def test_a_process_whose_output_is_gone_ends_all_the_same(kind):
     assert re.search(rb"failed=[1-9]", done.stderr)
 
 
-def test_the_output_stays_open_though_nobody_else_holds_it(tmp_path):
+def test_the_output_stays_open_without_other_holders(tmp_path):
     logs = setup_logs(LogConfig(), open(tmp_path / "log", "w"))  # noqa: SIM115
     logger.info("still here")
     logs.close(10)

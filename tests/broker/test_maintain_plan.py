@@ -37,7 +37,7 @@ async def planned(daemon) -> list[KeyRange]:
     return plan(Limits.of(NAME, answer.json()))
 
 
-async def test_the_plan_holds_the_rows_that_the_janitor_removes_and_no_others():
+async def test_the_plan_holds_exactly_the_rows_that_the_janitor_removes():
     async with in_process(retention__delete_grace_s=60) as daemon:
         for _ in range(2):
             await daemon.create(ttl=1000)
@@ -67,21 +67,21 @@ async def test_the_plan_holds_the_rows_that_the_janitor_removes_and_no_others():
         assert len(await keys(daemon, Table.MESSAGE)) == 5
 
 
-async def test_expired_rows_stay_until_what_producers_sent_is_noted_elsewhere():
+async def test_expired_rows_stay_until_a_snapshot_covers_what_producers_sent():
     (expired,) = plan(limits(snapshotPosition=pack_id(1200, 4, 0, 1).hex(), invalid=None))[2:]
     assert (expired.start, expired.stop) == (PREFIX, PREFIX + pack_position(1200, 4))
     (expired,) = plan(limits(snapshotPosition=pack_id(9000, 0).hex(), invalid=[]))[2:]
     assert expired.stop == PREFIX + pack_position(5000, 0)
 
 
-def test_messages_of_invalid_transactions_are_looked_for_where_nothing_has_expired_and_are_not_removed():
+def test_messages_of_invalid_transactions_are_searched_where_nothing_has_expired_and_not_removed():
     *_, expired, invalid = plan(limits())
     assert (invalid.start, invalid.why, invalid.pointers) == (expired.stop, "invalid", (2, 7))
     assert PREFIX + b"\xff" * 10 in invalid
     assert generation_prefix(NAME, 4) not in invalid
 
 
-def test_where_nobody_can_say_whose_transactions_are_invalid_nothing_is_planned_for_them():
+def test_without_an_invalid_list_no_rows_of_invalid_transactions_are_planned():
     assert {each.why for each in plan(limits(invalid=None))} == {"generation", "expired"}
 
 
@@ -117,7 +117,7 @@ def test_bounds_by_time_are_of_equal_lengths_and_within_the_range(first_ms, last
 
 
 @pytest.mark.parametrize("lacking", ["generation", "expiredBefore", "invalid", "snapshotPosition"])
-def test_an_answer_without_what_it_needs_makes_no_plan(lacking):
+def test_an_incomplete_answer_makes_no_plan(lacking):
     said = {"generation": 1, "expiredBefore": 5, "invalid": [], "snapshotPosition": None}
     del said[lacking]
     with pytest.raises(MalformedBody, match=lacking):

@@ -32,11 +32,11 @@ def test_systemd_hears_ready_alive_and_stopping(systemd):
 @pytest.mark.parametrize(
     "environ", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "/nowhere/at/all"}, {"NOTIFY_SOCKET": "vsock:2"}]
 )
-def test_nobody_listening_is_nothing(environ):
+def test_a_missing_listener_is_ignored(environ):
     Notifier(environ).ready()
 
 
-def test_a_listener_that_does_not_listen_holds_nobody(systemd):
+def test_a_listener_that_does_not_read_blocks_nothing(systemd):
     _, name = systemd
     notifier = Notifier({"NOTIFY_SOCKET": name})
     for _ in range(2000):
@@ -54,7 +54,7 @@ def test_a_listener_that_does_not_listen_holds_nobody(systemd):
         ({}, None),
     ],
 )
-def test_the_watchdog_is_fed_twice_in_its_time(environ, interval_s):
+def test_the_watchdog_is_fed_twice_in_its_interval(environ, interval_s):
     assert Notifier({"NOTIFY_SOCKET": "@x", **environ}).watchdog_interval_s == interval_s
 
 

@@ -30,7 +30,7 @@ def served(app):
     }
 
 
-async def test_what_is_served_is_described_and_what_is_described_is_served(daemon):
+async def test_exactly_the_described_routes_are_served(daemon):
     described = {
         (method.upper(), path, operation["operationId"])
         for path, operations in DOCUMENT["paths"].items()
@@ -73,7 +73,7 @@ def test_the_document_is_valid_openapi():
     validator.validate(DOCUMENT)
 
 
-def test_every_reference_leads_somewhere_and_every_schema_is_used():
+def test_every_reference_resolves_and_every_schema_is_used():
     text = json.dumps(DOCUMENT)
     used = set(re.findall(r'"#/components/schemas/(\w+)"', text))
     assert used == set(DOCUMENT["components"]["schemas"])
@@ -85,7 +85,7 @@ def test_every_path_declares_its_parameters():
         assert declared == re.findall(r"{(\w+)}", path)
 
 
-def test_operation_ids_are_unique_and_every_operation_has_words_and_an_answer():
+def test_operation_ids_are_unique_and_every_operation_has_a_text_and_an_answer():
     found = [o for path in DOCUMENT["paths"].values() for method, o in path.items() if method in METHODS]
     assert len({operation["operationId"] for operation in found}) == len(found) == len(ROUTES)
     for operation in found:
@@ -93,7 +93,7 @@ def test_operation_ids_are_unique_and_every_operation_has_words_and_an_answer():
         assert operation["responses"]
 
 
-def test_every_code_stands_under_its_status():
+def test_every_code_is_listed_under_its_status():
     assert by_status(["low_space", "topic_not_found"]) == {404: ["topic_not_found"], 503: ["low_space"]}
     for route in ROUTES:
         for code in route.errors:
@@ -131,7 +131,7 @@ ANSWERED = {
 
 
 @pytest.mark.parametrize("name", ANSWERED)
-async def test_answers_have_the_fields_that_are_described(daemon, name):
+async def test_answers_have_the_described_fields(daemon, name):
     await daemon.create("x")
     await daemon.publish("m", topic="x")
     await daemon.call("PUT", ANSWERED["get_reader"], json={"position": "0" * 40})
@@ -143,7 +143,7 @@ async def test_answers_have_the_fields_that_are_described(daemon, name):
     assert set(record) == set(fields) - {"detail", "truncated", "from", "to", "rows"}
 
 
-def test_every_operation_names_the_verb_that_it_needs_and_what_it_needs_it_on():
+def test_every_operation_names_the_verb_it_needs_and_on_what():
     for route in ROUTES:
         operation = DOCUMENT["paths"][route.path][route.method.lower()]
         named = operation["x-plainsong-verb"]
@@ -169,7 +169,7 @@ ANY_NAME = {
 }
 
 
-def test_only_the_health_of_the_daemon_is_for_those_without_a_name():
+def test_only_the_health_of_the_daemon_is_open_without_a_name():
     assert {route.name for route in ROUTES if route.on == "nobody"} == NO_NAME
     assert {route.name for route in ROUTES if route.on == "name"} == ANY_NAME
     for route in ROUTES:
@@ -177,7 +177,7 @@ def test_only_the_health_of_the_daemon_is_for_those_without_a_name():
         assert (operation.get("security") == []) is (route.name in NO_NAME)
 
 
-def test_what_changes_a_topic_asks_for_a_verb_that_reading_does_not_give():
+def test_changing_a_topic_requires_a_verb_that_reading_does_not_grant():
     for route in ROUTES:
         if not route.reads_only and route.on != "nobody":
             assert "inspect" not in route.verbs

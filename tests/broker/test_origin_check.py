@@ -53,7 +53,7 @@ async def begun_transactions(daemon) -> int:
         "one.card.example",
     ],
 )
-def test_addresses_localhost_and_the_daemons_names_may_stand_in_host(host):
+def test_host_may_be_an_address_localhost_or_a_name_of_the_daemon(host):
     check = OriginCheck(["queue.example.", "*.Wide.example"])
     check.certificate_names = frozenset({"served.example", "*.card.example"})
     assert check.refusal("POST", {"host": host}, NO_PEER) is None
@@ -87,13 +87,13 @@ def test_every_other_name_is_forbidden_with_the_setting_that_allows_it(host):
 
 
 @pytest.mark.parametrize("host", ["", "a b", "a,b", "a/b", "user@a", "[::1", "a:b", "a:123456", "ä"])
-def test_what_is_no_host_is_a_bad_request(host):
+def test_an_invalid_host_is_a_bad_request(host):
     refusal = OriginCheck().refusal("GET", {"host": host}, NO_PEER)
     assert refusal is not None
     assert refusal.code == "invalid_parameter"
 
 
-def test_any_name_may_address_a_unix_socket():
+def test_a_unix_socket_may_be_addressed_by_any_name():
     peer = Peer("unix", unix=UnixPeer(1, 2, 3))
     assert OriginCheck().refusal("POST", {"host": "anything.example"}, peer) is None
 
@@ -150,7 +150,7 @@ async def test_a_request_without_host_is_400(hot, path):
 
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "application"])
-async def test_one_good_request_opens_no_door_for_the_next_on_its_connection(hot):
+async def test_every_request_on_a_connection_is_checked(hot):
     async with running(hot=hot) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         good, bad = post("t/store", b"x"), post("t/store", b"x").replace(b"localhost", b"evil.example")
@@ -180,7 +180,7 @@ async def test_one_good_request_opens_no_door_for_the_next_on_its_connection(hot
         {"sec-fetch-site": "same-site"},
     ],
 )
-async def test_a_form_of_another_page_begins_no_transaction(daemon, headers):
+async def test_a_form_of_another_site_begins_no_transaction(daemon, headers):
     sent = {"content-type": FORM, "accept": "text/html", "upgrade-insecure-requests": "1", **headers}
     for path in (OPEN, f"{OPEN}/truncate", f"{TOPICS}/t/publish"):
         answer = await daemon.http.post(path, content=b"timeoutSeconds=1", headers=sent)
@@ -293,7 +293,7 @@ async def test_a_preflight_names_the_methods_of_the_path(daemon):
     assert not [name for name in foreign.headers if name.startswith("access-control")]
 
 
-async def test_a_refusal_is_told_with_who_was_refused(daemon):
+async def test_a_refusal_is_logged_with_its_origin(daemon):
     check, heard = OriginCheck(), []
     check.on_refused = lambda what, peer, error: heard.append((what, peer.address, error.code))
     peer = Peer("10.0.0.7:1")

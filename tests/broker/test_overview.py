@@ -51,7 +51,7 @@ async def close_topics(daemon):
 
 
 @pytest.mark.parametrize("open_", [True, False])
-async def test_a_row_says_what_the_topic_holds_whether_it_is_open_or_not(daemon, open_):
+async def test_a_row_shows_the_content_of_a_topic_whether_it_is_open_or_not(daemon, open_):
     await daemon.create(ttl=600)
     await daemon.publish("abc", "defg")
     begun = await begin(daemon)
@@ -83,7 +83,7 @@ async def test_a_row_says_what_the_topic_holds_whether_it_is_open_or_not(daemon,
 
 
 @pytest.mark.parametrize("open_", [True, False])
-async def test_what_has_expired_is_not_counted(daemon, open_):
+async def test_expired_messages_are_not_counted(daemon, open_):
     await daemon.create(ttl=600)
     await daemon.publish("old", ms=START_MS)
     await daemon.publish("new", "newer", ms=START_MS + 500_000)
@@ -98,7 +98,7 @@ async def test_what_has_expired_is_not_counted(daemon, open_):
         assert (row["messages"], row["oldestAgeMs"]) == (0, None)
 
 
-async def test_topics_that_were_made_or_deleted_a_moment_ago_are_there_or_not(daemon):
+async def test_just_created_topics_are_listed_and_just_deleted_ones_are_not(daemon):
     assert (await listed(daemon)) == {"topics": [], "total": 0, "next": None}
     await daemon.create("a")
     await daemon.create("b")
@@ -107,7 +107,7 @@ async def test_topics_that_were_made_or_deleted_a_moment_ago_are_there_or_not(da
     assert await names(daemon) == ["b"]
 
 
-async def test_where_the_store_cannot_be_read_the_list_says_so_and_is_there_when_it_can_be_read_again(daemon):
+async def test_an_unreadable_store_is_reported_and_the_list_returns_with_it(daemon):
     await daemon.create("a")
     daemon.store.fail_next("scan")
     await daemon.call("GET", ALL, status=503, code="storage_failed")
@@ -161,7 +161,7 @@ async def test_the_pages_of_a_list_have_every_topic_once_and_in_order(daemon, so
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=501", "sort=ttl", "order=up", "after=x", "after=x~ns:a", "namespace=a-b", "nq=1"]
 )
-async def test_what_cannot_be_listed_is_refused(daemon, query):
+async def test_invalid_lists_are_refused(daemon, query):
     answer = await daemon.call("GET", f"{ALL}?{query}", status=400)
     assert answer.json()["code"] in ("invalid_parameter", "invalid_name")
 
@@ -205,7 +205,7 @@ async def test_the_history_of_a_topic_has_sixty_minutes_up_to_now(daemon):
     await daemon.call("GET", f"{TOPICS}/t/history?minutes=5", status=400, code="invalid_parameter")
 
 
-async def test_the_history_of_a_closed_topic_is_told_without_opening_it(daemon):
+async def test_the_history_of_a_closed_topic_is_shown_without_opening_it(daemon):
     await daemon.create()
     await daemon.publish("abc", "de")
     await close_topics(daemon)
@@ -216,7 +216,7 @@ async def test_the_history_of_a_closed_topic_is_told_without_opening_it(daemon):
     await daemon.call("GET", f"{TOPICS}/t/history", status=404, code="topic_not_found")
 
 
-def test_a_history_moves_on_minute_by_minute_and_forgets_what_is_an_hour_old():
+def test_a_history_advances_minute_by_minute_and_drops_what_is_an_hour_old():
     rate, name = Rate(), TopicName("n", "t")
     rate.add(name, 5, 10 * WINDOW_S, 50)
     rate.add(name, 1, 11 * WINDOW_S, 10)
@@ -234,7 +234,7 @@ def test_a_history_moves_on_minute_by_minute_and_forgets_what_is_an_hour_old():
 # --- several instances -----------------------------------------------------------------------------
 
 
-async def test_figures_of_topics_at_other_instances_are_asked_for():
+async def test_figures_of_topics_at_other_instances_are_requested():
     async with cluster("a", "b") as nodes:
         for name, owner in (("ns:t", "b"), ("ns:u", "a")):
             nodes.move(name, owner)
@@ -301,7 +301,7 @@ async def test_many_topics_are_read_less_often():
     assert known.fresh_s == 10.0
 
 
-async def test_a_thread_that_reads_the_rows_of_many_topics_naps_also_where_their_decoded_form_is_kept(
+async def test_a_thread_that_reads_the_rows_of_many_topics_pauses_even_if_their_decoded_form_is_cached(
     daemon, monkeypatch
 ):
     for number in range(10):

@@ -70,7 +70,7 @@ EXPECTED = {
 
 
 @every_listener
-async def test_a_poll_as_of_a_moment_shows_what_had_been_committed_by_then_and_waits_for_nothing(listener):
+async def test_a_poll_as_of_a_moment_shows_what_was_committed_by_then_and_never_waits(listener):
     async with in_process(listener=listener) as daemon:
         await history(daemon)
         for at_ms, wanted in EXPECTED.items():
@@ -89,7 +89,7 @@ async def test_the_cache_and_the_store_show_the_same():
         assert cache.budget.hits == hits + len(EXPECTED)
 
 
-async def test_the_query_asks_for_it_with_every_encoding():
+async def test_the_query_parameter_works_with_every_encoding():
     async with in_process() as daemon:
         await history(daemon)
         path = f"{TOPICS}/t/poll?as_of_ms={START_MS + 2_999}"
@@ -105,7 +105,7 @@ async def test_the_query_asks_for_it_with_every_encoding():
         assert answer.content.count(b"plain") == 2
 
 
-async def test_it_is_read_page_by_page_to_its_end():
+async def test_a_moment_is_read_page_by_page_to_its_end():
     async with in_process() as daemon:
         await history(daemon)
         since, found = {}, []
@@ -136,7 +136,7 @@ async def test_an_answer_of_version_1_of_any_length_is_as_of_the_moment_too():
         ]
 
 
-async def test_what_a_reader_was_shown_as_of_now_stays_so():
+async def test_a_view_as_of_now_does_not_change_later():
     async with in_process() as daemon:
         open_ = await history(daemon)
         now_ms = daemon.clock.ms
@@ -166,7 +166,7 @@ async def test_stored_messages_are_shown_with_their_transaction():
             assert await shown(daemon, START_MS + 1_000, topic) == [f"{topic} 1", f"{topic} 2"]
 
 
-async def test_what_has_expired_does_not_come_back():
+async def test_expired_messages_do_not_reappear():
     async with in_process() as daemon:
         await daemon.create(ttl=10)
         await daemon.publish("old")
@@ -185,7 +185,7 @@ async def test_offsets_count_as_of_the_moment():
             assert answer["count"] == len(wanted)
 
 
-async def test_a_moment_that_is_still_to_come_is_refused():
+async def test_a_future_moment_is_refused():
     async with in_process() as daemon:
         await daemon.create()
         for path in (f"{TOPICS}/t/poll", OFFSETS):
@@ -194,7 +194,7 @@ async def test_a_moment_that_is_still_to_come_is_refused():
             assert str(START_MS + 1) in answer.json()["detail"]
 
 
-async def test_a_moment_whose_outcomes_are_forgotten_is_gone_with_the_earliest_one_in_the_detail():
+async def test_a_moment_older_than_the_outcomes_is_gone_with_the_earliest_one_in_the_detail():
     async with in_process(transactions__outcome_retention_s=3600) as daemon:
         await daemon.create()
         transaction = await begin(daemon)
@@ -219,14 +219,14 @@ async def test_a_moment_whose_outcomes_are_forgotten_is_gone_with_the_earliest_o
         {"asOfMs": -1},
     ],
 )
-async def test_what_contradicts_it_is_refused(body):
+async def test_contradicting_parameters_are_refused(body):
     async with in_process() as daemon:
         await daemon.create()
         for path in (f"{TOPICS}/t/poll", OFFSETS):
             await daemon.call("POST", path, json=body, status=400, code="invalid_parameter")
 
 
-async def test_committed_isolation_may_be_said_besides():
+async def test_committed_isolation_may_be_given_as_well():
     async with in_process() as daemon:
         await history(daemon)
         assert await shown(daemon, START_MS + 3_000, isolation="committed") == EXPECTED[3_000]
@@ -246,7 +246,7 @@ async def test_a_daemon_that_decides_no_transactions_says_so():
         await daemon.call("POST", f"{TOPICS}/t/poll", json=body, status=503, code="transactions_unavailable")
 
 
-async def test_a_position_to_resume_from_is_behind_what_was_skipped():
+async def test_a_position_to_resume_from_is_after_skipped_messages():
     async with in_process() as daemon:
         await daemon.create()
         _, last = await daemon.publish("one", ms=START_MS)

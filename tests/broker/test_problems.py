@@ -40,7 +40,7 @@ async def test_every_error_is_explained_to_programs_and_to_people(daemon, code):
         assert part in shown.text
 
 
-async def test_the_first_page_and_a_slash_too_many_lead_on(daemon):
+async def test_the_first_page_and_a_trailing_slash_redirect(daemon):
     for path, hint in (
         ("/", "the console is at /console, and /openapi.json lists the routes"),
         ("/ping/", "try /ping"),
@@ -49,12 +49,12 @@ async def test_the_first_page_and_a_slash_too_many_lead_on(daemon):
         assert (await daemon.call("GET", path, status=404, code="not_found")).json()["hint"] == hint
 
 
-async def test_a_position_that_is_none_says_what_one_is(daemon):
+async def test_an_invalid_position_is_refused_with_the_valid_forms(daemon):
     await daemon.create()
     answer = await daemon.call("GET", f"{TOPICS}/t/events?from=oldest", status=400, code="invalid_message_id")
     assert answer.json()["hint"] == "use an id of 40 hex digits, or a time in milliseconds; 0 is the oldest message"
 
 
-async def test_an_error_that_is_none_is_not_found(daemon):
+async def test_an_unknown_error_is_not_found(daemon):
     answer = await daemon.call("GET", "/errors/topic_not_fond", status=404, code="not_found")
     assert "topic_not_found" in answer.json()["hint"]

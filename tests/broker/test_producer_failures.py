@@ -82,7 +82,7 @@ async def held(daemon):
 # --- clients that die ----------------------------------------------------------------------------
 
 
-async def test_row_1_a_client_that_died_before_sending_opens_again_and_goes_on_behind_its_last(store):
+async def test_row_1_a_client_that_died_before_sending_reopens_and_continues_after_its_last_id(store):
     async with life_of(store) as daemon:
         session = await opened(daemon)
         await send(daemon, [0, 1], session=session)
@@ -93,7 +93,7 @@ async def test_row_1_a_client_that_died_before_sending_opens_again_and_goes_on_b
 
 
 @pytest.mark.parametrize("stored", [False, True])
-async def test_row_2_a_client_that_died_after_sending_is_told_by_opening_whether_it_took(store, stored):
+async def test_row_2_reopening_tells_a_client_that_died_after_sending_whether_it_was_stored(store, stored):
     async with life_of(store) as daemon:
         session = await opened(daemon)
         store.fail_next("write", applied=stored)
@@ -109,7 +109,7 @@ async def test_row_2_a_client_that_died_after_sending_is_told_by_opening_whether
 
 
 @pytest.mark.parametrize("applied", [0, 1, 2, True])
-async def test_rows_3_to_5_of_a_batch_whose_daemon_died_in_its_commit_there_is_all_or_nothing(store, applied):
+async def test_rows_3_to_5_a_batch_whose_daemon_died_in_its_commit_is_whole_or_absent(store, applied):
     async with life_of(store) as daemon:
         session = await opened(daemon)
         await send(daemon, [0], session=session)
@@ -125,7 +125,7 @@ async def test_rows_3_to_5_of_a_batch_whose_daemon_died_in_its_commit_there_is_a
         assert await payloads(daemon) == ["p0", "p1", "p2", "p3"]
 
 
-async def test_row_6_what_was_answered_and_not_in_any_snapshot_is_known_after_a_crash(store):
+async def test_row_6_answers_that_are_in_no_snapshot_are_known_after_a_crash(store):
     async with life_of(store) as daemon:
         first = await send(daemon, [0, 1, 2])
     async with life_of(store) as daemon:
@@ -136,7 +136,7 @@ async def test_row_6_what_was_answered_and_not_in_any_snapshot_is_known_after_a_
 
 
 @pytest.mark.parametrize("applied", range(8))
-async def test_row_7_a_snapshot_that_was_cut_off_loses_nobody(store, applied):
+async def test_row_7_an_interrupted_snapshot_loses_no_producer(store, applied):
     async with life_of(store, deduplication__snapshot_entries=4) as daemon:
         for producer in "abc":
             await send(daemon, [5], producer=producer)
@@ -151,7 +151,7 @@ async def test_row_7_a_snapshot_that_was_cut_off_loses_nobody(store, applied):
             assert (await send(daemon, [5], producer=producer))["duplicate"] is (f"{producer}5" in there)
 
 
-async def test_e26_a_snapshot_that_is_due_by_time_and_fails_is_taken_later(store, autojump_clock):
+async def test_e26_a_timed_snapshot_that_fails_is_taken_later(store, autojump_clock):
     async with life_of(store, deduplication__snapshot_interval_s=60) as daemon:
         await send(daemon, [0])
         store.fail_next("write")
@@ -167,7 +167,7 @@ async def test_e26_a_snapshot_that_is_due_by_time_and_fails_is_taken_later(store
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_row_9_copies_that_come_while_the_first_is_written_share_its_outcome(store, fails):
+async def test_row_9_copies_that_arrive_while_the_first_is_written_share_its_outcome(store, fails):
     async with life_of(store) as daemon:
         if fails:
             store.fail_next("write")
@@ -187,7 +187,7 @@ async def test_row_9_copies_that_come_while_the_first_is_written_share_its_outco
         assert await payloads(daemon) == ["p0", "p1"]
 
 
-async def test_e20_nobody_is_told_of_an_id_before_it_is_durable(store):
+async def test_e20_no_id_is_reported_before_it_is_durable(store):
     async with life_of(store) as daemon:
         await send(daemon, [0])
         store.fail_next("write")
@@ -200,7 +200,7 @@ async def test_e20_nobody_is_told_of_an_id_before_it_is_durable(store):
         assert behind.answers["poll"] == ["p0"]
 
 
-async def test_row_15_what_the_older_session_sent_before_and_comes_after_the_opening_can_take_no_more(store):
+async def test_row_15_requests_of_an_older_session_that_arrive_after_the_opening_have_no_effect(store):
     async with life_of(store) as daemon:
         older = await opened(daemon)
         async with held(daemon) as behind:
@@ -213,7 +213,7 @@ async def test_row_15_what_the_older_session_sent_before_and_comes_after_the_ope
         assert await payloads(daemon) == ["p0", "p1"]
 
 
-async def test_row_16_two_programs_with_one_name_and_no_sessions_are_told_of_what_was_dropped(store):
+async def test_row_16_two_programs_with_one_name_and_no_sessions_learn_what_was_dropped(store):
     async with life_of(store) as daemon:
         await send(daemon, [0, 2, 4])
         told = await send(daemon, [1, 3, 5], messages=["q1", "q3", "q5"])
@@ -234,7 +234,7 @@ async def test_row_12_a_lower_id_that_was_never_stored_is_a_duplicate_without_id
 # --- producers that were forgotten ---------------------------------------------------------------
 
 
-async def test_rows_17_and_18_a_forgotten_producer_is_told_by_its_session_and_without_one_begins_anew(store):
+async def test_rows_17_and_18_a_forgotten_producer_is_refused_by_its_session_and_starts_over_without_one(store):
     async with life_of(store, deduplication__producer_retention_s=60) as daemon:
         session = await opened(daemon)
         await send(daemon, [0], session=session)
@@ -248,7 +248,7 @@ async def test_rows_17_and_18_a_forgotten_producer_is_told_by_its_session_and_wi
         await send(daemon, [1], session=session, status=409, code="producer_fenced")
 
 
-async def test_row_19_a_topic_made_anew_takes_nothing_of_the_old_ones_producers(store):
+async def test_row_19_a_recreated_topic_accepts_nothing_from_producers_of_the_old_one(store):
     async with life_of(store) as daemon:
         session = await opened(daemon)
         await send(daemon, [0], session=session)
@@ -298,7 +298,7 @@ async def test_row_23_a_group_whose_write_fails_has_one_outcome_and_each_is_stor
 
 
 @pytest.mark.parametrize("ms", [-3_600_000, 0], ids=["set back an hour", "the same millisecond"])
-async def test_row_24_after_a_restart_with_the_clock_where_it_was_nothing_is_written_over(store, ms):
+async def test_row_24_a_restart_with_the_same_clock_overwrites_nothing(store, ms):
     ids = []
     for number in range(3):
         async with life_of(store) as daemon:
@@ -316,9 +316,7 @@ async def test_row_24_after_a_restart_with_the_clock_where_it_was_nothing_is_wri
 # --- loads that fail -----------------------------------------------------------------------------
 
 
-async def test_row_26_while_a_topic_cannot_be_loaded_nothing_is_taken_unchecked_and_then_it_heals(
-    store, autojump_clock
-):
+async def test_row_26_a_topic_that_cannot_be_loaded_accepts_nothing_unchecked_and_then_recovers(store, autojump_clock):
     async with life_of(store) as daemon:
         await send(daemon, [0])
     # The application's own loads come first; only the topic's loads may fail.
@@ -337,7 +335,7 @@ async def test_row_26_while_a_topic_cannot_be_loaded_nothing_is_taken_unchecked_
         assert await payloads(daemon) == ["p0"]
 
 
-async def test_e28_what_comes_while_a_topic_is_loaded_waits_for_what_it_knows(store):
+async def test_e28_requests_during_a_load_wait_for_its_producers(store):
     async with life_of(store) as daemon:
         await send(daemon, [0])
     async with life(store) as daemon, trio.open_nursery() as nursery:
@@ -355,7 +353,7 @@ async def test_e28_what_comes_while_a_topic_is_loaded_waits_for_what_it_knows(st
         assert await payloads(daemon) == ["p0"]
 
 
-async def test_e30_switched_off_while_it_was_loaded_it_is_off(store):
+async def test_e30_deduplication_switched_off_during_a_load_is_off(store):
     async with life_of(store) as daemon:
         await send(daemon, [0])
     async with life(store) as daemon, trio.open_nursery() as nursery:
@@ -371,7 +369,7 @@ async def test_e30_switched_off_while_it_was_loaded_it_is_off(store):
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
-async def test_e31_without_its_high_water_mark_a_topic_knows_its_producers_all_the_same(store, damage):
+async def test_e31_a_topic_without_its_high_water_mark_still_knows_its_producers(store, damage):
     async with life_of(store, deduplication__snapshot_entries=2) as daemon:
         for each in range(4):
             await send(daemon, [each])
@@ -388,7 +386,7 @@ async def test_e31_without_its_high_water_mark_a_topic_knows_its_producers_all_t
             assert (await send(daemon, [4], producer=producer))["duplicate"] is False
 
 
-async def test_a_producer_whose_row_is_damaged_is_refused_until_it_is_deleted_and_others_go_on(store):
+async def test_a_producer_whose_row_is_damaged_is_refused_until_it_is_deleted_and_others_continue(store):
     async with life_of(store) as daemon:
         await opened(daemon)
         await opened(daemon, "q")
@@ -406,7 +404,7 @@ async def test_a_producer_whose_row_is_damaged_is_refused_until_it_is_deleted_an
 # --- cleaning, write pointers, the transaction service -------------------------------------------
 
 
-async def test_row_27_what_has_expired_and_was_removed_stays_a_duplicate_also_after_a_crash(store):
+async def test_row_27_removed_expired_messages_stay_duplicates_after_a_crash(store):
     async with life_of(store, ttl_s=60) as daemon:
         await send(daemon, [0, 1, 2])
         daemon.clock.ms += 61_000
@@ -442,7 +440,7 @@ async def consumed(daemon):
 
 
 @pytest.mark.parametrize("applied", [False, True])
-async def test_e60_a_store_sent_again_after_a_fall_and_its_publish_bring_each_payload_once(store, applied):
+async def test_e60_a_store_repeated_after_a_crash_and_its_publish_deliver_each_payload_once(store, applied):
     async with life_of(store) as daemon:
         begun = (await daemon.call("POST", "/v1/transactions", json={})).json()["id"]
         stored = {"transactionWritePointer": begun, "path": f"{TOPICS}/t/store"}

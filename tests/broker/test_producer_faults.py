@@ -44,7 +44,7 @@ def event(daemon, word):
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
-async def test_copies_that_come_while_the_first_is_written_get_its_answer(daemon, in_transaction):
+async def test_copies_that_arrive_while_the_first_is_written_get_its_answer(daemon, in_transaction):
     await daemon.create()
     more = {"transactionWritePointer": (await begin(daemon))["writePointer"]} if in_transaction else {}
     answers = []
@@ -66,7 +66,7 @@ async def test_copies_that_come_while_the_first_is_written_get_its_answer(daemon
     assert await payloads(daemon) == ["m0", "m1"]
 
 
-async def test_the_last_sequence_id_is_told_only_when_it_is_durable(daemon):
+async def test_the_last_sequence_id_is_reported_only_when_it_is_durable(daemon):
     await daemon.create()
     await send(daemon, [0])
     told = []
@@ -85,7 +85,7 @@ async def test_the_last_sequence_id_is_told_only_when_it_is_durable(daemon):
     assert told == [1]
 
 
-async def test_a_session_opened_while_an_older_publish_is_written_knows_what_became_of_it(daemon):
+async def test_a_session_opened_while_an_older_publish_is_written_knows_its_outcome(daemon):
     await daemon.create()
     old = (await daemon.call("PUT", f"{PRODUCERS}/p")).json()
     sessions = []
@@ -108,7 +108,7 @@ async def test_a_session_opened_while_an_older_publish_is_written_knows_what_bec
 
 
 @pytest.mark.parametrize("applied", [0, 1, 2, 3, 100])
-async def test_after_a_write_that_failed_a_retry_completes_it_and_stores_nothing_twice(daemon, applied):
+async def test_a_retry_after_a_failed_write_completes_it_and_stores_nothing_twice(daemon, applied):
     await daemon.create()
     await send(daemon, [0])
     daemon.store.fail_next("write", applied=applied)
@@ -119,7 +119,7 @@ async def test_after_a_write_that_failed_a_retry_completes_it_and_stores_nothing
 
 
 @pytest.mark.parametrize("applied", [0, 1, 2, 3, 100])
-async def test_an_atomic_batch_whose_write_failed_is_there_whole_or_not_at_all(daemon, applied):
+async def test_an_atomic_batch_whose_write_failed_is_whole_or_absent(daemon, applied):
     await daemon.create()
     await send(daemon, [0])
     daemon.store.fail_next("write", applied=applied)
@@ -129,7 +129,7 @@ async def test_an_atomic_batch_whose_write_failed_is_there_whole_or_not_at_all(d
     assert await payloads(daemon) == ["m0", "m1", "m2", "m3"]
 
 
-async def test_one_that_is_refused_leaves_those_of_its_group_alone(daemon):
+async def test_a_refused_request_leaves_others_of_its_group_alone(daemon):
     await daemon.create()
     await send(daemon, [5], producer="b")
     daemon.store.stall("write")
@@ -164,7 +164,7 @@ async def test_the_longest_idle_producer_makes_room_for_a_new_one():
         assert (await send(daemon, [1], producer="a")).json()["duplicate"]
 
 
-async def test_producers_that_are_sent_away_for_their_number_are_counted():
+async def test_producers_evicted_by_their_number_are_counted():
     async with in_process(deduplication__max_producers=1) as daemon:
         await daemon.create()
         await send(daemon, [0], producer="a")
@@ -189,7 +189,7 @@ async def test_an_atomic_request_has_one_routing_key(daemon):
     assert await payloads(daemon) == ["m0", "m1", "m2", "m3"]
 
 
-async def test_long_memories_are_bounded():
+async def test_long_retentions_are_bounded():
     async with in_process(deduplication__max_long_producers=1) as daemon:
         await daemon.create()
         month = {"retentionSeconds": 30 * 86_400}
@@ -199,7 +199,7 @@ async def test_long_memories_are_bounded():
         await daemon.call("PUT", f"{PRODUCERS}/b")
 
 
-async def test_where_it_is_off_many_producers_leave_nothing_behind():
+async def test_when_deduplication_is_off_many_producers_leave_no_trace():
     async with in_process(deduplication__default=False, deduplication__max_producers=10) as daemon:
         await daemon.create()
         for number in range(50):
@@ -218,7 +218,7 @@ async def test_a_producer_forgotten_for_idleness_stays_so_after_a_restart(daemon
         await again.call("GET", f"{PRODUCERS}/p", status=404, code="producer_not_found")
 
 
-async def test_a_damaged_row_stops_its_own_producer_until_somebody_deletes_it(daemon):
+async def test_a_damaged_row_blocks_only_its_own_producer_until_it_is_deleted(daemon):
     await daemon.create()
     for name in ("p", "q"):
         await daemon.call("PUT", f"{PRODUCERS}/{name}")

@@ -58,7 +58,7 @@ async def test_a_publish_of_a_producer_is_answered_with_a_receipt_and_its_header
     assert said(answer) == ("false", "2")
 
 
-async def test_what_is_sent_again_is_a_duplicate_with_the_ids_of_the_first(daemon):
+async def test_a_repeated_request_is_a_duplicate_with_the_ids_of_the_first(daemon):
     await daemon.create()
     first = await send(daemon, [0, 1, 2])
     again = await send(daemon, [0, 1, 2])
@@ -67,7 +67,7 @@ async def test_what_is_sent_again_is_a_duplicate_with_the_ids_of_the_first(daemo
     assert await payloads(daemon) == ["m0", "m1", "m2"]
 
 
-async def test_a_duplicate_of_what_is_not_remembered_any_more_has_no_ids(daemon):
+async def test_a_duplicate_of_a_forgotten_request_has_no_ids(daemon):
     await daemon.create()
     for number in range(7):
         await send(daemon, [number])
@@ -77,7 +77,7 @@ async def test_a_duplicate_of_what_is_not_remembered_any_more_has_no_ids(daemon)
     assert len(await payloads(daemon)) == 7
 
 
-async def test_holes_are_accepted_and_what_falls_into_one_is_a_duplicate(daemon):
+async def test_gaps_are_accepted_and_ids_inside_them_are_duplicates(daemon):
     await daemon.create()
     await send(daemon, [1, 5, 9])
     assert said(await send(daemon, [3])) == ("true", "9")
@@ -85,7 +85,7 @@ async def test_holes_are_accepted_and_what_falls_into_one_is_a_duplicate(daemon)
     assert await payloads(daemon) == ["m1", "m5", "m9", "m10"]
 
 
-async def test_one_that_straddles_is_trimmed_and_says_which_were_stored(daemon):
+async def test_a_straddling_request_is_trimmed_and_reports_which_were_stored(daemon):
     await daemon.create()
     await send(daemon, [5])
     answer = await send(daemon, [4, 5, 6, 7, 8])
@@ -96,7 +96,7 @@ async def test_one_that_straddles_is_trimmed_and_says_which_were_stored(daemon):
     assert await payloads(daemon) == ["m5", "m6", "m7", "m8"]
 
 
-async def test_an_atomic_one_that_straddles_is_refused_whole(daemon):
+async def test_a_straddling_atomic_request_is_refused_whole(daemon):
     await daemon.create()
     await send(daemon, [5])
     await send(daemon, [4, 5, 6], atomic=True, status=409, code="partial_duplicate")
@@ -114,7 +114,7 @@ async def test_producers_and_topics_have_numbers_of_their_own(daemon):
 
 
 @pytest.mark.parametrize("ids", [[-1], [1, 1], [2, 1], [0, 1, 2], []])
-async def test_ids_that_are_none_are_refused(daemon, ids):
+async def test_invalid_ids_are_refused(daemon, ids):
     await daemon.create()
     answer = await send(daemon, ids, messages=["a", "b"], status=400, code="invalid_sequence_ids")
     assert said(answer) == (None, None)
@@ -153,14 +153,14 @@ async def test_a_publish_for_another_generation_is_refused(daemon):
     assert said(await send(daemon, [0], generation=2)) == ("false", "0")
 
 
-async def test_one_who_names_no_producer_gets_what_it_always_got(daemon):
+async def test_a_request_without_a_producer_is_answered_as_before(daemon):
     await daemon.create()
     answer = await daemon.call("POST", PUBLISH, json={"messages": ["a"]})
     assert answer.content == b""
     assert said(answer) == (None, None)
 
 
-async def test_a_daemon_that_starts_again_knows_its_producers(daemon):
+async def test_a_restarted_daemon_knows_its_producers(daemon):
     await daemon.create()
     first = await send(daemon, [0, 1, 2])
     async with in_process(store=daemon.store) as again:
@@ -187,7 +187,7 @@ async def test_avro_of_version_two_is_answered_in_kind(daemon):
     assert said(answer) == ("false", "4")
 
 
-async def test_long_runs_of_ids_in_avro_are_judged_like_any(daemon):
+async def test_long_runs_of_ids_in_avro_are_checked_like_any(daemon):
     await daemon.create()
     headers = {"Content-Type": AVRO_2.content_type}
     for first in (0, 0, 60):
@@ -235,7 +235,7 @@ async def test_ids_used_under_another_write_pointer_are_consumed(daemon):
     await send(daemon, [2, 3], transactionWritePointer=other)
 
 
-async def test_a_store_that_is_sent_again_is_stored_once(daemon):
+async def test_a_repeated_store_is_stored_once(daemon):
     await daemon.create()
     pointer = (await begin(daemon))["writePointer"]
     for _ in range(2):
@@ -291,7 +291,7 @@ async def test_attributes_come_back_and_are_left_out_where_there_are_none(daemon
 # --- switched off ------------------------------------------------------------------------------------
 
 
-async def test_where_it_is_off_messages_are_stored_and_the_receipt_says_so(daemon):
+async def test_when_deduplication_is_off_messages_are_stored_and_the_receipt_says_so(daemon):
     await daemon.create(deduplication="disabled")
     for _ in range(2):
         answer = await send(daemon, [0])
@@ -304,7 +304,7 @@ async def test_where_it_is_off_messages_are_stored_and_the_receipt_says_so(daemo
 # --- time-outs ---------------------------------------------------------------------------------------
 
 
-async def test_a_producer_that_is_not_answered_in_time_is_told_that_nobody_knows_and_it_happens_all_the_same():
+async def test_a_producer_not_answered_in_time_gets_an_unknown_outcome_and_its_publish_still_happens():
     async with in_process(deduplication__answer_timeout_s=0.05) as daemon:
         await daemon.create()
         daemon.store.stall("write")

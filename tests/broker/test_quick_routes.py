@@ -91,7 +91,7 @@ async def counts(daemon):
     return {(each.labels["route"], each.labels["status"]): each.value for each in family.samples if each.value}
 
 
-async def test_whatever_is_asked_about_topics_both_listeners_answer_count_and_log_it_alike(caplog):
+async def test_both_listeners_answer_count_and_log_requests_about_topics_alike(caplog):
     caplog.set_level(logging.INFO, logger="plainsong.access")
     found = {}
     for listener in ("hot", "application"):
@@ -110,7 +110,7 @@ async def test_whatever_is_asked_about_topics_both_listeners_answer_count_and_lo
     assert {status for (_, (status, *_)) in hot[0]} >= {200, 400, 404, 405, 409, 412, 413, 415}
 
 
-async def test_what_pages_from_elsewhere_may_read_says_so_to_caches():
+async def test_answers_to_other_origins_say_so_to_caches():
     async with in_process(listener="hot", security__allowed_origins="https://page.example") as daemon:
         await daemon.create()
         answer = await daemon.http.get(f"{TOPICS}/t")
@@ -118,7 +118,7 @@ async def test_what_pages_from_elsewhere_may_read_says_so_to_caches():
         assert "Origin" in answer.headers["vary"]
 
 
-async def test_it_does_so_without_a_task_as_well(caplog):
+async def test_answers_without_a_task_say_so_as_well(caplog):
     found = {}
     repeated = [each for each in CONVERSATION for _ in range(1 + each.startswith(b"GET"))]
     for listener in ("hot", "application"):
@@ -157,7 +157,7 @@ async def test_topics_are_created_shown_and_listed_without_a_task(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_a_list_that_is_kept_has_what_there_is(seed):
+async def test_a_kept_list_is_current(seed):
     chosen = random.Random(seed)
     async with in_process(listener="hot") as daemon:
         living = {namespace: set() for namespace in ("a", "b", "c")}
@@ -221,7 +221,7 @@ async def test_a_topic_that_is_created_while_a_list_is_read_is_in_the_next_one(m
         assert (await daemon.http.get(TOPICS)).json() == ["t", "u"]
 
 
-def test_no_more_is_kept_of_lists_than_it_may_be():
+def test_kept_lists_are_bounded():
     kept = KeptNames(MemoryStore())
     kept.put("long", b"x" * (KeptNames.MAX_LIST_BYTES + 1), kept.number)
     assert kept.get("long") is None
@@ -237,7 +237,7 @@ def test_no_more_is_kept_of_lists_than_it_may_be():
     assert shared.get("n") is None, "other processes may write to such a store"
 
 
-async def test_a_topic_whose_row_is_damaged_is_listed_also_where_it_seems_to_be_deleted():
+async def test_a_topic_whose_row_is_damaged_is_listed_even_if_it_seems_deleted():
     async with in_process() as daemon:
         await daemon.create()
         row = metadata_key(TopicName("ns", "damaged"))
@@ -247,7 +247,7 @@ async def test_a_topic_whose_row_is_damaged_is_listed_also_where_it_seems_to_be_
 
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
-async def test_a_list_is_answered_while_there_is_no_room_for_answers(listener):
+async def test_a_list_is_answered_while_the_answer_budget_is_exhausted(listener):
     async with in_process(listener=listener) as daemon:
         for number in range(500):
             await daemon.create(f"topic-with-a-long-name-{number}")
@@ -271,7 +271,7 @@ async def test_a_list_is_answered_while_there_is_no_room_for_answers(listener):
         asked("GET", "/t/stats"),
     ],
 )
-async def test_a_connection_comes_back_to_the_lane_behind_a_request_that_was_not_for_it(rare):
+async def test_a_connection_returns_to_the_lane_after_a_request_for_the_application(rare):
     async with (
         running(hot=True) as listener,
         await trio.open_tcp_stream("127.0.0.1", listener.port) as stream,
@@ -286,7 +286,7 @@ async def test_a_connection_comes_back_to_the_lane_behind_a_request_that_was_not
         assert behind[-1] == behind[1], "only the request that was not for the lane went elsewhere"
 
 
-async def test_a_page_of_a_browser_stays_behind_hypercorn():
+async def test_a_page_of_a_browser_stays_with_hypercorn():
     async with (
         running(hot=True) as listener,
         await trio.open_tcp_stream("127.0.0.1", listener.port) as stream,

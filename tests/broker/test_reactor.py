@@ -149,7 +149,7 @@ async def test_pipelined_requests_are_started_one_after_the_other_and_answered_i
         assert [(await client.reply()).body for _ in range(3)] == [b"1", b"2", b"task:three"]
 
 
-async def test_pipelined_requests_of_every_kind_are_answered_whichever_is_behind_which():
+async def test_pipelined_requests_of_every_kind_are_answered_in_any_combination():
     for behind in permutations(["t", "echo", "echo", "task", "t"]):
         async with started() as server, await server.connect() as client, trio.open_nursery() as nursery:
             nursery.start_soon(server.answer_all)
@@ -162,7 +162,7 @@ async def test_pipelined_requests_of_every_kind_are_answered_whichever_is_behind
             nursery.cancel_scope.cancel()
 
 
-async def test_what_a_task_has_left_unread_is_started_in_the_reactors_turn_like_everything_else():
+async def test_requests_that_a_task_left_unread_start_in_a_turn_of_the_reactor():
     async with started() as server, await server.connect() as client:
         body = b"x" * (GATHERED_BYTES + 10)
         first = post("task/publish", body)
@@ -188,7 +188,7 @@ async def test_a_client_that_sends_ahead_without_reading_is_read_no_further_than
         assert most < 2 * MAX_PIPELINED_BYTES + len(ahead) // 1000
 
 
-async def test_a_body_that_stops_coming_does_not_wait_for_another_request():
+async def test_a_stalled_body_does_not_wait_for_another_request():
     async with started(body_timeout_s=0.5) as server, await server.connect() as stuck, await server.connect() as slow:
         await stuck.send_all(post("t/publish", b"one"))
         await server.until_waiting(1)
@@ -198,7 +198,7 @@ async def test_a_body_that_stops_coming_does_not_wait_for_another_request():
         server.answer()
 
 
-async def test_at_a_stop_a_body_that_is_coming_is_waited_for():
+async def test_a_stop_waits_for_a_body_that_is_arriving():
     async with started(grace_s=PATIENCE_S) as server, await server.connect() as client:
         whole = post("echo/publish", b"x" * 1000)
         await client.send_all(whole[:-1])
@@ -210,7 +210,7 @@ async def test_at_a_stop_a_body_that_is_coming_is_waited_for():
         assert (reply.status, reply.headers["connection"]) == (200, "close")
 
 
-async def test_an_error_of_a_handler_is_a_problem_and_a_bug_says_nothing_of_itself():
+async def test_an_error_of_a_handler_is_a_problem_and_a_bug_reveals_nothing():
     async with started() as server, await server.connect() as client:
         await client.send_all(post("missing/publish", b"x"))
         reply = await client.reply()
@@ -224,7 +224,7 @@ async def test_an_error_of_a_handler_is_a_problem_and_a_bug_says_nothing_of_itse
 
 
 @pytest.mark.parametrize("size", [1000, GATHERED_BYTES - 1000])
-async def test_a_body_that_comes_in_pieces_is_whole_and_counted_while_it_comes(size, monkeypatch):
+async def test_a_body_in_pieces_is_whole_and_counted_as_it_arrives(size, monkeypatch):
     monkeypatch.setattr(
         reactor_module, "GATHER_S", PATIENCE_S
     )  # the task takes a body over if its pieces are far apart
@@ -248,7 +248,7 @@ async def test_a_larger_body_is_left_to_the_task():
         assert (await client.reply()).body == b"x" * GATHERED_BYTES
 
 
-async def test_a_body_that_stops_coming_is_refused_in_its_time_and_frees_its_room():
+async def test_a_stalled_body_is_refused_at_its_time_limit_and_frees_its_memory():
     async with started(body_timeout_s=1.5) as server, await server.connect() as client:
         await client.send_all(post("t/publish", b"x" * 1000)[:-1])
         with trio.fail_after(PATIENCE_S):
@@ -257,7 +257,7 @@ async def test_a_body_that_stops_coming_is_refused_in_its_time_and_frees_its_roo
         await until(lambda: not server.budget.reserved_bytes)
 
 
-async def test_beyond_the_budget_a_body_is_refused_and_a_small_one_is_not():
+async def test_over_the_budget_a_body_is_refused_and_a_small_one_is_not():
     async with started() as server, await server.connect() as client:
         with server.budget.reserve() as held:
             held.grow(server.budget.max_bytes - 10)
@@ -268,7 +268,7 @@ async def test_beyond_the_budget_a_body_is_refused_and_a_small_one_is_not():
             assert (await client.reply()).body == b"x" * FREE_BYTES
 
 
-async def test_a_connection_that_fails_is_closed_and_ends_no_other(caplog, monkeypatch):
+async def test_a_failing_connection_is_closed_and_ends_no_other(caplog, monkeypatch):
     async with started() as server, await server.connect() as client, await server.connect() as other:
         with monkeypatch.context() as patch:
             patch.setattr(Http1, "data_arrived", lambda _: 1 / 0)
@@ -303,7 +303,7 @@ async def test_an_answer_whose_client_has_gone_is_dropped_and_others_are_served(
     assert not caplog.records
 
 
-async def test_at_a_stop_what_was_started_is_answered_and_is_the_last():
+async def test_a_stop_answers_started_requests_and_no_more():
     async with started(grace_s=PATIENCE_S) as server, await server.connect() as client:
         await client.send_all(post("t/publish", b"one"))
         await server.until_waiting(1)
@@ -316,7 +316,7 @@ async def test_at_a_stop_what_was_started_is_answered_and_is_the_last():
         assert await client.at_end()
 
 
-async def test_a_connection_that_rests_too_long_is_closed_and_one_that_waits_for_its_answer_is_not(mock_clock):
+async def test_an_idle_connection_is_closed_and_one_that_waits_for_its_answer_is_not(mock_clock):
     async with (
         started(keep_alive_s=3) as server,
         await server.connect() as resting,
@@ -341,7 +341,7 @@ async def test_a_large_answer_is_left_to_the_task_and_counted():
         assert server.by_task == 1
 
 
-async def test_an_answer_that_is_not_large_is_sent_without_the_task_and_leaves_no_room_taken(monkeypatch):
+async def test_an_answer_that_is_not_large_is_sent_without_the_task_and_frees_its_reservation(monkeypatch):
     monkeypatch.setattr(Http1, "_send_made", None)
     async with started() as server, await server.connect() as client:
         for size in (FREE_BYTES, FREE_BYTES + 1, SENT_NOW_BYTES):
@@ -352,7 +352,7 @@ async def test_an_answer_that_is_not_large_is_sent_without_the_task_and_leaves_n
             assert server.budget.answers.reserved_bytes == 0
 
 
-async def test_what_a_reader_has_not_taken_of_such_an_answer_takes_room_until_it_has():
+async def test_the_unread_part_of_such_an_answer_keeps_its_reservation():
     async with started() as server, await server.connect() as client:
         answers, sent = server.budget.answers, 0
         while not answers.reserved_bytes:
@@ -367,7 +367,7 @@ async def test_what_a_reader_has_not_taken_of_such_an_answer_takes_room_until_it
         await until(lambda: not answers.reserved_bytes)
 
 
-async def test_the_room_of_an_answer_that_its_reader_leaves_behind_is_given_back():
+async def test_an_abandoned_answer_frees_its_reservation():
     async with started() as server:
         async with await server.connect() as client:
             while not server.budget.answers.reserved_bytes:
@@ -377,7 +377,7 @@ async def test_the_room_of_an_answer_that_its_reader_leaves_behind_is_given_back
         await until(lambda: not server.budget.answers.reserved_bytes)
 
 
-async def test_where_little_room_is_left_such_an_answer_is_left_to_the_task(monkeypatch):
+async def test_with_little_budget_left_such_an_answer_is_left_to_the_task(monkeypatch):
     made = []
     send_made = Http1._send_made
     monkeypatch.setattr(
@@ -409,7 +409,7 @@ class Told:
         self._token.run_sync_soon(call, **options)
 
 
-async def test_commits_wake_the_loop_by_the_bell_while_a_server_hears_it_and_by_trio_before_and_after(tmp_path):
+async def test_commits_wake_the_loop_by_the_bell_while_a_server_runs_and_by_trio_before_and_after(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data") as store:
         claim = await store.claim(NAME)
         store._group_commit._loop = told = Told()
@@ -541,7 +541,7 @@ async def test_the_reactor_does_not_spin_while_a_thread_of_the_store_works(monke
         assert await talk(talker, 300) >= 300
 
 
-async def test_a_client_that_takes_its_time_is_not_spun_for(monkeypatch):
+async def test_the_reactor_does_not_spin_for_a_slow_client(monkeypatch):
     async with conversing(monkeypatch) as (_, talker, clock):
         monkeypatch.setattr(Reactor, "_busy_poll", lambda *_: pytest.fail("the reactor spins"))
         for _ in range(50):
@@ -549,7 +549,7 @@ async def test_a_client_that_takes_its_time_is_not_spun_for(monkeypatch):
             clock.now_s += QUICK_S
 
 
-async def test_spinning_ends_when_nothing_comes_and_begins_anew_only_behind_some_quick_requests(monkeypatch):
+async def test_spinning_ends_without_requests_and_resumes_only_after_some_quick_ones(monkeypatch):
     async with conversing(monkeypatch) as (_, talker, clock):
         looks, in_vain = [], trio.Event()
         converse = Reactor._busy_poll
@@ -573,7 +573,7 @@ async def test_spinning_ends_when_nothing_comes_and_begins_anew_only_behind_some
         assert looks == []
 
 
-async def test_a_task_that_a_request_wakes_has_its_turn_before_the_next_is_spun_for(monkeypatch):
+async def test_a_task_woken_by_a_request_runs_before_the_next_spin(monkeypatch):
     async with conversing(monkeypatch) as (_, talker, _):
         woken, late = [trio.Event()], []
 
@@ -592,7 +592,7 @@ async def test_a_task_that_a_request_wakes_has_its_turn_before_the_next_is_spun_
         assert max(served % 10 for served in late[:29]) <= 1
 
 
-async def test_spinning_for_a_client_ends_after_its_time_for_what_wakes_with_time_or_by_another_socket(
+async def test_spinning_for_a_client_ends_at_its_limit_for_timers_and_other_sockets(
     monkeypatch,
 ):
     async with conversing(monkeypatch) as (_, talker, clock):
@@ -632,7 +632,7 @@ async def test_spinning_ends_although_the_clock_stands_still(monkeypatch):
 
 
 @pytest.mark.parametrize("served", [QUICK_TURNS + 1, QUICK_TURNS + 3], ids=["before it spins", "while it spins"])
-async def test_a_member_that_is_to_be_told_again_is_told_although_nothing_else_comes(monkeypatch, served):
+async def test_a_member_due_for_another_call_is_called_without_other_events(monkeypatch, served):
     async with conversing(monkeypatch) as (reactor, talker, _):
         over, calls = trio.Event(), []
 
@@ -650,7 +650,7 @@ async def test_a_member_that_is_to_be_told_again_is_told_although_nothing_else_c
             await over.wait()
 
 
-async def test_of_two_clients_that_take_turns_none_is_spun_for(monkeypatch):
+async def test_the_reactor_does_not_spin_for_two_clients_that_take_turns(monkeypatch):
     async with conversing(monkeypatch) as (reactor, talker, _):
         other, over = Talker(reactor), trio.Event()
         monkeypatch.setattr(Reactor, "_busy_poll", lambda *_: pytest.fail("the reactor spins"))

@@ -14,7 +14,7 @@ PATH = {"namespace": "ns", "topic": "t"}
 HEADERS = {"content-type": "application/json"}
 
 
-def test_what_forwarding_has_decoded_of_a_poll_is_what_its_handler_reads():
+def test_a_handler_reads_the_poll_that_forwarding_has_decoded():
     request = Request(PATH, "", HEADERS, b'{"waitMs": 250}')
     assert poll_wait_ms(request) == 250
     decoded = request.decoded
@@ -22,7 +22,7 @@ def test_what_forwarding_has_decoded_of_a_poll_is_what_its_handler_reads():
     assert decode_poll(request, JSON) is decoded
 
 
-def test_a_record_is_read_from_what_was_decoded_before():
+def test_a_record_is_read_from_the_body_decoded_before():
     request = Request(PATH, "", HEADERS, b'{"waitMs": 20, "start": null}')
     assert offsets_wait_ms(request) == 20
     decoded = request.json()
@@ -31,7 +31,7 @@ def test_a_record_is_read_from_what_was_decoded_before():
 
 
 @pytest.mark.parametrize("body", [b"[", b"[1]", b'{"waitMs": "soon"}', b"\xff"])
-def test_a_body_that_cannot_be_read_waits_for_nothing_and_is_refused_by_its_handler(body):
+def test_an_unreadable_body_does_not_wait_and_is_refused_by_its_handler(body):
     poll, offsets = Request(PATH, "", HEADERS, body), Request(PATH, "", HEADERS, body)
     assert poll_wait_ms(poll) == offsets_wait_ms(offsets) == 0
     with pytest.raises(MalformedBody):

@@ -18,7 +18,7 @@ async def scraped(daemon, accept=""):
     return {sample.name: sample.value for family in parse(answer.text) for sample in family.samples}
 
 
-async def test_openmetrics_is_answered_where_it_is_accepted_and_says_the_same(daemon):
+async def test_openmetrics_is_served_where_it_is_accepted_with_the_same_values(daemon):
     await scraped(daemon)  # this scrape is counted in the next ones
     text = await scraped(daemon)
     for accept in (
@@ -53,7 +53,7 @@ async def test_the_process_shows_its_memory_time_and_descriptors(daemon):
     assert abs(found["process_open_fds"] - len(os.listdir("/proc/self/fd"))) < 10
 
 
-async def test_delivery_is_measured_from_the_publish_of_what_a_poll_had_waited_for(daemon):
+async def test_delivery_is_measured_from_the_publish_of_the_message_a_poll_waited_for(daemon):
     await daemon.create()
     await daemon.publish("old")
     daemon.clock.ms += 5_000
@@ -74,7 +74,7 @@ async def test_delivery_is_measured_from_the_publish_of_what_a_poll_had_waited_f
     assert (await scraped(daemon))["plainsong_end_to_end_seconds_count"] == 2
 
 
-async def test_a_message_of_a_transaction_is_delivered_from_its_publish_to_its_commit_and_on(daemon):
+async def test_the_delivery_of_a_transactional_message_is_measured_from_its_publish_through_its_commit(daemon):
     await daemon.create()
     begun = (await daemon.call("POST", "/v1/transactions", json={})).json()
     body = {"messages": ["held"], "transactionWritePointer": begun["writePointer"]}

@@ -40,7 +40,7 @@ async def test_answers_are_compressed_for_those_who_take_gzip(hot: bool) -> None
 
 
 @BOTH_WAYS
-async def test_a_request_knows_the_address_of_its_connections_other_end(hot: bool) -> None:
+async def test_a_request_knows_its_peer_address(hot: bool) -> None:
     async with running(hot=hot) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"x"))
         assert (await Reader(stream).reply()).status == 200
@@ -79,7 +79,7 @@ async def test_the_framework_is_loaded_by_the_first_requests_that_need_it_and_on
         ("", False),
     ],
 )
-def test_weights_decide_whether_gzip_is_taken(header: str, taken: bool) -> None:
+def test_weights_decide_whether_gzip_is_used(header: str, taken: bool) -> None:
     assert accepts_gzip(header) is taken
 
 
@@ -131,7 +131,7 @@ async def test_http_2_with_prior_knowledge_reaches_the_same_handlers(hot: bool) 
 
 
 @BOTH_WAYS
-async def test_curl_waits_for_the_word_to_continue(hot: bool) -> None:
+async def test_curl_waits_for_100_continue(hot: bool) -> None:
     async with running(hot=hot) as listener:
         url = f"http://127.0.0.1:{listener.port}/v1/namespaces/ns/topics/t/store"
         command = [
@@ -156,13 +156,13 @@ async def test_an_ipv6_address_can_be_listened_on() -> None:
         assert (await Reader(stream).reply()).status == 200
 
 
-async def test_an_address_in_use_is_told_kindly() -> None:
+async def test_an_address_in_use_is_reported_clearly() -> None:
     async with running() as listener:
         with pytest.raises(OSError, match=f"127.0.0.1:{listener.port} is in use by another process"):
             listen_on(f"127.0.0.1:{listener.port}")
 
 
-def test_an_address_that_is_none_is_refused() -> None:
+def test_an_invalid_address_is_refused() -> None:
     for bind in ("7420", "host:", "host:http", "::1:80", "host:65536"):
         with pytest.raises(ValueError, match="host:port"):
             split_bind(bind)

@@ -100,7 +100,7 @@ async def test_bodies_that_do_not_decompress_are_refused(
 
 
 @BOTH_WAYS
-async def test_a_request_that_only_waits_gives_way_to_one_that_needs_its_room(
+async def test_a_request_that_only_waits_is_dropped_for_one_that_needs_its_room(
     hot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budgets, "YIELD_S", 0.0)
@@ -117,9 +117,7 @@ async def test_a_request_that_only_waits_gives_way_to_one_that_needs_its_room(
 
 
 @BOTH_WAYS
-async def test_bodies_beyond_the_common_budget_are_told_to_come_back(
-    hot: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bodies_over_the_common_budget_are_told_to_retry(hot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets, "YIELD_S", 60.0)
     async with running(hot=hot, max_body_bytes=10_000, max_inflight_bytes=20_000) as listener:
         async with await listener.connect() as first, await listener.connect() as second:
@@ -154,7 +152,7 @@ async def test_a_head_that_trickles_is_cut(hot: bool) -> None:
 
 @BOTH_WAYS
 @pytest.mark.parametrize("begin", [b"", b"P"])
-async def test_who_has_asked_for_nothing_yet_is_cut_where_names_are_required(hot: bool, begin: bytes) -> None:
+async def test_a_connection_without_any_request_is_cut_where_names_are_required(hot: bool, begin: bytes) -> None:
     guard = Guard(required=True)
     quick = {"header_timeout_s": 0.1, "keep_alive_s": 10 * PATIENCE_S}
     async with running(hot=hot, guard=guard, **quick) as listener, await listener.connect() as stream:
@@ -165,7 +163,7 @@ async def test_who_has_asked_for_nothing_yet_is_cut_where_names_are_required(hot
 
 
 @BOTH_WAYS
-async def test_who_has_asked_rests_as_long_as_everybody_where_names_are_required(
+async def test_a_connection_that_has_sent_a_request_idles_as_usual_where_names_are_required(
     hot: bool, mock_clock: MockClock
 ) -> None:
     guard = Guard(required=True)
@@ -182,7 +180,7 @@ async def test_who_has_asked_rests_as_long_as_everybody_where_names_are_required
 
 
 @BOTH_WAYS
-async def test_a_connection_that_rests_is_closed_after_its_time(hot: bool, mock_clock: MockClock) -> None:
+async def test_an_idle_connection_is_closed_after_its_time(hot: bool, mock_clock: MockClock) -> None:
     async with running(hot=hot, keep_alive_s=0.1) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         await stream.send_all(post("t/publish"))
@@ -200,7 +198,7 @@ async def test_a_reader_that_stops_reading_is_cut(hot: bool) -> None:
 
 
 @BOTH_WAYS
-async def test_a_reader_that_takes_a_little_now_and_then_is_cut(hot: bool) -> None:
+async def test_a_reader_that_trickles_is_cut(hot: bool) -> None:
     settings = {"send_timeout_s": 0.3, "body_min_bytes_per_s": 1 << 30}
     async with running(hot=hot, **settings) as listener, await listener.connect() as stream:
         await stream.send_all(post("endless/rollback"))
@@ -255,7 +253,7 @@ async def test_a_client_that_is_refused_in_the_middle_of_a_request_may_go_on_sen
         ("Content-Length: +5",),
     ],
 )
-async def test_a_request_whose_end_could_be_read_in_two_ways_is_refused(hot: bool, headers: tuple[str, ...]) -> None:
+async def test_a_request_with_ambiguous_framing_is_refused(hot: bool, headers: tuple[str, ...]) -> None:
     async with running(hot=hot) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"0\r\n\r\n", *headers) + post("t/publish"))
         reader = Reader(stream)
@@ -265,7 +263,7 @@ async def test_a_request_whose_end_could_be_read_in_two_ways_is_refused(hot: boo
         assert await reader.at_end()
 
 
-async def test_a_chunked_body_that_is_none_is_refused_and_nothing_after_it_is_served() -> None:
+async def test_a_malformed_chunked_body_is_refused_and_nothing_after_it_is_served() -> None:
     async with running() as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"", "Transfer-Encoding: chunked") + b"xyz\r\n" + post("t/publish"))
         reader = Reader(stream)
@@ -274,7 +272,7 @@ async def test_a_chunked_body_that_is_none_is_refused_and_nothing_after_it_is_se
         assert await reader.at_end()
 
 
-async def test_connections_over_the_bound_are_told_to_come_back() -> None:
+async def test_connections_over_the_bound_are_told_to_retry() -> None:
     async with running(max_connections=1) as listener, await listener.connect() as first:
         await first.send_all(post("t/publish"))
         assert (await Reader(first).reply()).status == 200
@@ -339,7 +337,7 @@ async def test_one_empty_line_before_a_request_is_ignored(hot: bool) -> None:
         assert (await reader.reply()).status == 400
 
 
-async def test_a_head_that_is_dripped_has_its_time_once_whoever_reads_it(mock_clock: MockClock) -> None:
+async def test_a_head_that_is_dripped_has_one_deadline_at_either_listener(mock_clock: MockClock) -> None:
     async with running(header_timeout_s=10) as listener:
         async with await listener.connect() as stream:
             await stream.send_all(f"GET /ping HTTP/1.1\r\n{HEAD}\r\n".encode())
@@ -384,7 +382,9 @@ async def test_a_connection_with_one_of_the_last_descriptors_is_refused_in_one_l
     ]
 
 
-async def test_a_server_whose_rest_cannot_be_loaded_says_so_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_whose_framework_cannot_be_loaded_says_so_and_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = _Application._made
     failures = [OSError(24, "too many open files")]
 
@@ -403,7 +403,7 @@ async def test_a_server_whose_rest_cannot_be_loaded_says_so_and_tries_again(monk
 
 
 @BOTH_WAYS
-async def test_stop_answers_what_is_under_way_and_closes_what_rests(hot: bool) -> None:
+async def test_a_stop_answers_requests_in_progress_and_closes_idle_connections(hot: bool) -> None:
     async with (
         running(hot=hot, grace_s=PATIENCE_S) as listener,
         await listener.connect() as resting,
@@ -423,7 +423,7 @@ async def test_stop_answers_what_is_under_way_and_closes_what_rests(hot: bool) -
 
 
 @BOTH_WAYS
-async def test_stop_cuts_what_is_still_parked_after_the_grace(hot: bool) -> None:
+async def test_a_stop_cuts_parked_requests_after_the_grace_period(hot: bool) -> None:
     async with running(hot=hot, grace_s=0.1) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/poll"))
         await until_parked(listener, 1)
@@ -434,7 +434,7 @@ async def test_stop_cuts_what_is_still_parked_after_the_grace(hot: bool) -> None
 
 
 @BOTH_WAYS
-async def test_stop_cuts_a_reader_that_has_stopped_reading(hot: bool) -> None:
+async def test_a_stop_cuts_a_reader_that_has_stopped_reading(hot: bool) -> None:
     async with running(hot=hot, grace_s=0.1) as listener, await listener.connect() as stream:
         await stream.send_all(post("endless/rollback"))
         await stream.receive_some(1)

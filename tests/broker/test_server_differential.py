@@ -124,7 +124,7 @@ def conversations(draw: st.DrawFn) -> tuple[list[bytes], int]:
     return [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)], len(asked)
 
 
-def test_both_doors_give_the_same_answers_to_the_same_bytes() -> None:
+def test_both_listeners_give_the_same_answers_to_the_same_bytes() -> None:
     async def main() -> None:
         quick = {"header_timeout_s": 0.05, "body_timeout_s": 0.05, "keep_alive_s": 0.05}
         async with running(hot=True, **quick) as one, running(hot=False, **quick) as other:
@@ -183,7 +183,7 @@ async def answered_in_turn(port: int, requests: list[tuple[bytes, int]]) -> list
     return said
 
 
-def test_a_connection_that_changes_doors_with_its_requests_gives_the_same_answers() -> None:
+def test_a_connection_that_changes_listeners_with_its_requests_gets_the_same_answers() -> None:
     async def main() -> None:
         async with running(hot=True) as one, running(hot=False) as other:
 

@@ -69,7 +69,7 @@ def kept(folder):
     return about, rows
 
 
-async def test_readers_are_stopped_by_a_damaged_row_and_pass_once_it_is_set_aside(daemon, tmp_path):
+async def test_a_damaged_row_stops_readers_until_it_is_set_aside(daemon, tmp_path):
     await daemon.create()
     ids = await published(daemon, "a", "b", "c", "d")
     await damage(daemon, ids[1], ids[2])
@@ -90,7 +90,7 @@ async def test_readers_are_stopped_by_a_damaged_row_and_pass_once_it_is_set_asid
     assert {base64.b64decode(row["value"]) for row in rows} == {b"\xff"}
 
 
-async def test_a_stretch_is_one_entry_among_messages_and_a_header_of_the_pages_that_pass_it(daemon):
+async def test_a_range_set_aside_is_one_entry_among_messages_and_a_header_of_pages_that_skip_it(daemon):
     await daemon.create()
     ids = await published(daemon, "a", "b", "c", "d")
     await daemon.call("POST", ROUTE, json={"from": ids[1], "to": ids[2]})
@@ -122,7 +122,7 @@ async def test_a_stretch_is_one_entry_among_messages_and_a_header_of_the_pages_t
     assert answer.headers["plainsong-set-aside"] == "2"
 
 
-async def test_a_poll_that_waits_tells_what_it_passed_before_it_waited(daemon, autojump_clock):
+async def test_a_poll_that_waits_reports_what_it_skipped_before_it_waited(daemon, autojump_clock):
     await daemon.create()
     ids = await published(daemon, "a", "b")
     await daemon.call("POST", ROUTE, json={"from": ids[1], "to": ids[1]})
@@ -141,7 +141,7 @@ async def test_a_poll_that_waits_tells_what_it_passed_before_it_waited(daemon, a
     assert told == {"uncommitted": (["c"], "1"), "committed": (["c"], "1")}
 
 
-async def test_a_poll_of_many_topics_counts_the_rows_that_each_page_has_passed(daemon):
+async def test_a_poll_of_many_topics_counts_the_rows_that_each_page_skipped(daemon):
     for topic in ("t", "u"):
         await daemon.create(topic)
     ids = await published(daemon, "a", "b", "c", "d", "e")
@@ -165,7 +165,7 @@ async def test_a_poll_of_many_topics_counts_the_rows_that_each_page_has_passed(d
     assert await passed(startFrom=ids[4], inclusive=False) == ([], None)
 
 
-async def test_a_stream_of_events_tells_each_stretch_once_in_its_place(listening):
+async def test_a_stream_of_events_reports_each_range_set_aside_once_in_its_place(listening):
     await listening.create()
     ids = await published(listening, "a", "b", "c", "d", "e")
     await listening.call("POST", ROUTE, json={"from": ids[1], "to": ids[2]})
@@ -188,7 +188,7 @@ async def test_a_stream_of_events_tells_each_stretch_once_in_its_place(listening
         assert (await read(source, 3))[0] == ["d", stretches[1], "f"]
 
 
-async def test_a_client_learns_what_its_pages_passed(listening):
+async def test_a_client_learns_what_its_pages_skipped(listening):
     await listening.create()
     ids = await published(listening, "a", "b", "c", "d")
     await listening.call("POST", ROUTE, json={"from": ids[1], "to": ids[2]})
@@ -203,7 +203,7 @@ async def test_a_client_learns_what_its_pages_passed(listening):
     assert behind.set_aside == 0
 
 
-async def test_a_dry_run_says_what_would_go_and_changes_nothing(daemon, tmp_path):
+async def test_a_dry_run_reports_what_would_be_removed_and_changes_nothing(daemon, tmp_path):
     await daemon.create()
     ids = await published(daemon, "a", "b", "c")
     await damage(daemon, ids[1])
@@ -243,7 +243,7 @@ async def rows(daemon, table):
     return found
 
 
-async def test_what_is_set_aside_is_gone_from_the_counts_and_from_what_the_scrub_found(daemon):
+async def test_rows_set_aside_leave_the_counts_and_the_findings_of_the_scrub(daemon):
     await daemon.create()
     ids = await published(daemon, "a", "b", "c")
     await damage(daemon, ids[1])
@@ -257,7 +257,7 @@ async def test_what_is_set_aside_is_gone_from_the_counts_and_from_what_the_scrub
     assert (await daemon.call("GET", "/v1/scrub")).json()["findings"] == []
 
 
-async def test_stored_messages_go_with_the_row_that_publishes_them(daemon, tmp_path):
+async def test_stored_messages_are_set_aside_with_the_row_that_publishes_them(daemon, tmp_path):
     await daemon.create()
     begun = (await daemon.call("POST", "/v1/transactions", json={})).json()
     pointer = {"transactionWritePointer": begun["writePointer"]}
@@ -272,7 +272,7 @@ async def test_stored_messages_go_with_the_row_that_publishes_them(daemon, tmp_p
     assert not await read_rows(daemon.store, Table.PAYLOAD, PREFIX, PREFIX + b"\xff" * 30, limit=1)
 
 
-async def test_stretches_that_overlap_become_one_and_the_topic_goes_on_behind_them(daemon):
+async def test_overlapping_ranges_become_one_and_the_topic_continues_after_them(daemon):
     await daemon.create()
     ids = await published(daemon, "a", "b", "c")
     await daemon.call("POST", ROUTE, json={"from": ids[1], "to": ids[1]})
@@ -283,7 +283,7 @@ async def test_stretches_that_overlap_become_one_and_the_topic_goes_on_behind_th
     assert [each["payload"] for each in await daemon.poll()] == ["d"]
 
 
-async def test_where_there_is_nothing_nothing_is_set_aside(daemon, tmp_path):
+async def test_in_an_empty_range_nothing_is_set_aside(daemon, tmp_path):
     await daemon.create()
     (only,) = await published(daemon, "a")
     before = "0" * 40
@@ -296,7 +296,7 @@ async def test_where_there_is_nothing_nothing_is_set_aside(daemon, tmp_path):
     assert len(await daemon.poll()) == 1
 
 
-async def test_a_disk_that_takes_no_file_keeps_the_rows(daemon, tmp_path):
+async def test_rows_are_kept_if_their_file_cannot_be_written(daemon, tmp_path):
     await daemon.create()
     (only,) = await published(daemon, "a")
     (tmp_path / "data" / "set-aside").write_text("in the way")
@@ -305,7 +305,7 @@ async def test_a_disk_that_takes_no_file_keeps_the_rows(daemon, tmp_path):
     assert "set-aside" not in str((await daemon.call("GET", f"{TOPICS}/t/messages")).json())
 
 
-async def test_a_failure_behind_the_note_is_mended_by_doing_it_again_and_no_file_is_lost(daemon, tmp_path, monkeypatch):
+async def test_a_failure_after_the_note_is_repaired_by_a_retry_and_no_file_is_lost(daemon, tmp_path, monkeypatch):
     await daemon.create()
     ids = await published(daemon, "a", "b", "c")
 
@@ -377,7 +377,7 @@ async def shown_down(daemon):
         query = f"&to={answer.headers['plainsong-last-id']}"
 
 
-async def test_a_block_that_cannot_be_read_is_passed_and_everything_beside_it_is_read(tmp_path):
+async def test_an_unreadable_block_is_skipped_and_everything_around_it_is_read(tmp_path):
     ids = await filled(tmp_path)
     async with (
         await LevelDBStore.open(tmp_path / "data", SMALL) as store,
@@ -414,9 +414,7 @@ async def test_a_block_that_cannot_be_read_is_passed_and_everything_beside_it_is
 
 
 @pytest.mark.parametrize("end", [min, max])
-async def test_a_topic_goes_on_where_its_first_or_last_block_was_set_aside_and_nothing_is_told_of_it_any_more(
-    tmp_path, end
-):
+async def test_a_topic_continues_where_its_first_or_last_block_was_set_aside_and_reports_it_no_more(tmp_path, end):
     here = {"storage__data_dir": tmp_path / "data"}
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store, in_process(store=store, **here) as daemon:
         await daemon.create()
@@ -448,7 +446,7 @@ async def test_a_topic_goes_on_where_its_first_or_last_block_was_set_aside_and_n
 
 
 @pytest.mark.parametrize("limit", [1, 7, 5_000])
-async def test_pages_of_every_size_end_before_a_block_that_cannot_be_read_and_lack_no_message(tmp_path, limit):
+async def test_pages_of_every_size_end_before_an_unreadable_block_and_lack_no_message(tmp_path, limit):
     ids = await filled(tmp_path)
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store, in_process(store=store) as daemon:
         daemon.clock.ms += 10_000
@@ -474,7 +472,7 @@ STEPS = ("noted", "payloads removed", "messages removed", "counted")
 
 
 @pytest.mark.parametrize("killed_before", range(len(STEPS)), ids=STEPS)
-async def test_a_daemon_that_is_killed_in_between_lost_nothing_and_can_be_told_again(tmp_path, killed_before):
+async def test_a_daemon_killed_in_between_lost_nothing_and_the_request_can_be_repeated(tmp_path, killed_before):
     at = []
 
     def step(call):

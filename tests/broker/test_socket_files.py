@@ -11,7 +11,7 @@ from broker.http.sockets import SocketFiles
 
 
 @pytest.mark.parametrize("changed", [None, "st_ino", "st_dev"])
-def test_a_socket_file_is_removed_if_device_and_inode_are_those_of_the_own_one(tmp_path, monkeypatch, changed):
+def test_a_socket_file_is_removed_only_if_device_and_inode_are_our_own(tmp_path, monkeypatch, changed):
     path, real = tmp_path / "socket", os.lstat
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

@@ -117,7 +117,7 @@ async def test_a_receipt_encloses_the_messages_it_is_for(encoding):
 
 @pytest.mark.parametrize("content_type", POLLS[1:])
 @pytest.mark.parametrize("limit", range(1, 8))
-async def test_pages_of_every_size_in_every_encoding_cut_inside_a_batch_and_go_on_there(content_type, limit):
+async def test_pages_of_every_size_in_every_encoding_may_end_inside_a_batch_and_continue_there(content_type, limit):
     async with staging() as talk:
         await talk.daemon.publish("before")
         await talk.store("lost", "x", "y")
@@ -139,7 +139,7 @@ async def test_pages_of_every_size_in_every_encoding_cut_inside_a_batch_and_go_o
             seen, start = [], None
 
 
-async def test_frames_of_a_batch_have_no_write_pointer_and_its_attributes():
+async def test_frames_of_a_batch_have_its_attributes_and_no_write_pointer():
     async with staging() as talk:
         fields = {"attributes": [{"k": "1"}, {}], "routing_key": "r"}
         await talk.store("a", "one", "two", fields=fields)
@@ -153,7 +153,7 @@ async def test_frames_of_a_batch_have_no_write_pointer_and_its_attributes():
         ]
 
 
-async def test_a_batch_is_in_every_view_as_plain_messages_of_its_producer():
+async def test_every_view_shows_a_batch_as_plain_messages_of_its_producer():
     async with staging() as talk:
         await talk.store("a", "one", "two", ids=[0, 1])
         await talk.store("lost", "x", ids=[0])
@@ -175,7 +175,7 @@ async def test_a_batch_is_in_every_view_as_plain_messages_of_its_producer():
         assert "plainsong_undecided_pointers 0.0" in metrics
 
 
-async def test_offsets_count_a_batch_and_cut_inside_it():
+async def test_offsets_count_a_batch_and_may_end_inside_it():
     async with staging() as talk:
         await talk.store("lost", "xxxx")
         await talk.store("a", *"abcdefgh")
@@ -191,7 +191,7 @@ async def test_offsets_count_a_batch_and_cut_inside_it():
         assert await talk.polled(end_before=bytes.fromhex(told["end"])) == ["a", "b", "c"]
 
 
-async def test_a_committed_poll_waits_for_a_batch_and_is_not_held_by_what_is_staged():
+async def test_a_committed_poll_waits_for_a_batch_and_is_not_held_by_staged_messages():
     async with staging() as talk:
         seen = []
 
@@ -286,7 +286,7 @@ async def test_without_deduplication_batches_are_published_and_say_so(encoding):
         await talk.publish(0, "a", status=400, code="invalid_parameter")
 
 
-async def test_a_full_topic_takes_nothing_more_until_the_batch_expires():
+async def test_a_full_topic_accepts_nothing_more_until_the_batch_expires():
     async with staging(properties={"max_bytes": 100, "ttl": 10}) as talk:
         await talk.store("a", "x" * 60, ids=[0])
         await talk.store("a", "x" * 60, ids=[1], status=503, code="topic_full")
@@ -296,7 +296,7 @@ async def test_a_full_topic_takes_nothing_more_until_the_batch_expires():
         await talk.store("a", "x" * 60, ids=[0])
 
 
-async def test_a_plain_publish_of_the_producer_ends_nothing_that_is_staged_and_its_bytes_count_until_it_is_published():
+async def test_a_plain_publish_of_the_producer_ends_no_staging_and_staged_bytes_count_until_the_publish():
     async with in_process() as daemon:
         await daemon.create(max_bytes=1_000)
         staging = Staging(daemon)
@@ -309,7 +309,7 @@ async def test_a_plain_publish_of_the_producer_ends_nothing_that_is_staged_and_i
         await staging.publish(2, "0.a", status=400, code="invalid_parameter")
 
 
-async def test_streams_publish_what_was_staged():
+async def test_streams_publish_staged_messages():
     async with staging() as talk:
         await talk.store("a", "one", ids=[0])
         request = PublishRequest([], producer="job", sequence_ids=[0], segments=["a"])

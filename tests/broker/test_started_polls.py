@@ -36,7 +36,7 @@ async def test_an_empty_page_is_the_answer_of_a_poll_that_does_not_wait():
         await same(daemon, asked(start_from=last, wait_ms=50))
 
 
-async def test_what_a_reader_has_read_is_noted_all_the_same():
+async def test_the_position_of_a_reader_is_recorded_all_the_same():
     async with in_process() as daemon:
         await daemon.create()
         _, last = await daemon.publish("a", "b")
@@ -47,7 +47,7 @@ async def test_what_a_reader_has_read_is_noted_all_the_same():
             started(daemon, asked(JSON_TYPE | {"plainsong-reader": "n o"}))
 
 
-async def test_a_poll_that_makes_no_sense_is_refused_as_any():
+async def test_an_invalid_poll_is_refused_like_any():
     async with in_process() as daemon:
         await daemon.create()
         with pytest.raises(InvalidParameter, match="wait_ms"):
@@ -56,7 +56,7 @@ async def test_a_poll_that_makes_no_sense_is_refused_as_any():
             started(daemon, asked(limit=0))
 
 
-async def test_what_needs_more_than_memory_or_is_not_small_is_left_to_a_task():
+async def test_pages_that_are_large_or_not_in_memory_are_left_to_a_task():
     async with in_process(cache__max_bytes=1 << 20) as daemon:
         await daemon.create()
         await daemon.publish("a", "b")
@@ -94,7 +94,7 @@ async def test_a_page_with_many_attributes_is_left_to_a_task():
         assert len((await answered(daemon, asked()))[3]) > 80_000
 
 
-async def test_while_the_topic_has_something_else_to_do_a_poll_takes_its_turn():
+async def test_a_poll_waits_for_its_step_while_the_topic_is_busy():
     async with in_process() as daemon:
         await daemon.create()
         await daemon.publish("a")
@@ -109,7 +109,7 @@ async def test_while_the_topic_has_something_else_to_do_a_poll_takes_its_turn():
         assert b'"b"' in started(daemon, asked())[3]
 
 
-async def test_a_committed_poll_that_an_undecided_message_holds_is_answered_without_a_task_too():
+async def test_a_committed_poll_held_by_an_undecided_message_is_answered_without_a_task_too():
     async with in_process() as daemon:
         await daemon.create()
         await daemon.publish("a")
@@ -139,7 +139,7 @@ async def test_without_transactions_a_committed_poll_is_refused_as_any():
             await answered(daemon, asked(isolation="committed"))
 
 
-async def test_what_has_expired_is_in_no_such_answer():
+async def test_such_answers_contain_no_expired_messages():
     async with in_process() as daemon:
         await daemon.create(ttl=10)
         await daemon.publish("a")
@@ -179,7 +179,7 @@ async def test_what_has_expired_is_in_no_such_answer():
     )
 )
 @settings(max_examples=60)
-def test_whatever_a_poll_asks_for_it_is_answered_alike_with_a_task_and_without(actions):
+def test_any_poll_is_answered_alike_with_a_task_and_without(actions):
     async def run():
         async with in_process(cache__max_bytes=1 << 20) as daemon:
             await daemon.create(ttl=10)

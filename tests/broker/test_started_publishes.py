@@ -46,7 +46,7 @@ async def transaction(daemon):
     return begun["id"], begun["writePointer"]
 
 
-async def test_what_was_stored_without_a_task_is_published_with_its_transaction():
+async def test_messages_stored_without_a_task_are_published_with_their_transaction():
     async with in_process() as daemon:
         await daemon.create()
         identity, pointer = await transaction(daemon)
@@ -64,7 +64,7 @@ async def test_what_was_stored_without_a_task_is_published_with_its_transaction(
 
 
 @pytest.mark.parametrize("verb", ["publish", "store"])
-async def test_a_transaction_that_ends_before_its_turn_refuses_it(verb):
+async def test_a_publish_whose_transaction_ends_before_its_step_is_refused(verb):
     async with in_process() as daemon:
         await daemon.create()
         identity, pointer = await transaction(daemon)
@@ -88,9 +88,7 @@ async def test_a_transaction_that_ends_before_its_turn_refuses_it(verb):
 
 @pytest.mark.parametrize("verb", ["publish", "store"])
 @pytest.mark.parametrize("failure", [None, StorageFailed("the disk is gone")])
-async def test_an_answer_that_is_made_while_the_disk_works_is_given_once_it_is_known_what_came_of_it(
-    monkeypatch, verb, failure
-):
+async def test_an_answer_prepared_during_a_sync_is_sent_once_its_outcome_is_known(monkeypatch, verb, failure):
     put = []
     monkeypatch.setattr(Directory, "put", lambda self, name, ask, settled, prepare: put.append((settled, prepare)))
     async with in_process() as daemon:
@@ -104,7 +102,7 @@ async def test_an_answer_that_is_made_while_the_disk_works_is_given_once_it_is_k
 
 
 @pytest.mark.parametrize("verb", ["publish", "store"])
-async def test_a_body_that_takes_long_to_decode_is_answered_as_any(verb):
+async def test_a_body_that_takes_long_to_decode_is_answered_like_any(verb):
     async with in_process() as daemon:
         await daemon.create()
         _, pointer = await transaction(daemon)
@@ -115,7 +113,7 @@ async def test_a_body_that_takes_long_to_decode_is_answered_as_any(verb):
 
 
 @pytest.mark.parametrize("size", [LOOP_BYTES, 10])
-async def test_a_producer_waits_for_its_topic_no_longer_than_its_time(size, autojump_clock):
+async def test_a_producer_waits_for_its_topic_no_longer_than_its_limit(size, autojump_clock):
     async with in_process(deduplication__default=True, deduplication__answer_timeout_s=3) as daemon:
         await daemon.create()
         await done(daemon, request("publish"))
@@ -130,7 +128,7 @@ async def test_a_producer_waits_for_its_topic_no_longer_than_its_time(size, auto
         assert not len(daemon.service.publishing.deadlines)
 
 
-async def test_a_body_that_cannot_be_stored_is_refused_as_any():
+async def test_a_body_that_cannot_be_stored_is_refused_like_any():
     async with in_process() as daemon:
         await daemon.create()
         with pytest.raises(TransactionRequired, match="write pointer"):

@@ -81,14 +81,14 @@ def test_dump_shows_only_what_was_chosen(store_command, directory, arguments, co
 
 
 @pytest.mark.parametrize("arguments", [["--namespace", "nobody"], ["--topic", "no-such"], ["--topic", "nobody:orders"]])
-def test_a_topic_that_has_no_rows_is_said_to_have_none(store_command, directory, arguments):
+def test_a_topic_without_rows_is_reported_to_have_none(store_command, directory, arguments):
     code, out, err = store_command("dump", "--data-dir", directory, *arguments)
     assert (code, out) == (Exit.NOT_FOUND, "")
     assert err.startswith("error: no rows of ")
 
 
 @pytest.mark.parametrize("place", ["yesterday", "-1", "0" * 39, str(1 << 63)])
-def test_a_place_that_is_neither_id_nor_time_is_refused(store_command, directory, place):
+def test_a_position_that_is_neither_id_nor_time_is_refused(store_command, directory, place):
     code, _, err = store_command("dump", "--data-dir", directory, f"--from={place}")
     assert code == Exit.USAGE
     assert "40 hex digits" in err
@@ -140,7 +140,7 @@ def test_without_a_complete_pass_explain_says_that_nothing_is_safe_to_prune(stor
     assert "nothing is safe to prune" in out
 
 
-def test_rows_that_do_not_parse_are_shown_counted_and_told_by_the_exit_code(store_command, damaged):
+def test_rows_that_do_not_parse_are_shown_and_counted_and_change_the_exit_code(store_command, damaged):
     code, out, err = store_command("explain", "--data-dir", damaged)
     assert code == Exit.FAILED
     assert out.count("DOES NOT PARSE") == 11
@@ -158,7 +158,7 @@ def test_nothing_in_the_directory_changes(store_command, damaged, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["dump", "explain"])
-def test_the_directory_of_a_running_daemon_is_refused_saying_who_it_is(store_command, directory, command, tmp_path):
+def test_the_directory_of_a_running_daemon_is_refused_with_its_process(store_command, directory, command, tmp_path):
     held = DataDirectory.open(tmp_path / "data", address="127.0.0.1:7420")
     try:
         code, out, err = store_command(command, "--data-dir", directory)

@@ -27,7 +27,7 @@ async def test_each_request_is_answered_with_its_own_receipt_in_order(daemon):
     assert {answer[2]["generation"] for answer in answers} == {1}
 
 
-async def test_requests_may_come_one_or_many_to_a_message_and_in_pieces_of_frames(daemon):
+async def test_a_message_may_hold_one_or_many_requests_and_come_in_frames(daemon):
     async with open_stream(daemon) as stream:
         await stream.send(request(1, b"a"), request(2, b"b"))
         await stream.send(request(3, b"c"))
@@ -88,7 +88,7 @@ async def test_a_refused_request_has_its_problem_and_its_neighbours_are_stored(d
     assert [message["payload"] for message in await daemon.poll()] == ["a", "b"]
 
 
-async def test_the_same_problem_as_a_publish_has(daemon):
+async def test_a_refusal_has_the_same_problem_as_that_of_a_publish(daemon):
     async with open_stream(daemon, "missing") as stream:
         await stream.send(request(1, b"a"), request(2, b"b"))
         answers = await stream.answers(2)
@@ -107,7 +107,7 @@ async def test_a_message_too_large_is_refused_alone_in_the_middle_of_a_run():
         assert [message["payload"] for message in await daemon.poll()] == ["a", "b"]
 
 
-async def test_a_full_topic_takes_of_a_run_what_fits(daemon):
+async def test_a_full_topic_accepts_the_part_of_a_run_that_fits(daemon):
     await daemon.create("small", max_bytes=500)
     async with open_stream(daemon, "small") as stream:
         await stream.send(*[request(n, b"x" * 100) for n in range(10)])
@@ -141,7 +141,7 @@ async def test_a_failing_store_leaves_the_outcome_of_each_request_open(daemon):
         (b"\x92\x05\xc0", "map of fields"),
     ],
 )
-async def test_behind_what_cannot_be_read_all_before_it_is_answered_and_the_stream_closes(daemon, tail, words):
+async def test_after_malformed_input_earlier_requests_are_answered_and_the_stream_closes(daemon, tail, words):
     async with open_stream(daemon) as stream:
         await stream.send(request(1, b"a"), request(2, b"b"), tail)
         assert [answer[:2] for answer in await stream.answers(2)] == [[1, 200], [2, 200]]
@@ -151,7 +151,7 @@ async def test_behind_what_cannot_be_read_all_before_it_is_answered_and_the_stre
     assert len(await daemon.poll()) == 2
 
 
-async def test_text_is_refused_with_1003_and_no_websocket_at_all_with_1002(daemon):
+async def test_text_closes_with_1003_and_anything_but_a_websocket_with_1002(daemon):
     async with open_stream(daemon) as stream:
         await stream.say(TextMessage("[1, {}]"))
         assert (await stream.closed())[0] == 1003
@@ -168,7 +168,7 @@ async def test_a_message_over_the_bound_of_bodies_closes_with_1009():
             assert (await stream.closed())[0] == 1009
 
 
-async def test_whoever_closes_gets_its_last_answers_first(daemon):
+async def test_a_client_that_closes_gets_its_last_answers_first(daemon):
     async with open_stream(daemon) as stream:
         data = stream.ws.send(BytesMessage(request(1, b"a"))) + stream.ws.send(CloseConnection(1000))
         await stream.socket.send_all(data)
@@ -202,7 +202,7 @@ async def test_a_refused_handshake_is_answered_with_a_problem(daemon, more, stat
         assert code.encode() in body.data
 
 
-async def test_what_is_taken_is_counted_by_requests(daemon):
+async def test_accepted_messages_are_counted_by_requests(daemon):
     async with open_stream(daemon) as stream:
         await stream.send(*[request(n, b"x") for n in range(50)], request(50, b"a", b"b"), request(51))
         await stream.answers(52)

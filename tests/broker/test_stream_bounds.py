@@ -100,7 +100,7 @@ async def test_a_stream_that_answers_pings_stays(mock_clock):
             assert (await stream.event()).data == b"still here"
 
 
-async def test_a_message_that_never_ends_is_given_up_and_what_it_held_is_free_again():
+async def test_an_endless_message_is_given_up_and_its_memory_freed():
     async with running(begin=Echo, body_timeout_s=0.05) as listener, open_stream(reach(listener)) as stream:
         await stream.say(BytesMessage(b"x" * 100, message_finished=False))
         assert (await stream.closed())[0] == 1008
@@ -130,7 +130,7 @@ def most_frames(monkeypatch):
     return most
 
 
-async def test_a_message_of_many_tiny_pieces_is_taken_a_few_at_a_time_and_held_as_its_bytes(most_frames):
+async def test_a_message_of_many_tiny_pieces_is_read_a_few_at_a_time_and_held_as_its_bytes(most_frames):
     pieces = 5000
     async with running(begin=Echo) as listener, open_stream(reach(listener), "held") as stream:
         await stream.socket.send_all(client_frame(b"xy", last=False))
@@ -141,7 +141,7 @@ async def test_a_message_of_many_tiny_pieces_is_taken_a_few_at_a_time_and_held_a
     assert most_frames[0] == FEW_PARTS
 
 
-async def test_many_small_messages_are_taken_a_few_at_a_time(most_frames):
+async def test_many_small_messages_are_read_a_few_at_a_time(most_frames):
     async with running(begin=Echo) as listener, open_stream(reach(listener)) as stream:
         await stream.socket.send_all(client_frame(b"0123456789abcdef") * 2000)
         heard = 0
@@ -185,7 +185,7 @@ async def test_a_budget_without_room_closes_with_1013():
         await holds(listener, 9000)
 
 
-async def test_nothing_is_read_while_the_conversation_takes_no_more():
+async def test_reading_pauses_while_the_conversation_accepts_no_more():
     async with running(begin=Echo, send_timeout_s=0.1) as listener, open_stream(reach(listener), "held") as stream:
         filled = False
         with trio.move_on_after(0.3):
@@ -235,7 +235,7 @@ def test_any_bytes_end_a_stream_in_good_order(caplog):
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_a_stop_lets_what_was_taken_be_answered_and_closes_with_1001():
+async def test_a_stop_answers_accepted_requests_and_closes_with_1001():
     async with running(begin=Echo) as listener, open_stream(reach(listener)) as stream:
         await stream.send(b"last")
         assert (await stream.event()).data == b"last"
@@ -246,7 +246,7 @@ async def test_a_stop_lets_what_was_taken_be_answered_and_closes_with_1001():
             await listener.ended.wait()
 
 
-async def test_a_stream_over_tls(tmp_path):
+async def test_a_stream_works_over_tls(tmp_path):
     key, certificate = tmp_path / "key", tmp_path / "certificate"
     make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     make += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=server", "-days", "2"]
@@ -268,7 +268,7 @@ async def test_a_stream_over_tls(tmp_path):
 # --- the requests ------------------------------------------------------------------------------------
 
 
-async def test_no_more_is_taken_while_so_many_requests_or_bytes_are_under_way():
+async def test_the_number_and_bytes_of_requests_in_progress_are_bounded():
     async with in_process() as daemon, trio.open_nursery() as nursery:
         await daemon.create()
         for bounds in (StreamBounds(100, 1 << 20), StreamBounds(1000, 100 * (REQUEST_BYTES + 4))):

@@ -181,7 +181,7 @@ async def test_a_wrong_argument_of_the_oldest_clients_is_an_internal_error(tephr
     assert caught.value.type == INTERNAL_ERROR
 
 
-async def test_an_unknown_method_is_told_by_its_number(tephra):
+async def test_an_unknown_method_is_reported_with_its_number(tephra):
     with pytest.raises(TApplicationException) as caught:
         await tephra.call("unknownToTephra")
     assert caught.value.type == TApplicationException.UNKNOWN_METHOD
@@ -201,7 +201,7 @@ async def test_a_conflict_names_transaction_key_and_the_other_client(tephra):
     assert await tephra.call("commitTx", tx) is True
 
 
-async def test_a_conflict_at_commit_is_told_and_false_to_older_clients(tephra):
+async def test_a_conflict_at_commit_is_an_error_and_false_to_older_clients(tephra):
     one, two = [await tephra.call("startShort") for _ in range(2)]
     await tephra.call("canCommitOrThrow", one.transaction_id, [b"k"])
     await tephra.call("canCommitOrThrow", two.transaction_id, [b"k"])
@@ -219,7 +219,7 @@ async def test_a_change_set_over_the_bound_has_the_java_name_clients_throw_again
     assert await tephra.call("canCommitTx", tx, [bytes(1001)]) is False
 
 
-async def test_what_is_not_in_progress_is_said_so(tephra):
+async def test_a_transaction_that_is_not_in_progress_is_reported_as_such(tephra):
     unknown = Transaction(1, 999, 999)
     for method, args in (
         ("canCommitTx", (unknown, [])),
@@ -234,13 +234,13 @@ async def test_what_is_not_in_progress_is_said_so(tephra):
     await tephra.call("abortTx", unknown)
 
 
-async def test_a_commit_whose_answer_was_lost_can_be_asked_again(tephra):
+async def test_a_commit_whose_answer_was_lost_can_be_repeated(tephra):
     tx = await committed(tephra, b"k")
     await tephra.call("commitOrThrow", tx.transaction_id, tx.write_pointer)
     assert await tephra.call("commitTx", tx) is True
 
 
-async def test_nobody_is_told_that_a_committed_transaction_was_aborted(tephra):
+async def test_a_committed_transaction_is_never_reported_as_aborted(tephra):
     tx = await committed(tephra, b"k")
     with pytest.raises(TApplicationException) as caught:
         await tephra.call("abortTx", tx)
@@ -248,7 +248,7 @@ async def test_nobody_is_told_that_a_committed_transaction_was_aborted(tephra):
     assert await tephra.call("invalidateTx", tx.transaction_id) is False
 
 
-async def test_a_write_pointer_from_the_wire_moves_nobodys_read_pointer(tephra):
+async def test_a_write_pointer_from_the_wire_moves_no_read_pointer(tephra):
     tx = await tephra.call("startShort")
     await tephra.call("commitOrThrow", tx.transaction_id, 2**62)
     await tephra.call("abortTx", Transaction(1, 2**62, 2**62))
@@ -318,7 +318,7 @@ async def test_the_snapshot_is_the_whole_state(tephra):
     assert state.committing == {long.transaction_id: (b"l",)}
 
 
-async def test_a_reset_forgets_everything_but_which_ids_were_given(tephra):
+async def test_a_reset_forgets_everything_except_issued_ids(tephra):
     tx = await tephra.call("startShort")
     await tephra.call("invalidateTx", (await tephra.call("startLong")).transaction_id)
     await tephra.call("resetState")
@@ -346,7 +346,7 @@ async def test_many_clients_share_one_service(harness):
     assert (await clients[0].call("startShort")).in_progress == ()
 
 
-async def test_one_daemon_goes_by_the_transactions_of_another(harness, tephra):
+async def test_one_daemon_uses_the_transactions_of_another(harness, tephra):
     host, port = harness.address.split(":")
     pointers = PointerIndex()
     other = ForeignTephra(host, int(port), SetClock(), pointers, MemoryStore(), refresh_s=5, max_lifetime_ms=0)

@@ -157,7 +157,7 @@ async def test_a_call_is_answered_with_its_sequence_id(server):
         assert await client.call("status", sequence_id=sequence_id) == "OK"
 
 
-async def test_a_frame_may_come_byte_by_byte(server):
+async def test_a_frame_may_arrive_byte_by_byte(server):
     client = await server.connect()
     for byte in framed(encode_call("status", 5)):
         await client.stream.send_all(bytes([byte]))
@@ -165,7 +165,7 @@ async def test_a_frame_may_come_byte_by_byte(server):
     assert decode_reply(await client.message(), "status", 5) == "OK"
 
 
-async def test_calls_that_come_together_are_answered_in_order(server):
+async def test_calls_that_arrive_together_are_answered_in_order(server):
     client = await server.connect()
     await client.stream.send_all(b"".join(framed(encode_call("invalidTxSize", number)) for number in range(50)))
     for number in range(50):
@@ -179,7 +179,7 @@ async def failure(client, message, method, sequence_id=1):
     return caught.value
 
 
-async def test_what_is_refused_ends_no_connection(server):
+async def test_a_refusal_ends_no_connection(server):
     client = await server.connect()
     unknown = encode_call("status", 3).replace(b"status", b"statuz")
     error = await failure(client, unknown, "statuz", 3)
@@ -200,7 +200,7 @@ async def test_an_error_that_is_not_declared_is_an_internal_error(server, caplog
     assert [record.message for record in caplog.records] == ["a method failed"]
 
 
-async def test_a_service_that_is_down_is_said_to_be_down(server):
+async def test_a_service_that_is_down_is_reported_as_down(server):
     client = await server.connect()
     server.service.down = TransactionsUnavailable("not loaded")
     assert await client.call("status") == "NOTOK"
@@ -222,7 +222,7 @@ async def test_a_service_that_is_down_is_said_to_be_down(server):
         framed(bytes.fromhex("8001000200000006737461747573 00000001 00")),
     ],
 )
-async def test_what_is_no_call_ends_its_connection_and_no_other(server, sent, caplog):
+async def test_a_malformed_call_ends_its_own_connection_only(server, sent, caplog):
     other, client = await server.connect(), await server.connect()
     await client.stream.send_all(sent)
     assert await client.message() is None
@@ -260,7 +260,7 @@ async def test_a_frame_that_does_not_arrive_in_time_ends_its_connection(server, 
     assert await client.message() is None
 
 
-async def test_a_client_that_stops_reading_is_left_and_others_are_served(server, mock_clock):
+async def test_a_client_that_stops_reading_is_cut_and_others_are_served(server, mock_clock):
     server.service.state = bytes(4 << 20)
     deaf, other = await server.connect(), await server.connect()
     for number in range(8):
@@ -285,7 +285,7 @@ async def test_frames_beyond_the_budget_end_their_connection(server, caplog):
     assert "closed" in caplog.text
 
 
-async def test_stopping_leaves_idle_connections_and_answers_the_call_under_way(server):
+async def test_stopping_closes_idle_connections_and_answers_the_call_in_progress(server):
     idle, busy = await server.connect(), await server.connect()
     assert await idle.call("status") == "OK"
     await busy.send("truncateInvalidTx", (1, 2))
@@ -310,7 +310,7 @@ async def test_stopping_waits_no_longer_than_the_grace(server, mock_clock):
     assert await busy.message() is None
 
 
-async def test_a_client_that_leaves_before_the_answer_harms_nobody(server, caplog):
+async def test_a_client_that_leaves_before_the_answer_affects_no_other(server, caplog):
     leaving, other = await server.connect(), await server.connect()
     await leaving.send("truncateInvalidTx", (1, 2))
     await server.service.pausing.wait()

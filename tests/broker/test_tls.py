@@ -60,7 +60,7 @@ async def connected(
 
 
 @BOTH_WAYS
-async def test_requests_are_answered_one_after_the_other_and_when_they_come_together(authority, hot):
+async def test_requests_are_answered_one_after_the_other_and_when_they_arrive_together(authority, hot):
     async with (
         running(hot=hot, tls=secured(authority)) as listener,
         connected(listener, authority.trusting()) as stream,
@@ -78,7 +78,7 @@ async def test_requests_are_answered_one_after_the_other_and_when_they_come_toge
 
 @BOTH_WAYS
 @pytest.mark.parametrize("size", [0, 1, 16_383, 16_384, 16_385, 65_535, 65_536, 131_072, 262_145, 1 << 20])
-async def test_bodies_of_any_size_arrive_and_leave_whole(authority, hot, size):
+async def test_bodies_of_any_size_are_received_and_sent_whole(authority, hot, size):
     body = random.Random(size).randbytes(size)
     async with (
         running(hot=hot, tls=secured(authority)) as listener,
@@ -106,7 +106,7 @@ async def test_a_chunked_body_and_a_chunked_answer_pass(authority, hot):
         assert (await reader.reply()).body == b"0;1;2;"
 
 
-async def test_records_may_come_in_any_pieces(authority):
+async def test_records_may_arrive_in_any_pieces(authority):
     """A client may send its TLS records a byte at a time, or split anywhere."""
     rng = random.Random(7)
     async with running(tls=secured(authority)) as listener:
@@ -180,7 +180,7 @@ async def test_a_reader_that_stops_for_a_while_gets_every_byte_in_order(authorit
 
 
 @BOTH_WAYS
-async def test_a_connection_is_handed_over_with_its_tls(authority, hot):
+async def test_a_connection_is_handed_over_with_its_tls_state(authority, hot):
     async with (
         running(hot=hot, tls=secured(authority)) as listener,
         connected(listener, authority.trusting()) as stream,
@@ -193,7 +193,7 @@ async def test_a_connection_is_handed_over_with_its_tls(authority, hot):
         assert json.loads((await reader.reply()).body)["body"] == (b"y" * 200_000).hex()
 
 
-async def test_a_connection_goes_back_to_the_lane_with_its_tls(authority):
+async def test_a_connection_returns_to_the_lane_with_its_tls_state(authority):
     async with running(tls=secured(authority)) as listener, connected(listener, authority.trusting()) as stream:
         reader = Reader(stream)
         for request in (b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n", post("t/store", b"y" * 200_000)) * 3:
@@ -202,7 +202,7 @@ async def test_a_connection_goes_back_to_the_lane_with_its_tls(authority):
         assert listener.toys.by_application == 0
 
 
-async def test_http_2_is_agreed_on_and_http_1_1_without_agreement(authority):
+async def test_http_2_is_negotiated_and_http_1_1_is_the_default(authority):
     async with running(tls=secured(authority)) as listener:
         base = f"https://127.0.0.1:{listener.port}/v1/namespaces/ns/topics/t/store"
         for http2, version in ((True, "HTTP/2"), (False, "HTTP/1.1")):
@@ -222,7 +222,7 @@ async def test_http_2_is_agreed_on_and_http_1_1_without_agreement(authority):
 
 
 @BOTH_WAYS
-async def test_the_end_is_said_in_tls_too(authority, hot):
+async def test_the_end_of_a_connection_is_announced_in_tls_too(authority, hot):
     async with running(hot=hot, tls=secured(authority)) as listener:
         context = authority.trusting()
         raw = await listener.connect()
@@ -235,7 +235,7 @@ async def test_the_end_is_said_in_tls_too(authority, hot):
         await stream.aclose()
 
 
-async def test_the_end_of_a_connection_that_rested_too_long_is_said_in_tls_too(authority):
+async def test_the_end_of_an_idle_connection_is_announced_in_tls_too(authority):
     async with running(tls=secured(authority), keep_alive_s=0.2) as listener:
         context = authority.trusting()
         stream = trio.SSLStream(await listener.connect(), context, server_hostname="127.0.0.1")
@@ -245,7 +245,7 @@ async def test_the_end_of_a_connection_that_rested_too_long_is_said_in_tls_too(a
         await stream.aclose()
 
 
-async def test_a_client_that_ends_its_half_gets_its_answers(authority):
+async def test_a_client_that_half_closes_gets_its_answers(authority):
     async with running(tls=secured(authority)) as listener, await listener.connect() as raw:
         stream = TlsStream(TlsSocket(raw.socket._sock, authority.trusting(), connected_to="127.0.0.1"))
         await stream.tls.shake_hands()
@@ -257,7 +257,7 @@ async def test_a_client_that_ends_its_half_gets_its_answers(authority):
 
 
 @BOTH_WAYS
-async def test_plain_http_is_told_that_the_port_speaks_tls(authority, hot):
+async def test_plain_http_gets_an_answer_that_the_port_speaks_tls(authority, hot):
     tls = secured(authority)
     async with running(hot=hot, tls=tls) as listener:
         for request in (post("t/store", b"x"), b"GET / HTTP/1.0\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
@@ -271,7 +271,7 @@ async def test_plain_http_is_told_that_the_port_speaks_tls(authority, hot):
         assert listener.toys.peers == []
 
 
-async def test_what_is_neither_tls_nor_http_is_cut(authority):
+async def test_bytes_that_are_neither_tls_nor_http_are_cut(authority):
     tls = secured(authority)
     async with running(tls=tls) as listener:
         for noise in (b"\x00\x01\x02", b"\xff" * 100, b"\x16\x03\x01\x00\x05nonsense" * 9):
@@ -296,7 +296,7 @@ async def test_what_is_neither_tls_nor_http_is_cut(authority):
         ({"minimum": "1.3"}, ssl.TLSVersion.TLSv1_3, True),
     ],
 )
-async def test_the_oldest_version_is_that_of_the_setting(authority, settings, version, works):
+async def test_the_setting_limits_the_oldest_tls_version(authority, settings, version, works):
     context = authority.trusting()
     if version == ssl.TLSVersion.TLSv1_1:
         context.set_ciphers("ALL:@SECLEVEL=0")
@@ -315,7 +315,7 @@ async def test_the_oldest_version_is_that_of_the_setting(authority, settings, ve
 
 
 @pytest.mark.parametrize("cipher", ["AES128-SHA", "ECDHE-ECDSA-AES128-SHA", "AES128-GCM-SHA256"])
-async def test_ciphers_without_forward_secrecy_or_authentication_are_not_spoken(authority, cipher):
+async def test_ciphers_without_forward_secrecy_or_authentication_are_not_offered(authority, cipher):
     context = authority.trusting()
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(cipher)
@@ -330,7 +330,7 @@ async def test_ciphers_without_forward_secrecy_or_authentication_are_not_spoken(
 
 @BOTH_WAYS
 @pytest.mark.parametrize("demand", ["optional", "required"])
-async def test_a_verified_certificate_stands_on_every_request_of_its_connection(authority, hot, demand):
+async def test_every_request_of_a_connection_carries_its_verified_certificate(authority, hot, demand):
     mine = authority.issue("client", "ledger.internal")
     tls = secured(authority, client_ca=str(authority.file), client_certificates=demand)
     async with running(hot=hot, tls=tls) as listener:
@@ -352,7 +352,7 @@ async def ask_by_tls(listener: Listener, context: ssl.SSLContext) -> None:
         await Reader(stream).reply()
 
 
-async def test_certificates_are_demanded_and_strangers_refused(authority, tmp_path):
+async def test_certificates_are_required_and_strangers_refused(authority, tmp_path):
     (tmp_path / "other").mkdir()
     strangers = Authority(tmp_path / "other", "strangers").issue("client", "ledger.internal")
     tls = secured(authority, client_ca=str(authority.file), client_certificates="required")
@@ -373,7 +373,7 @@ async def test_certificates_are_demanded_and_strangers_refused(authority, tmp_pa
 # --- bounds ----------------------------------------------------------------------------------------
 
 
-async def test_a_handshake_ends_in_time(authority):
+async def test_a_handshake_has_a_deadline(authority):
     tls = secured(authority)
     async with running(tls=tls, header_timeout_s=0.2) as listener:
         for said in (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01"):
@@ -387,7 +387,9 @@ async def test_a_handshake_ends_in_time(authority):
 
 @pytest.mark.parametrize("alpn", ["http/1.1", "h2"])
 @pytest.mark.parametrize("said", [b"", b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)])
-async def test_who_shakes_hands_and_asks_for_nothing_is_cut_where_names_are_required(authority, mock_clock, alpn, said):
+async def test_a_connection_without_a_request_after_its_handshake_is_cut_where_names_are_required(
+    authority, mock_clock, alpn, said
+):
     guard, quick = Guard(required=True), {"header_timeout_s": 0.1, "keep_alive_s": 10 * PATIENCE_S}
     async with (
         running(tls=secured(authority), guard=guard, **quick) as listener,
@@ -482,7 +484,7 @@ async def end_of(stream: trio.SocketStream) -> bool:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_both_ends_of_a_connection_and_no_other_have_its_channel_binding(authority, version):
+async def test_only_the_two_ends_of_a_connection_share_its_channel_binding(authority, version):
     trusting = authority.trusting()
     trusting.check_hostname = False
     trusting.minimum_version = trusting.maximum_version = version
@@ -504,7 +506,7 @@ async def test_both_ends_of_a_connection_and_no_other_have_its_channel_binding(a
     assert bindings[0] != bindings[1]
 
 
-async def test_a_short_answer_of_recv_has_nothing_behind_it_and_a_send_goes_on_where_it_stopped(authority):
+async def test_a_short_recv_means_that_no_more_is_buffered_and_a_send_continues_where_it_stopped(authority):
     """Two ends talk over a pair of sockets with small buffers, in random steps."""
     left, right = socket.socketpair()
     for each in (left, right):

@@ -25,7 +25,7 @@ async def scraped(daemon, match=None, accept=""):
     }
 
 
-async def test_a_topic_shows_what_it_has_and_what_was_published_and_read(daemon):
+async def test_the_metrics_of_a_topic_show_its_content_publishes_and_reads(daemon):
     await daemon.create()
     assert await scraped(daemon) == {
         ("plainsong_topic_messages", "ns", "t"): 0,
@@ -50,7 +50,7 @@ async def test_a_topic_shows_what_it_has_and_what_was_published_and_read(daemon)
     assert await scraped(daemon, accept="application/openmetrics-text") == found
 
 
-async def test_counters_go_on_over_the_minutes_of_which_rates_are_kept(daemon, autojump_clock):
+async def test_counters_keep_growing_beyond_the_minutes_of_rates(daemon, autojump_clock):
     await daemon.create()
     for _ in range(3):
         await daemon.publish("a", "b")
@@ -60,7 +60,7 @@ async def test_counters_go_on_over_the_minutes_of_which_rates_are_kept(daemon, a
     assert (await scraped(daemon))["plainsong_topic_published_total", "ns", "t"] == 6
 
 
-async def test_a_scrape_has_the_topics_that_match_names(daemon):
+async def test_match_selects_the_topics_of_a_scrape(daemon):
     for topic in ("orders", "orders-eu", "refunds"):
         await daemon.create(topic)
     await daemon.call("PUT", "/v1/namespaces/other/topics/orders", json={})
@@ -78,7 +78,7 @@ async def test_a_scrape_has_the_topics_that_match_names(daemon):
 @pytest.mark.parametrize(
     "match", ["", "orders", "service", "ns:*a", "ns:a,", "ns:" + "a" * 5_000, ",".join(["a:b"] * 101)]
 )
-async def test_a_match_that_is_none_is_refused(daemon, match):
+async def test_an_invalid_match_is_refused(daemon, match):
     await daemon.call("GET", ROUTE, params={"match": match}, status=400, code="invalid_parameter")
 
 
@@ -93,7 +93,7 @@ async def test_a_thousand_topics_are_shown_and_more_are_refused(daemon, monkeypa
     assert sum(key[0] == "plainsong_topic_messages" for key in found) == 3
 
 
-async def test_readers_show_what_lies_before_them_what_is_hidden_and_what_expired_unread(daemon):
+async def test_readers_show_what_is_unread_hidden_and_expired_unread(daemon):
     await daemon.create(ttl=60)
     first, _ = await daemon.publish("a", "b")
     await daemon.call("PUT", f"{TOPICS}/t/readers/kept", json={"position": first})

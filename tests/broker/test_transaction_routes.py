@@ -62,7 +62,7 @@ async def test_an_empty_body_begins_a_short_transaction_of_thirty_seconds(listen
 
 
 @every_listener
-async def test_type_time_out_and_client_are_as_asked_for(listener):
+async def test_type_timeout_and_client_are_as_requested(listener):
     async with in_process(listener=listener) as daemon:
         short = await begin(daemon, timeoutSeconds=7, clientId="billing")
         assert short["expires"] == START_MS + 7_000
@@ -98,12 +98,12 @@ async def test_type_time_out_and_client_are_as_asked_for(listener):
         (b"{", "malformed_body"),
     ],
 )
-async def test_what_cannot_begin_is_refused(listener, body, code):
+async def test_an_invalid_begin_is_refused(listener, body, code):
     async with in_process(listener=listener) as daemon:
         await daemon.call("POST", TX, status=400, code=code, content=body)
 
 
-async def test_pointers_are_strings_where_numbers_end_at_2_to_the_53(daemon):
+async def test_pointers_are_strings_because_numbers_end_at_2_to_the_53(daemon):
     begun = (await daemon.call("POST", TX + "?longs=string")).json()
     assert begun["id"].isdigit()
     for name in ("writePointer", "readPointer"):
@@ -185,7 +185,7 @@ async def test_a_conflict_names_the_key_and_the_other_client(listener):
 
 
 @every_listener
-async def test_unknown_ids_are_404_and_what_is_no_id_is_400(listener):
+async def test_unknown_ids_are_404_and_invalid_ids_are_400(listener):
     async with in_process(listener=listener) as daemon:
         for verb in ("prepare", "commit", "abort", "invalidate", "checkpoint"):
             await post(daemon, 5, verb, status=404, code="transaction_not_found")
@@ -197,7 +197,7 @@ async def test_unknown_ids_are_404_and_what_is_no_id_is_400(listener):
 
 
 @every_listener
-async def test_a_change_set_that_is_no_base64_or_too_large_is_refused(listener):
+async def test_a_change_set_that_is_not_base64_or_too_large_is_refused(listener):
     async with in_process(listener=listener, transactions__max_change_set_bytes=1024) as daemon:
         begun = await begin(daemon)
         await post(daemon, begun, "prepare", status=400, code="malformed_body", changes=["é"])
@@ -216,7 +216,7 @@ async def test_commit_and_abort_take_no_fields(listener):
 
 
 @every_listener
-async def test_bodies_that_only_say_what_to_do_are_small(listener):
+async def test_bodies_of_control_requests_have_a_small_bound(listener):
     async with in_process(listener=listener) as daemon:
         begun = await begin(daemon)
         large = b'{"clientId": "%b"}' % (b"x" * (64 << 10))
@@ -224,7 +224,7 @@ async def test_bodies_that_only_say_what_to_do_are_small(listener):
             await daemon.call("POST", path, status=413, code="body_too_large", content=large)
 
 
-async def test_invalid_hides_for_ever_without_touching_any_row(daemon):
+async def test_an_invalidation_hides_forever_without_touching_any_row(daemon):
     await daemon.create()
     begun = await begin(daemon)
     await publish_under(daemon, begun, "hidden")
@@ -285,7 +285,7 @@ async def test_the_list_of_transactions_has_pages(daemon):
 
 
 @pytest.mark.parametrize("verb", ["abort", "invalidate"])
-async def test_the_pointer_that_a_held_reader_is_told_names_the_transaction(daemon, verb):
+async def test_the_pointer_reported_to_a_held_reader_names_the_transaction(daemon, verb):
     await daemon.create()
     begun = await begin(daemon)
     further = await post(daemon, begun, "checkpoint")
@@ -305,7 +305,7 @@ async def test_the_pointer_that_a_held_reader_is_told_names_the_transaction(daem
 
 
 @pytest.mark.parametrize("verb", ["prepare", "checkpoint"])
-async def test_a_checkpoints_pointer_prepares_and_checkpoints_its_transaction(daemon, verb):
+async def test_the_pointer_of_a_checkpoint_prepares_and_checkpoints_its_transaction(daemon, verb):
     begun = await begin(daemon)
     further = await post(daemon, begun, "checkpoint")
     more = changes(b"k") if verb == "prepare" else further["snapshot"]
@@ -313,7 +313,7 @@ async def test_a_checkpoints_pointer_prepares_and_checkpoints_its_transaction(da
     assert (await post(daemon, further["writePointer"], verb, **{field: more}))["id"] == begun["id"]
 
 
-async def test_after_a_checkpoint_a_transaction_writes_no_more_into_a_topic_that_was_created_again(daemon):
+async def test_after_a_checkpoint_a_transaction_cannot_write_to_a_recreated_topic(daemon):
     await daemon.create()
     begun, other = await begin(daemon), await begin(daemon)
     await publish_under(daemon, begun, "one")
@@ -328,7 +328,7 @@ async def test_after_a_checkpoint_a_transaction_writes_no_more_into_a_topic_that
     assert await committed(daemon) == ["another transaction's"]
 
 
-async def test_a_checkpoint_refuses_a_snapshot_that_is_another_ones(daemon):
+async def test_a_checkpoint_refuses_the_snapshot_of_another_transaction(daemon):
     begun, other = await begin(daemon), await begin(daemon)
     await post(daemon, begun, "checkpoint", status=400, code="invalid_parameter", snapshot=other["snapshot"])
     await post(daemon, begun, "checkpoint", status=400, code="malformed_transaction", snapshot="AAAA")
@@ -347,7 +347,7 @@ async def test_a_time_out_is_a_deadline(autojump_clock, daemon):
 # --- what blocks readers ---------------------------------------------------------------------------
 
 
-async def test_the_list_says_who_hides_how_much_where(daemon):
+async def test_the_list_shows_what_each_transaction_hides_and_where(daemon):
     await daemon.create("a")
     await daemon.create("b")
     first = await begin(daemon, clientId="first")
@@ -370,7 +370,7 @@ async def test_the_list_says_who_hides_how_much_where(daemon):
     assert done["id"] == second["id"]
 
 
-async def test_truncation_takes_ids_or_a_time_and_says_how_many_went(daemon):
+async def test_truncation_accepts_ids_or_a_time_and_counts_removed_pointers(daemon):
     await daemon.create()
     begun = await begin(daemon)
     await publish_under(daemon, begun, "x")
@@ -409,7 +409,7 @@ async def test_pruning_figures_name_topics_bounds_and_why_nothing_is_pruned():
 
 
 @every_listener
-async def test_switched_off_everything_but_the_service_and_committed_polls_is_served(listener):
+async def test_when_switched_off_everything_but_the_service_and_committed_polls_is_served(listener):
     async with in_process(listener=listener, transactions__service="off") as daemon:
         await daemon.create()
         await daemon.publish("plain")
@@ -426,7 +426,7 @@ async def test_switched_off_everything_but_the_service_and_committed_polls_is_se
             assert "transactions.service" in refused.json()["hint"]
 
 
-async def test_a_service_that_cannot_be_loaded_leaves_plain_work_untouched(autojump_clock):
+async def test_a_service_that_cannot_be_loaded_does_not_affect_plain_requests(autojump_clock):
     store = FaultyStore(MemoryStore())
     async with in_process(store=store) as daemon:
         await daemon.create()
@@ -461,7 +461,7 @@ async def test_the_access_log_names_the_transaction(caplog):
 
 
 @pytest.mark.parametrize("body", [{"type": None}, {"clientId": None, "timeoutSeconds": None}])
-async def test_a_field_that_is_null_is_as_good_as_left_out(daemon, body):
+async def test_a_null_field_equals_an_absent_one(daemon, body):
     answer = await daemon.call("POST", TX, json=body)
     assert answer.status_code == 200
     (shown,) = (await daemon.call("GET", TX)).json()

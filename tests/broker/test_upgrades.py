@@ -55,7 +55,7 @@ async def test_a_post_that_offers_an_upgrade_is_answered_and_its_connection_kept
 
 @BOTH_WAYS
 @OFFERS
-async def test_a_chunked_body_behind_an_offered_upgrade_is_read(hot: bool, offer: tuple[str, ...]) -> None:
+async def test_a_chunked_body_after_an_offered_upgrade_is_read(hot: bool, offer: tuple[str, ...]) -> None:
     async with running(hot=hot) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         chunks = b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"

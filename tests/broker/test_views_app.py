@@ -37,7 +37,7 @@ async def test_options_names_the_allowed_methods(daemon, path):
 
 
 @pytest.mark.parametrize("path", ["/ping", "/version", TOPICS, f"{TOPICS}/t/stats"])
-async def test_head_has_the_head_of_get(daemon, path):
+async def test_head_returns_the_head_of_get(daemon, path):
     await daemon.create()
     got, head = await daemon.call("GET", path), await daemon.call("HEAD", path)
     assert head.headers["content-type"] == got.headers["content-type"]
@@ -68,7 +68,7 @@ async def test_doubled_slashes_are_not_found(daemon):
     await daemon.call("GET", "//ping", status=404, code="not_found")
 
 
-async def test_every_answer_carries_a_request_id_the_clients_own_if_it_sent_one(daemon):
+async def test_every_answer_carries_a_request_id_and_echoes_that_of_the_client(daemon):
     for path in ("/ping", TOPICS, "/nothing", f"{TOPICS}/a.b"):
         assert (await daemon.http.get(path)).headers["x-request-id"]
         assert (await daemon.http.get(path, headers={"X-Request-Id": "mine"})).headers["x-request-id"] == "mine"
@@ -117,7 +117,7 @@ async def test_an_unknown_query_parameter_is_refused(daemon, route):
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_parameter")
 
 
-async def test_the_hot_routes_are_served_here_too(daemon):
+async def test_the_hot_routes_are_served_by_the_application_too(daemon):
     await daemon.create()
     first, last = await daemon.publish("a", "b")
     assert [message["id"] for message in await daemon.poll()] == [first, last]

@@ -30,7 +30,7 @@ async def objects_of(daemon, begun, topic="ns:t"):
     return answer.json()
 
 
-async def test_a_cut_has_what_was_published_before_and_nothing_later(daemon):
+async def test_a_cut_contains_exactly_what_was_published_before_it(daemon):
     await daemon.create()
     _, last = await daemon.publish("before")
     begun = await begin(daemon)
@@ -52,7 +52,7 @@ async def test_a_cut_has_what_was_published_before_and_nothing_later(daemon):
     assert len(rows["metadata"]) >= 1
 
 
-async def test_ids_are_in_the_order_of_their_cuts_also_within_a_second(daemon):
+async def test_ids_are_in_the_order_of_their_cuts_even_within_a_second(daemon):
     ids = []
     for ms in (1, 9, 10, 200, 999):
         daemon.clock.ms = START_MS + ms
@@ -70,7 +70,7 @@ async def test_a_second_backup_is_refused_until_the_first_has_ended(daemon):
     await daemon.call("GET", f"{BACKUPS}/{begun['id']}/objects?topic=service", status=404, code="not_found")
 
 
-async def test_a_backup_whose_client_has_been_silent_gives_way_to_a_new_one(daemon):
+async def test_a_backup_whose_client_has_been_silent_is_replaced_by_a_new_one(daemon):
     begun = await begin(daemon)
     backups_of(daemon)._held.asked_s -= 21
     other = await begin(daemon)
@@ -78,7 +78,7 @@ async def test_a_backup_whose_client_has_been_silent_gives_way_to_a_new_one(daem
     await daemon.call("DELETE", f"{BACKUPS}/{other['id']}")
 
 
-async def test_a_cut_ends_when_nothing_was_asked_of_it_for_as_long_as_it_is_held():
+async def test_an_unused_cut_ends_after_its_hold_time():
     async with in_process(backup__hold_s=30) as daemon:
         begun = await begin(daemon)
         backups_of(daemon)._held.asked_s -= 29
@@ -90,7 +90,7 @@ async def test_a_cut_ends_when_nothing_was_asked_of_it_for_as_long_as_it_is_held
         await daemon.call("GET", path, status=404, code="not_found")
 
 
-async def test_what_cannot_be_meant_is_refused(daemon):
+async def test_invalid_requests_are_refused(daemon):
     await daemon.create()
     begun = await begin(daemon)
     path = f"{BACKUPS}/{begun['id']}/objects"
@@ -102,7 +102,7 @@ async def test_what_cannot_be_meant_is_refused(daemon):
     assert (await objects_of(daemon, begun, "ns:none"))["objects"] == []
 
 
-async def test_a_client_that_has_all_of_it_says_so_and_the_time_of_that_is_a_metric(daemon):
+async def test_a_client_that_has_the_whole_backup_reports_it_and_its_time_is_a_metric(daemon):
     begun = await begin(daemon)
     await daemon.call("DELETE", f"{BACKUPS}/{begun['id']}")
     assert b"\nplainsong_backup_last_success_timestamp_seconds" not in (await daemon.call("GET", "/metrics")).content
@@ -128,7 +128,7 @@ async def test_on_leveldb_the_time_of_the_last_backup_outlives_a_restart(tmp_pat
     assert [line in each for each in shown] == [True, True, False]
 
 
-async def test_to_name_the_topics_of_a_store_that_is_far_takes_no_more_than_twice_its_answers(autojump_clock):
+async def test_listing_the_topics_of_a_remote_store_takes_at_most_twice_its_response_times(autojump_clock):
     store = FarStore()
     names = await fill(store, 5_000)
     backups = Backups(store, SetClock(), "a", "0", BackupConfig(hold_s=600, bytes_per_s=0))

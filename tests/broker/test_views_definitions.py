@@ -25,7 +25,7 @@ def lists(done):
     return {verdict: done[verdict] for verdict in LISTS}
 
 
-async def test_an_import_makes_what_the_document_says_and_twice_changes_nothing(daemon):
+async def test_an_import_applies_the_document_and_a_second_one_changes_nothing(daemon):
     await daemon.create("t", ttl=60)
     await daemon.create("kept")
     done = await put(daemon, WANTED)
@@ -42,7 +42,7 @@ async def test_an_import_makes_what_the_document_says_and_twice_changes_nothing(
     assert not (await put(daemon, found))["changed"]
 
 
-async def test_what_is_not_named_is_deleted_only_when_that_is_asked_for(daemon):
+async def test_topics_that_are_not_named_are_deleted_only_on_request(daemon):
     await daemon.create("t")
     await daemon.create("gone")
     await put(daemon, WANTED)
@@ -54,7 +54,7 @@ async def test_what_is_not_named_is_deleted_only_when_that_is_asked_for(daemon):
     assert (set(found["topics"]), found["namespaces"]) == ({"ns:t"}, {})
 
 
-async def test_a_dry_run_says_what_would_happen_and_nothing_does(daemon):
+async def test_a_dry_run_reports_the_changes_and_makes_none(daemon):
     await daemon.create("t", ttl=60)
     before = (await daemon.call("GET", PATH)).json()
     would = await put(daemon, WANTED, "?dryRun=true&prune=true")
@@ -73,7 +73,7 @@ async def test_a_dry_run_says_what_would_happen_and_nothing_does(daemon):
     assert (await daemon.call("GET", PATH)).json() == before
 
 
-async def test_an_import_counts_what_it_hides_and_removes_as_its_dry_run_did(daemon):
+async def test_an_import_counts_hidden_and_removed_messages_like_its_dry_run(daemon):
     await daemon.create("t", ttl=60)
     await daemon.create("gone")
     await daemon.publish("a", "b", ms=START_MS)
@@ -118,19 +118,19 @@ async def test_an_import_counts_what_it_hides_and_removes_as_its_dry_run_did(dae
         ({"format": 1, "pins": {"a:b": 7}}, "invalid_parameter"),
     ],
 )
-async def test_a_document_that_is_wrong_anywhere_changes_nothing(daemon, document, code):
+async def test_a_document_with_any_error_changes_nothing(daemon, document, code):
     await daemon.call("PUT", PATH, json=document, status=400, code=code)
     assert (await daemon.call("GET", PATH)).json()["topics"] == {}
 
 
-async def test_pins_need_a_cluster_and_topics_of_the_system_are_its_own(daemon):
+async def test_pins_need_a_cluster_and_topics_of_the_system_cannot_be_imported(daemon):
     await put(daemon, {"format": 1, "pins": {"a:b": "host-1"}}, status=409, code="conflict")
     document = {"format": 1, "topics": {"a:b": {}, "system:audit": {}}}
     await put(daemon, document, status=403, code="forbidden")
     assert (await daemon.call("GET", PATH)).json()["topics"] == {}
 
 
-async def test_toml_is_read_as_json_is(daemon):
+async def test_toml_is_read_like_json(daemon):
     text = '[topics."shop:orders"]\nttl = 60\n'
     toml = {"Content-Type": "application/toml"}
     done = await daemon.call("PUT", PATH, content=b"format = 1\n" + text.encode(), headers=toml)

@@ -10,7 +10,7 @@ async def test_ping_is_ok_in_plain_text(daemon):
     assert (answer.text, answer.headers["content-type"]) == ("OK", "text/plain; charset=utf-8")
 
 
-async def test_a_daemon_at_work_is_alive_and_ready(daemon):
+async def test_a_running_daemon_is_alive_and_ready(daemon):
     assert (await daemon.call("GET", "/livez")).json() == {"alive": True}
     assert (await daemon.call("GET", "/readyz?verbose")).json() == {
         "ready": True,
@@ -37,7 +37,7 @@ async def test_all_reasons_are_named(daemon):
     await daemon.call("GET", "/livez")
 
 
-async def test_a_topic_that_cannot_be_loaded_is_named_until_it_can(daemon):
+async def test_a_topic_that_cannot_be_loaded_is_named_until_it_loads(daemon):
     daemon.store.fail_next("claim")
     daemon.store.fail_next("claim", after=1)
     await daemon.call("GET", f"{TOPICS}/t", status=503, code="storage_failed")
@@ -48,7 +48,7 @@ async def test_a_topic_that_cannot_be_loaded_is_named_until_it_can(daemon):
     await daemon.call("GET", f"{TOPICS}/t", status=404, code="topic_not_found")
 
 
-async def test_the_version_says_what_is_running(daemon):
+async def test_the_version_route_names_the_running_version(daemon):
     found = (await daemon.call("GET", "/version")).json()
     assert found == {"version": "1.2.3", "api": "v1", "avro": [1, 2], "store": "memory"}
 
@@ -74,7 +74,7 @@ async def test_metrics_count_routes_by_name_and_never_by_path(daemon):
     assert "/here" not in answer.text
 
 
-async def test_a_bug_is_counted_and_answered_without_its_insides(daemon, monkeypatch, caplog):
+async def test_a_bug_is_counted_and_answered_without_its_details(daemon, monkeypatch, caplog):
     monkeypatch.setattr(daemon.service.store, "statistics", None)
     monkeypatch.setattr(daemon.service.directory, "put", None)
     answer = await daemon.call("GET", f"{TOPICS}/t", status=500, code="internal")

@@ -45,7 +45,7 @@ async def test_a_reader_that_names_itself_is_shown_where_its_last_poll_ended(dae
     assert (shown["visible"], shown["lagMs"]) == (0, 0)
 
 
-async def test_a_kept_reader_is_shown_where_it_stands_and_alone_where_it_is_asked_for(daemon):
+async def test_the_position_of_a_kept_reader_is_shown_and_alone_on_request(daemon):
     await daemon.create()
     first, _ = await daemon.publish("a", "b")
     await daemon.call("PUT", f"{TOPICS}/t/readers/kept", json={"position": first})
@@ -69,7 +69,7 @@ async def test_a_kept_reader_is_shown_where_it_stands_and_alone_where_it_is_aske
     await daemon.call("GET", f"{TOPICS}/missing/lag", status=404, code="topic_not_found")
 
 
-async def test_undecided_messages_are_hidden_and_none_is_visible_behind_them(daemon):
+async def test_undecided_messages_are_hidden_and_none_is_visible_after_them(daemon):
     await daemon.create()
     await daemon.publish("a")
     await poll_as(daemon, "billing")
@@ -94,7 +94,7 @@ async def test_a_reader_is_forgotten_after_an_hour_and_a_thousand_are_remembered
     assert (await lags(daemon)).keys() == {"r5"}
 
 
-async def test_a_name_that_is_none_is_refused_and_nothing_is_remembered(daemon):
+async def test_an_invalid_name_is_refused_and_nothing_is_remembered(daemon):
     await daemon.create()
     await daemon.publish("a")
     for name in ("a.b", "", "x" * 256, "a/b"):

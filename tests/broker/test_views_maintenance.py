@@ -12,7 +12,7 @@ async def maintained(daemon, query=""):
     return (await daemon.call("POST", MAINTENANCE + query)).json()
 
 
-async def test_it_tells_what_has_expired_and_that_the_snapshot_covers_everything(daemon):
+async def test_it_reports_what_has_expired_and_that_the_snapshot_covers_everything(daemon):
     await daemon.create(ttl=60)
     body = {"messages": ["a", "b"], "producer": "p", "sequenceIds": [0, 1]}
     await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
@@ -25,7 +25,7 @@ async def test_it_tells_what_has_expired_and_that_the_snapshot_covers_everything
     assert (page["snapshot"]["entriesSince"], page["snapshot"]["position"]) == (0, told["snapshotPosition"])
 
 
-async def test_what_it_told_is_true_after_a_crash_with_the_clock_set_back(daemon):
+async def test_its_report_holds_after_a_crash_with_the_clock_set_back(daemon):
     await daemon.create(ttl=60)
     await daemon.publish("a")
     daemon.clock.ms = START_MS + 61_000
@@ -47,7 +47,7 @@ async def test_it_names_the_invalid_transactions_that_the_topic_has_messages_of(
 
 
 @pytest.mark.parametrize("deleted", [True, False])
-async def test_a_topic_that_is_not_there_has_nothing_to_maintain(daemon, deleted):
+async def test_a_missing_topic_has_nothing_to_maintain(daemon, deleted):
     if deleted:
         await daemon.create()
         await daemon.call("DELETE", f"{TOPICS}/t")

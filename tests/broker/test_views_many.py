@@ -36,7 +36,7 @@ async def test_each_topic_answers_its_messages_last_id_and_end_in_the_order_aske
     assert payloads(await many(daemon, again)) == {"a": "", "b": "", "c": ""}
 
 
-async def test_a_topic_that_is_not_there_has_its_own_problem_and_the_others_their_messages(daemon):
+async def test_a_missing_topic_has_its_own_problem_and_the_others_their_messages(daemon):
     await daemon.create("a")
     await daemon.publish("x", topic="a")
     found = await many(daemon, {"none": {}, "a": {}}, waitMs=60_000)
@@ -45,7 +45,7 @@ async def test_a_topic_that_is_not_there_has_its_own_problem_and_the_others_thei
     assert found["a"]["messages"][0]["payload"] == "x"
 
 
-async def test_a_limit_is_shared_equally_and_what_one_does_not_use_the_others_get(daemon):
+async def test_a_limit_is_shared_equally_and_unused_shares_go_to_the_others(daemon):
     for topic, count in (("a", 100), ("b", 2), ("c", 100)):
         await daemon.create(topic)
         await daemon.publish(*(["x"] * count), topic=topic)
@@ -57,7 +57,7 @@ async def test_a_limit_is_shared_equally_and_what_one_does_not_use_the_others_ge
     assert {topic: len(each["messages"]) for topic, each in found.items()} == {"a": 3, "b": 2, "c": 25}
 
 
-async def test_nobody_is_last_for_ever_when_there_is_room_for_one_message_only(daemon):
+async def test_no_topic_is_last_forever_when_there_is_room_for_one_message_only(daemon):
     topics = ["a", "b", "c"]
     for topic in topics:
         await daemon.create(topic)
@@ -71,7 +71,7 @@ async def test_nobody_is_last_for_ever_when_there_is_room_for_one_message_only(d
     assert served == set(topics)
 
 
-async def test_bytes_are_shared_and_passed_by_one_message_at_most(daemon):
+async def test_the_byte_limit_is_shared_and_exceeded_by_one_message_at_most(daemon):
     topics = [f"t{number}" for number in range(5)]
     for topic in topics:
         await daemon.create(topic)
@@ -126,7 +126,7 @@ def parked(daemon):
     return sum(len(entry.actor.core.parking) for entry in daemon.service.directory)
 
 
-async def test_a_client_that_leaves_frees_all_it_held(daemon, nursery):
+async def test_a_client_that_leaves_frees_everything_it_held(daemon, nursery):
     topics = {f"t{number}": {} for number in range(20)}
     for topic in topics:
         await daemon.create(topic)
@@ -157,7 +157,7 @@ async def _wait_until(leaves, daemon, topics):
     assert not answered
 
 
-async def test_a_wait_is_over_in_time_with_what_there_was(daemon):
+async def test_a_wait_ends_on_time_with_what_has_arrived(daemon):
     await daemon.create("a")
     found = await many(daemon, {"a": {}, "none": {}}, waitMs=1)
     assert payloads({"a": found["a"]}) == {"a": ""}
@@ -165,12 +165,12 @@ async def test_a_wait_is_over_in_time_with_what_there_was(daemon):
     assert parked(daemon) == 0
 
 
-async def test_when_no_topic_is_there_nobody_waits(daemon):
+async def test_a_poll_of_missing_topics_does_not_wait(daemon):
     found = await many(daemon, {"none": {}, "neither": {}}, waitMs=60_000)
     assert {each["error"]["code"] for each in found.values()} == {"topic_not_found"}
 
 
-async def test_a_topic_deleted_meanwhile_ends_the_wait(daemon, nursery):
+async def test_a_topic_deleted_during_the_wait_ends_it(daemon, nursery):
     for topic in ("a", "b"):
         await daemon.create(topic)
     answers = []
@@ -186,7 +186,7 @@ async def test_a_topic_deleted_meanwhile_ends_the_wait(daemon, nursery):
     assert answers[0]["a"]["messages"] == []
 
 
-async def test_a_daemon_that_leaves_answers_the_wait(daemon, nursery):
+async def test_a_stopping_daemon_answers_the_wait(daemon, nursery):
     for topic in ("a", "b"):
         await daemon.create(topic)
     answers = []

@@ -16,7 +16,7 @@ from tests.broker.cluster.in_process import cluster
 LOOK = f"{TOPICS}/t/messages"
 
 
-async def test_a_message_is_shown_with_all_that_is_known_of_it(daemon):
+async def test_a_message_is_shown_with_all_its_metadata(daemon):
     await daemon.create(ttl=100)
     first, _ = await daemon.publish("héllo")
     await daemon.publish({"payload": {"base64": "/w=="}, "ttlSeconds": 7})
@@ -36,7 +36,7 @@ async def test_a_message_is_shown_with_all_that_is_known_of_it(daemon):
     assert as_base64[0]["payload"] == {"base64": "aMOpbGxv"}
 
 
-async def test_looking_consumes_nothing_and_moves_no_reader(daemon):
+async def test_peeking_consumes_nothing_and_moves_no_reader(daemon):
     await daemon.create()
     await daemon.publish("a", "b")
     for _ in range(2):
@@ -60,7 +60,7 @@ async def test_from_is_inclusive_and_to_is_exclusive_by_id_and_by_time(daemon):
     assert await look(**{"from": START_MS + 99}) == ""
 
 
-async def test_a_hundred_are_shown_unless_told_otherwise_and_a_thousand_at_most(daemon):
+async def test_a_hundred_messages_are_shown_by_default_and_a_thousand_at_most(daemon):
     await daemon.create()
     await daemon.publish(*(str(number) for number in range(1200)))
     answer = await daemon.call("GET", LOOK)
@@ -72,7 +72,7 @@ async def test_a_hundred_are_shown_unless_told_otherwise_and_a_thousand_at_most(
         await daemon.call("GET", LOOK + f"?limit={limit}", status=400, code="invalid_parameter")
 
 
-async def test_an_answer_is_bounded_in_bytes_but_has_one_message():
+async def test_an_answer_is_bounded_in_bytes_but_has_at_least_one_message():
     from broker_in_process import in_process
 
     async with in_process(poll__max_bytes=250) as daemon:
@@ -85,7 +85,7 @@ async def test_an_answer_is_bounded_in_bytes_but_has_one_message():
         assert rest.headers["plainsong-end"] == "end"
 
 
-async def test_what_has_expired_is_not_shown_to_the_millisecond(daemon):
+async def test_expired_messages_are_hidden_to_the_millisecond(daemon):
     await daemon.create(ttl=10)
     await daemon.publish("long", {"payload": "short", "ttlSeconds": 1})
     daemon.clock.ms = START_MS + 1_000
@@ -157,7 +157,7 @@ def shown(answer):
     return [each["payload"] for each in answer.json()]
 
 
-async def test_payloads_are_cut_where_that_is_asked_for_and_their_size_is_still_said(daemon):
+async def test_payloads_are_cut_on_request_and_their_size_is_still_shown(daemon):
     await daemon.create()
     await daemon.publish("abcdef", "ab", {"base64": "/////////w=="}, "ééé")
     found = (await look(daemon, payloadBytes=3)).json()
@@ -192,7 +192,7 @@ async def stored_and_plain(daemon):
     await daemon.publish("5", "6", "7")
 
 
-async def test_the_newest_first_is_the_same_the_other_way_round(daemon):
+async def test_newest_first_is_the_reverse_of_the_same(daemon):
     await daemon.create()
     await stored_and_plain(daemon)
     forward = (await look(daemon)).json()
@@ -232,7 +232,7 @@ async def test_a_text_finds_the_messages_whose_bytes_contain_it(daemon):
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-async def test_a_search_that_looked_at_enough_says_where_to_go_on(daemon, order, monkeypatch):
+async def test_a_search_at_its_limit_reports_where_to_continue(daemon, order, monkeypatch):
     monkeypatch.setattr(messages, "MAX_SCANNED", 10)
     await daemon.create()
     await daemon.publish(*[f"{number}{'!' if number % 9 == 0 else ''}" for number in range(35)])
@@ -256,7 +256,7 @@ def pack_bound(text):
     return (int(text, 16) + 1).to_bytes(20, "big").hex()
 
 
-async def test_a_search_ends_in_time_too(daemon, monkeypatch):
+async def test_a_search_has_a_time_limit_too(daemon, monkeypatch):
     monkeypatch.setattr(messages, "MAX_SCAN_S", 0.0)
     await daemon.create()
     await daemon.publish(*["x"] * 1000)
@@ -265,7 +265,7 @@ async def test_a_search_ends_in_time_too(daemon, monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "shows"), [("!", 0), ("x", 2)])
-async def test_a_search_through_large_messages_looks_at_the_clock_more_often(daemon, monkeypatch, text, shows):
+async def test_a_search_through_large_messages_checks_the_clock_more_often(daemon, monkeypatch, text, shows):
     monkeypatch.setattr(messages, "MAX_SCAN_S", 0.0)
     monkeypatch.setattr(messages, "CLOCK_EACH_BYTES", 15)
     await daemon.create()
@@ -277,7 +277,7 @@ async def test_a_search_through_large_messages_looks_at_the_clock_more_often(dae
     assert len(behind.json()) == 3
 
 
-async def test_one_message_is_shown_whole_whatever_it_is(daemon):
+async def test_a_single_message_is_shown_whole_whatever_it_is(daemon):
     await daemon.create()
     await stored_and_plain(daemon)
     for one in (await look(daemon)).json():
@@ -294,7 +294,7 @@ async def test_one_message_is_shown_whole_whatever_it_is(daemon):
     await daemon.call("GET", f"{LOOK}/{one['id']}", status=404, code="not_found")
 
 
-async def test_messages_are_looked_at_through_any_instance():
+async def test_messages_are_shown_through_any_instance():
     async with cluster("a", "b") as nodes:
         nodes.move("ns:t", "b")
         await nodes["a"].create()

@@ -30,7 +30,7 @@ async def test_namespaces_are_those_with_topics_or_properties(daemon):
     assert (await daemon.call("GET", NAMESPACES)).json() == ["a", "b"]
 
 
-async def test_a_namespace_nobody_spoke_of_has_the_defaults(daemon):
+async def test_an_unconfigured_namespace_has_the_defaults(daemon):
     assert (await daemon.call("GET", PROPERTIES)).json() == {
         "name": "ns",
         "properties": {"deduplication": "inherit"},
@@ -38,7 +38,7 @@ async def test_a_namespace_nobody_spoke_of_has_the_defaults(daemon):
     }
 
 
-async def test_the_topic_wins_over_its_namespace_and_that_over_the_service(daemon):
+async def test_the_topic_overrides_its_namespace_and_that_overrides_the_service(daemon):
     await daemon.create()
     assert await enabled(daemon) == (True, "service")
     assert (await set_namespace(daemon, "disabled"))["properties"] == {"deduplication": "disabled"}
@@ -52,7 +52,7 @@ async def test_the_topic_wins_over_its_namespace_and_that_over_the_service(daemo
     assert await enabled(daemon) == (True, "service")
 
 
-async def test_the_services_default_may_be_off():
+async def test_the_default_of_the_service_may_be_off():
     async with in_process(deduplication__default=False) as daemon:
         await daemon.create()
         assert await enabled(daemon) == (False, "service")
@@ -60,7 +60,7 @@ async def test_the_services_default_may_be_off():
         assert await enabled(daemon) == (True, "namespace")
 
 
-async def test_the_namespace_system_remembers_nobody_unless_its_topic_says_so(daemon):
+async def test_the_namespace_system_remembers_no_producers_unless_its_topic_says_so(daemon):
     path = f"{NAMESPACES}/system/topics/t"
     await daemon.call("PUT", path)
     await daemon.call("PUT", f"{NAMESPACES}/system/properties", json={"deduplication": "enabled"})
@@ -69,7 +69,7 @@ async def test_the_namespace_system_remembers_nobody_unless_its_topic_says_so(da
     assert (await daemon.call("GET", path)).json()["deduplication"] == {"enabled": True, "level": "topic"}
 
 
-async def test_what_a_namespace_says_is_there_after_a_restart(daemon):
+async def test_properties_of_a_namespace_survive_a_restart(daemon):
     await set_namespace(daemon, "disabled")
     async with in_process(store=daemon.store) as again:
         assert (await again.call("GET", PROPERTIES)).json()["properties"] == {"deduplication": "disabled"}
@@ -80,7 +80,7 @@ async def test_what_a_namespace_says_is_there_after_a_restart(daemon):
 @pytest.mark.parametrize(
     "body", [b"[]", b'{"deduplication": "maybe"}', b'{"deduplication": null}', b'{"deduplicate": "enabled"}', b"5"]
 )
-async def test_properties_that_are_none_are_refused(daemon, body):
+async def test_invalid_properties_are_refused(daemon, body):
     answer = await daemon.call("PUT", PROPERTIES, status=400, code="invalid_property", content=body)
     assert answer.json()["hint"]
     assert (await daemon.call("GET", PROPERTIES)).json()["properties"] == {"deduplication": "inherit"}
@@ -91,7 +91,7 @@ async def test_names_that_are_not_allowed_are_refused(daemon):
     await daemon.call("PUT", f"{NAMESPACES}/n-s/properties", status=400, code="invalid_name", json={})
 
 
-async def test_where_the_store_fails_nobody_knows_and_nothing_is_in_force(daemon):
+async def test_a_failing_store_is_an_unknown_outcome_and_nothing_is_in_force(daemon):
     daemon.store.fail_next("write")
     await daemon.call("PUT", PROPERTIES, status=503, json={"deduplication": "disabled"})
     assert (await daemon.call("GET", PROPERTIES)).json()["deduplication"]["enabled"]

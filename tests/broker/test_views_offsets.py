@@ -81,7 +81,7 @@ async def test_splits_cut_the_range_into_parts_of_about_equal_bytes(daemon):
     assert (await daemon.call("POST", OFFSETS, json={"splits": 1})).json()["splits"] == []
 
 
-async def test_waiting_ends_with_the_first_message_and_else_with_the_time(daemon, nursery):
+async def test_waiting_ends_with_the_first_message_or_at_the_deadline(daemon, nursery):
     await daemon.create()
     answers = []
 
@@ -117,12 +117,12 @@ async def test_waiting_ends_with_the_first_message_and_else_with_the_time(daemon
         ({"isolation": "uncommitted"}, 200, None),
     ],
 )
-async def test_what_cannot_be_measured_is_refused(daemon, body, status, code):
+async def test_invalid_measurements_are_refused(daemon, body, status, code):
     await daemon.create()
     await daemon.call("POST", OFFSETS, status=status, code=code, json=body)
 
 
-async def test_the_topic_has_to_be_there(daemon):
+async def test_the_topic_must_exist(daemon):
     await daemon.call("POST", OFFSETS, status=404, code="topic_not_found")
 
 
@@ -139,7 +139,7 @@ MESSAGES = st.lists(
     now_ms=st.integers(0, 20_000),
     parts=st.integers(1, 12),
 )
-def test_an_extent_is_what_a_page_would_be_and_its_parts_add_up(messages, limit, max_bytes, since_ms, now_ms, parts):
+def test_an_extent_equals_the_page_and_its_parts_add_up(messages, limit, max_bytes, since_ms, now_ms, parts):
     rows, at = [], 1
     for size, ttl_s, step in messages:
         at += step

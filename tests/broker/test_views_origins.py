@@ -71,7 +71,7 @@ async def test_each_message_of_a_request_is_shown_with_its_producer_and_its_own_
 
 
 @FORMS
-async def test_a_batch_says_which_of_how_many_a_message_is_with_a_producer_or_without(daemon, indexed):
+async def test_a_message_of_a_batch_shows_its_place_in_it_with_a_producer_or_without(daemon, indexed):
     rows = request_of(1, 2, None, None, b=2, indexed=indexed)
     await topic_of(daemon, rows + request_of(2, 2, "p", 0, b=2, indexed=indexed))
     first, second = {"index": 0, "count": 2}, {"index": 1, "count": 2}
@@ -86,7 +86,7 @@ async def test_a_batch_says_which_of_how_many_a_message_is_with_a_producer_or_wi
 
 @FORMS
 @pytest.mark.parametrize("start", range(1, 5))
-async def test_a_look_that_begins_inside_a_request_finds_its_first_row_with_one_read(daemon, start, indexed):
+async def test_a_page_that_begins_inside_a_request_finds_its_first_row_with_one_read(daemon, start, indexed):
     await topic_of(daemon, request_of(1, 5, "p", 100, b=5, indexed=indexed))
     calls = Counter(daemon.store.calls)
     shown = await look(daemon, **{"from": pack_id(START_MS + 1, start).hex(), "limit": 5 - start})
@@ -96,7 +96,7 @@ async def test_a_look_that_begins_inside_a_request_finds_its_first_row_with_one_
 
 
 @FORMS
-async def test_a_request_that_goes_over_into_the_next_millisecond_is_found_too(daemon, indexed):
+async def test_a_request_that_spans_two_milliseconds_is_found_too(daemon, indexed):
     rows = request_of(1, 2, "p", 7, first=65_534, indexed=indexed)
     rows += followers(2, (2, 3), -2, indexed=indexed)
     rows[0] = (*rows[0][:2], MessageRow(b"m0", extras={"d": ["p", 3, 4, 7]}))
@@ -105,14 +105,14 @@ async def test_a_request_that_goes_over_into_the_next_millisecond_is_found_too(d
 
 
 @FORMS
-async def test_a_first_row_that_is_gone_or_of_another_request_says_nothing_of_the_others(daemon, indexed):
+async def test_a_first_row_that_is_gone_or_of_another_request_tells_nothing_about_the_others(daemon, indexed):
     rows = [*request_of(1, 1, "p", 7), *request_of(1, 3, "q", 1, first=1, indexed=indexed)[1:]]
     await topic_of(daemon, [*rows, (9, 0, MessageRow(b"m"))])
     assert await look(daemon) == [("p", 7, None), NOTHING, NOTHING, NOTHING, NOTHING]
     assert await look(daemon, **{"from": pack_id(START_MS + 1, 2).hex()}) == [NOTHING] * 4
 
 
-async def test_a_look_back_ends_where_no_request_can_have_gone_on(daemon):
+async def test_a_look_back_ends_where_no_request_can_have_continued(daemon):
     rows = request_of(1, 3, "p", 7) + followers(2, (0, 1), 0, indexed=False)
     await topic_of(daemon, rows + followers(4, (0, 1), 0, indexed=False))
     # The stamp says that the request continues, but only a request of a full millisecond continues in the next.
@@ -176,7 +176,7 @@ class Mixed:
         return 100 * request + 7 * number if self.producer_of(payload) in ("p", "q") else None
 
 
-async def test_each_message_has_its_own_origin_whatever_stands_before_it(daemon):
+async def test_each_message_has_its_own_origin_whatever_precedes_it(daemon):
     mixed = Mixed(daemon)
     await mixed.fill()
     every = (await daemon.call("GET", LOOK, params={"limit": 1000})).json()
@@ -193,9 +193,7 @@ async def test_each_message_has_its_own_origin_whatever_stands_before_it(daemon)
 @pytest.mark.parametrize("order", ["asc", "desc"])
 @pytest.mark.parametrize("limit", [1, 3, 100])
 @pytest.mark.parametrize("text", ["", "-1", "-4", "-11"])
-async def test_wherever_a_look_begins_and_whatever_it_shows_each_message_has_the_same_origin(
-    daemon, order, limit, text
-):
+async def test_the_origin_of_a_message_does_not_depend_on_the_page(daemon, order, limit, text):
     await Mixed(daemon).fill()
     every = (await daemon.call("GET", LOOK, params={"limit": 1000})).json()
     for at in range(len(every)):
@@ -215,7 +213,7 @@ async def test_a_message_that_is_found_by_its_text_has_its_origin_though_none_ar
     assert [each["batch"] for each in shown.json()] == [{"index": at, "count": 40}]
 
 
-async def test_what_would_take_too_long_to_find_is_left_out(daemon, monkeypatch):
+async def test_origins_that_take_too_long_to_find_are_left_out(daemon, monkeypatch):
     await topic_of(daemon, request_of(1, 30, "p", 100))
     start = {"from": pack_id(START_MS + 1, 20).hex(), "limit": 1}
     assert await look(daemon, **start) == [("p", 120, None)]
@@ -229,7 +227,7 @@ async def test_what_would_take_too_long_to_find_is_left_out(daemon, monkeypatch)
 
 
 @FORMS
-async def test_messages_are_shown_though_what_stands_before_them_cannot_be_read(daemon, indexed):
+async def test_messages_after_an_unreadable_row_are_shown(daemon, indexed):
     await topic_of(daemon, request_of(1, 3, "p", 7, indexed=indexed))
     start = {"from": pack_id(START_MS + 1, 1).hex(), "limit": 1}
     if indexed:
@@ -280,7 +278,7 @@ async def test_a_first_row_that_is_damaged_hides_no_origin_of_other_requests():
     assert store.asked == [pack_position(1, 0), pack_position(2, 0)]
 
 
-async def test_a_store_that_fails_is_asked_for_no_further_first_row():
+async def test_no_further_first_row_is_read_from_a_failing_store():
     store = Damaged(FIRSTS, gets={pack_position(2, 0): StoreError("away")})
     found = await of_requests((1, 1), (2, 2), (3, 3)).find(store, b"")
     assert found == {pack_id(1, 1): ("p", 11, None)}
@@ -296,7 +294,7 @@ async def test_a_stamp_that_cannot_be_read_hides_no_message(daemon, extras, inde
 
 
 @FORMS
-async def test_stored_messages_are_the_publishs_producers_and_the_publishs_own_have_its_ids(daemon, indexed):
+async def test_stored_messages_have_the_producer_of_their_publish_and_its_own_messages_have_its_ids(daemon, indexed):
     stored = [pack_position(START_MS - 100, at) for at in range(2)]
     extras = Stored(2, 2, stored[0], stored[1]).extras() | {"d": ["p", 3, 2, 7, 3]}
     rows = [(1, 0, MessageRow(None, 5, extras=extras))]

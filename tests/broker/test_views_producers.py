@@ -39,7 +39,7 @@ async def listed(daemon, query=""):
 # --- sessions ----------------------------------------------------------------------------------------
 
 
-async def test_a_new_name_begins_with_nothing_and_every_opening_has_a_higher_epoch(daemon):
+async def test_a_new_name_begins_without_an_id_and_every_opening_has_a_higher_epoch(daemon):
     await daemon.create()
     first = await opened(daemon)
     assert first == {
@@ -55,7 +55,7 @@ async def test_a_new_name_begins_with_nothing_and_every_opening_has_a_higher_epo
     assert (await opened(daemon))["epoch"] > first["epoch"] > 0
 
 
-async def test_a_session_without_a_name_gets_one_that_nobody_had(daemon):
+async def test_a_session_without_a_name_gets_an_unused_one(daemon):
     await daemon.create()
     names = {(await daemon.call("POST", PRODUCERS)).json()["producer"] for _ in range(5)}
     async with in_process(store=daemon.store) as again:
@@ -63,7 +63,7 @@ async def test_a_session_without_a_name_gets_one_that_nobody_had(daemon):
     assert len(names) == 10
 
 
-async def test_the_older_session_is_fenced_and_the_newer_one_goes_on(daemon):
+async def test_the_older_session_is_fenced_and_the_newer_one_continues(daemon):
     await daemon.create()
     old = await opened(daemon)
     await send(daemon, [0], producerEpoch=old["epoch"])
@@ -84,7 +84,7 @@ async def test_a_session_is_fenced_across_a_restart(daemon):
         await send(again, [0], producerEpoch=new["epoch"])
 
 
-async def test_what_a_producer_stored_last_is_told_with_its_ids(daemon):
+async def test_the_last_request_of_a_producer_is_reported_with_its_ids(daemon):
     await daemon.create()
     receipt = (await send(daemon, [3, 4])).json()
     found = await opened(daemon)
@@ -96,7 +96,7 @@ async def test_what_a_producer_stored_last_is_told_with_its_ids(daemon):
     assert shown == found
 
 
-async def test_what_it_published_under_a_write_pointer_is_told_with_its_answer(daemon):
+async def test_publishes_under_a_write_pointer_are_reported_with_their_answers(daemon):
     await daemon.create()
     pointer = (await begin(daemon))["writePointer"]
     answer = (await send(daemon, [0], transactionWritePointer=pointer)).json()
@@ -106,7 +106,7 @@ async def test_what_it_published_under_a_write_pointer_is_told_with_its_answer(d
     assert recent["response"]["transactionWritePointer"] == str(pointer)
 
 
-async def test_only_the_last_five_requests_are_told(daemon):
+async def test_only_the_last_five_requests_are_reported(daemon):
     await daemon.create()
     for number in range(8):
         await send(daemon, [number])
@@ -114,7 +114,7 @@ async def test_only_the_last_five_requests_are_told(daemon):
     assert [(each["first"], each["last"]) for each in recent] == [(number, number) for number in range(3, 8)]
 
 
-async def test_a_forgotten_producers_session_is_over_and_its_name_begins_anew(daemon):
+async def test_the_session_of_a_forgotten_producer_is_over_and_its_name_starts_over(daemon):
     await daemon.create()
     session = await opened(daemon)
     await send(daemon, [0], producerEpoch=session["epoch"])
@@ -125,7 +125,7 @@ async def test_a_forgotten_producers_session_is_over_and_its_name_begins_anew(da
     assert (await opened(daemon))["lastSequenceId"] == -1
 
 
-async def test_a_producer_that_does_nothing_is_forgotten_and_one_that_asked_is_kept_longer(daemon):
+async def test_an_idle_producer_is_forgotten_and_one_with_a_longer_retention_is_kept(daemon):
     await daemon.create()
     session = await opened(daemon, "short")
     await opened(daemon, "long", retentionSeconds=30 * 86_400)
@@ -146,7 +146,7 @@ async def test_a_deleted_generation_without_producers_is_gone_like_one_that_was_
     assert "or never existed" in answer.json()["detail"]
 
 
-async def test_a_deleted_topic_tells_what_it_knew_of_a_producer_and_a_new_one_knows_nothing(daemon):
+async def test_a_deleted_topic_reports_its_producers_and_a_new_one_has_none(daemon):
     await daemon.create()
     await send(daemon, [0, 1])
     await daemon.call("DELETE", f"{TOPICS}/t")
@@ -187,7 +187,7 @@ async def test_wrong_bodies_open_nothing(daemon, body, code):
     assert (await listed(daemon))["count"] == 0
 
 
-async def test_topics_that_are_not_there_have_no_producers(daemon):
+async def test_missing_topics_have_no_producers(daemon):
     for method, path in (("GET", ""), ("POST", ""), ("PUT", "/p"), ("GET", "/p"), ("DELETE", "/p")):
         await daemon.call(method, PRODUCERS + path, status=404, code="topic_not_found")
 
@@ -216,7 +216,7 @@ async def test_producers_are_listed_by_name_in_pages_with_both_maps(daemon):
     assert rest["next"] is None
 
 
-async def test_the_list_tells_of_the_snapshot_and_of_what_was_read_again_at_the_last_load():
+async def test_the_list_shows_the_snapshot_and_the_rows_replayed_by_the_last_load():
     async with in_process(deduplication__snapshot_entries=3) as daemon:
         await daemon.create()
         for number in range(2):
@@ -242,7 +242,7 @@ async def test_pages_are_bounded(daemon, query):
     await daemon.call("GET", PRODUCERS + query, status=400, code="invalid_parameter")
 
 
-async def test_stats_tell_how_many_producers_there_are(daemon):
+async def test_stats_count_the_producers(daemon):
     await daemon.create()
     await send(daemon, [0])
     stats = (await daemon.call("GET", f"{TOPICS}/t/stats")).json()
@@ -263,14 +263,14 @@ async def test_producers_of_one_topic_are_bounded():
         assert await daemon.poll() == []
 
 
-async def test_no_session_is_opened_where_deduplication_is_off(daemon):
+async def test_no_session_is_opened_when_deduplication_is_off(daemon):
     await daemon.create(deduplication="disabled")
     for method, path in (("PUT", f"{PRODUCERS}/p"), ("POST", PRODUCERS)):
         await daemon.call(method, path, status=409, code="deduplication_disabled", json={})
     assert (await listed(daemon))["deduplication"] == {"enabled": False, "level": "topic"}
 
 
-async def test_off_and_on_again_everybody_is_forgotten_and_it_is_told_from_where(daemon):
+async def test_switching_off_and_on_forgets_all_producers_and_reports_from_where(daemon):
     await daemon.create()
     await send(daemon, [0])
     properties = "/v1/namespaces/ns/properties"
@@ -294,7 +294,7 @@ def counted(daemon, event):
     return daemon.service.metrics.registry.get_sample_value("plainsong_producer_events_total", {"event": event}) or 0
 
 
-async def test_what_became_of_producers_publishes_is_counted(daemon):
+async def test_outcomes_of_publishes_of_producers_are_counted(daemon):
     await daemon.create()
     session = await opened(daemon)
     await opened(daemon)

@@ -41,7 +41,7 @@ async def test_a_position_is_compared_and_set(daemon):
     assert (await daemon.call("GET", reader)).json()["position"] == ONE
 
 
-async def test_a_reader_of_an_older_generation_is_not_there_any_more(daemon):
+async def test_a_reader_of_an_older_generation_is_gone(daemon):
     await daemon.create()
     await daemon.call("PUT", f"{READERS}/r", json={"position": ONE})
     await daemon.call("DELETE", f"{TOPICS}/t")
@@ -50,7 +50,7 @@ async def test_a_reader_of_an_older_generation_is_not_there_any_more(daemon):
     await daemon.call("GET", f"{READERS}/r", status=404, code="not_found")
 
 
-async def test_a_reader_nobody_moves_expires(daemon):
+async def test_an_unused_reader_expires(daemon):
     await daemon.create()
     kept = (await daemon.call("PUT", f"{READERS}/r", json={"position": ONE})).json()
     daemon.clock.ms = kept["expiresMs"]

@@ -11,14 +11,14 @@ SCRUB = "/v1/scrub"
 KEY = b"\x00\x00\x01\x8b\xcf\xe5\x68\x00\x00\x09"
 
 
-async def test_a_round_that_is_asked_for_says_so_and_begins(daemon):
+async def test_a_requested_round_is_acknowledged_and_begins(daemon):
     assert (await daemon.call("GET", SCRUB)).json()["state"] == "waiting"
     begun = (await daemon.call("POST", SCRUB)).json()
     assert begun["started"]
     assert begun["lastCompleteMs"] is None
 
 
-async def test_damage_is_told_with_its_place_and_needs_attention(daemon):
+async def test_damage_is_reported_with_its_place_and_needs_attention(daemon):
     await daemon.create()
     await daemon.publish("whole")
     name = TopicName("ns", "t")
@@ -45,7 +45,7 @@ async def test_damage_is_told_with_its_place_and_needs_attention(daemon):
     assert b"plainsong_scrub_findings 1.0" in (await daemon.call("GET", "/metrics")).content
 
 
-async def test_topics_that_the_store_does_not_give_are_told_and_need_attention(daemon, monkeypatch):
+async def test_topics_that_the_store_cannot_read_are_reported_and_need_attention(daemon, monkeypatch):
     await daemon.create()
     scan = daemon.store.scan
 

@@ -90,7 +90,7 @@ async def test_messages_of_one_millisecond_count_once_when_a_shorter_ttl_came_be
     later_ms=st.integers(0, 15_000),
     reader=st.integers(0, 30_000),
 )
-async def test_counts_are_those_of_reading_everything(publishes, later_ms, reader):
+async def test_counts_equal_those_of_reading_everything(publishes, later_ms, reader):
     async with in_process() as daemon:
         await daemon.create(ttl=8)
         for step_ms, ttls in publishes:
@@ -116,7 +116,7 @@ def _times(publishes):
         yield at
 
 
-async def test_what_would_take_too_long_to_count_is_estimated_and_says_so(daemon, monkeypatch):
+async def test_counts_that_take_too_long_are_estimated_and_marked(daemon, monkeypatch):
     monkeypatch.setattr(topic_stats, "MAX_LOOKS", 10)
     await daemon.create(ttl=128)
     await daemon.publish(*(["x"] * 20))
@@ -147,7 +147,7 @@ async def test_rates_are_of_messages_published_and_delivered(daemon):
     assert found["pollPerSecond"] == pytest.approx(1.5 * found["publishPerSecond"], rel=0.1)
 
 
-async def test_a_reader_is_an_id(daemon):
+async def test_the_position_of_a_reader_is_an_id(daemon):
     await daemon.create()
     await daemon.call("GET", STATS + "?reader=5", status=400, code="invalid_message_id")
     await daemon.call("GET", STATS + "?raeder=5", status=400, code="invalid_parameter")
@@ -164,7 +164,7 @@ def test_a_rate_is_of_the_last_minute_and_fades():
     assert rate.per_second(TopicName("n", "other"), 0) == 0
 
 
-def test_rates_are_kept_for_a_bounded_number_of_topics_the_longest_unused_forgotten_first():
+def test_rates_are_kept_for_a_bounded_number_of_topics_and_the_least_recently_used_are_evicted():
     rate = Rate(max_topics=3)
     names = [TopicName("n", str(number)) for number in range(4)]
     for name in names[:3]:
@@ -191,7 +191,7 @@ def test_a_busy_topic_whose_rate_is_read_in_every_window_outlives_an_idle_one():
     assert (rate.total(busy), rate.total(idle)) == (4, 0)
 
 
-async def test_end_to_end_delays_are_those_of_polls_that_had_waited(daemon, nursery):
+async def test_end_to_end_delays_are_measured_by_polls_that_had_waited(daemon, nursery):
     await daemon.create()
     for seconds in (3, 1, 2):
         begun = (await daemon.call("POST", "/v1/transactions", json={})).json()
@@ -208,7 +208,7 @@ async def test_end_to_end_delays_are_those_of_polls_that_had_waited(daemon, nurs
     assert (await stats(daemon))["endToEndMs"] == {"p50": 2_000, "p99": 3_000}
 
 
-def test_delays_are_of_each_topics_last_polls():
+def test_delays_cover_the_last_polls_of_each_topic():
     delays, name = LastDelays(), TopicName("n", "t")
     assert delays.of(name) == Delays(None, None)
     delays.add(name, 7)
@@ -221,7 +221,7 @@ def test_delays_are_of_each_topics_last_polls():
     assert delays.of(name) == Delays(5, 5)
 
 
-def test_delays_are_kept_for_a_bounded_number_of_topics_the_longest_unused_forgotten_first():
+def test_delays_are_kept_for_a_bounded_number_of_topics_and_the_least_recently_used_are_evicted():
     delays = LastDelays(max_topics=3)
     names = [TopicName("n", str(number)) for number in range(4)]
     for name in (*names[:3], names[0], names[3]):

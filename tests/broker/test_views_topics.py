@@ -42,7 +42,7 @@ async def test_flat_topic_properties_answers_the_bare_map():
         assert (await daemon.call("GET", f"{TOPICS}/t")).json() == DEFAULTS
 
 
-async def test_a_second_creation_is_refused_unless_it_is_equal_and_wanted(daemon):
+async def test_a_second_creation_is_refused_unless_it_is_equal_and_allowed(daemon):
     await daemon.create(ttl=60)
     await daemon.call("PUT", f"{TOPICS}/t", status=409, code="topic_exists", json={"ttl": 60})
     await daemon.call("PUT", f"{TOPICS}/t?ifNotExists=true", json={"ttl": 60})
@@ -51,7 +51,7 @@ async def test_a_second_creation_is_refused_unless_it_is_equal_and_wanted(daemon
     await daemon.call("PUT", f"{TOPICS}/t?ifNotExist=true", status=400, code="invalid_parameter")
 
 
-async def test_a_declared_topic_is_compared_in_the_properties_that_are_given(daemon):
+async def test_a_declared_topic_is_compared_in_the_given_properties(daemon):
     await daemon.create(ttl=60, max_bytes=100)
     for body in (None, {}, {"ttl": "60"}, {"max_bytes": 100}, {"transactional": "optional"}):
         await daemon.call("PUT", f"{TOPICS}/t?ifNotExists=true", json=body)
@@ -61,7 +61,7 @@ async def test_a_declared_topic_is_compared_in_the_properties_that_are_given(dae
     assert (shown["ttl"], shown["max_bytes"]) == ("60", "100")
 
 
-async def test_a_generation_among_the_properties_is_taken_and_not_obeyed(daemon):
+async def test_a_generation_among_the_properties_is_accepted_and_ignored(daemon):
     await daemon.create()
     given = (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]
     await daemon.call("PUT", f"{TOPICS}/t/properties", json=given)
@@ -78,7 +78,7 @@ async def test_a_generation_among_the_properties_is_taken_and_not_obeyed(daemon)
     assert (await daemon.call("GET", f"{TOPICS}/new")).json()["properties"]["generation"] == "1"
 
 
-async def test_a_deleted_topic_is_gone_and_can_be_brought_back_with_its_messages(daemon):
+async def test_a_deleted_topic_is_gone_and_can_be_undeleted_with_its_messages(daemon):
     await daemon.create()
     await daemon.publish("a", "b")
     assert (await daemon.call("DELETE", f"{TOPICS}/t")).json()["effect"]["removes"]["messages"] == 2
@@ -91,7 +91,7 @@ async def test_a_deleted_topic_is_gone_and_can_be_brought_back_with_its_messages
     await daemon.call("POST", f"{TOPICS}/never/undelete", status=404, code="topic_not_found")
 
 
-async def test_re_creation_raises_the_generation_and_brings_nothing_back(daemon):
+async def test_recreation_raises_the_generation_and_restores_nothing(daemon):
     await daemon.create()
     await daemon.publish("old")
     await daemon.call("DELETE", f"{TOPICS}/t")
@@ -100,7 +100,7 @@ async def test_re_creation_raises_the_generation_and_brings_nothing_back(daemon)
     assert await daemon.poll() == []
 
 
-async def test_the_list_is_sorted_by_name_and_has_living_topics_of_this_namespace_alone(daemon):
+async def test_the_list_is_sorted_by_name_and_has_only_the_live_topics_of_this_namespace(daemon):
     assert (await daemon.call("GET", TOPICS)).json() == []
     names = ["a", "a-b", "a1", "aB", "a_", "B", "z" * 255, "gone"]
     for name in names:
@@ -138,7 +138,7 @@ async def test_a_topic_whose_metadata_is_damaged_is_listed_and_says_so_when_aske
         (b'{"max_bytes": -1}', "invalid_property"),
     ],
 )
-async def test_wrong_properties_are_refused_and_nothing_is_made(daemon, body, code):
+async def test_invalid_properties_are_refused_and_nothing_is_created(daemon, body, code):
     answer = await daemon.call("PUT", f"{TOPICS}/t", status=400, code=code, content=body)
     assert answer.json()["outcome"] == "not-applied"
     assert answer.json()["detail"]
@@ -181,13 +181,13 @@ async def test_names_that_are_not_allowed_are_refused(daemon, path):
 
 
 @given(body=st.binary(max_size=40))
-async def test_no_body_makes_an_internal_error(body):
+async def test_no_body_causes_an_internal_error(body):
     async with in_process() as daemon:
         answer = await daemon.http.request("PUT", f"{TOPICS}/t", content=body)
         assert answer.status_code in (200, 400)
 
 
-async def test_a_store_that_fails_while_creating_says_that_nobody_knows(daemon):
+async def test_a_store_that_fails_during_a_creation_is_an_unknown_outcome(daemon):
     daemon.store.fail_next("write")
     answer = await daemon.call("PUT", f"{TOPICS}/t", status=503, code="outcome_unknown")
     assert answer.json()["outcome"] == "unknown"
@@ -202,7 +202,7 @@ async def etag_of(daemon):
     return (await daemon.call("GET", f"{TOPICS}/t")).headers["etag"]
 
 
-async def test_the_etag_stays_while_nothing_changes_and_is_another_one_after_each_change(daemon):
+async def test_the_etag_changes_with_each_change_and_only_then(daemon):
     await daemon.create(ttl=60)
     seen = [await etag_of(daemon)]
     await daemon.publish("a")
@@ -234,13 +234,13 @@ async def test_a_change_of_what_was_read_is_refused_once_it_has_changed(daemon):
 
 
 @pytest.mark.parametrize("given", ["unquoted", '"open', '"a" "b"', '"a",, x'])
-async def test_an_if_match_that_is_no_etag_is_refused(daemon, given):
+async def test_an_if_match_that_is_not_an_etag_is_refused(daemon, given):
     await daemon.create()
     for method, path in (("PUT", "/properties"), ("DELETE", "")):
         refused = {"status": 400, "code": "invalid_parameter"}
         await daemon.call(method, f"{TOPICS}/t{path}", headers={"If-Match": given}, **refused)
 
 
-async def test_a_topic_that_is_not_there_is_not_found_whatever_the_etag(daemon):
+async def test_a_missing_topic_is_not_found_whatever_the_etag(daemon):
     refused = {"status": 404, "code": "topic_not_found"}
     await daemon.call("DELETE", f"{TOPICS}/t", headers={"If-Match": '"1-0"'}, **refused)

@@ -108,7 +108,7 @@ async def test_each_message_is_shown_with_the_state_of_its_transaction():
 
 
 @pytest.mark.parametrize("restart", [False, True])
-async def test_what_was_stored_in_a_topic_is_never_half_published_in_the_next_one_of_its_name(restart):
+async def test_stored_messages_are_never_half_published_in_the_next_topic_of_the_same_name(restart):
     store = FaultyStore(MemoryStore())
     async with in_process(store=store) as daemon:
         transacting = Transacting(daemon)
@@ -134,7 +134,7 @@ async def _refused(daemon, begun):
     assert len(await daemon.poll(isolation="committed")) == 1
 
 
-async def test_looking_page_by_page_goes_through_stored_messages():
+async def test_paging_goes_through_stored_messages():
     async with transacting() as harness:
         await everything(harness)
         whole = (await harness.look()).json()
@@ -149,7 +149,7 @@ async def test_looking_page_by_page_goes_through_stored_messages():
             assert got == whole
 
 
-async def test_of_a_pointer_nobody_here_knows_the_committed_reader_decides():
+async def test_the_committed_reader_decides_about_pointers_unknown_here():
     async with in_process() as daemon:
         harness = Transacting(daemon)
         environment = daemon.service.directory.environment
@@ -169,7 +169,7 @@ async def test_of_a_pointer_nobody_here_knows_the_committed_reader_decides():
 # --- stats ----------------------------------------------------------------------------------------
 
 
-async def test_a_committed_reader_is_told_what_is_visible_hidden_and_lost_to_it():
+async def test_a_committed_reader_gets_counts_of_visible_hidden_and_lost_messages():
     async with transacting() as harness:
         transactions = await everything(harness)
         assert await harness.reader() == {"visible": 6, "hidden": 3, "expiredUnread": 0, "estimated": False}
@@ -183,14 +183,14 @@ async def test_a_committed_reader_is_told_what_is_visible_hidden_and_lost_to_it(
         assert await harness.reader(at) == {"visible": 1, "hidden": 0, "expiredUnread": 0, "estimated": False}
 
 
-async def test_expired_unread_counts_what_the_reader_would_have_got():
+async def test_expired_unread_counts_what_the_reader_would_have_read():
     async with transacting() as harness:
         await everything(harness)
         harness.daemon.clock.ms = START_MS + 604_800_000 + 5
         assert await harness.reader() == {"visible": 1, "hidden": 3, "expiredUnread": 5, "estimated": False}
 
 
-async def test_counts_of_a_topic_are_of_messages_stored_ones_included():
+async def test_counts_of_a_topic_include_stored_messages():
     async with transacting() as harness:
         await everything(harness)
         found = (await harness.daemon.call("GET", f"{TOPICS}/t/stats")).json()
@@ -204,7 +204,7 @@ async def test_counts_of_a_topic_are_of_messages_stored_ones_included():
         assert found["newestId"] == (await harness.look()).json()[-1]["id"], "the last of the stored ones"
 
 
-async def test_what_is_too_much_to_look_at_is_taken_from_the_topics_own_counts(monkeypatch):
+async def test_counts_of_large_ranges_come_from_the_topic(monkeypatch):
     monkeypatch.setattr(topic_stats, "MAX_LOOKS", 5)
     async with transacting() as harness:
         await everything(harness)
@@ -216,7 +216,7 @@ async def test_what_is_too_much_to_look_at_is_taken_from_the_topics_own_counts(m
 # --- offsets --------------------------------------------------------------------------------------
 
 
-async def test_an_extent_with_a_view_is_what_a_poll_with_it_returns():
+async def test_an_extent_with_a_view_equals_the_poll_with_it():
     async with transacting() as harness:
         transactions = await everything(harness)
         for how in ({"isolation": "committed"}, {}, {"transaction": transactions["held"]["snapshot"]}):
@@ -251,7 +251,7 @@ async def test_splits_may_stand_inside_a_stored_transaction_and_lose_nothing():
         assert parts == (await harness.poll(isolation="committed")).json()
 
 
-async def test_measuring_waits_for_what_holds_it_up(nursery):
+async def test_measuring_waits_for_the_transaction_that_holds_it(nursery):
     async with transacting() as harness:
         one = await harness.begin()
         await harness.publish("a", pointer=one["writePointer"])
@@ -279,7 +279,7 @@ async def many(harness, **body):
     return (await harness.daemon.call("POST", MANY, json=body)).json()["topics"]
 
 
-async def test_a_committed_poll_of_many_says_of_each_who_holds_it():
+async def test_a_committed_poll_of_many_topics_reports_what_holds_each():
     async with transacting() as harness:
         await harness.daemon.create("u")
         one = await harness.begin()
@@ -324,7 +324,7 @@ async def test_a_wait_for_many_ends_with_a_decision_or_a_message(how, nursery):
         assert (got["t"], got["u"]) == wanted
 
 
-async def test_a_snapshot_one_brings_holds_where_it_knows_no_better():
+async def test_a_given_snapshot_hides_what_was_committed_since():
     async with transacting() as harness:
         pointers = {name: one["writePointer"] for name, one in (await everything(harness)).items()}
         view = Transaction(max(pointers.values()), 1, 1, (pointers["invalid"],), (pointers["done"],))
@@ -335,7 +335,7 @@ async def test_a_snapshot_one_brings_holds_where_it_knows_no_better():
 # --- without a transaction service ----------------------------------------------------------------
 
 
-async def test_without_a_service_nothing_is_committed_and_all_else_goes_on():
+async def test_without_a_service_commits_are_refused_and_everything_else_works():
     async with in_process(transactions__service="off") as daemon:
         await daemon.create()
         harness = Transacting(daemon)

@@ -198,7 +198,7 @@ NEVER_ENDING = {
 }
 
 
-def test_every_ask_of_a_topic_ends_waits_or_never_does():
+def test_every_ask_of_a_topic_ends_waits_or_is_known_not_to():
     assert set(RULES) == ENDING | NEVER_ENDING
     assert not ENDING & NEVER_ENDING
 
@@ -249,7 +249,7 @@ class Waiter:
 
 @pytest.mark.parametrize("end", [end for end, (held, _) in ENDS.items() if held], ids=lambda end: end.__name__)
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
-async def test_what_ends_a_hold_ends_the_wait(wait, end, no_second_look, nursery, monkeypatch):
+async def test_the_end_of_a_hold_ends_the_wait(wait, end, no_second_look, nursery, monkeypatch):
     monkeypatch.setattr(actors.observe, "CLOCK_CHECK_INTERVAL_S", 0.01)
     async with waited_for() as daemon, trio.open_nursery() as waiting:
         nursery.start_soon(watch_jumps, daemon.clock, daemon.service.pointers.wake_all)
@@ -266,7 +266,7 @@ async def test_what_ends_a_hold_ends_the_wait(wait, end, no_second_look, nursery
 
 @pytest.mark.parametrize("end", [end for end, (_, free) in ENDS.items() if free], ids=lambda end: end.__name__)
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
-async def test_what_changes_a_topic_ends_the_wait_at_its_end(wait, end, no_second_look):
+async def test_a_change_of_a_topic_ends_the_wait_at_its_end(wait, end, no_second_look):
     async with waited_for() as daemon, trio.open_nursery() as waiting:
         await daemon.create()
         await daemon.create("quiet")
@@ -279,7 +279,7 @@ async def test_what_changes_a_topic_ends_the_wait_at_its_end(wait, end, no_secon
 
 
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
-async def test_a_topic_that_is_created_again_ends_the_wait_for_the_one_before(wait, no_second_look):
+async def test_recreating_a_topic_ends_the_wait_for_the_one_before(wait, no_second_look):
     async with waited_for() as daemon, trio.open_nursery() as waiting:
         begun = await held_topic(daemon)
         reader = Waiter(daemon, wait, {})
@@ -310,9 +310,7 @@ class LoopClock:
 )
 @pytest.mark.parametrize("verb", ["publish", "store"])
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
-async def test_a_message_that_expires_lets_those_go_on_whom_it_held(
-    wait, verb, more, ttl_ms, no_second_look, autojump_clock
-):
+async def test_an_expiring_message_releases_the_polls_it_held(wait, verb, more, ttl_ms, no_second_look, autojump_clock):
     clock = LoopClock()
     async with waited_for(clock=clock) as daemon, trio.open_nursery() as waiting:
         await daemon.create(ttl=3_000)

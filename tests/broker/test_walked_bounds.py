@@ -92,7 +92,7 @@ async def check(daemon, done):
 
 
 @pytest.mark.parametrize(("setting", "value"), list(walked_settings()))
-async def test_what_is_stored_with_a_setting_at_an_end_of_its_range_is_there_after_a_restart(setting, value):
+async def test_data_stored_with_a_setting_at_an_end_of_its_range_is_readable_after_a_restart(setting, value):
     store = FaultyStore(MemoryStore())
     async with in_process(store=store, **{setting: value}) as daemon:
         done = await everything(daemon)
@@ -139,11 +139,11 @@ def test_every_property_is_walked():
     assert shown.keys() == {"ttl", "generation", "max_bytes", "transactional", "deduplication", "chain"}
 
 
-def test_a_topic_may_ask_for_any_time_to_live_that_the_default_may_be():
+def test_a_topic_may_set_any_time_to_live_that_the_default_may_be():
     assert every_setting()["topic.default_ttl_s"].meaning.high == MAX_TTL_S
 
 
-def test_a_row_with_a_longer_time_to_live_than_any_topic_may_ask_for_is_read():
+def test_a_row_with_a_longer_time_to_live_than_any_topic_may_set_is_read():
     too_long = Metadata(1, TopicProperties(ttl_s=100 * 365 * 86_400), 5, 5)
     assert Metadata.decode(too_long.encode()).properties == TopicProperties(ttl_s=MAX_TTL_S)
     usual = Metadata(1, TopicProperties(), 5, 5)

@@ -16,7 +16,7 @@ from storage.memory import MemoryStore
 NAME = TopicName("ns", "t")
 
 
-async def test_the_janitors_rounds_pass_the_invalid_list_and_the_service_keeps_that(autojump_clock):
+async def test_rounds_of_the_janitor_scan_for_the_invalid_list_which_the_service_keeps(autojump_clock):
     config = config_of({"storage.kind": "memory", "retention.interval_s": 1.0})
     async with trio.open_nursery() as actors:
         service = await assemble(config, MemoryStore(), Metrics("0"), actors)
@@ -37,7 +37,7 @@ async def test_the_janitors_rounds_pass_the_invalid_list_and_the_service_keeps_t
         actors.cancel_scope.cancel()
 
 
-async def test_without_a_service_the_janitor_has_no_list_to_pass(autojump_clock):
+async def test_without_a_service_the_janitor_has_no_list(autojump_clock):
     config = config_of({"storage.kind": "memory", "retention.interval_s": 1.0, "transactions.service": "off"})
     async with trio.open_nursery() as actors:
         service = await assemble(config, MemoryStore(), Metrics("0"), actors)

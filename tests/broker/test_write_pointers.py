@@ -78,7 +78,7 @@ def snapshot(read_pointer, *, in_progress=(), invalids=(), own=1):
 
 
 @every_listener
-async def test_the_golden_bytes_of_a_transactional_publish_are_taken_answered_and_taken_back(listener):
+async def test_the_golden_bytes_of_a_transactional_publish_are_accepted_answered_and_rolled_back(listener):
     async with talking("v1", listener, transactions__max_lifetime_s=0) as talk:
         assert (await talk.post("publish", bytes.fromhex("0204046d30046d3100"))).content == b""
         answered = await talk.post("publish", bytes.fromhex("000202046d3200"))
@@ -101,7 +101,7 @@ async def test_the_golden_bytes_of_a_transactional_publish_are_taken_answered_an
 
 @every_encoding
 @every_listener
-async def test_what_was_stored_is_published_first_and_in_its_order(encoding, listener):
+async def test_stored_messages_are_published_first_and_in_their_order(encoding, listener):
     async with talking(encoding, listener) as talk:
         assert (await talk.store("a", "b", pointer=NOW)).content == b""
         await talk.store("c", pointer=NOW)
@@ -115,7 +115,7 @@ async def test_what_was_stored_is_published_first_and_in_its_order(encoding, lis
 
 
 @every_encoding
-async def test_publishing_what_was_stored_is_answered_the_same_again(encoding):
+async def test_a_repeated_publish_of_stored_messages_gets_the_same_answer(encoding):
     async with talking(encoding) as talk:
         await talk.store("a", pointer=NOW)
         first = await talk.publish(pointer=NOW)
@@ -126,7 +126,7 @@ async def test_publishing_what_was_stored_is_answered_the_same_again(encoding):
 
 
 @every_encoding
-async def test_nothing_stored_and_nothing_published_is_an_answer_all_the_same(encoding):
+async def test_an_empty_publish_of_nothing_stored_is_answered_all_the_same(encoding):
     async with talking(encoding) as talk:
         assert (await talk.publish(pointer=NOW)).write_pointer == NOW
         assert await talk.poll() == []
@@ -178,7 +178,7 @@ async def test_an_absent_topic_is_404_whatever_the_pointer(encoding):
 
 
 @every_encoding
-async def test_the_property_transactional_is_kept_to(encoding):
+async def test_the_property_transactional_is_enforced(encoding):
     async with talking(encoding) as talk:
         await talk.daemon.create("all", transactional="required")
         await talk.daemon.create("none", transactional="disabled")
@@ -210,7 +210,7 @@ async def test_write_pointers_are_numbers_digits_or_strings_in_json(daemon):
     await daemon.call("POST", f"{TOPICS}/t/rollback", json=answer.json())
 
 
-async def test_under_a_pointer_the_answer_is_the_same_whatever_is_preferred(daemon):
+async def test_under_a_pointer_the_answer_ignores_prefer(daemon):
     await daemon.create()
     body = {"transactionWritePointer": NOW, "messages": ["a"]}
     headers = {"Prefer": "return=representation"}
@@ -227,7 +227,7 @@ async def test_a_store_and_a_rollback_refuse_parameters_they_do_not_know(daemon)
     await daemon.call("POST", f"{TOPICS}/t/rollback?ttl=5", json=only, status=400, code="invalid_parameter")
 
 
-async def test_what_is_stored_lives_no_longer_than_its_ttl_counted_from_its_publish():
+async def test_stored_messages_live_no_longer_than_their_ttl_counted_from_the_publish():
     async with talking("v2") as talk:
         await talk.store("a", pointer=NOW)
         talk.daemon.clock.ms += 3_600_000
@@ -256,7 +256,7 @@ async def test_a_rollback_touches_only_its_pointer_and_may_be_repeated(encoding,
         assert await talk.poll() == ["a", "b", "plain", "other"]
 
 
-async def test_a_pointer_alone_rolls_back_all_it_has_from_anywhere_and_wins_over_what_comes_later():
+async def test_a_rollback_of_a_pointer_alone_covers_all_its_messages_and_wins_over_later_ones():
     async with talking("json") as talk:
         await talk.publish("a", pointer=NOW)
         await talk.store("b", pointer=NOW)
@@ -268,7 +268,7 @@ async def test_a_pointer_alone_rolls_back_all_it_has_from_anywhere_and_wins_over
 
 
 @every_encoding
-async def test_a_rollback_without_a_pointer_or_with_no_range_of_ours_is_refused(encoding):
+async def test_a_rollback_without_a_pointer_or_with_an_invalid_range_is_refused(encoding):
     async with talking(encoding) as talk:
         await talk.rollback(PublishResponse(None, 1, 0, 1, 0), status=400, code="transaction_required")
         for start, end in (((-1, 0), (1, 0)), ((1, 0), (1, 65_536)), ((2, 0), (1, 0))):
@@ -316,7 +316,7 @@ async def test_more_than_a_thousand_hidden_messages_are_not_counted():
         assert talk.last.headers["plainsong-hidden-messages"] == "1000+"
 
 
-async def test_a_held_poll_that_brought_its_snapshot_is_answered_at_once():
+async def test_a_held_poll_with_its_own_snapshot_is_answered_at_once():
     async with talking("json") as talk:
         await talk.publish("open", pointer=NOW)
         assert await talk.poll(transaction=snapshot(NOW - 1, own=NOW + 5), wait_ms=60_000) == []
@@ -324,13 +324,13 @@ async def test_a_held_poll_that_brought_its_snapshot_is_answered_at_once():
 
 
 @every_encoding
-async def test_bytes_that_are_no_transaction_are_refused(encoding):
+async def test_bytes_that_are_not_a_transaction_are_refused(encoding):
     async with talking(encoding) as talk:
         body = talk.codec.encode_poll(PollRequest(transaction=b"\x0a\x00"))
         await talk.post("poll", body, status=400, code="malformed_transaction")
 
 
-async def test_a_snapshot_larger_than_any_is_refused():
+async def test_an_oversized_snapshot_is_refused():
     async with talking("v1") as talk:
         body = talk.codec.encode_poll(PollRequest(transaction=bytes((16 << 20) + 1)))
         await talk.post("poll", body, status=413, code="request_too_large")
@@ -351,7 +351,7 @@ async def test_a_snapshot_and_an_isolation_exclude_each_other(encoding):
             await talk.post("poll", body, query=f"?isolation={isolation}", status=400, code="invalid_parameter")
 
 
-async def test_frames_have_each_messages_pointer_negative_when_rolled_back():
+async def test_frames_have_the_pointer_of_each_message_and_it_is_negative_when_rolled_back():
     async with talking("json") as talk:
         await talk.publish("plain")
         await talk.publish("open", pointer=NOW)

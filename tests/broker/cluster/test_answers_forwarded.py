@@ -44,7 +44,7 @@ async def test_an_answer_is_the_same_through_any_instance(nodes, size, coding):
     await nothing_is_held(nodes)
 
 
-async def test_a_page_for_a_poll_of_many_topics_comes_whole(nodes):
+async def test_a_poll_of_many_topics_returns_whole_pages(nodes):
     nodes.move("ns:u", "a")
     await nodes["a"].create("u")
     await nodes["a"].publish("u", "small")
@@ -55,7 +55,7 @@ async def test_a_page_for_a_poll_of_many_topics_comes_whole(nodes):
     await nothing_is_held(nodes)
 
 
-async def test_a_reader_that_stops_is_held_by_the_owner_and_by_a_window_on_the_way(nodes):
+async def test_a_reader_that_stops_is_held_up_by_the_owner_and_by_a_window_on_the_link(nodes):
     for _ in range(2):
         await nodes["b"].publish("t", "x" * 6 * MIB)
     sock = trio.socket.socket()
@@ -68,7 +68,7 @@ async def test_a_reader_that_stops_is_held_by_the_owner_and_by_a_window_on_the_w
     await nothing_is_held(nodes)
 
 
-async def test_an_if_match_is_the_owners_to_check(nodes):
+async def test_the_owner_checks_an_if_match(nodes):
     etag = (await nodes["a"].call("GET", f"{TOPICS}/t")).headers["etag"]
     path = f"{TOPICS}/t/properties"
     await nodes["a"].call("PUT", path, json={"ttl": 61}, headers={"If-Match": etag})

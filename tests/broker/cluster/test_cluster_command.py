@@ -49,7 +49,7 @@ async def test_status_shows_instances_transactions_and_the_owner_of_a_topic(thre
     assert json.loads(await cli("cluster", "status", "--json"))["instance"] == "a"
 
 
-def test_the_state_of_one_that_comes_or_goes_says_how_many_slices_of_the_topics_it_has():
+def test_the_state_of_a_joining_or_leaving_instance_has_its_number_of_topic_slices():
     there = {"name": "b", "address": "b:1", "leaving": False, "drained": False, "weight": 100, "topicsOpen": 3}
     states = [_row({**there, "slices": slices, "drained": slices < 40}, "a")[2] for slices in (64, 40, 12, 0)]
     assert states == ["there", "40/64", "drained, 12/64", "drained"]
@@ -69,7 +69,7 @@ async def test_drain_returns_when_the_topics_have_moved(three, cli):
     await cli("cluster", "undrain", "b")
 
 
-async def test_drain_says_how_many_topics_are_left_when_the_time_is_over(three, cli, monkeypatch):
+async def test_drain_reports_how_many_topics_remain_at_its_time_limit(three, cli, monkeypatch):
     monkeypatch.setattr("actors.topic.FEW_ROWS", 0)
     await three["b"].call("PUT", f"{TOPICS}/t")
     await three["b"].publish("t", "a mark is to be written for it")
@@ -80,7 +80,7 @@ async def test_drain_says_how_many_topics_are_left_when_the_time_is_over(three, 
     assert "still has 1 topic open" in err
 
 
-async def test_move_and_unpin_say_where_a_topic_is(three, cli):
+async def test_move_and_unpin_report_where_a_topic_is(three, cli):
     for to in ("a", "b", "c"):
         assert json.loads(await cli("cluster", "move", "orders", to, "--json")) == {
             "topic": "ns:orders",
@@ -94,19 +94,19 @@ async def test_move_and_unpin_say_where_a_topic_is(three, cli):
     assert "pinned" not in await cli("cluster", "status", "orders")
 
 
-async def test_a_topic_moved_to_a_drained_instance_is_said_to_be_where_it_is(three, cli):
+async def test_moving_a_topic_to_a_drained_instance_reports_where_it_stays(three, cli):
     await cli("cluster", "drain", "b")
     told = json.loads(await cli("cluster", "move", "orders", "b", "--json"))
     assert (told["instance"], told["owner"]) == ("b", await three["a"].owner("orders"))
     assert told["owner"] != "b"
 
 
-async def test_drain_of_one_that_does_not_answer_does_not_say_that_its_topics_have_moved(three, cli, monkeypatch):
+async def test_drain_of_a_silent_instance_does_not_claim_that_its_topics_have_moved(three, cli, monkeypatch):
     monkeypatch.setattr("broker.api.operations.cluster.TOPICS_OPEN", "a call that nobody answers")
     err = await cli("cluster", "drain", "b", "--within", "0.3", code=Exit.UNAVAILABLE)
     assert "b is drained, but does not report" in err
 
 
-async def test_an_instance_that_is_not_there_is_refused_with_the_nearest_name(three, cli):
+async def test_an_unknown_instance_is_refused_with_the_nearest_name(three, cli):
     assert "there is no instance aa" in await cli("cluster", "drain", "aa", code=Exit.NOT_FOUND)
     assert "there is no instance aa" in await cli("cluster", "move", "orders", "aa", code=Exit.USAGE)

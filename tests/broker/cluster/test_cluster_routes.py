@@ -22,7 +22,7 @@ def ensemble(zookeeper):
     return Ensemble(zookeeper.address, f"/of-daemons/{next(paths)}")
 
 
-async def test_every_instance_shows_who_is_there_and_who_owns_what(ensemble, monkeypatch):
+async def test_every_instance_shows_members_and_owners(ensemble, monkeypatch):
     async with daemons(ensemble, monkeypatch, "a", "b", "c") as each:
         found = [await daemon.cluster("?topic=ns:t") for daemon in each.values()]
         assert [one["instance"] for one in found] == ["a", "b", "c"]
@@ -84,7 +84,7 @@ async def test_a_drained_instance_owns_nothing_and_still_answers(ensemble, monke
         assert {await a.owner(f"t{number}") for number in range(12)} == {"a", "b"}
 
 
-async def test_a_pinned_topic_is_where_it_is_pinned(ensemble, monkeypatch):
+async def test_a_pinned_topic_is_at_the_instance_it_is_pinned_to(ensemble, monkeypatch):
     async with daemons(ensemble, monkeypatch, "a", "b") as each:
         a, b = each["a"], each["b"]
         await a.call("PUT", f"{TOPICS}/t")
@@ -116,7 +116,7 @@ async def test_pins_are_exported_and_imported_with_the_definitions(ensemble, mon
         assert (await b.cluster())["pins"] == exported["pins"]
 
 
-async def test_what_makes_no_sense_is_refused(ensemble, monkeypatch):
+async def test_invalid_requests_are_refused(ensemble, monkeypatch):
     async with daemons(ensemble, monkeypatch, "a") as each:
         a = each["a"]
         assert (await a.call("PUT", "/v1/cluster/instances/b/drain", status=404))["code"] == "not_found"
@@ -128,7 +128,7 @@ async def test_what_makes_no_sense_is_refused(ensemble, monkeypatch):
         await a.call("DELETE", "/v1/cluster/instances/b/drain")
 
 
-async def test_an_instance_that_leaves_hands_its_topics_over_while_they_are_used(ensemble, monkeypatch):
+async def test_a_stopping_instance_hands_over_its_topics_while_they_are_in_use(ensemble, monkeypatch):
     async with daemons(ensemble, monkeypatch, "a", "b") as each:
         a, b = each["a"], each["b"]
         names = [f"t{number}" for number in range(6)]
@@ -163,7 +163,7 @@ async def test_an_instance_that_leaves_hands_its_topics_over_while_they_are_used
             assert await b.poll(name) == published[name]
 
 
-async def test_a_long_poll_survives_its_topics_hand_over(ensemble, monkeypatch):
+async def test_a_long_poll_survives_the_handover_of_its_topic(ensemble, monkeypatch):
     async with daemons(ensemble, monkeypatch, "a", "b") as each:
         a, b = each["a"], each["b"]
         await a.call("PUT", f"{TOPICS}/t")
@@ -182,7 +182,7 @@ async def test_a_long_poll_survives_its_topics_hand_over(ensemble, monkeypatch):
         assert found == ["after the hand-over"]
 
 
-async def test_an_open_transaction_is_open_still_when_its_service_is_elsewhere(ensemble, monkeypatch):
+async def test_an_open_transaction_stays_open_when_its_service_moves(ensemble, monkeypatch):
     async with daemons(ensemble, monkeypatch, "a", "b", **{"transactions.service": "embedded"}) as each:
         first = (await each["a"].cluster())["transactions"]
         (other,) = (daemon for name, daemon in each.items() if name != first)
@@ -197,7 +197,7 @@ async def test_an_open_transaction_is_open_still_when_its_service_is_elsewhere(e
         assert await other.poll("t", isolation="committed") == ["under it"]
 
 
-async def test_an_instance_that_dies_is_replaced_and_nothing_acknowledged_is_lost(ensemble, monkeypatch):
+async def test_a_dead_instance_is_replaced_and_nothing_acknowledged_is_lost(ensemble, monkeypatch):
     async with daemons(ensemble, monkeypatch, "a", "b") as each:
         a, b = each["a"], each["b"]
         names = [f"t{number}" for number in range(8)]
@@ -228,7 +228,7 @@ async def started_beside(each, name, **values):
         await each.start(name, **values)
 
 
-async def test_an_instance_whose_name_another_one_has_is_not_ready_and_says_why(ensemble, monkeypatch):
+async def test_an_instance_whose_name_is_taken_is_not_ready_and_says_why(ensemble, monkeypatch):
     async with daemons(ensemble, monkeypatch, "a") as each:
         a = each["a"]
         membership = a.membership

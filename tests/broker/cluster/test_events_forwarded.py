@@ -27,7 +27,7 @@ def payloads(found):
     return [event.value["payload"] for event in found]
 
 
-async def test_events_come_through_any_instance(nodes):
+async def test_events_arrive_through_any_instance(nodes):
     async with following(nodes["a"]) as source:
         await until(lambda: nodes["b"].parked("ns:t"))
         for number in range(3):
@@ -46,7 +46,7 @@ async def test_the_owner_checks_where_a_stream_begins(nodes):
         assert payloads(await take(source, 1)) == ["three"]
 
 
-async def test_what_holds_a_committed_stream_is_said_through_any_instance(nodes):
+async def test_the_transaction_that_holds_a_committed_stream_is_reported_through_any_instance(nodes):
     begun = (await nodes["c"].call("POST", "/v1/transactions")).json()
     async with following(nodes["a"], "?isolation=committed") as source:
         await until(lambda: nodes["b"].parked("ns:t"))
@@ -59,7 +59,7 @@ async def test_what_holds_a_committed_stream_is_said_through_any_instance(nodes)
 
 
 @pytest.mark.parametrize("asked", ["a", "b", "c"])
-async def test_a_stream_ends_when_its_topic_changes_hands_and_goes_on_at_the_next_owner(nodes, asked):
+async def test_a_stream_ends_when_its_topic_changes_hands_and_resumes_at_the_next_owner(nodes, asked):
     await nodes["a"].publish("t", "one")
     async with following(nodes[asked], "?from=0") as source:
         assert payloads(await take(source, 1)) == ["one"]
@@ -71,7 +71,7 @@ async def test_a_stream_ends_when_its_topic_changes_hands_and_goes_on_at_the_nex
         assert payloads(await take(source, 1)) == ["two"]
 
 
-async def test_a_stream_whose_owner_dies_breaks_off_without_an_end(nodes):
+async def test_a_stream_whose_owner_dies_breaks_off_without_an_end_event(nodes):
     async with following(nodes["a"]) as source:
         await until(lambda: nodes["b"].parked("ns:t"))
         nodes["b"].kill()

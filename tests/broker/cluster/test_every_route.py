@@ -270,7 +270,9 @@ class Walk:
         self._wrong.append((self._at, self._name, route.name, wanted, answer.status_code, answer.text))
 
 
-async def test_every_name_is_let_in_with_the_verb_and_refused_without_wherever_it_asks(ensemble, monkeypatch, tmp_path):
+async def test_every_name_is_allowed_with_the_verb_and_refused_without_it_at_any_instance(
+    ensemble, monkeypatch, tmp_path
+):
     async with named_cluster(ensemble, monkeypatch, tmp_path) as (each, tokens):
         wrong, walks = [], []
 

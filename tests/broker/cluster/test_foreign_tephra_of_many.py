@@ -73,7 +73,7 @@ async def soon(ask, wanted):
             await trio.sleep(0.01)
 
 
-async def test_what_the_tephra_decides_is_polled_so_through_any_instance(harness):
+async def test_decisions_of_the_tephra_arrive_through_any_instance(harness):
     tephra, nodes = harness
     done, undone, doing = [(await tephra.begin()).transaction.write_pointer for _ in range(3)]
     for name in "abc":

@@ -42,7 +42,7 @@ async def calm():
         await trio.testing.wait_all_tasks_blocked(0.05)
 
 
-async def test_a_poll_of_any_length_is_the_owners_byte_for_byte(nodes):
+async def test_a_forwarded_poll_of_any_length_equals_that_of_the_owner_byte_for_byte(nodes):
     for _ in range(4):
         await nodes["b"].publish("t", *[LARGE] * 10)
     bodies = []
@@ -56,7 +56,7 @@ async def test_a_poll_of_any_length_is_the_owners_byte_for_byte(nodes):
     assert bodies[0] == bodies[1]
 
 
-async def test_a_reader_that_stops_holds_up_the_owner_and_fills_no_memory(nodes):
+async def test_a_reader_that_stops_pauses_the_owner_and_fills_no_memory(nodes):
     for _ in range(24):
         await nodes["b"].publish("t", *[LARGE] * 10)
     budget = nodes["b"].service.directory.budget
@@ -71,7 +71,7 @@ async def test_a_reader_that_stops_holds_up_the_owner_and_fills_no_memory(nodes)
 
 
 @pytest.mark.parametrize("asked", "ab")
-async def test_a_poll_of_any_length_goes_on_while_its_topic_changes_hands(nodes, asked):
+async def test_a_poll_of_any_length_continues_while_its_topic_changes_hands(nodes, asked):
     for _ in range(24):
         await nodes["b"].publish("t", *[LARGE] * 10)
     async with await poll_of_any_length(nodes[asked]) as socket:
@@ -91,7 +91,7 @@ async def test_a_reader_that_leaves_ends_its_answer_at_the_owner(nodes):
     await until(lambda: sum(link.under_way for _, link in nodes["a"].cluster.links) == 0)
 
 
-async def test_an_answer_that_breaks_off_at_the_owner_breaks_off_here(nodes):
+async def test_an_answer_truncated_at_the_owner_is_truncated_here(nodes):
     for _ in range(24):
         await nodes["b"].publish("t", *[LARGE] * 10)
     async with await poll_of_any_length(nodes["a"]) as socket:
@@ -104,7 +104,7 @@ async def test_an_answer_that_breaks_off_at_the_owner_breaks_off_here(nodes):
 # --- streams of publishes --------------------------------------------------------------------------
 
 
-async def test_a_stream_to_another_instances_topic_is_answered_in_order(nodes):
+async def test_a_stream_to_a_topic_of_another_instance_is_answered_in_order(nodes):
     async with knock(nodes["a"]) as (stream, accepted):
         headers = {name.decode().lower(): value.decode() for name, value in accepted.extra_headers}
         assert headers["plainsong-owner"] == nodes["b"].address
@@ -129,7 +129,7 @@ async def test_each_request_of_a_forwarded_stream_has_its_own_verdict(nodes):
         ]
 
 
-async def test_what_cannot_be_read_ends_a_forwarded_stream_after_what_stood_before_it(nodes):
+async def test_malformed_input_ends_a_forwarded_stream_after_the_requests_before_it(nodes):
     async with open_stream(nodes["a"]) as stream:
         await stream.send(request(1, b"one"), b"\xc1")
         assert [(number, status) for number, status, _ in await stream.answers(1)] == [(1, 200)]
@@ -150,7 +150,7 @@ async def test_a_stream_follows_its_topic_from_owner_to_owner(nodes):
     assert read == list(range(number))
 
 
-async def test_a_stream_is_not_refused_while_the_instance_it_comes_through_sees_the_owner_of_before(nodes):
+async def test_a_stream_is_not_refused_while_the_forwarding_instance_still_sees_the_previous_owner(nodes):
     async with open_stream(nodes["a"]) as stream:
         await stream.send(request(1, b"1"))
         await stream.answers(1)
@@ -167,7 +167,7 @@ async def test_a_stream_is_not_refused_while_the_instance_it_comes_through_sees_
 
 
 @pytest.mark.parametrize("view", ["all at once", "contradicting", "links cut"])
-async def test_a_stream_without_a_pause_loses_and_doubles_nothing_while_its_topic_changes_hands(nodes, view):
+async def test_a_busy_stream_loses_and_doubles_nothing_while_its_topic_changes_hands(nodes, view):
     chance = random.Random(8)
 
     async def disturb():
@@ -201,7 +201,7 @@ async def test_a_stream_without_a_pause_loses_and_doubles_nothing_while_its_topi
     assert len(known) > 200
 
 
-async def test_a_stream_whose_link_breaks_says_what_nobody_knows_and_goes_on(nodes):
+async def test_a_stream_whose_link_breaks_reports_unknown_outcomes_and_continues(nodes):
     async with open_stream(nodes["a"]) as stream:
         await stream.send(request(1, b"one"))
         await stream.answers(1)
@@ -223,7 +223,7 @@ async def test_a_stream_whose_link_breaks_says_what_nobody_knows_and_goes_on(nod
     assert set(read[1:-1]) in (set(), {"two", "three"})
 
 
-async def test_a_stream_without_an_owner_is_told_so_request_by_request(nodes, monkeypatch):
+async def test_a_stream_without_an_owner_refuses_each_request(nodes, monkeypatch):
     monkeypatch.setattr("broker.cluster.remote_stream.PATIENCE_S", 0.2)
     async with open_stream(nodes["a"]) as stream:
         nodes.move("ns:t", None)
@@ -239,7 +239,7 @@ async def test_a_stream_without_an_owner_is_told_so_request_by_request(nodes, mo
     assert await nodes["a"].poll() == ["three"]
 
 
-async def test_a_sender_that_reads_no_answers_is_held_up_and_fills_no_memory(nodes):
+async def test_a_sender_that_reads_no_answers_is_paused_and_fills_no_memory(nodes):
     """Both ends bound what is under way; the bytes of a payload are released once it is answered."""
     nodes["b"].store.reachable = trio.Event()
     sent = 0
@@ -254,7 +254,7 @@ async def test_a_sender_that_reads_no_answers_is_held_up_and_fills_no_memory(nod
     await until(lambda: sum(link.under_way for _, link in nodes["a"].cluster.links) == 0)
 
 
-async def test_an_idle_stream_does_not_keep_an_owner_from_leaving(nodes):
+async def test_an_idle_stream_does_not_keep_an_owner_from_stopping(nodes):
     async with open_stream(nodes["a"]) as stream:
         await stream.send(request(1, b"one"))
         await stream.answers(1)

@@ -43,7 +43,7 @@ def briefly(monkeypatch):
 # --- forwarded, once -------------------------------------------------------------------------------
 
 
-async def test_what_is_published_at_one_instance_is_read_at_every_other(nodes):
+async def test_messages_published_at_one_instance_are_read_at_every_other(nodes):
     await nodes["a"].create()
     await nodes["c"].publish("t", "one", "two")
     for node in nodes.values():
@@ -60,7 +60,7 @@ async def test_only_a_forwarded_answer_names_the_owner(nodes):
     assert refused.headers["plainsong-owner"] == nodes["b"].address
 
 
-async def test_a_request_is_forwarded_once_and_not_by_whoever_gets_it(nodes, briefly):
+async def test_a_request_is_forwarded_once_and_never_further(nodes, briefly):
     await nodes["b"].create()
     nodes.move("ns:t", "c", seen_by="b")  # neither a nor c has the new view yet
     answer = await nodes["a"].call("POST", PUBLISH, json=ONE, status=503, code="no_owner")
@@ -72,7 +72,7 @@ async def test_a_request_is_forwarded_once_and_not_by_whoever_gets_it(nodes, bri
     assert await nodes["a"].poll() == []
 
 
-async def test_without_an_owner_nothing_happens_and_the_answer_says_when_to_come_back(nodes, briefly):
+async def test_without_an_owner_nothing_happens_and_the_answer_says_when_to_retry(nodes, briefly):
     await nodes["b"].create()
     nodes.move("ns:t", None)
     for method, path in (("POST", PUBLISH), ("POST", POLL), ("GET", f"{TOPICS}/t"), ("DELETE", f"{TOPICS}/t")):
@@ -98,7 +98,7 @@ async def test_an_owner_that_appears_in_time_answers(nodes, monkeypatch):
     assert sorted(await nodes["a"].poll()) == ["a", "b", "c"]
 
 
-async def test_whoever_lost_a_topic_forwards_to_the_owner_that_has_it_now(nodes):
+async def test_a_former_owner_forwards_to_the_current_one(nodes):
     await nodes["b"].create()
     await nodes["b"].publish("t", "one")
     nodes.move("ns:t", "c")
@@ -117,7 +117,7 @@ async def test_bodies_are_bounded_and_decompressed_where_they_arrive(nodes):
         assert small["x"].metric("plainsong_forwarded_requests_total", direction="out") == 1
 
 
-async def test_large_bodies_pass_both_ways(nodes):
+async def test_large_bodies_travel_both_ways(nodes):
     await nodes["b"].create()
     large = ["x" * 1_000_000 + str(number) for number in range(3)]
     await nodes["a"].publish("t", *large)
@@ -127,7 +127,7 @@ async def test_large_bodies_pass_both_ways(nodes):
 # --- links that break ------------------------------------------------------------------------------
 
 
-async def test_a_write_whose_link_breaks_is_answered_that_nobody_knows(nodes):
+async def test_a_write_whose_link_breaks_has_an_unknown_outcome(nodes):
     await nodes["b"].create()
     nodes["b"].store.reachable = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -144,7 +144,7 @@ async def test_a_write_whose_link_breaks_is_answered_that_nobody_knows(nodes):
     assert await nodes["a"].poll() in ([], ["one"])
 
 
-async def test_a_poll_whose_link_breaks_is_asked_again(nodes):
+async def test_a_poll_whose_link_breaks_is_repeated(nodes):
     await nodes["b"].create()
     async with trio.open_nursery() as nursery:
 
@@ -159,7 +159,7 @@ async def test_a_poll_whose_link_breaks_is_asked_again(nodes):
         await nodes["c"].publish("t", "late")
 
 
-async def test_what_was_never_sent_is_sent_to_the_next_owner(nodes):
+async def test_requests_that_were_never_sent_go_to_the_next_owner(nodes):
     await nodes["b"].create()
     nodes["b"].kill()
     await nodes["b"].ended.wait()
@@ -170,7 +170,7 @@ async def test_what_was_never_sent_is_sent_to_the_next_owner(nodes):
     assert await nodes["a"].poll() == ["one"]
 
 
-async def test_an_owner_that_is_gone_is_no_owner_and_nothing_happened(nodes, briefly):
+async def test_a_request_to_a_departed_owner_did_not_happen(nodes, briefly):
     await nodes["b"].create()
     nodes["b"].kill()
     await nodes["b"].ended.wait()
@@ -181,7 +181,7 @@ async def test_an_owner_that_is_gone_is_no_owner_and_nothing_happened(nodes, bri
 # --- long polls ------------------------------------------------------------------------------------
 
 
-async def test_a_long_poll_is_answered_when_its_topic_moves_and_one_that_was_passed_on_finds_the_owner(nodes):
+async def test_a_long_poll_is_answered_when_its_topic_moves_and_a_forwarded_one_finds_the_owner(nodes):
     await nodes["b"].create()
     polled = {}
     async with trio.open_nursery() as nursery:
@@ -199,7 +199,7 @@ async def test_a_long_poll_is_answered_when_its_topic_moves_and_one_that_was_pas
     assert await nodes["b"].poll(waitMs=20_000) == ["one"]
 
 
-async def test_a_long_poll_whose_owner_dies_goes_on_at_the_next_for_the_rest_of_its_wait(nodes):
+async def test_a_long_poll_whose_owner_dies_continues_at_the_next_for_the_rest_of_its_wait(nodes):
     await nodes["b"].create()
     waited_ms, kinds = [], nodes["c"].cluster.dispatcher.kinds
     answer = kinds["request"]
@@ -234,7 +234,7 @@ async def test_a_long_poll_whose_owner_dies_goes_on_at_the_next_for_the_rest_of_
         await nodes["c"].publish("t", "one")
 
 
-async def test_a_long_poll_looks_for_an_owner_as_long_as_it_wants_to_wait(nodes, briefly):
+async def test_a_long_poll_looks_for_an_owner_until_its_wait_ends(nodes, briefly):
     await nodes["b"].create()
     nodes.move("ns:t", None)
     begun_s = time.monotonic()
@@ -243,7 +243,7 @@ async def test_a_long_poll_looks_for_an_owner_as_long_as_it_wants_to_wait(nodes,
     assert time.monotonic() - begun_s > 1.4
 
 
-async def test_a_client_that_leaves_takes_its_poll_from_the_owner(nodes):
+async def test_a_client_that_leaves_ends_its_poll_at_the_owner(nodes):
     await nodes["b"].create()
     with trio.CancelScope() as client:
         async with trio.open_nursery() as nursery:
@@ -259,7 +259,7 @@ async def test_a_client_that_leaves_takes_its_poll_from_the_owner(nodes):
 # --- metrics, logs and statistics ------------------------------------------------------------------
 
 
-async def test_requests_are_counted_where_their_client_is(nodes):
+async def test_requests_are_counted_at_the_instance_of_the_client(nodes):
     await nodes["b"].create()
     await nodes["a"].publish("t", "one")
     assert nodes["a"].metric("plainsong_requests_total", route="publish", status="200") == 1
@@ -299,7 +299,7 @@ async def test_stats_name_the_owner(nodes):
     assert (await nodes["a"].call("GET", f"{TOPICS}/t/stats")).json()["owner"] == nodes["b"].address
 
 
-async def test_readyz_names_who_was_needed_and_could_not_be_reached(nodes, briefly):
+async def test_readyz_names_needed_instances_that_cannot_be_reached(nodes, briefly):
     await nodes["b"].create()
     me, view = nodes["a"], nodes["a"].view
     told = {

@@ -168,7 +168,7 @@ class Answered(NamedTuple):
     method: str
 
 
-def test_the_course_visits_every_route():
+def test_the_scenario_visits_every_route():
     every = {route.name for route in ROUTES if not route.path.startswith("/v1/cluster")}
     assert every - {name for name, *_ in COURSE} == OF_THE_INSTANCE | OF_ALL
 

@@ -71,7 +71,7 @@ async def asked(frozen, look):
 
 
 @pytest.mark.parametrize("look", LOOKS)
-async def test_what_only_looks_is_asked_at_the_next_owner_as_soon_as_there_is_one(frozen, look):
+async def test_reads_are_repeated_at_the_next_owner_as_soon_as_there_is_one(frozen, look):
     async with asked(frozen, look):
         for name in ("ns:t", "ns:u"):
             frozen.move(name, "c", seen_by="ac")
@@ -80,7 +80,7 @@ async def test_what_only_looks_is_asked_at_the_next_owner_as_soon_as_there_is_on
 
 
 @pytest.mark.parametrize("look", ["poll", "poll of many at several owners"])
-async def test_the_next_owner_is_looked_for_from_when_the_one_before_is_lost(frozen, look, monkeypatch):
+async def test_the_search_for_the_next_owner_begins_when_the_previous_one_is_lost(frozen, look, monkeypatch):
     for module in (owners, forward):
         monkeypatch.setattr(module, "PATIENCE_S", 4.0)  # waited out below; then there is as long to find the next one
     async with asked(frozen, look):
@@ -90,7 +90,7 @@ async def test_the_next_owner_is_looked_for_from_when_the_one_before_is_lost(fro
         frozen.move("ns:t", "c", seen_by="c")
 
 
-async def test_a_held_poll_goes_on_at_the_next_owner_for_the_rest_of_its_wait(frozen):
+async def test_a_held_poll_continues_at_the_next_owner_for_the_rest_of_its_wait(frozen):
     frozen.move("ns:empty", "b")
     await frozen["a"].create("empty")
     polled = []
@@ -109,7 +109,7 @@ async def test_a_held_poll_goes_on_at_the_next_owner_for_the_rest_of_its_wait(fr
     assert polled == ["late"]
 
 
-async def test_a_topic_that_its_owner_keeps_is_waited_for_while_another_one_moves(frozen):
+async def test_a_poll_waits_for_a_topic_that_its_frozen_owner_keeps_while_another_topic_moves(frozen):
     told = []
 
     async def poll(topic):
@@ -127,7 +127,7 @@ async def test_a_topic_that_its_owner_keeps_is_waited_for_while_another_one_move
             nursery.cancel_scope.cancel()
 
 
-async def test_of_a_write_nobody_knows_as_soon_as_its_owner_is_gone_and_says_nothing(frozen):
+async def test_a_write_is_unknown_as_soon_as_its_silent_owner_is_gone(frozen):
     frozen.freeze()
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
@@ -145,7 +145,7 @@ async def test_of_a_write_nobody_knows_as_soon_as_its_owner_is_gone_and_says_not
 
 
 @pytest.mark.parametrize("frozen", [2.0], indirect=True)
-async def test_an_owner_that_leaves_in_good_order_answers_what_it_took(frozen, monkeypatch):
+async def test_an_owner_that_stops_in_good_order_answers_what_it_accepted(frozen, monkeypatch):
     proved, probe = [], Link.probe
 
     async def noted(link, within_s):
@@ -165,7 +165,7 @@ async def test_an_owner_that_leaves_in_good_order_answers_what_it_took(frozen, m
         assert await frozen["a"].poll() == ["one", "two"]
 
 
-async def test_a_change_that_came_while_a_link_was_dialled_is_seen_before_its_answer_is_waited_for(frozen):
+async def test_an_owner_change_while_a_link_is_dialled_is_noticed_before_waiting_for_the_answer(frozen):
     looking, name = frozen["a"].cluster.handover._owners, named("ns:t")
     owner = looking.remote_owner(name)
     frozen.move("ns:t", "c")

@@ -88,7 +88,7 @@ async def nodes():
         yield running
 
 
-async def test_a_topic_that_changes_hands_again_and_again_loses_and_doubles_nothing(nodes, monkeypatch):
+async def test_a_topic_that_changes_hands_repeatedly_loses_and_doubles_nothing(nodes, monkeypatch):
     monkeypatch.setattr("broker.cluster.owners.PATIENCE_S", PATIENCE_S)  # a stalled machine must not cause refusals
     said, moves = Said(), 0
 
@@ -106,7 +106,7 @@ async def test_a_topic_that_changes_hands_again_and_again_loses_and_doubles_noth
     assert len(said.acknowledged) == 360
 
 
-async def test_instances_that_see_different_owners_for_a_while_lose_and_double_nothing(nodes, monkeypatch):
+async def test_instances_that_disagree_about_owners_for_a_while_lose_and_double_nothing(nodes, monkeypatch):
     monkeypatch.setattr("broker.cluster.owners.PATIENCE_S", 0.2)
     said, chance = Said(), random.Random(8)
 
@@ -126,7 +126,7 @@ async def test_instances_that_see_different_owners_for_a_while_lose_and_double_n
     assert said.acknowledged
 
 
-async def test_links_that_break_all_the_time_leave_doubts_and_nothing_else(nodes):
+async def test_links_that_keep_breaking_cause_unknown_outcomes_only(nodes):
     said, chance = Said(), random.Random(8)
 
     async def cut():
@@ -139,7 +139,7 @@ async def test_links_that_break_all_the_time_leave_doubts_and_nothing_else(nodes
     assert len(said.acknowledged) > 100
 
 
-async def test_an_owner_killed_in_the_middle_loses_and_doubles_nothing(nodes):
+async def test_killing_an_owner_loses_and_doubles_nothing(nodes):
     said = Said()
 
     async def kill():
@@ -155,7 +155,7 @@ async def test_an_owner_killed_in_the_middle_loses_and_doubles_nothing(nodes):
     assert len(said.unknown) <= 6
 
 
-async def test_a_frozen_owner_that_wakes_acknowledges_nothing_and_reads_nothing_old(nodes):
+async def test_a_frozen_owner_that_wakes_acknowledges_nothing_and_serves_no_stale_read(nodes):
     await nodes["b"].publish("t", "before")
     nodes["b"].store.reachable = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -180,7 +180,7 @@ async def test_a_frozen_owner_that_wakes_acknowledges_nothing_and_reads_nothing_
 # --- our own client --------------------------------------------------------------------------------
 
 
-async def test_our_client_goes_to_the_owner_directly_and_finds_the_next_one(nodes):
+async def test_the_client_follows_the_owner_directly_and_finds_the_next_one(nodes):
     async with AsyncClient(f"http://{nodes['a'].address}", namespace="ns") as client:
         for owner in "bcab":
             nodes.move("ns:t", owner)
@@ -196,7 +196,7 @@ async def test_our_client_goes_to_the_owner_directly_and_finds_the_next_one(node
         assert len(await client.poll("t")) == 8
 
 
-async def test_our_client_outlives_the_death_of_the_owner_it_follows(nodes):
+async def test_the_client_survives_the_death_of_the_owner_it_follows(nodes):
     urls = [f"http://{nodes[name].address}" for name in "ac"]
     async with AsyncClient(urls, namespace="ns") as client:
         await client.publish("t", b"one")
@@ -208,7 +208,7 @@ async def test_our_client_outlives_the_death_of_the_owner_it_follows(nodes):
         assert [message.payload for message in await client.poll("t")] == [b"one", b"two", b"three"]
 
 
-async def test_our_clients_stream_follows_its_owner_too(nodes):
+async def test_a_stream_of_the_client_follows_its_owner_too(nodes):
     async with AsyncClient(f"http://{nodes['a'].address}", namespace="ns") as client:
         for owner, forwarded in (("b", 1), ("b", 1), ("c", 1)):
             nodes.move("ns:t", owner)

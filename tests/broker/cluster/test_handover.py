@@ -35,7 +35,7 @@ async def call(node, to, kind, value):
     return await link.call(kind, value)
 
 
-async def test_topics_that_are_let_go_are_open_at_their_next_owners_before_anybody_asks_for_them(nodes):
+async def test_released_topics_are_open_at_their_next_owners_before_the_first_request(nodes):
     for name in NAMES:
         nodes.move(f"ns:{name}", "c" if name == "t0" else "a")
     with trio.fail_after(PATIENCE_S):
@@ -44,7 +44,7 @@ async def test_topics_that_are_let_go_are_open_at_their_next_owners_before_anybo
     assert await nodes["b"].poll("t1") == []
 
 
-async def test_a_next_owner_who_sees_the_change_later_opens_them_then(nodes):
+async def test_a_next_owner_that_sees_the_change_later_opens_them_then(nodes):
     nodes.move("ns:t1", "a", seen_by="bc")
     async with trio.open_nursery() as nursery:
         handed = trio.Event()
@@ -63,7 +63,7 @@ async def test_a_next_owner_who_sees_the_change_later_opens_them_then(nodes):
     assert opened(nodes["a"]) == {"t1"}
 
 
-async def test_what_is_another_s_is_not_claimed_and_not_waited_for_for_ever(nodes, monkeypatch):
+async def test_topics_of_another_instance_are_neither_claimed_nor_waited_for_forever(nodes, monkeypatch):
     monkeypatch.setattr(handover, "VIEW_S", 0.05)
     with trio.fail_after(PATIENCE_S):
         await call(nodes["a"], nodes["c"], "topics.open", [["ns", name] for name in NAMES])
@@ -71,7 +71,7 @@ async def test_what_is_another_s_is_not_claimed_and_not_waited_for_for_ever(node
     assert opened(nodes["b"]) == set(NAMES)
 
 
-async def test_an_instance_that_waits_for_what_is_given_hears_when_it_is(nodes):
+async def test_an_instance_waiting_for_released_topics_is_notified(nodes):
     nodes["a"].store.reachable = trio.Event()
     nodes.move("ns:t1", "a")
     async with trio.open_nursery() as nursery:
@@ -90,7 +90,7 @@ async def test_an_instance_that_waits_for_what_is_given_hears_when_it_is(nodes):
     assert opened(nodes["a"]) == {"t1"}
 
 
-async def test_a_next_owner_who_cannot_be_reached_holds_nobody_up(nodes):
+async def test_an_unreachable_next_owner_delays_nothing(nodes):
     nodes["a"].kill()
     await nodes["a"].ended.wait()
     nodes.move("ns:t1", "a", seen_by="bc")
@@ -98,7 +98,7 @@ async def test_a_next_owner_who_cannot_be_reached_holds_nobody_up(nodes):
         await nodes["b"].service.directory.handed_over()
 
 
-async def test_more_names_than_one_call_may_have_are_refused_and_told_of_in_several(nodes, monkeypatch):
+async def test_names_over_the_bound_of_a_call_are_refused_and_sent_in_several_calls(nodes, monkeypatch):
     monkeypatch.setattr(handover, "MAX_NAMES", 2)
     with pytest.raises(BadRequest):
         await call(nodes["a"], nodes["c"], "topics.open", [["ns", name] for name in NAMES])
@@ -110,7 +110,7 @@ async def test_more_names_than_one_call_may_have_are_refused_and_told_of_in_seve
     assert opened(nodes["a"]) == set(NAMES)
 
 
-async def test_topics_that_do_not_exist_are_opened_by_nobody(nodes):
+async def test_topics_that_do_not_exist_are_not_opened(nodes):
     nodes.move("ns:missing", "b")
     await nodes["b"].call("GET", "/v1/namespaces/ns/topics/missing", status=404)
     assert nodes["b"].service.directory.peek(named("ns:missing")) is not None

@@ -28,7 +28,7 @@ async def test_an_answer_leaves_in_pieces_however_large_its_blocks(whole: bool) 
 
 
 @pytest.mark.parametrize("whole", [True, False])
-async def test_what_is_held_is_given_back_when_the_answer_has_left_or_is_left(whole: bool) -> None:
+async def test_held_memory_is_freed_when_the_answer_was_sent_or_abandoned(whole: bool) -> None:
     budget = AnswerBudget(1 << 20)
     for is_read in (True, False):
         room = budget.room()
@@ -42,7 +42,7 @@ async def test_what_is_held_is_given_back_when_the_answer_has_left_or_is_left(wh
         assert budget.reserved_bytes == 0
 
 
-async def test_an_answer_that_fails_after_room_was_taken_for_it_holds_nothing() -> None:
+async def test_an_answer_that_fails_after_its_reservation_holds_nothing() -> None:
     budget = AnswerBudget(1000)
     room = budget.room()
 

@@ -34,7 +34,7 @@ class Held:
         return await self._replaced()
 
 
-async def test_one_that_is_told_to_leave_while_it_enters_never_owns_anything(ensemble):
+async def test_an_instance_told_to_leave_while_it_joins_never_owns_anything(ensemble):
     a, seen = member(ensemble, "a"), []
     a.on_change(lambda: seen.append(len(owned(a))))
     async with trio.open_nursery() as nursery:
@@ -53,7 +53,7 @@ async def test_one_that_is_told_to_leave_while_it_enters_never_owns_anything(ens
         nursery.cancel_scope.cancel()
 
 
-async def test_what_others_have_claimed_is_not_claimed_back_while_it_is_read_again_nor_when_that_is_given_up(
+async def test_topics_claimed_by_others_are_not_claimed_back_during_a_reread_or_after_its_failure(
     ensemble,
 ):
     async with running(ensemble, "a") as a:
@@ -75,7 +75,7 @@ async def test_what_others_have_claimed_is_not_claimed_back_while_it_is_read_aga
         await until(lambda: owned(a) == set(TOPICS), a)
 
 
-async def test_while_zookeeper_is_away_nothing_is_let_go_and_taken_back(ensemble, monkeypatch):
+async def test_nothing_is_released_or_taken_back_while_zookeeper_is_away(ensemble, monkeypatch):
     monkeypatch.setattr("broker.cluster.handover.RETRY_S", 0.01)
     async with two(ensemble) as (a, b):
         a.may_go_on = trio.Event()

@@ -48,7 +48,7 @@ async def test_all_topics_are_in_one_answer_whoever_owns_them(nodes):
     assert answers[0] == answers[1] == answers[2]
 
 
-async def test_topics_of_one_owner_are_asked_for_there_whole(nodes):
+async def test_topics_of_one_owner_are_requested_from_it_in_one_poll(nodes):
     await nodes["a"].publish("t-b", "one")
     told, answer = await poll(nodes["a"], "t-b", "u-b")
     assert payloads(told) == {"t-b": ["one"], "u-b": []}
@@ -57,14 +57,14 @@ async def test_topics_of_one_owner_are_asked_for_there_whole(nodes):
     assert "plainsong-owner" not in answer.headers
 
 
-async def test_a_topic_that_is_not_there_is_told_in_its_place(nodes):
+async def test_a_missing_topic_is_reported_in_its_place(nodes):
     nodes.move("ns:gone", "c")
     told, _ = await poll(nodes["a"], "t-b", "gone")
     assert told["gone"]["error"]["code"] == "topic_not_found"
     assert told["t-b"]["messages"] == []
 
 
-async def test_limits_hold_over_all_owners_and_everybody_gets_a_turn(nodes):
+async def test_limits_hold_over_all_owners_and_every_topic_gets_a_turn(nodes):
     for topic in TOPICS:
         await nodes["a"].publish(topic, *["x" * 100] * 50)
     told, _ = await poll(nodes["b"], *TOPICS, limit=25)
@@ -75,7 +75,7 @@ async def test_limits_hold_over_all_owners_and_everybody_gets_a_turn(nodes):
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-async def test_a_wait_ends_when_any_of_them_has_something(nodes, topic):
+async def test_a_wait_ends_when_any_topic_has_a_message(nodes, topic):
     async with trio.open_nursery() as nursery:
         found = {}
 
@@ -89,7 +89,7 @@ async def test_a_wait_ends_when_any_of_them_has_something(nodes, topic):
     await until(lambda: sum(nodes[each[-1]].parked(f"ns:{each}") for each in TOPICS) == 0)
 
 
-async def test_a_wait_in_vain_takes_as_long_as_was_asked_for(nodes):
+async def test_a_wait_without_messages_lasts_as_long_as_requested(nodes):
     begun_s = time.monotonic()
     told, _ = await poll(nodes["a"], *TOPICS, waitMs=300)
     assert time.monotonic() - begun_s >= 0.3
@@ -130,7 +130,7 @@ async def test_a_wait_at_one_owner_survives_its_death(nodes):
     assert payloads(found) == {"t-b": [], "u-b": ["after"]}
 
 
-async def test_a_topic_without_an_owner_is_told_in_its_place_and_the_others_are_read(nodes, monkeypatch):
+async def test_a_topic_without_an_owner_is_reported_in_its_place_and_the_others_are_read(nodes, monkeypatch):
     monkeypatch.setattr("broker.cluster.forward.PATIENCE_S", 0.2)
     nodes.move("ns:u-b", None)
     await nodes["a"].publish("t-b", "one")
@@ -140,7 +140,7 @@ async def test_a_topic_without_an_owner_is_told_in_its_place_and_the_others_are_
     assert payloads({"t-b": told["t-b"]}) == {"t-b": ["one"]}
 
 
-async def test_instances_that_see_different_owners_send_a_poll_no_further_than_one_hop(nodes, monkeypatch):
+async def test_a_poll_makes_at_most_one_hop_when_instances_disagree_about_owners(nodes, monkeypatch):
     monkeypatch.setattr("broker.cluster.forward.PATIENCE_S", 0.2)
     for topic in ("t-b", "u-b"):
         nodes.move(f"ns:{topic}", "c", seen_by="b")  # c does not have the new view yet
@@ -149,7 +149,7 @@ async def test_instances_that_see_different_owners_send_a_poll_no_further_than_o
     assert nodes["c"].metric("plainsong_forwarded_requests_total", direction="in") == 1  # from the creation of t-c
 
 
-async def test_many_topics_of_one_owner_are_one_question(nodes):
+async def test_many_topics_of_one_owner_are_one_call(nodes):
     more = [f"more-{number}" for number in range(40)]
     for topic in more:
         nodes.move(f"ns:{topic}", "b")
@@ -173,7 +173,7 @@ async def test_an_ask_is_answered_wherever_the_topic_is(nodes):
             await asking.ask(TopicName("ns", "nothing"), Describe())
 
 
-async def test_a_look_keeps_its_deadline_over_a_link(nodes):
+async def test_a_query_keeps_its_deadline_over_a_link(nodes):
     asking = nodes["a"].cluster.asks
     begun_s = trio.current_time()
     span = await asking.ask(TopicName("ns", "t-b"), Look(FIRST_BOUND, deadline_s=begun_s + 0.3))
@@ -181,7 +181,7 @@ async def test_a_look_keeps_its_deadline_over_a_link(nodes):
     assert trio.current_time() - begun_s > 0.25
 
 
-async def test_an_ask_without_an_owner_is_refused_and_one_in_doubt_is_said_to_be(nodes, monkeypatch):
+async def test_an_ask_without_an_owner_is_refused_and_one_in_doubt_reports_that(nodes, monkeypatch):
     monkeypatch.setattr("broker.cluster.owners.PATIENCE_S", 0.2)
     asking = nodes["a"].cluster.asks
     nodes.move("ns:t-b", None)
@@ -201,7 +201,7 @@ async def test_an_ask_without_an_owner_is_refused_and_one_in_doubt_is_said_to_be
     nodes["c"].store.reachable.set()
 
 
-async def test_rows_that_were_set_aside_are_counted_whoever_owns_the_topic_and_whoever_is_asked(nodes):
+async def test_rows_set_aside_are_counted_at_every_owner_and_through_every_instance(nodes):
     for topic in TOPICS:
         first_id, last_id = await nodes["a"].publish(topic, "one", "two")
         where = f"/v1/namespaces/ns/topics/{topic}"

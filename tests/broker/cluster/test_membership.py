@@ -128,7 +128,7 @@ def owned(membership):
     return {topic for topic in TOPICS if membership.is_mine(topic)}
 
 
-async def test_an_instance_that_is_alone_owns_everything_once_it_has_entered(ensemble):
+async def test_a_single_instance_owns_everything_once_it_has_joined(ensemble):
     async with running(ensemble, "a", enter=False) as a:
         assert not owned(a)
         await a.enter("a:7420")
@@ -138,7 +138,7 @@ async def test_an_instance_that_is_alone_owns_everything_once_it_has_entered(ens
         assert a.owner(TopicName("", "transactions")) == a.me
 
 
-async def test_each_topic_is_owned_by_one_of_three_and_all_say_so(ensemble):
+async def test_each_topic_has_one_of_three_owners_and_all_agree(ensemble):
     async with running(ensemble, "a") as a, running(ensemble, "b") as b, running(ensemble, "c", weight=200) as c:
         all_ = (a, b, c)
         await until_shared(*all_)
@@ -149,7 +149,7 @@ async def test_each_topic_is_owned_by_one_of_three_and_all_say_so(ensemble):
             assert len({each.owner(topic) for each in all_}) == 1
 
 
-async def test_topics_of_one_that_leaves_go_to_the_others_and_it_knows_at_once(ensemble):
+async def test_topics_of_a_leaving_instance_go_to_the_others_and_it_knows_at_once(ensemble):
     async with running(ensemble, "a") as a, running(ensemble, "b") as b:
         await until_shared(a, b)
         told = []
@@ -163,7 +163,7 @@ async def test_topics_of_one_that_leaves_go_to_the_others_and_it_knows_at_once(e
         assert [each.leaving for each in b.assignment.members] == [True, False]
 
 
-async def test_a_look_that_was_under_way_does_not_take_back_that_one_leaves(ensemble):
+async def test_a_read_in_progress_does_not_take_back_a_leave(ensemble):
     async with running(ensemble, "a") as a, running(ensemble, "b") as b:
         await until_shared(a, b)
         read, looking, on = a._nodes.placement, trio.Event(), trio.Event()
@@ -186,7 +186,7 @@ async def test_a_look_that_was_under_way_does_not_take_back_that_one_leaves(ense
         assert not owned(a)
 
 
-async def test_one_that_ends_is_gone_at_once_and_not_when_its_session_would_be_over(ensemble):
+async def test_an_instance_that_ends_is_gone_at_once_and_not_at_the_end_of_its_session(ensemble):
     async with running(ensemble, "b") as b:
         async with running(ensemble, "a"):
             await until(lambda: len(b.instances) == 2, b)
@@ -194,7 +194,7 @@ async def test_one_that_ends_is_gone_at_once_and_not_when_its_session_would_be_o
             await until(lambda: owned(b) == set(TOPICS), b)
 
 
-async def test_pins_and_drains_hold_everywhere_and_are_in_force_here_when_the_call_returns(ensemble):
+async def test_pins_and_drains_hold_everywhere_and_apply_here_when_the_call_returns(ensemble):
     async with running(ensemble, "a") as a, running(ensemble, "b") as b:
         await until_shared(a, b)
         topic = next(iter(owned(a)))
@@ -208,7 +208,7 @@ async def test_pins_and_drains_hold_everywhere_and_are_in_force_here_when_the_ca
         await until(lambda: a.is_mine(topic), a)
 
 
-async def test_changes_of_placement_at_the_same_time_are_all_there(ensemble):
+async def test_concurrent_changes_of_placement_all_take_effect(ensemble):
     async with running(ensemble, "a") as a, running(ensemble, "b") as b:
         async with trio.open_nursery() as nursery:
             for number, topic in enumerate(TOPICS[:8]):
@@ -245,7 +245,7 @@ async def test_an_instance_with_another_secret_or_none_takes_no_part_until_the_o
         assert odd.kept_out_by is None
 
 
-async def test_of_two_instances_with_different_secrets_that_enter_at_the_same_time_the_first_stays(ensemble):
+async def test_of_two_instances_with_different_secrets_that_join_at_the_same_time_the_first_stays(ensemble):
     async with running(ensemble, "a", proof="ours") as a, running(ensemble, "b", proof="other", enter=False) as b:
         found = Membership._find_strangers
         b._find_strangers = lambda members: found(b, members) if b.entered else None  # before its own node exists
@@ -276,7 +276,7 @@ async def test_another_instance_of_the_same_name_is_refused(ensemble):
         assert owned(a) == set(TOPICS)
 
 
-async def test_one_that_starts_again_after_a_crash_takes_its_own_place_before_its_old_session_is_over(ensemble):
+async def test_an_instance_that_restarts_after_a_crash_takes_its_own_place_before_its_old_session_ends(ensemble):
     died = KazooClient(hosts=ensemble.hosts, timeout=SESSION_S)
     died.start()
     node = b'{"address": "a:7420", "weight": 100, "leaving": false}'
@@ -290,7 +290,7 @@ async def test_one_that_starts_again_after_a_crash_takes_its_own_place_before_it
         died.close()
 
 
-async def test_a_session_that_expires_is_followed_by_another_with_our_node_in_it(ensemble):
+async def test_an_expired_session_is_followed_by_another_with_our_node_in_it(ensemble):
     async with running(ensemble, "a", session_s=EXPIRING_S) as a, running(ensemble, "b") as b:
         await until(lambda: len(b.instances) == 2, b)
         first = a._zookeeper.session
@@ -313,7 +313,7 @@ async def expire(membership):
     thief.close()
 
 
-async def test_one_whose_name_was_taken_while_its_session_was_over_owns_nothing_until_the_name_is_free(
+async def test_an_instance_whose_name_was_taken_after_its_session_expired_owns_nothing_until_the_name_is_free(
     ensemble, caplog
 ):
     async with running(ensemble, "a", address="one:7420") as a:
@@ -330,7 +330,7 @@ async def test_one_whose_name_was_taken_while_its_session_was_over_owns_nothing_
     assert caplog.text.count("another instance has this name") == 1
 
 
-async def test_owners_go_on_while_zookeeper_is_away_but_for_what_others_have_claimed(own_server):
+async def test_owners_continue_while_zookeeper_is_away_except_for_topics_that_others_claimed(own_server):
     ensemble = Ensemble(own_server.address, "/plainsong")
     async with running(ensemble, "a", session_s=EXPIRING_S) as a:
         told = []
@@ -351,7 +351,7 @@ async def test_owners_go_on_while_zookeeper_is_away_but_for_what_others_have_cla
         assert a.since_ms > since_ms
 
 
-async def test_a_zookeeper_that_does_not_answer_holds_nothing_up(own_server, monkeypatch):
+async def test_an_unresponsive_zookeeper_delays_nothing(own_server, monkeypatch):
     ensemble = Ensemble(own_server.address, "/plainsong")
     async with running(ensemble, "a", session_s=2 * BRIEF_S) as a:
         own_server.freeze()
@@ -372,7 +372,7 @@ async def test_a_zookeeper_that_does_not_answer_holds_nothing_up(own_server, mon
     own_server.thaw()
 
 
-async def test_instances_come_back_when_zookeeper_has_lost_all_it_knew(own_server):
+async def test_instances_rejoin_when_zookeeper_has_lost_all_data(own_server):
     ensemble = Ensemble(own_server.address, "/plainsong")
     # A client is replaced after two sessions without an answer.
     async with running(ensemble, "a", session_s=BRIEF_S) as a, running(ensemble, "b", session_s=BRIEF_S) as b:
@@ -389,7 +389,7 @@ async def test_instances_come_back_when_zookeeper_has_lost_all_it_knew(own_serve
         assert not owned(a) & owned(b)
 
 
-async def test_a_thread_of_the_library_that_ended_is_replaced_with_its_client(ensemble):
+async def test_a_library_thread_that_ended_is_replaced_with_its_client(ensemble):
     async with running(ensemble, "a", session_s=BRIEF_S) as a:
         before = a._zookeeper._client
         await trio.to_thread.run_sync(before.stop)
@@ -398,9 +398,7 @@ async def test_a_thread_of_the_library_that_ended_is_replaced_with_its_client(en
         assert owned(a) == set(TOPICS)
 
 
-async def test_an_instance_that_starts_before_zookeeper_owns_nothing_and_enters_when_it_is_there(
-    own_server, monkeypatch
-):
+async def test_an_instance_that_starts_before_zookeeper_owns_nothing_and_joins_when_it_is_up(own_server, monkeypatch):
     monkeypatch.setattr(membership_module, "PATIENCE_S", 0.2)
     own_server.kill()
     async with running(Ensemble(own_server.address, "/plainsong"), "a", session_s=BRIEF_S) as a:
@@ -409,7 +407,7 @@ async def test_an_instance_that_starts_before_zookeeper_owns_nothing_and_enters_
         await until(lambda: owned(a) == set(TOPICS), a)
 
 
-async def test_the_topics_that_were_lost_and_are_remembered_have_a_bound(ensemble, monkeypatch):
+async def test_the_number_of_remembered_lost_topics_is_bounded(ensemble, monkeypatch):
     monkeypatch.setattr(membership_module, "MAX_LOST", 10)
     a = member(ensemble, "a")
     for topic in TOPICS:
@@ -417,7 +415,7 @@ async def test_the_topics_that_were_lost_and_are_remembered_have_a_bound(ensembl
     assert len(a._lost) == 10
 
 
-async def test_nodes_that_are_none_of_ours_are_left_out_and_told(ensemble, caplog):
+async def test_foreign_nodes_are_skipped_and_reported(ensemble, caplog):
     async with running(ensemble, "a") as a:
         foreign = f"{ensemble.path}/instances/foreign"
         await a._zookeeper.create(foreign, b"not ours")
@@ -427,7 +425,7 @@ async def test_nodes_that_are_none_of_ours_are_left_out_and_told(ensemble, caplo
         assert "node of an instance unreadable" in caplog.text
 
 
-async def test_nodes_that_may_not_be_read_are_told_of_once_and_owners_go_on(ensemble, caplog):
+async def test_unreadable_nodes_are_reported_once_and_owners_continue(ensemble, caplog):
     async with running(ensemble, "a") as a:
         operator = KazooClient(hosts=ensemble.hosts)
         await trio.to_thread.run_sync(operator.start)
@@ -443,7 +441,7 @@ async def test_nodes_that_may_not_be_read_are_told_of_once_and_owners_go_on(ense
         operator.close()
 
 
-async def test_the_library_s_own_lines_are_not_in_the_log(ensemble, caplog):
+async def test_log_lines_of_the_library_are_not_in_the_log(ensemble, caplog):
     caplog.set_level(logging.DEBUG)
     async with running(ensemble, "a"):
         pass
@@ -474,7 +472,7 @@ trio.run(main)
 """
 
 
-async def test_a_frozen_instance_loses_its_node_and_knows_it_once_it_is_woken(ensemble):
+async def test_a_frozen_instance_loses_its_node_and_notices_when_it_wakes(ensemble):
     async with running(ensemble, "b") as b:
         frozen = subprocess.Popen(
             [sys.executable, "-c", FROZEN, ensemble.hosts, ensemble.path],
@@ -500,7 +498,7 @@ async def test_a_frozen_instance_loses_its_node_and_knows_it_once_it_is_woken(en
 # --- access ----------------------------------------------------------------------------------------
 
 
-async def test_nodes_of_a_deployment_with_a_password_are_nobody_elses(ensemble, tmp_path):
+async def test_nodes_of_a_deployment_with_a_password_are_closed_to_others(ensemble, tmp_path):
     file = tmp_path / "auth"
     file.write_text("digest plainsong:pass:word\n")
     file.chmod(0o600)
@@ -528,7 +526,7 @@ async def test_nodes_of_a_deployment_with_a_password_are_nobody_elses(ensemble, 
         ("digest a:b", 402, "written"),
     ],
 )
-def test_a_file_that_is_no_password_of_ours_alone_is_refused(tmp_path, text, mode, why):
+def test_a_password_file_that_others_can_read_is_refused(tmp_path, text, mode, why):
     file = tmp_path / "auth"
     file.write_text(text)
     file.chmod(mode)

@@ -18,7 +18,7 @@ def said(caplog):
     return [record for record in caplog.records if record.getMessage() == SAYS]
 
 
-async def test_a_daemon_that_is_not_where_it_says_tells_so_at_its_start(zookeeper, monkeypatch, caplog):
+async def test_a_daemon_with_a_wrong_advertised_address_reports_it_at_its_start(zookeeper, monkeypatch, caplog):
     ensemble = Ensemble(zookeeper.address, "/of-addresses")
     with socket.socket() as taken, caplog.at_level(logging.WARNING):
         taken.bind(("127.0.0.1", 0))  # no server listens there

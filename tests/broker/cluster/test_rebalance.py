@@ -84,13 +84,13 @@ async def two(ensemble, *, session_s=SESSION_S):
         yield a, b
 
 
-async def test_the_first_instance_has_everything_at_once(ensemble):
+async def test_the_first_instance_owns_everything_at_once(ensemble):
     async with running(ensemble, "a") as a:
         assert a.owned == set(TOPICS)
         assert a.steps == []
 
 
-async def test_one_that_comes_takes_its_share_in_steps_and_the_others_serve_what_is_not_in_them(ensemble):
+async def test_a_joining_instance_takes_its_share_in_steps_and_the_others_serve_the_rest(ensemble):
     async with running(ensemble, "a") as a, running(ensemble, "b", hold=True) as b:
         await until(lambda: b.steps)
         assert b.steps == [("taken", 1)]
@@ -107,7 +107,7 @@ async def test_one_that_comes_takes_its_share_in_steps_and_the_others_serve_what
         assert a.steps == []
 
 
-async def test_one_that_leaves_gives_a_portion_at_a_time_and_serves_the_rest_meanwhile(ensemble):
+async def test_a_leaving_instance_gives_up_one_portion_at_a_time_and_serves_the_rest(ensemble):
     async with two(ensemble) as (a, b):
         had = a.owned
         a.may_go_on = trio.Event()
@@ -131,7 +131,7 @@ async def test_one_that_leaves_gives_a_portion_at_a_time_and_serves_the_rest_mea
         assert [each.name for each in b.view.instances] == ["b"]
 
 
-async def test_an_instance_that_is_drained_gives_all_and_gets_its_share_back_when_it_is_not(ensemble):
+async def test_a_drained_instance_gives_up_all_topics_and_gets_its_share_back_when_undrained(ensemble):
     async with two(ensemble) as (a, b):
         had = a.owned
         await b.view.change_placement(lambda placement: placement.with_drained("a", drained=True))
@@ -150,7 +150,7 @@ async def test_when_all_are_drained_each_has_its_share_again(ensemble):
         await until(lambda: (a.owned, b.owned) == shares and a.rebalance.settled and b.rebalance.settled)
 
 
-async def test_a_drained_one_that_is_left_alone_owns_everything_at_once(ensemble):
+async def test_a_drained_instance_left_alone_owns_everything_at_once(ensemble):
     async with running(ensemble, "a") as a:
         async with running(ensemble, "b") as b:
             await a.view.change_placement(lambda placement: placement.with_drained("a", drained=True))
@@ -159,7 +159,7 @@ async def test_a_drained_one_that_is_left_alone_owns_everything_at_once(ensemble
         await until(lambda: a.owned == set(TOPICS))
 
 
-async def test_one_that_leaves_where_nobody_stays_gives_all_in_one_step(ensemble):
+async def test_the_last_instance_to_leave_gives_up_everything_in_one_step(ensemble):
     async with two(ensemble) as (a, b):
         a.steps.clear()
         await b.view.leave()
@@ -170,13 +170,13 @@ async def test_one_that_leaves_where_nobody_stays_gives_all_in_one_step(ensemble
         assert a.steps == [("given", 0)]
 
 
-async def test_a_step_that_is_not_answered_for_is_followed_by_the_next(ensemble, monkeypatch):
+async def test_an_unconfirmed_step_is_followed_by_the_next(ensemble, monkeypatch):
     monkeypatch.setattr(handover_module, "STEP_S", 0.02)
     async with running(ensemble, "a"), running(ensemble, "b", hold=True) as b:
         await until(lambda: b.view.slices == SLICES)
 
 
-async def test_what_is_left_when_the_time_is_over_goes_at_once(ensemble):
+async def test_topics_that_remain_at_the_time_limit_are_released_at_once(ensemble):
     async with two(ensemble) as (a, b):
         a.may_go_on = trio.Event()
         await a.view.begin_to_leave()
@@ -186,7 +186,7 @@ async def test_what_is_left_when_the_time_is_over_goes_at_once(ensemble):
         await until(lambda: b.owned == set(TOPICS))
 
 
-async def test_a_step_of_which_nobody_could_be_told_is_taken_back_and_made_later(ensemble, monkeypatch):
+async def test_a_step_that_could_not_be_announced_is_taken_back_and_made_later(ensemble, monkeypatch):
     monkeypatch.setattr(handover_module, "RETRY_S", 0.02)
     async with two(ensemble) as (a, b):
         had, tried, keep = a.owned, [], a.view._nodes.keep
@@ -207,7 +207,7 @@ async def test_a_step_of_which_nobody_could_be_told_is_taken_back_and_made_later
         assert sum(untaken) >= 3
 
 
-async def test_a_process_that_comes_back_after_a_crash_has_what_it_had_at_once(ensemble):
+async def test_a_process_that_restarts_after_a_crash_has_its_topics_at_once(ensemble):
     async with running(ensemble, "b") as b:
         died = Instance(ensemble, "a")
         async with trio.open_nursery() as nursery:
@@ -221,7 +221,7 @@ async def test_a_process_that_comes_back_after_a_crash_has_what_it_had_at_once(e
             nursery.cancel_scope.cancel()
 
 
-async def test_one_whose_session_was_over_while_it_lived_has_what_it_had_at_once(ensemble):
+async def test_an_instance_whose_session_expired_has_its_topics_at_once(ensemble):
     async with two(ensemble, session_s=EXPIRING_S) as (a, b):
         had, session = a.owned, a.view._zookeeper.session
         a.steps.clear()
@@ -287,9 +287,7 @@ class SlowZooKeeper:
             watch()
 
 
-async def test_however_many_instances_a_slow_zookeeper_has_to_tell_of_no_step_is_taken_back(
-    monkeypatch, autojump_clock
-):
+async def test_a_slow_zookeeper_takes_no_step_back_however_many_instances_there_are(monkeypatch, autojump_clock):
     monkeypatch.setattr(membership_module, "ZooKeeper", SlowZooKeeper)
     for number in range(60):
         name = f"i{number}"

@@ -58,7 +58,7 @@ def test_the_owner_of_a_topic_answers_for_it_before_it_exists():
     assert owned_name(create.owner, {"namespace": "ns", "topic": "t"}) == TopicName("ns", "t")
 
 
-def test_a_name_that_cannot_be_is_refused_by_any_instance():
+def test_an_invalid_name_is_refused_by_any_instance():
     assert owned_name("topic", {"namespace": "ns", "topic": "no topic"}) is None
     assert owned_name("topic", {"namespace": "", "topic": "transactions"}) is None
 
@@ -69,7 +69,7 @@ def test_services_have_names_that_no_topic_can_have():
     assert TRANSACTIONS.namespace == NAMESPACES.namespace == ""
 
 
-def test_only_what_merely_reads_is_asked_again_after_a_doubt():
+def test_only_reads_are_repeated_after_an_unknown_outcome():
     reading = {route.name for route in ROUTES if route.reads_only}
     assert {"get_topic", "get_messages", "offsets", "poll", "poll_many", "get_stats"} <= reading
     assert not reading & {"create_topic", "delete_topic", "put_reader", "open_producer", "maintain", "truncate"}

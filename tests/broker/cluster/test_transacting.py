@@ -71,7 +71,7 @@ async def committed(node, topic):
     return [message["payload"] for message in answer.json()]
 
 
-async def test_what_is_committed_through_one_instance_is_polled_at_once_through_any(nodes):
+async def test_a_commit_through_one_instance_is_polled_at_once_through_any(nodes):
     for turn in range(10):
         through = list(nodes.values())[turn % 3]
         pointer = await begin(through)
@@ -85,7 +85,7 @@ async def test_what_is_committed_through_one_instance_is_polled_at_once_through_
 
 
 @pytest.mark.parametrize("nodes", [LONG], ids=[""], indirect=True)
-async def test_a_poll_held_by_a_transaction_goes_on_when_it_is_committed_at_another_instance(nodes, monkeypatch):
+async def test_a_poll_held_by_a_transaction_continues_when_another_instance_commits_it(nodes, monkeypatch):
     monkeypatch.setattr(requests, "MAX_WAIT_MS", LONG_WAIT_MS)
     pointer = await begin(nodes["c"])
     await publish_under(nodes["c"], "t", pointer, "one")
@@ -103,7 +103,7 @@ async def test_a_poll_held_by_a_transaction_goes_on_when_it_is_committed_at_anot
     assert polled == ["one"]
 
 
-async def test_a_poll_that_is_held_goes_with_its_topic_to_the_next_owner(nodes):
+async def test_a_held_poll_moves_with_its_topic_to_the_next_owner(nodes):
     name = TopicName("ns", "t")
     pointer = await begin(nodes["c"])
     await publish_under(nodes["c"], "t", pointer, "one")
@@ -123,7 +123,7 @@ async def test_a_poll_that_is_held_goes_with_its_topic_to_the_next_owner(nodes):
     assert polled == ["one"]
 
 
-async def test_nothing_is_written_behind_a_commit_or_an_abort(nodes):
+async def test_nothing_is_written_after_a_commit_or_an_abort(nodes):
     first, second = await begin(nodes["b"]), await begin(nodes["b"])
     await publish_under(nodes["b"], "t", first, "one")
     await publish_under(nodes["b"], "u", second, "two")
@@ -135,7 +135,7 @@ async def test_nothing_is_written_behind_a_commit_or_an_abort(nodes):
     assert await committed(nodes["a"], "u") == []
 
 
-async def test_transactions_go_on_at_the_next_owner_of_the_service(nodes):
+async def test_transactions_continue_at_the_next_owner_of_the_service(nodes):
     pointer = await begin(nodes["b"])
     await publish_under(nodes["b"], "t", pointer, "one")
     nodes.move(TRANSACTIONS, "c")
@@ -150,7 +150,7 @@ async def test_transactions_go_on_at_the_next_owner_of_the_service(nodes):
         assert await committed(node, "u") == ["two"]
 
 
-async def test_whoever_asks_the_next_owner_while_it_loads_the_service_is_answered(nodes):
+async def test_requests_to_the_next_owner_are_answered_while_it_loads_the_service(nodes):
     nodes["b"].store.reachable = trio.Event()
     nodes.move(TRANSACTIONS, "b")
     begun = []
@@ -171,7 +171,7 @@ async def test_whoever_asks_the_next_owner_while_it_loads_the_service_is_answere
 
 @pytest.mark.parametrize("nodes", [LONG], ids=[""], indirect=True)
 @pytest.mark.parametrize(("verb", "state"), [("commit", "committed"), ("abort", "aborted")])
-async def test_a_decision_goes_on_at_the_next_owner_of_a_topic_while_the_one_before_is_frozen(
+async def test_a_decision_takes_effect_at_the_next_owner_of_a_topic_while_the_previous_one_is_frozen(
     nodes, monkeypatch, verb, state
 ):
     pointer = await begin(nodes["c"])
@@ -191,7 +191,7 @@ async def test_a_decision_goes_on_at_the_next_owner_of_a_topic_while_the_one_bef
     assert await committed(nodes["a"], "t") == (["one"] if verb == "commit" else [])
 
 
-async def test_whoever_needs_the_service_waits_for_it_while_it_moves(nodes):
+async def test_requests_wait_for_the_service_while_it_moves(nodes):
     pointer, other = await begin(nodes["b"]), await begin(nodes["b"])
     await publish_under(nodes["b"], "t", pointer, "one")
     nodes["c"].store.reachable = trio.Event()
@@ -241,7 +241,7 @@ async def decided(node, pointer, verb, state):
     assert (await node.call("POST", f"{SERVICE}/{pointer}/{verb}")).json()["state"] == state
 
 
-async def test_without_the_service_plain_work_goes_on_and_transactional_work_is_refused(nodes, monkeypatch):
+async def test_without_the_service_plain_requests_are_served_and_transactional_ones_refused(nodes, monkeypatch):
     pointer = await begin(nodes["b"])
     nodes["a"].kill()
     await nodes["a"].ended.wait()
@@ -259,7 +259,7 @@ async def test_without_the_service_plain_work_goes_on_and_transactional_work_is_
     assert await committed(nodes["c"], "t") == ["plain", "one"]
 
 
-async def test_a_client_may_roll_back_what_is_not_committed_through_any_instance(nodes):
+async def test_a_client_may_roll_back_uncommitted_messages_through_any_instance(nodes):
     pointer, other = await begin(nodes["b"]), await begin(nodes["b"])
     detail = (await publish_under(nodes["a"], "t", pointer, "one")).json()
     await publish_under(nodes["a"], "t", other, "two")
@@ -285,7 +285,7 @@ async def test_a_poll_of_many_topics_shows_all_of_a_transaction_or_nothing(nodes
     assert [await poll(node) for node in nodes.values()] == [[1, 1]] * 3
 
 
-async def test_what_a_namespace_says_is_in_force_at_every_instance_when_it_is_answered(nodes):
+async def test_namespace_properties_are_in_force_at_every_instance_when_the_change_is_answered(nodes):
     for chosen in ("disabled", "enabled", "inherit"):
         await nodes["c"].call("PUT", "/v1/namespaces/ns/properties", json={"deduplication": chosen})
         for node in nodes.values():
@@ -303,7 +303,7 @@ async def test_tephras_clients_are_answered_at_any_instance(nodes):
     assert nodes["a"].service.authority.embedded.figures().open == 3
 
 
-async def test_tephras_clients_are_told_that_the_service_cannot_be_reached(nodes, monkeypatch):
+async def test_tephra_clients_get_an_error_when_the_service_cannot_be_reached(nodes, monkeypatch):
     monkeypatch.setattr(broker.cluster.owners, "PATIENCE_S", 0.1)
     nodes.move(TRANSACTIONS, None)
     await until(lambda: nodes["a"].service.authority.embedded is None)
@@ -346,14 +346,14 @@ async def test_a_poll_as_of_a_moment_is_the_same_through_every_instance_in_every
             assert await shown(node, topic, decided_ms[1]) == ["late", "early"]
 
 
-async def test_a_moment_that_is_still_to_come_is_refused_through_every_instance(nodes):
+async def test_a_future_moment_is_refused_through_every_instance(nodes):
     body = {"asOfMs": time.time_ns() // 1_000_000 + 86_400_000}
     for node in nodes.values():
         for topic in "tu":
             await node.call("POST", f"{TOPICS}/{topic}/poll", json=body, status=400, code="invalid_parameter")
 
 
-async def test_an_owner_of_the_service_that_knows_no_moments_is_unavailable_for_them(nodes, monkeypatch):
+async def test_moments_are_unavailable_if_the_owner_of_the_service_does_not_know_them(nodes, monkeypatch):
     del nodes["a"].cluster.dispatcher.kinds["tx.as_of"]
     body = {"asOfMs": 1}
     with monkeypatch.context() as patch:
@@ -362,7 +362,7 @@ async def test_an_owner_of_the_service_that_knows_no_moments_is_unavailable_for_
     assert await committed(nodes["b"], "t") == []
 
 
-async def test_check_at_any_one_instance_tells_of_an_old_transaction_wherever_the_service_is(nodes):
+async def test_check_at_any_one_instance_reports_an_old_transaction_wherever_the_service_is(nodes):
     # A long transaction does not time out on a slow machine.
     await nodes["a"].call("POST", SERVICE, json={"type": "long"})
     for node in nodes.values():

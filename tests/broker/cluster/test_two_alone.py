@@ -25,7 +25,7 @@ async def asked(daemon, path, body):
             assert answer.json()["outcome"] == "not-applied"
 
 
-async def test_two_daemons_without_zookeeper_on_one_store_say_once_that_they_take_topics_from_each_other(
+async def test_two_daemons_without_zookeeper_on_one_store_report_once_that_they_take_topics_from_each_other(
     monkeypatch, caplog
 ):
     with caplog.at_level(logging.INFO):

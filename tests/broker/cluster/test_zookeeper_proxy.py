@@ -29,7 +29,7 @@ def proxy(zookeeper, tmp_path):
         yield running_proxy, {"use_ssl": True, "verify_certs": True, "ca": str(authority.file)}
 
 
-async def test_answers_that_come_in_one_record_are_all_read_at_once(proxy, monkeypatch):
+async def test_answers_in_one_record_are_all_read_at_once(proxy, monkeypatch):
     monkeypatch.setattr(zookeeper_module, "CALL_TIMEOUT_S", PATIENCE_S)  # no ping is due before that
     there, access = proxy
     events = 0
@@ -51,7 +51,7 @@ async def test_answers_that_come_in_one_record_are_all_read_at_once(proxy, monke
             await until(lambda seen=seen: events > seen)
 
 
-async def test_a_step_that_zookeeper_is_slow_to_record_is_not_taken_back(proxy, monkeypatch):
+async def test_a_step_that_zookeeper_records_slowly_is_not_taken_back(proxy, monkeypatch):
     monkeypatch.setattr(membership_module, "PATIENCE_S", 2 * GATHERS_S)
     there, access = proxy
     ensemble = Ensemble(there.text, f"/behind-a-proxy/{next(paths)}")
