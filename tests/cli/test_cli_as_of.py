@@ -34,14 +34,14 @@ def moment_ms(client: Client) -> int:
     return at_ms
 
 
-def test_poll_prints_what_had_been_committed_by_then(cli: Cli, moment_ms: int):
+def test_poll_as_of_a_moment_prints_what_was_committed_by_then(cli: Cli, moment_ms: int):
     assert cli("poll", "orders").lines == ["before", "open", "behind"]
     assert cli("poll", "orders", "--as-of", str(moment_ms)).lines == ["before"]
     assert cli("poll", "orders", "--as-of", str(moment_ms), "--until-empty", "--wait", "1h").lines == ["before"]
     assert cli("poll", "orders", "--as-of", str(moment_ms), "--last", "5").lines == ["before"]
 
 
-def test_tail_prints_what_had_been_committed_by_then_and_stops(cli: Cli, moment_ms: int):
+def test_tail_as_of_a_moment_prints_what_was_committed_by_then_and_stops(cli: Cli, moment_ms: int):
     said = cli("tail", "orders", "--as-of", str(moment_ms))
     assert said.lines == ["before"]
     assert "following" not in said.err
@@ -49,13 +49,13 @@ def test_tail_prints_what_had_been_committed_by_then_and_stops(cli: Cli, moment_
     assert cli("tail", "ord*", "--as-of", str(moment_ms)).lines == ["orders before"]
 
 
-def test_a_time_ago_and_a_date_are_moments(cli: Cli, moment_ms: int):
+def test_a_duration_ago_and_a_date_are_moments(cli: Cli, moment_ms: int):
     assert cli("poll", "orders", "--as-of", "-52w").lines == []
     assert cli("poll", "orders", "--as-of", "2001-01-01T00:00Z").lines == []
 
 
 @pytest.mark.parametrize("given", ["oldest", "now", "00" * 20, "yesterday"])
-def test_what_is_no_moment_is_refused(cli: Cli, client: Client, given: str):
+def test_an_invalid_moment_is_refused(cli: Cli, client: Client, given: str):
     said = cli("poll", "orders", "--as-of", given, code=Exit.USAGE)
     assert "invalid time" in said.err
 

@@ -16,7 +16,7 @@ def ledger(cli):
     cli("publish", "ledger", "in 100", "out 30")
 
 
-def test_a_chain_is_a_property_that_is_shown_and_set_back(cli, ledger):
+def test_the_chain_property_is_shown_and_can_be_set_back(cli, ledger):
     assert "chain          sha256" in cli("topic", "show", "ledger").out
     cli("topic", "create", "ledger", "chain=sha256", "--if-not-exists")
     cli("topic", "set", "ledger", "ttl=1h")
@@ -26,7 +26,7 @@ def test_a_chain_is_a_property_that_is_shown_and_set_back(cli, ledger):
     cli("topic", "create", "ledger", "ttl=1h", "chain=none", "--if-not-exists")
 
 
-def test_a_head_is_shown_and_a_topic_verified_by_one_that_was_kept(cli, ledger, home):
+def test_a_head_is_shown_and_a_kept_one_verifies_the_topic(cli, ledger, home):
     shown = cli("topic", "head", "ledger", "--json")
     head = shown.json
     assert (head["generation"], head["signature"]) == (1, None)
@@ -40,7 +40,7 @@ def test_a_head_is_shown_and_a_topic_verified_by_one_that_was_kept(cli, ledger, 
     assert (found["good"], found["messages"], found["known"], found["faults"]) == (True, 3, "found", [])
 
 
-def test_a_topic_that_is_not_the_one_of_a_head_ends_with_1_and_names_the_fault(cli, ledger, home):
+def test_a_topic_that_does_not_match_a_head_exits_with_1_and_names_the_fault(cli, ledger, home):
     head = cli("topic", "head", "ledger", "--json").json
     (home / "other.head").write_text(json.dumps({**head, "count": head["count"] + 7}))
     said = cli("topic", "verify", "ledger", "--known", "other.head", code=Exit.FAILED)
@@ -51,7 +51,7 @@ def test_a_topic_that_is_not_the_one_of_a_head_ends_with_1_and_names_the_fault(c
     assert (told["good"], [each["kind"] for each in told["faults"]]) == (False, ["cut-off"])
 
 
-def test_what_is_no_head_is_refused(cli, ledger, home):
+def test_an_invalid_head_is_refused(cli, ledger, home):
     (home / "no.head").write_text("{}")
     assert "not the head of a chain" in cli("topic", "verify", "ledger", "--known", "no.head", code=Exit.USAGE).err
     assert "cannot read" in cli("topic", "verify", "ledger", "--known", "nowhere", code=Exit.USAGE).err

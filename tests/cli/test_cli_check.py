@@ -32,7 +32,7 @@ def client(cli: Cli) -> Iterator[Client]:
 # --- check -------------------------------------------------------------------------------------------
 
 
-def test_a_daemon_as_it_should_be_is_one_line_with_figures_and_0(alone: Cli, tmp_path: Path):
+def test_a_healthy_daemon_is_one_line_with_figures_and_exit_code_0(alone: Cli, tmp_path: Path):
     with Daemon(tmp_path / "data") as daemon:
         said = alone("doctor", "--check", "--url", url_of(daemon), code=0)
         (line,) = said.lines
@@ -46,7 +46,7 @@ def test_a_daemon_as_it_should_be_is_one_line_with_figures_and_0(alone: Cli, tmp
         assert said.out.startswith("PLAINSONG WARNING - there is no complete backup | ")
 
 
-def test_an_old_transaction_and_a_reader_behind_are_warnings(cli: Cli, client: Client):
+def test_an_old_transaction_and_a_slow_reader_are_warnings(cli: Cli, client: Client):
     client.create_topic("t")
     client.publish("t", [b"a", b"b", b"c"])
     first = client.poll("t", limit=1)[0].id
@@ -92,7 +92,7 @@ def test_a_daemon_that_is_not_ready_is_critical(alone: Cli, tmp_path: Path):
     assert "storage.min_free_bytes" in said.out
 
 
-def test_of_several_daemons_one_that_is_gone_is_critical_and_the_others_are_looked_at(cli: Cli, running: Daemon):
+def test_one_unreachable_daemon_of_several_is_critical_and_the_others_are_checked(cli: Cli, running: Daemon):
     said = cli("doctor", "--check", "--url", f"{url_of(running)},http://127.0.0.1:1", code=2)
     assert "http://127.0.0.1:1" in said.out
     assert "instances=1" in said.out
@@ -109,7 +109,7 @@ def test_a_daemon_that_does_not_answer_in_time_is_unknown(alone: Cli, tmp_path: 
     assert "no answer within 0.3 s" in said.out
 
 
-def test_what_is_no_plainsong_is_unknown(alone: Cli):
+def test_a_server_that_is_not_plainsong_is_unknown(alone: Cli):
     class Other(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -145,13 +145,13 @@ def test_what_is_no_plainsong_is_unknown(alone: Cli):
         ("--certificate", "alone.pem"),
     ],
 )
-def test_wrong_arguments_are_unknown_and_said_on_standard_output(alone: Cli, arguments: tuple[str, ...]):
+def test_wrong_arguments_are_unknown_and_reported_on_standard_output(alone: Cli, arguments: tuple[str, ...]):
     said = alone("doctor", "--check", *arguments, code=3)
     assert said.out.startswith("PLAINSONG UNKNOWN - ")
     assert len(said.lines) == 1
 
 
-def test_a_name_that_may_not_inspect_cannot_tell(alone: Cli, tmp_path: Path):
+def test_a_name_without_the_verb_inspect_is_unknown(alone: Cli, tmp_path: Path):
     tokens, grants, token = tmp_path / "tokens.json", tmp_path / "grants.toml", tmp_path / "token"
     grants.write_text('format = 1\n[[grant]]\nto = ["robot"]\nverbs = ["poll"]\non = ["a:b"]\n')
     alone(
@@ -164,7 +164,7 @@ def test_a_name_that_may_not_inspect_cannot_tell(alone: Cli, tmp_path: Path):
         assert alone("doctor", "--check", "--url", url_of(daemon), code=3).out.startswith("PLAINSONG UNKNOWN - ")
 
 
-def test_what_a_daemon_says_cannot_end_the_line_or_begin_the_figures(monkeypatch: pytest.MonkeyPatch):
+def test_text_from_a_daemon_cannot_end_the_line_or_begin_the_figures(monkeypatch: pytest.MonkeyPatch):
     from plainsong.cli.check import WARNING, Report
 
     report = Report()
@@ -247,7 +247,7 @@ def test_a_bundle_holds_what_it_lists_and_no_secret(cli: Cli, client: Client, pl
     assert {each["what"] for each in json.loads(files["checks.json"])["checks"]} >= {"free space", "clock", "daemon"}
 
 
-def test_without_names_topics_are_hashes_the_same_throughout_a_bundle_and_in_no_other(
+def test_without_names_topics_are_hashes_that_are_constant_within_one_bundle_only(
     cli: Cli, client: Client, planted: list[str], home: Path
 ):
     hashes = []
@@ -269,7 +269,7 @@ def test_without_names_topics_are_hashes_the_same_throughout_a_bundle_and_in_no_
     assert hashes[0] != hashes[1]
 
 
-def test_a_bundle_takes_the_place_of_no_file(cli: Cli, home: Path):
+def test_a_bundle_overwrites_no_file(cli: Cli, home: Path):
     path = home / "there"
     path.write_text("mine")
     said = cli("doctor", "--bundle", str(path), code=1)
@@ -278,12 +278,12 @@ def test_a_bundle_takes_the_place_of_no_file(cli: Cli, home: Path):
     cli("doctor", "--no-names", code=2)
 
 
-def test_a_bundle_is_made_without_a_daemon_too_and_says_so(alone: Cli, home: Path):
+def test_a_bundle_without_a_daemon_is_made_and_says_so(alone: Cli, home: Path):
     alone("doctor", "--bundle", "b.tar.gz", "--url", "http://127.0.0.1:1", code=1)
     assert "notKnown" in held(home / "b.tar.gz")["metrics.txt"]
 
 
-def test_the_log_of_a_bundle_is_bounded_however_long_its_lines_are(monkeypatch: pytest.MonkeyPatch):
+def test_the_log_in_a_bundle_is_bounded_however_long_its_lines_are(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bundle, "MAX_PART_BYTES", 1_000)
     made = bundle.Bundle(hides_names=False)
     made.add("log.txt", "the log", "x" * 5_000 + "end")

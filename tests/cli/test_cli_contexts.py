@@ -25,7 +25,7 @@ def token(home):
     return str(file)
 
 
-def test_without_anything_it_is_the_usual_address(home):
+def test_without_settings_the_usual_address_is_used(home):
     assert where() == Where((DEFAULT_URL,), "default", None, context=None)
 
 
@@ -37,7 +37,7 @@ def test_the_first_context_is_the_current_one_until_another_is_used(alone):
     assert where() == Where((B, C), "default", None, context="two")
 
 
-def test_what_goes_before_what(alone, token):
+def test_options_win_over_variables_which_win_over_contexts_and_a_given_context_wins_over_variables(alone, token):
     alone("context", "add", "one", "--url", A, "--namespace", "first", "--token-file", token, code=0)
     alone("context", "add", "two", "--url", B, "--namespace", "second", code=0)
     environ = {"PLAINSONG_URL": C, "PLAINSONG_NAMESPACE": "third"}
@@ -49,7 +49,7 @@ def test_what_goes_before_what(alone, token):
     assert where({}, context="one") == Where((A,), "first", token, context="one")
 
 
-def test_a_contexts_token_is_not_sent_to_other_daemons(alone, token):
+def test_the_token_of_a_context_is_not_sent_to_other_daemons(alone, token):
     alone("context", "add", "one", "--url", A, "--token-file", token, code=0)
     assert where().token_file == token
     assert where(url=B).token_file is None
@@ -109,7 +109,7 @@ def test_an_unknown_context_names_the_nearest(alone):
     assert said.err == "error: there is no context 'prodution'\nhint: did you mean 'production'?\n"
 
 
-def test_an_existing_context_is_replaced_only_on_demand(alone):
+def test_an_existing_context_is_replaced_only_on_request(alone):
     alone("context", "add", "one", "--url", A)
     assert "--force" in alone("context", "add", "one", "--url", B, code=Exit.FAILED).err
     alone("context", "add", "one", "--url", B, "--force", code=0)
@@ -125,7 +125,7 @@ def test_an_existing_context_is_replaced_only_on_demand(alone):
         (("one", "--url", A, "--token-file", "/does/not/exist"), "the token file cannot be read"),
     ],
 )
-def test_a_context_that_makes_no_sense_is_not_kept(alone, arguments, says):
+def test_an_invalid_context_is_not_kept(alone, arguments, says):
     said = alone("context", "add", *arguments, code=Exit.USAGE)
     assert says in said.err
     assert not contexts_path().exists()
@@ -143,7 +143,7 @@ def test_a_context_that_makes_no_sense_is_not_kept(alone, arguments, says):
         ("[contexts", "Expected"),
     ],
 )
-def test_a_file_that_cannot_be_understood_says_where_it_is_wrong(home, text, says):
+def test_a_malformed_file_is_reported_with_the_place(home, text, says):
     contexts_path().parent.mkdir(parents=True)
     contexts_path().write_text(text)
     with pytest.raises(CommandFailed, match=r"contexts\.toml") as caught:

@@ -60,7 +60,7 @@ def test_what_one_daemon_exports_another_imports_and_exports_again(alone, filled
             assert found[0] == found[1]
 
 
-def test_both_forms_say_the_same(alone, filled, tmp_path):
+def test_both_forms_are_equivalent(alone, filled, tmp_path):
     for name in ("defs.toml", "defs.json"):
         alone("definitions", "export", str(tmp_path / name), "--url", url_of(filled), code=0)
     assert tomllib.loads((tmp_path / "defs.toml").read_text()) | {"pins": {}} == json.loads(
@@ -68,7 +68,7 @@ def test_both_forms_say_the_same(alone, filled, tmp_path):
     )
 
 
-def test_topics_of_the_system_are_in_no_file(alone, tmp_path):
+def test_topics_of_the_system_are_never_exported(alone, tmp_path):
     """The daemon makes its own, and accepts them from no file."""
     grants = tmp_path / "grants.toml"
     grants.write_text(

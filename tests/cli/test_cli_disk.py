@@ -43,13 +43,13 @@ def test_a_sync_that_cannot_be_true_is_not_believed(times, where, rotating, prel
     assert says in why
 
 
-def test_a_disk_that_turns_and_is_too_fast_for_that_is_suspicious():
+def test_a_rotating_disk_with_impossibly_fast_syncs_is_suspicious():
     trust, why = machine.judged(machine.SyncTimes(400, 0.0005, 0.001, 0.00001), mount(), rotating=True)
     assert trust == "warning"
     assert "a rotating disk" in why
 
 
-def test_a_file_system_elsewhere_is_believed_with_a_word_of_warning():
+def test_a_remote_file_system_is_believed_with_a_warning():
     assert machine.judged(GOOD, mount("nfs4"), rotating=None) == (
         "warning",
         "the file system is nfs4: the server decides whether a sync is real",
@@ -71,7 +71,7 @@ def test_measuring_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path):
+def test_a_missing_directory_is_judged_by_its_parent(tmp_path):
     assert machine.nearest_directory(tmp_path / "a" / "b") == tmp_path
 
 
@@ -92,7 +92,7 @@ def test_what_a_message_survives_is_one_sentence(store, trust, says):
     assert sentence.count(". ") == 0
 
 
-def test_a_daemon_that_is_not_ready_or_of_another_version_is_told():
+def test_a_daemon_that_is_not_ready_or_of_another_version_is_reported():
     found = ProbeResult("http://x", answers=True, seconds=[0.001], version="9.9.0", reasons=["the disk is full"])
     states = {finding.what: finding.state for finding in examination.look_at_daemon(found)}
     assert states == {"daemon": "ok", "version": "warning", "ready": "bad"}
@@ -109,7 +109,7 @@ def test_a_directory_that_cannot_be_written_to_is_bad(tmp_path, monkeypatch):
     assert "Permission denied" in findings[0].says
 
 
-def test_few_open_files_are_told(monkeypatch):
+def test_a_low_limit_of_open_files_is_reported(monkeypatch):
     limits = {machine.resource.RLIMIT_NOFILE: (256, 512), machine.resource.RLIMIT_FSIZE: (1000, 1000)}
     monkeypatch.setattr(machine.resource, "getrlimit", limits.__getitem__)
     assert [(finding.what, finding.state) for finding in machine.look_at_limits()] == [
@@ -124,7 +124,7 @@ def test_a_clock_in_the_past_is_bad(monkeypatch):
     assert (finding.state, finding.says) == ("bad", "the clock says 1970-01-01")
 
 
-def test_a_message_from_the_future_tells_of_a_clock_that_went_back(cli, running, monkeypatch):
+def test_a_message_from_the_future_reveals_a_clock_that_went_back(cli, running, monkeypatch):
     class Client:
         def topics(self):
             return ["orders"]
@@ -149,7 +149,7 @@ def test_a_message_from_the_future_tells_of_a_clock_that_went_back(cli, running,
     assert "behind ours" in findings["clocks"]
 
 
-def test_a_daemon_that_does_not_reach_an_instance_says_which_one_and_where():
+def test_a_daemon_that_cannot_reach_an_instance_names_it_and_its_address():
     found = ProbeResult(
         "http://one", answers=True, ready=True, seconds=[0.001], version="0.2.0", unreached=["b at far:7420"]
     )

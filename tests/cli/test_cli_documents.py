@@ -127,7 +127,7 @@ def test_every_verb_has_a_section_that_names_each_of_its_options(name, command):
                 assert all(re.search(rf"(?<![\w-]){re.escape(option)}\b", own) for option in param.opts), param.opts
 
 
-def test_which_daemon_names_each_option_and_its_variable():
+def test_the_section_on_choosing_a_daemon_names_each_option_and_its_variable():
     text = section("Which daemon")
     for param in program.get_command(click.Context(program), "poll").params:
         if isinstance(param, WhereOption):

@@ -46,7 +46,7 @@ def quiet_loggers() -> Iterator[None]:
 # --- options before and after the verb -----------------------------------------------------------------
 
 
-def test_options_may_stand_before_the_verb_between_its_words_and_behind_it(alone, running: Daemon):
+def test_options_may_be_before_the_verb_between_its_words_and_after_it(alone, running: Daemon):
     url = url_of(running)
     alone("--url", url, "--namespace", "places", "topic", "create", "here", code=0)
     for words in (
@@ -58,7 +58,7 @@ def test_options_may_stand_before_the_verb_between_its_words_and_behind_it(alone
         assert alone(*words, code=0).json == ["here"], words
 
 
-def test_verbose_says_what_is_sent_and_what_comes_back(cli: Cli, client: Client):
+def test_verbose_prints_requests_and_answers(cli: Cli, client: Client):
     for words in (("-v", "publish", "orders", "a"), ("publish", "orders", "a", "--verbose")):
         said = cli(*words)
         assert "/topics/orders/publish, " in said.err
@@ -66,7 +66,7 @@ def test_verbose_says_what_is_sent_and_what_comes_back(cli: Cli, client: Client)
         assert said.err.count("POST http") == 1
 
 
-def test_a_time_out_is_that_of_each_call(alone):
+def test_a_timeout_applies_to_each_call(alone):
     said = alone("--timeout", "50ms", "topic", "list", "--url", "http://127.0.0.1:1", code=Exit.UNAVAILABLE)
     assert "no daemon answers" in said.err
     assert "invalid duration" in alone("topic", "list", "--timeout", "soon", code=Exit.USAGE).err
@@ -106,7 +106,7 @@ def test_every_verb_but_those_that_print_for_programs_anyway_has_json():
     [("poll", "--json"), ("--json", "poll"), ("poll", "notes", "--limit", "x", "--json"), ("--json", "bogus")],
     ids=" ".join,
 )
-def test_a_command_line_that_is_wrong_is_told_in_json_too(alone, words: tuple[str, ...]) -> None:
+def test_a_wrong_command_line_is_reported_in_json_too(alone, words: tuple[str, ...]) -> None:
     said = json.loads(alone(*words, code=Exit.USAGE).err)
     assert said["error"]
     assert said["hint"].startswith("try plainsong")
@@ -156,7 +156,7 @@ def test_a_ttl_that_would_hide_messages_asks_first_with_their_count(cli: Cli, cl
     assert client.admin.properties("orders")["ttl"] == "1"
 
 
-def test_deleting_says_how_many_messages_go(cli: Cli, client: Client):
+def test_deleting_reports_how_many_messages_are_removed(cli: Cli, client: Client):
     client.publish("orders", [b"1", b"2"])
     assert "Delete orders with 2 messages?" in cli("topic", "delete", "orders", code=Exit.USAGE).err
 
@@ -182,7 +182,7 @@ def test_create_if_not_exists_says_what_differs(cli: Cli, client: Client):
         (("publish", "orders", "a", "--ttl", "soon"), "7d"),
     ],
 )
-def test_a_hint_shows_what_would_have_been_right(cli: Cli, words, hint):
+def test_a_hint_shows_the_correct_form(cli: Cli, words, hint):
     assert hint in cli(*words, code=Exit.USAGE).err
 
 
@@ -194,7 +194,7 @@ def test_counts_are_plain_digits_when_a_program_reads_them(cli: Cli, client: Cli
     assert show_count(1234567) == "1 234 567"
 
 
-def test_one_is_one_and_more_are_more(cli: Cli, client: Client):
+def test_counts_use_singular_and_plural(cli: Cli, client: Client):
     assert [counted(count, "topic") for count in (0, 1, 2)] == ["0 topics", "1 topic", "2 topics"]
     assert cli("top", "--once").lines[1].startswith("1 topic, ")
 

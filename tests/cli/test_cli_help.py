@@ -69,7 +69,7 @@ def test_every_option_says_what_it_does(words, command):
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_the_listing_says_what_the_verb_says(name):
+def test_the_listing_shows_the_summary_of_each_verb(name):
     ctx = click.Context(program)
     command = program.get_command(ctx, name)
     assert VERBS[name].says == command.help.split("\n\n")[0].replace("\n", " ")
@@ -90,7 +90,7 @@ def test_help_and_completion_load_neither_http_nor_the_daemon():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_an_unknown_verb_ends_with_2_and_a_hint(alone):
+def test_an_unknown_verb_exits_with_2_and_a_hint(alone):
     said = alone("pol", code=Exit.USAGE)
     assert said.err == "error: there is no command 'pol'; did you mean 'poll'?\nhint: try plainsong --help\n"
     assert alone("topic", "lits", code=Exit.USAGE).err.startswith(
@@ -105,6 +105,6 @@ def test_a_group_without_a_verb_shows_its_help(alone):
     assert "error" not in said.err
 
 
-def test_ls_and_list_rm_and_delete_are_one(alone):
+def test_ls_and_list_are_one_verb_and_so_are_rm_and_delete(alone):
     for words in (("topic", "ls"), ("topic", "rm"), ("reader", "list"), ("reader", "delete"), ("context", "list")):
         assert alone(*words, "--help", code=0).out

@@ -36,7 +36,7 @@ def test_lines_are_the_same_however_they_arrive(pieces):
     assert payloads(inputs.from_lines(InPieces(pieces), inputs.as_is)) == expected
 
 
-def test_whole_lines_are_handed_on_before_more_is_read():
+def test_whole_lines_are_passed_on_before_more_is_read():
     found = inputs.from_lines(InPieces([b"a\nb", b"c\n"]), inputs.as_is)
     assert next(found).items == [inputs.InputMessage(b"a")]
     assert next(found).items == [inputs.InputMessage(b"bc")]
@@ -46,7 +46,7 @@ def test_an_empty_line_is_an_empty_message():
     assert payloads(inputs.from_lines(io.BytesIO(b"a\n\nb\n"), inputs.as_is)) == [b"a", b"", b"b"]
 
 
-def test_pieces_are_bounded_and_say_where_they_stood():
+def test_batches_are_bounded_and_know_where_they_begin():
     found = list(inputs.from_lines(io.BytesIO(b"x\n" * (inputs.PIECE_MESSAGES + 5)), inputs.as_is))
     assert [(piece.first, len(piece.items)) for piece in found] == [
         (1, inputs.PIECE_MESSAGES),
@@ -56,7 +56,7 @@ def test_pieces_are_bounded_and_say_where_they_stood():
     assert [piece.first for piece in inputs.from_arguments(big, inputs.as_is)] == [1, 2, 3]
 
 
-def test_a_line_without_an_end_in_sight_is_refused(monkeypatch):
+def test_an_endless_line_is_refused(monkeypatch):
     monkeypatch.setattr(inputs, "MAX_MESSAGE_BYTES", 10)
     with pytest.raises(CommandFailed, match="line 2 is longer"):
         list(inputs.from_lines(InPieces([b"a\n", b"b" * 11]), inputs.as_is))
@@ -71,7 +71,7 @@ def test_a_file_too_large_for_a_message_is_not_read_to_its_end(monkeypatch, tmp_
             list(inputs.from_files([path], InPieces([b"x" * 11, b"never asked for"]), inputs.as_is))
 
 
-def test_lines_before_a_wrong_one_are_handed_on_first():
+def test_lines_before_a_wrong_one_are_passed_on_first():
     found = inputs.from_lines(io.BytesIO(b'"a"\n"b"\n{\n"c"\n'), inputs.from_json)
     assert payloads([next(found)]) == [b"a", b"b"]
     with pytest.raises(CommandFailed, match="line 3: invalid JSON"):
@@ -113,13 +113,13 @@ def test_a_line_of_ndjson_is_a_payload_or_an_object_around_one(text, item):
         (b"\xff", "invalid JSON"),
     ],
 )
-def test_what_is_no_message_is_refused_in_words(text, says):
+def test_an_invalid_message_is_refused_with_an_explanation(text, says):
     with pytest.raises(ValueError, match=says):
         inputs.from_json(text)
 
 
 @given(st.binary(max_size=40))
-def test_base64_is_taken_apart(payload):
+def test_base64_is_decoded(payload):
     assert inputs.from_base64(base64.b64encode(payload)).payload == payload
 
 

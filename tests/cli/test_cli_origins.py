@@ -27,7 +27,7 @@ def test_peek_shows_producer_sequence_id_batch_and_attributes(cli, numbers):
     assert len(lines) == 2 + 4 + 4
 
 
-def test_attributes_steer_no_terminal_and_break_no_line(cli, numbers):
+def test_attributes_control_no_terminal_and_break_no_line(cli, numbers):
     long = "x" * 300
     cli("publish", numbers, "--attribute", "k=\x1b[2J\nsecond line", "--attribute", f"long={long}", "a")
     lines = cli("peek", numbers).lines
@@ -36,7 +36,7 @@ def test_attributes_steer_no_terminal_and_break_no_line(cli, numbers):
     assert max(map(len, lines)) <= 80
 
 
-def test_poll_and_tail_print_attributes_and_publish_takes_them_again(cli, numbers, monkeypatch, tmp_path):
+def test_poll_and_tail_print_attributes_as_publish_accepts_them(cli, numbers, monkeypatch, tmp_path):
     cli("publish", numbers, "--attribute", "k=é", "--routing-key", "r", "a")
     cli("publish", numbers, "b")
     printed = cli("poll", numbers, "--json")

@@ -48,7 +48,7 @@ def test_deleted_topics_are_listed_until_they_come_back(cli: Cli, client: Client
     cli("topic", "list", "--deleted", "--long", code=2)
 
 
-def test_a_dry_run_says_what_would_happen_and_changes_nothing(cli: Cli, client: Client):
+def test_a_dry_run_reports_the_changes_and_makes_none(cli: Cli, client: Client):
     said = cli("topic", "delete", "a", "--dry-run", code=0)
     assert "removes 3 messages" in said.out
     assert "can be restored until" in said.out
@@ -68,7 +68,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(cli: Cli, client: 
     assert "is aborted" in cli("tx", "invalidate", str(begun.id), "--dry-run", code=1).err
 
 
-def test_a_change_says_what_came_to_pass(cli: Cli, client: Client):
+def test_a_change_reports_its_effect(cli: Cli, client: Client):
     assert "hid" not in cli("topic", "set", "a", "ttl=1h", code=0).out
     done = cli("topic", "delete", "a", "--yes", "--json", code=0).json
     assert (done["deleted"], done["dryRun"], done["effect"]["removes"]["messages"]) == ("a", False, 3)
@@ -77,7 +77,7 @@ def test_a_change_says_what_came_to_pass(cli: Cli, client: Client):
     assert "  removed 3 messages" in cli("topic", "delete", "a", "--yes", code=0).out
 
 
-def test_clients_hear_what_their_changes_came_to(client: Client):
+def test_clients_return_the_effect_of_their_changes(client: Client):
     assert client.admin.set_properties("a", ttl_s=3600)["changed"] == ["ttl"]
     assert client.admin.replace_properties("a")["after"]["ttl"] == "604800"
     begun = client.transactions.begin()
@@ -91,13 +91,13 @@ def test_clients_hear_what_their_changes_came_to(client: Client):
     assert client.admin.undelete_topic("a")["effect"]["returns"]["messages"] == 3 + 1
 
 
-def test_nothing_needs_attention_where_all_is_well(cli: Cli, client: Client):
+def test_a_healthy_service_needs_no_attention(cli: Cli, client: Client):
     said = cli("doctor", "--attention", code=0)
     assert said.out == "nothing needs attention\n" or said.lines[0].split()[0] == "SEVERITY"
     assert cli("doctor", "--attention", "--json", code=0).json == client.admin.attention()
 
 
-def test_messages_are_looked_at_from_the_newest_by_a_text_and_one_at_a_time(client: Client):
+def test_messages_are_shown_from_the_newest_by_a_text_and_one_at_a_time(client: Client):
     client.publish("c", [b"an order", b"else", b"order 2"])
     assert [each.payload for each in client.admin.messages("c", newest_first=True, limit=1)] == [b"order 2"]
     found = client.admin.messages("c", containing="order", payload_bytes=2)
@@ -106,7 +106,7 @@ def test_messages_are_looked_at_from_the_newest_by_a_text_and_one_at_a_time(clie
     assert sum(client.admin.history("c")["published"]) == 3
 
 
-def test_rows_are_set_aside_after_a_question_and_peek_shows_that_they_were(
+def test_rows_are_set_aside_after_confirmation_and_peek_shows_it(
     cli: Cli, client: Client, caplog: pytest.LogCaptureFixture
 ):
     first, second, third = [str(each.id) for each in client.poll("a")]
@@ -126,7 +126,7 @@ def test_rows_are_set_aside_after_a_question_and_peek_shows_that_they_were(
     cli("topic", "set-aside", "a", first, second, "--yes", code=4)
 
 
-def test_events_say_in_lines_what_has_come_what_is_different_and_what_is_over():
+def test_events_print_what_is_new_what_has_changed_and_what_is_over():
     changes = Changes()
 
     def said(kind: str, data: object) -> list[str]:

@@ -54,7 +54,7 @@ def test_lines_of_a_pipe_are_published_in_order(cli, spawn, numbers):
     assert cli("poll", numbers, "--until-empty").lines == lines
 
 
-def test_a_line_is_published_before_the_next_one_comes(cli, spawn, numbers):
+def test_a_line_is_published_before_the_next_one_arrives(cli, spawn, numbers):
     process = spawn("publish", numbers)
     for word in ("one", "two"):
         process.stdin.write(word.encode() + b"\n")
@@ -64,7 +64,7 @@ def test_a_line_is_published_before_the_next_one_comes(cli, spawn, numbers):
     assert process.wait(PATIENCE_S) == 0
 
 
-def test_what_poll_prints_as_json_publish_takes_as_ndjson(cli, spawn, numbers):
+def test_publish_accepts_as_ndjson_what_poll_prints_as_json(cli, spawn, numbers):
     cli("topic", "create", "copies")
     cli("publish", numbers, "--base64", "AP8=", "")
     cli("publish", numbers, "text")
@@ -73,7 +73,7 @@ def test_what_poll_prints_as_json_publish_takes_as_ndjson(cli, spawn, numbers):
     assert [row["payload"] for row in cli("poll", "copies", "--json").rows] == [{"base64": "AP8="}, "", "text"]
 
 
-def test_a_wrong_line_ends_it_after_those_before_it(cli, spawn, numbers):
+def test_a_wrong_line_ends_a_publish_after_the_lines_before_it(cli, spawn, numbers):
     process = spawn("publish", numbers, "--ndjson")
     _, err = process.communicate(b'"a"\n"b"\nc\n"d"\n', timeout=PATIENCE_S)
     assert process.returncode == Exit.USAGE
@@ -86,7 +86,7 @@ def test_a_wrong_line_ends_it_after_those_before_it(cli, spawn, numbers):
     assert cli("poll", numbers).lines == ["a", "b", "e"]
 
 
-def test_a_reader_who_has_seen_enough_ends_it_in_silence(cli, spawn, numbers):
+def test_a_closed_pipe_ends_the_command_in_silence(cli, spawn, numbers):
     cli("publish", numbers, *(["x" * 1000] * 1000))
     for verb in (("poll", numbers), ("tail", numbers, "--from", "oldest")):
         process = spawn(*verb, env={**os.environ, "PYTHONUNBUFFERED": "1"})
@@ -116,7 +116,7 @@ def test_an_interrupted_publish_says_what_was_published(cli, spawn, numbers):
     )
 
 
-def test_an_interrupt_in_the_middle_of_a_request_leaves_that_one_unknown(alone, spawn):
+def test_an_interrupt_in_the_middle_of_a_request_leaves_its_outcome_unknown(alone, spawn):
     with socket.create_server(("127.0.0.1", 0)) as server:
         process = spawn(
             "publish", "numbers", "a", "b", "--json", "--url", f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -131,7 +131,7 @@ def test_an_interrupt_in_the_middle_of_a_request_leaves_that_one_unknown(alone, 
     assert (told["messages"], told["unknown"]) == (0, 2)
 
 
-def test_an_interrupted_tail_says_nothing_more(cli, spawn, numbers):
+def test_an_interrupted_tail_prints_nothing_more(cli, spawn, numbers):
     cli("publish", numbers, "a")
     process = spawn("tail", numbers, "--last", "1")
     assert process.stdout.readline() == b"a\n"
@@ -139,7 +139,7 @@ def test_an_interrupted_tail_says_nothing_more(cli, spawn, numbers):
     assert finished(process) == (Exit.INTERRUPTED, b"", "\n")
 
 
-def test_top_goes_on_until_it_is_interrupted(cli, spawn, numbers):
+def test_top_runs_until_it_is_interrupted(cli, spawn, numbers):
     process = spawn("top", "--every", "1s", "--json")
     assert [json.loads(process.stdout.readline())["topics"][0]["topic"] for _ in range(2)] == [numbers] * 2
     process.send_signal(signal.SIGINT)
@@ -152,7 +152,7 @@ def test_top_goes_on_until_it_is_interrupted(cli, spawn, numbers):
 # --- tail --------------------------------------------------------------------------------------------
 
 
-def test_tail_follows_several_topics_and_says_which(cli, spawn):
+def test_tail_follows_several_topics_and_labels_their_messages(cli, spawn):
     for name in ("orders-eu", "orders-us", "audit"):
         cli("topic", "create", name)
         cli("publish", name, "old")
@@ -163,13 +163,13 @@ def test_tail_follows_several_topics_and_says_which(cli, spawn):
     assert sorted(out.splitlines()) == [b"orders-eu old", b"orders-us new", b"orders-us old"]
 
 
-def test_tail_begins_with_the_id_it_is_given(cli, spawn, numbers):
+def test_tail_begins_at_the_given_id(cli, spawn, numbers):
     cli("publish", numbers, "a", "b", "c")
     second = cli("poll", numbers, "--json").rows[1]["id"]
     assert finished(spawn("tail", numbers, "--from", second, "--limit", "2"))[1] == b"b\nc\n"
 
 
-def test_tail_goes_on_when_the_daemon_comes_back(tmp_path, alone):
+def test_tail_continues_when_the_daemon_is_back(tmp_path, alone):
     with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         url, port = url_of(daemon), daemon.address[1]
         with Client(url, retry=False) as client:
@@ -187,7 +187,7 @@ def test_tail_goes_on_when_the_daemon_comes_back(tmp_path, alone):
 # --- unknown outcomes --------------------------------------------------------------------------------
 
 
-def test_events_go_on_when_the_daemon_comes_back(tmp_path, alone):
+def test_events_continue_when_the_daemon_is_back(tmp_path, alone):
     with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         url, port = url_of(daemon), daemon.address[1]
         command = [PLAINSONG, "events", "--kind", "transactions", "--limit", "2", "--json", "--url", url]
@@ -203,7 +203,7 @@ def test_events_go_on_when_the_daemon_comes_back(tmp_path, alone):
         assert [each["id"] for each in changed["open"]] == [str(begun.id)]
 
 
-def test_a_connection_that_breaks_in_the_middle_leaves_it_unknown(alone):
+def test_a_connection_that_breaks_in_the_middle_leaves_the_outcome_unknown(alone):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def break_off():
@@ -218,7 +218,7 @@ def test_a_connection_that_breaks_in_the_middle_leaves_it_unknown(alone):
     assert "messages 1 to 2 unknown, the rest not published" in said.err
 
 
-def test_publish_waits_for_the_daemon_when_told_to(tmp_path, alone, spawn):
+def test_publish_waits_for_the_daemon_on_request(tmp_path, alone, spawn):
     with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         url, port = url_of(daemon), daemon.address[1]
         with Client(url, retry=False) as client:
@@ -267,7 +267,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def test_a_terminal_is_asked_before_a_topic_is_deleted(cli, numbers):
+def test_delete_asks_at_a_terminal(cli, numbers):
     asked = Terminal("topic", "delete", numbers)
     asked.until(b" messages?")
     asked.type(b"n\n")
@@ -281,7 +281,7 @@ def test_a_terminal_is_asked_before_a_topic_is_deleted(cli, numbers):
 
 
 @pytest.mark.parametrize("verb", ["abort", "invalidate"])
-def test_a_terminal_is_told_what_the_end_of_a_transaction_takes_and_asked(cli, numbers, verb):
+def test_the_end_of_a_transaction_shows_its_effect_at_a_terminal_and_asks(cli, numbers, verb):
     with Client.from_environment() as client:
         begun = client.transactions.begin(client_id="checkout-7")
         client.publish(numbers, [b"a", b"b"], transaction=begun)
@@ -297,7 +297,7 @@ def test_a_terminal_is_told_what_the_end_of_a_transaction_takes_and_asked(cli, n
         client.transactions.abort(begun)
 
 
-def test_a_terminal_gets_notes_and_is_spared_what_would_steer_it(cli, numbers):
+def test_a_terminal_gets_notes_and_no_control_characters(cli, numbers):
     cli("publish", numbers, "\x1b[2J!")
     following = Terminal("tail", numbers, "--from", "oldest")
     seen = following.until(b"!")
@@ -316,7 +316,7 @@ def test_messages_are_typed_line_by_line(cli, numbers):
     assert cli("poll", numbers).lines == ["hello"]
 
 
-def test_top_draws_the_screen_again_and_again(cli, numbers):
+def test_top_redraws_the_screen(cli, numbers):
     live = Terminal("top", "--every", "1s")
     drawn = live.until(b"numbers").count(b"\x1b[H")
     live.until(b"\x1b[H", times=drawn + 2)
@@ -355,7 +355,7 @@ def test_verbs_options_and_topics_are_completed(cli, spawn, numbers, monkeypatch
 
 
 @pytest.mark.parametrize("verb", [("tail", "numbers", "--from", "oldest"), ("events",)], ids=lambda verb: verb[0])
-def test_a_verb_that_waits_for_news_ends_when_its_reader_leaves(cli, spawn, numbers, verb):
+def test_a_verb_that_waits_for_news_ends_when_its_output_is_closed(cli, spawn, numbers, verb):
     cli("publish", numbers, "a")
     process = spawn(*verb)
     assert process.stdout.readline()
@@ -364,7 +364,7 @@ def test_a_verb_that_waits_for_news_ends_when_its_reader_leaves(cli, spawn, numb
 
 
 @pytest.mark.parametrize("verb", [("tail", "numbers", "--from", "oldest"), ("events",)], ids=lambda verb: verb[0])
-def test_the_first_process_of_a_container_ends_by_sigterm(cli, numbers, verb):
+def test_sigterm_ends_the_first_process_of_a_container(cli, numbers, verb):
     """The kernel ignores a signal without a handler there, so the program installs one if it runs as that process."""
     cli("publish", numbers, "a")
     program = "import os, signal; os.getpid = lambda: 1; from plainsong.cli.start import main; main()"

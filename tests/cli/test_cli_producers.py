@@ -20,7 +20,7 @@ def publish(cli, *arguments, **more):
 # --- publish -----------------------------------------------------------------------------------------
 
 
-def test_what_is_published_again_by_a_producer_is_there_once(cli, numbers):
+def test_messages_published_again_by_a_producer_are_stored_once(cli, numbers):
     arguments = ("--producer", "loader", "--sequence-id", "0", "a", "b", "c")
     assert publish(cli, *arguments).out.startswith("published 3 messages, last id ")
     again = publish(cli, *arguments)
@@ -28,7 +28,7 @@ def test_what_is_published_again_by_a_producer_is_there_once(cli, numbers):
     assert cli("poll", numbers).lines == ["a", "b", "c"]
 
 
-def test_a_run_that_was_cut_off_is_completed(cli, numbers):
+def test_an_interrupted_run_is_completed(cli, numbers):
     publish(cli, "--producer", "loader", "--sequence-id", "0", "a", "b")
     told = publish(cli, "--producer", "loader", "--sequence-id", "0", "a", "b", "c", "--json").json
     assert (told["messages"], told["storedBefore"], told["lastSequenceId"]) == (3, 2, 2)
@@ -36,7 +36,7 @@ def test_a_run_that_was_cut_off_is_completed(cli, numbers):
     assert cli("poll", numbers).lines == ["a", "b", "c"]
 
 
-def test_without_a_sequence_id_a_producer_goes_on_behind_its_last(cli, numbers):
+def test_without_a_sequence_id_a_producer_continues_after_its_last(cli, numbers):
     publish(cli, "--producer", "loader", "--sequence-id", "40", "a")
     assert publish(cli, "--producer", "loader", "b", "--json").json["lastSequenceId"] == 41
     assert cli("poll", numbers).lines == ["a", "b"]
@@ -76,7 +76,7 @@ def test_an_atomic_publish_is_one_batch(cli, numbers):
     assert cli("poll", numbers).lines == [str(number) for number in range(20)]
 
 
-def test_an_atomic_publish_of_which_a_part_is_there_is_refused(cli, numbers):
+def test_an_atomic_publish_that_is_partly_stored_is_refused(cli, numbers):
     arguments = ("--producer", "p", "--sequence-id", "0", "--atomic")
     publish(cli, *arguments, "a", "b")
     said = publish(cli, *arguments, "a", "b", "c", "--json", code=Exit.FAILED)
@@ -84,7 +84,7 @@ def test_an_atomic_publish_of_which_a_part_is_there_is_refused(cli, numbers):
     assert cli("poll", numbers).lines == ["a", "b"]
 
 
-def test_what_is_too_much_for_one_batch_is_refused_before_it_is_sent(cli, numbers, tmp_path):
+def test_an_oversized_batch_is_refused_before_it_is_sent(cli, numbers, tmp_path):
     (tmp_path / "large").write_bytes(bytes(9 << 20))
     said = publish(cli, "--atomic", "--file", "large", "--file", "large", code=Exit.USAGE)
     assert "--tx takes any number" in said.err
@@ -102,11 +102,11 @@ def test_what_is_too_much_for_one_batch_is_refused_before_it_is_sent(cli, number
         ("--producer", "p", "--sequence-id", "-1"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(cli, numbers, arguments):
+def test_incompatible_options_are_refused(cli, numbers, arguments):
     publish(cli, *arguments, "m", code=Exit.USAGE)
 
 
-def test_a_producer_where_deduplication_is_off_is_told(cli):
+def test_a_producer_is_refused_when_deduplication_is_off(cli):
     cli("topic", "create", "numbers", "deduplication=disabled")
     said = publish(cli, "--producer", "p", "a", "--json", code=Exit.FAILED)
     assert '"deduplication_disabled"' in said.err
@@ -116,7 +116,7 @@ def test_a_producer_where_deduplication_is_off_is_told(cli):
 # --- producer ----------------------------------------------------------------------------------------
 
 
-def test_producers_are_listed_with_how_they_are_kept(cli, numbers):
+def test_producers_are_listed_with_their_retention(cli, numbers):
     for name in ("b", "a"):
         publish(cli, "--producer", name, "--sequence-id", "0", "x", "y")
     heading, first, second, _, *about = cli("producer", "ls", numbers).lines
@@ -147,7 +147,7 @@ def test_the_nearest_producer_is_named(cli, numbers):
     assert "did you mean 'loader'?" in said.err
 
 
-def test_names_that_would_control_a_terminal_do_not(cli, numbers):
+def test_names_cannot_control_a_terminal(cli, numbers):
     publish(cli, "--producer", "a\x1b]0;b\x07\n", "x")
     said = cli("producer", "show", numbers, "zzz", code=Exit.NOT_FOUND)
     assert "hint: known: a ]0;b  \n" in said.err
@@ -173,6 +173,6 @@ def test_a_namespace_says_whether_producers_are_remembered(cli, numbers):
     ("assignment", "says"),
     [("dedup=x", "did you mean 'deduplication'"), ("deduplication", "no value"), ("deduplication=maybe", "maybe")],
 )
-def test_properties_of_a_namespace_that_are_none_are_refused(cli, assignment, says):
+def test_invalid_properties_of_a_namespace_are_refused(cli, assignment, says):
     said = cli("namespace", "set", "ns", assignment, code=Exit.USAGE)
     assert says in said.err

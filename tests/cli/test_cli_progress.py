@@ -5,7 +5,7 @@ from __future__ import annotations
 from plainsong.cli import output as progress_line
 
 
-def test_progress_is_shown_after_a_while_and_taken_away_again(capsys, monkeypatch):
+def test_progress_is_shown_after_a_while_and_erased_again(capsys, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(progress_line.time, "monotonic", lambda: now[0])
     progress = progress_line.Progress(4000, wanted=True)
@@ -20,7 +20,7 @@ def test_progress_is_shown_after_a_while_and_taken_away_again(capsys, monkeypatc
     assert capsys.readouterr().err == "\r\x1b[K"
 
 
-def test_progress_is_for_somebody_who_sees_it(capsys, monkeypatch):
+def test_progress_is_shown_only_where_a_person_sees_it(capsys, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(progress_line.time, "monotonic", lambda: now[0])
     progress = progress_line.Progress(None, wanted=False)

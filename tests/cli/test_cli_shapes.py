@@ -36,7 +36,7 @@ def test_a_format_names_the_parts_of_a_message(text, line):
     assert Shape(text)(message()) == line
 
 
-def test_attributes_are_printed_as_json_where_they_are_asked_for():
+def test_attributes_are_printed_as_json_on_request():
     assert Shape("%p %a")(message(attributes={"key": "téxt"})) == 'hello {"key":"téxt"}'.encode()
     assert Shape("%a")(message()) == b"{}"
     assert json.loads(json_line(message(attributes={"key": "text"})))["attributes"] == {"key": "text"}
@@ -50,12 +50,12 @@ def test_a_format_with_an_unknown_part_is_refused(text):
 
 
 @given(st.binary(max_size=50))
-def test_a_payload_is_printed_as_it_is(payload):
+def test_a_payload_is_printed_unchanged(payload):
     assert Shape("<%p>")(message(payload)) == b"<" + payload + b">"
 
 
 @given(st.binary(max_size=50))
-def test_what_poll_prints_as_json_is_what_publish_reads(payload):
+def test_publish_reads_what_poll_prints_as_json(payload):
     assert inputs.from_json(json_line(message(payload))) == (payload, None, {})
     strings = {"key": "text"}
     assert inputs.from_json(json_line(message(payload, attributes=strings))) == (payload, None, strings)
@@ -70,18 +70,18 @@ def test_a_json_line_has_the_topic_the_id_the_time_and_the_payload():
     }
 
 
-def test_a_terminal_is_spared_control_characters_and_broken_text():
+def test_control_characters_and_broken_text_are_escaped_at_a_terminal():
     assert escaped_bytes(b"a\x1b[2Jb\tc\xff\r") == rb"a\x1b[2Jb" + b"\t" + rb"c\xff\r"
     assert escaped_bytes("é ok".encode()) == "é ok".encode()
 
 
 @given(st.binary(max_size=80))
-def test_nothing_that_steers_a_terminal_gets_through(line):
+def test_no_terminal_control_sequence_gets_through(line):
     shown = escaped_bytes(line).decode()
     assert all(char.isprintable() or char in "\t\n" for char in shown)
 
 
-def test_a_table_is_not_wider_than_it_may_be():
+def test_a_table_respects_its_width():
     rows = [("a-topic-with-a-very-long-name-" * 4, "12 345 678", "99.9 KiB"), ("b", "1", "1 B")]
     lines = output.table(("TOPIC", ">MESSAGES", ">SIZE"), rows, columns=80)
     assert max(map(len, lines)) <= 80

@@ -57,7 +57,7 @@ def test_options_that_are_not_utf8_are_refused(alone, orders, words):
     assert said.err.count("hint: ") == 1
 
 
-def test_a_message_that_is_not_utf8_is_published_as_it_is(shell, orders):
+def test_a_message_that_is_not_utf8_is_published_unchanged(shell, orders):
     assert shell("$plainsong publish orders $'caf\\xe9'")[0] == 0
     assert shell("$plainsong poll orders")[1].endswith(b"\ncaf\xe9\n")
 
@@ -79,7 +79,7 @@ def test_standard_error_that_is_full_or_closed_changes_no_exit_code(shell, order
         assert shell(f"$plainsong poll orders -v {lost}")[:2] == (0, b"tea\ncaf\xc3\xa9\n")
 
 
-def test_standard_input_that_is_closed_is_an_error_for_those_who_read_it(shell, orders):
+def test_closed_standard_input_is_an_error_for_verbs_that_read_it(shell, orders):
     closed = "error: standard input cannot be read: it is closed; nothing published\n"
     assert shell("$plainsong publish orders <&-")[::2] == (Exit.USAGE, closed)
     assert shell("$plainsong publish orders x <&-")[0] == 0
@@ -90,12 +90,12 @@ def test_standard_input_that_is_closed_is_an_error_for_those_who_read_it(shell, 
         assert err.startswith("error: ")
 
 
-def test_all_streams_closed(shell, orders):
+def test_verbs_run_with_all_streams_closed(shell, orders):
     assert shell("$plainsong publish orders -q x <&- >&- 2>&-")[0] == 0
     assert shell("$plainsong poll orders <&- >&- 2>&-")[0] == Exit.FAILED
 
 
-def test_text_that_an_encoding_lacks_is_escaped(cli, shell, orders):
+def test_characters_that_the_encoding_lacks_are_escaped(cli, shell, orders):
     locale = {"PYTHONIOENCODING": "latin-1"}
     cli("publish", orders, "\u2713")
     code, out, err = shell("$plainsong peek orders", **locale)
@@ -126,7 +126,7 @@ def test_a_user_without_a_home_has_no_contexts(shell, orders, monkeypatch):
 @pytest.mark.parametrize(
     "module", ["plainsong.cli.main", "click", "plainsong.cli.read", "plainsong._sync.client", "h11"]
 )
-def test_ctrl_c_while_modules_load_ends_it_in_silence(module):
+def test_ctrl_c_while_modules_load_ends_the_command_in_silence(module):
     program = """
 import os, signal, sys
 

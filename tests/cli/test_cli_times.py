@@ -27,22 +27,22 @@ ID = "0000018bcfe56805000100000000000000000000"
         ("2023-11-14T23:13:20.005+01:00", 1_700_000_000_005),
     ],
 )
-def test_a_place_is_oldest_now_an_id_or_a_time(text, place):
+def test_a_position_is_oldest_now_an_id_or_a_time(text, place):
     assert Place().convert(text, None, None) == place
 
 
 @pytest.mark.parametrize(("text", "ago_ms"), [("-10m", 600_000), ("-1.5h", 5_400_000), ("-250ms", 250)])
-def test_a_place_may_be_that_long_ago(text, ago_ms):
+def test_a_position_may_be_a_duration_ago(text, ago_ms):
     found = Place().convert(text, None, None)
     assert abs(time.time() * 1000 - ago_ms - found) < 60_000
 
 
-def test_now_as_an_end_is_this_computers_time():
+def test_now_as_an_end_is_the_time_of_this_computer():
     assert abs(Place(now="ours").convert("now", None, None) - time.time() * 1000) < 60_000
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "+10m", "10m", "0000", "-10y", ID[:-1], "9" * 30])
-def test_what_is_no_place_is_refused_or_a_time(text):
+def test_an_invalid_position_or_time_is_refused(text):
     try:
         found = Place().convert(text, None, None)
     except click.BadParameter as error:
@@ -53,27 +53,27 @@ def test_what_is_no_place_is_refused_or_a_time(text):
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("30", 30), ("30s", 30), ("10m", 600), ("1.5h", 5400), ("7d", 604_800)])
-def test_a_length_of_time_has_a_unit_or_is_seconds(text, seconds):
+def test_a_duration_has_a_unit_or_is_in_seconds(text, seconds):
     assert Length().convert(text, None, None) == seconds
 
 
 @pytest.mark.parametrize("text", ["0", "-1s", "1y", "", "1e9", "0.1s", "ten"])
-def test_what_is_no_length_of_time_is_refused(text):
+def test_an_invalid_duration_is_refused(text):
     with pytest.raises(click.BadParameter, match="invalid duration"):
         Length().convert(text, None, None)
 
 
-def test_a_length_can_be_wanted_in_milliseconds():
+def test_a_duration_may_be_wanted_in_milliseconds():
     assert Length(0.001).convert("1.5s", None, None) == 1500
 
 
 @given(st.integers(0, 253_402_300_799_999))
-def test_a_time_that_is_shown_can_be_typed_again(timestamp_ms):
+def test_a_printed_time_is_valid_input(timestamp_ms):
     assert parse_start(show_time(timestamp_ms), 0) == timestamp_ms
 
 
 @given(st.integers(1, 10**10))
-def test_a_ttl_that_is_shown_can_be_typed_again(seconds):
+def test_a_printed_ttl_is_valid_input(seconds):
     assert parse_length_s(show_ttl(seconds)) == seconds
 
 
@@ -89,5 +89,5 @@ def test_a_ttl_that_is_shown_can_be_typed_again(seconds):
         (90_061_000, "1d 1h"),
     ],
 )
-def test_lengths_are_shown_in_two_units_at_most(milliseconds, text):
+def test_durations_are_shown_in_two_units_at_most(milliseconds, text):
     assert show_length(milliseconds) == text

@@ -53,7 +53,7 @@ def test_a_certificate_needs_its_key(alone, guarded):
         assert (said.code, "a certificate needs its key" in said.err) == (Exit.USAGE, True)
 
 
-def test_a_token_goes_in_plain_to_another_machine_only_when_told(alone, tmp_path):
+def test_a_token_is_sent_unencrypted_to_another_machine_only_on_request(alone, tmp_path):
     file = tmp_path / "token"
     file.write_text("psg_secret")
     where = ("--url", "http://192.0.2.1:7420", "--token-file", str(file), "--timeout", "0.2s")

@@ -65,22 +65,22 @@ def test_a_token_can_go_to_a_new_file_of_its_owner(alone, home):
 
 
 @pytest.mark.parametrize("expires", ["398d", "1999-01-01", "soon", "2199-01-01", "-1d"])
-def test_an_end_that_is_over_too_far_away_or_none_is_refused(alone, home, expires):
+def test_an_expiry_that_is_past_too_far_away_or_invalid_is_refused(alone, home, expires):
     said = alone("token", "create", "--file", "tokens.json", "--name", "b", f"--expires={expires}", code=Exit.USAGE)
     assert said.out == ""
     assert not (home / "tokens.json").exists()
 
 
-def test_an_end_has_to_be_said(alone):
+def test_an_expiry_is_required(alone):
     assert "--expires" in alone("token", "create", "--file", "tokens.json", "--name", "b", code=Exit.USAGE).err
 
 
 @pytest.mark.parametrize("name", ["anonymous", "oidc:ann", "a b", ""])
-def test_a_name_of_somebody_else_is_refused(alone, name):
+def test_a_reserved_or_invalid_name_is_refused(alone, name):
     alone("token", "create", "--file", "tokens.json", "--name", name, "--expires", "1d", code=Exit.USAGE)
 
 
-def test_a_token_is_revoked_by_its_id_or_all_of_a_name_are(alone):
+def test_one_token_is_revoked_by_id_or_all_tokens_of_a_name(alone):
     for name in ("a", "b", "b"):
         made(alone, name=name)
     first = listed(alone)[0]["id"]
@@ -95,7 +95,7 @@ def test_a_token_is_revoked_by_its_id_or_all_of_a_name_are(alone):
     assert listed(alone) == []
 
 
-def test_a_token_is_rotated_and_the_old_one_ends_after_the_overlap(alone):
+def test_a_rotated_token_ends_after_the_overlap(alone):
     old = made(alone)
     (before,) = listed(alone)
     new = alone("token", "rotate", before["id"], "--overlap", "0s", "--file", "tokens.json", code=0).out.strip()
@@ -114,7 +114,7 @@ def test_a_token_is_rotated_and_the_old_one_ends_after_the_overlap(alone):
     assert [each["state"] for each in listed(alone)] == ["expired", "active", "active"]
 
 
-def test_a_token_is_checked_for_its_form_and_in_its_file(alone, home):
+def test_a_token_is_checked_for_its_form_and_against_its_file(alone, home):
     token = made(alone)
     (home / "good").write_text(token + "\n")
     (home / "bad").write_text(token[:-1] + ("0" if token[-1] != "0" else "1"))
@@ -128,7 +128,7 @@ def test_a_token_is_checked_for_its_form_and_in_its_file(alone, home):
     assert alone("token", "check", "good", "--file", "tokens.json", "--json", code=1).json["state"] == "revoked"
 
 
-def test_the_file_is_the_one_that_the_settings_name(alone, home):
+def test_the_file_is_the_one_named_by_the_settings(alone, home):
     (home / "plainsong.toml").write_text('[security]\ntokens_file = "here.json"\n')
     alone("token", "create", "--config", "plainsong.toml", "--name", "b", "--expires", "1d", code=0)
     assert (home / "here.json").exists()
@@ -156,7 +156,7 @@ def test_a_file_of_another_format_is_left_alone(alone, home):
     assert (home / "tokens.json").read_text() == '{"format": 2, "tokens": []}'
 
 
-def test_tokens_that_are_made_at_once_are_all_kept(alone, home, spawn_alone):
+def test_tokens_created_concurrently_are_all_kept(alone, home, spawn_alone):
     made(alone)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(spawn_alone, range(4))) == [0] * 4
@@ -176,7 +176,7 @@ def spawn_alone(home):
     return create
 
 
-def test_the_hash_of_what_was_made_is_what_the_file_has(alone, home):
+def test_the_file_has_the_hash_of_the_created_token(alone, home):
     token = made(alone)
     assert hash_of(token) in (home / "tokens.json").read_text()
 
@@ -220,7 +220,7 @@ def test_a_file_is_validated_and_its_fault_is_named_with_its_place(alone, home, 
     assert "none.toml" in alone("grants", "validate", "none.toml", code=Exit.USAGE).err
 
 
-def test_an_unknown_setting_is_refused_also_beside_a_file(alone, home):
+def test_an_unknown_setting_is_refused_even_with_a_file(alone, home):
     said = alone("token", "create", "--file", "tokens.json", "--name", "n", "--expires", "1d", "--set", "x=y")
     assert said.code == Exit.USAGE
     assert "x" in said.err

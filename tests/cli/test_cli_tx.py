@@ -92,7 +92,7 @@ def test_blame_finds_a_transaction_beyond_the_first_page(cli: Cli, client: Clien
         client.transactions.abort(each)
 
 
-def test_show_tells_of_transactions_in_every_state(cli: Cli, client: Client):
+def test_show_prints_transactions_in_every_state(cli: Cli, client: Client):
     number = published(client, b"a")
     assert "in progress" in cli("tx", "show", str(number)).out
     assert "times out" in cli("tx", "show", str(number)).out
@@ -104,12 +104,12 @@ def test_show_tells_of_transactions_in_every_state(cli: Cli, client: Client):
 
 
 @pytest.mark.parametrize("wrong", ["x", "0", "-1", "9" * 30, "9223372036854775808"])
-def test_what_is_no_id_is_refused(cli: Cli, wrong: str):
+def test_an_invalid_id_is_refused(cli: Cli, wrong: str):
     said = cli("tx", "show", "--", wrong, code=Exit.USAGE)
     assert "invalid transaction id" in said.err
 
 
-def test_blame_names_who_holds_a_topic_up_since_when_and_what_ends_it(cli: Cli, client: Client):
+def test_blame_names_the_transaction_that_holds_a_topic_with_its_age_and_end(cli: Cli, client: Client):
     client.publish("orders", b"before")
     first, second = published(client, b"a"), published(client, b"b", client_id="other")
     client.publish("orders", b"behind")
@@ -142,7 +142,7 @@ def test_a_held_poll_says_so_without_a_terminal(cli: Cli, client: Client):
     assert str(pointer) in said.err
 
 
-def test_blame_says_when_nobody_holds_a_topic_up(cli: Cli, client: Client):
+def test_blame_reports_that_nothing_holds_a_topic(cli: Cli, client: Client):
     assert cli("tx", "blame", "orders").out == "no transaction holds readers of orders\n"
     assert cli("tx", "blame", "orders", "--json").json["heldBy"] is None
     assert "did you mean 'orders'?" in cli("tx", "blame", "order", code=Exit.NOT_FOUND).err
@@ -167,7 +167,7 @@ def test_a_pointer_that_this_daemon_did_not_issue_holds_no_reader(cli: Cli, clie
 # --- ending ------------------------------------------------------------------------------------------
 
 
-def test_abort_rolls_back_and_readers_go_on(cli: Cli, client: Client):
+def test_abort_rolls_back_and_releases_readers(cli: Cli, client: Client):
     number = published(client, b"a")
     client.publish("orders", b"behind")
     assert "confirmation needed, but stdin is not a terminal" in cli("tx", "abort", str(number), code=Exit.USAGE).err
@@ -188,12 +188,12 @@ def test_a_committed_transaction_cannot_be_aborted(cli: Cli, client: Client):
     assert json.loads(said.err)["code"] == "transaction_not_in_progress"
 
 
-def test_ending_what_was_never_begun_is_not_found(cli: Cli, client: Client):
+def test_ending_an_unknown_transaction_is_not_found(cli: Cli, client: Client):
     for verb in ("abort", "invalidate"):
         assert cli("tx", verb, "17", "--yes", code=Exit.NOT_FOUND).err.startswith("error: ")
 
 
-def test_invalidate_hides_and_truncate_strips_prefix_the_list(cli: Cli, client: Client):
+def test_invalidate_hides_and_truncate_removes_from_the_list(cli: Cli, client: Client):
     first, second = published(client, b"a"), published(client, b"b")
     for number in (first, second):
         assert f"{number} is invalid" in cli("tx", "invalidate", str(number), "--yes").out
@@ -205,7 +205,7 @@ def test_invalidate_hides_and_truncate_strips_prefix_the_list(cli: Cli, client: 
 
 
 @pytest.mark.parametrize("arguments", [(), ("17", "--before", "now"), ("--before", "oldest"), ("--before", "0" * 40)])
-def test_truncate_wants_ids_or_a_time(cli: Cli, arguments: tuple[str, ...]):
+def test_truncate_requires_ids_or_a_time(cli: Cli, arguments: tuple[str, ...]):
     assert cli("tx", "truncate", *arguments, "--yes", code=Exit.USAGE).err
 
 
@@ -225,7 +225,7 @@ def test_pruning_explains_the_list_of_a_daemon(cli: Cli, client: Client):
     client.transactions.truncate([number])
 
 
-def test_pruning_says_why_nothing_is_pruned_by_itself_and_how_it_is_done_by_hand():
+def test_pruning_says_why_nothing_is_pruned_automatically_and_how_to_do_it():
     figures = {
         "invalid": 3,
         "oldestInvalid": 1_700_000_000_000_000_000,
@@ -300,7 +300,7 @@ def test_a_topic_that_is_not_there_ends_the_transaction_of_publish(cli: Cli, cli
     assert client.transactions.list(state="in_progress") == []
 
 
-def test_tx_timeout_is_for_tx(cli: Cli):
+def test_tx_timeout_requires_tx(cli: Cli):
     assert "--tx-timeout needs --tx" in cli("publish", "orders", "--tx-timeout", "1m", "a", code=Exit.USAGE).err
 
 
@@ -317,7 +317,7 @@ def test_committed_readers_end_at_the_first_undecided_message(cli: Cli, client: 
     assert cli("poll", "orders", "--isolation", "committed").lines == ["before", "a", "behind"]
 
 
-def test_peek_and_stats_show_what_waits_for_a_decision(cli: Cli, client: Client):
+def test_peek_and_stats_show_undecided_messages(cli: Cli, client: Client):
     done, open_ = published(client, b"a"), published(client, b"b")
     client.transactions.commit(done)
     client.publish("orders", b"c")
@@ -331,7 +331,7 @@ def test_peek_and_stats_show_what_waits_for_a_decision(cli: Cli, client: Client)
     assert cli("peek", "orders", "--json").rows[1]["state"] == "rolled-back"
 
 
-def test_a_client_id_cannot_speak_to_the_terminal(cli: Cli, client: Client):
+def test_a_client_id_cannot_control_the_terminal(cli: Cli, client: Client):
     number = published(client, b"a", client_id="shop\x1b[31m\n0 committed")
     for words in (("ls",), ("show", str(number)), ("blame", "orders")):
         shown = cli("tx", *words).out

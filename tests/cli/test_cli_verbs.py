@@ -26,7 +26,7 @@ def greetings(cli):
 # --- topics ------------------------------------------------------------------------------------------
 
 
-def test_a_topic_is_created_shown_changed_deleted_and_brought_back(cli):
+def test_a_topic_is_created_shown_changed_deleted_and_undeleted(cli):
     assert "created topic orders" in cli("topic", "create", "orders", "--ttl", "30d", "max_bytes=1GiB").out
     shown = cli("topic", "show", "orders", "--json").json
     assert shown["properties"] == {
@@ -88,7 +88,7 @@ def test_creating_a_topic_twice_says_how_to_change_it(cli):
         (("topic", "delete", "a"), "there is no topic"),
     ],
 )
-def test_a_wrong_command_line_ends_with_2_and_says_what_is_right(cli, arguments, says):
+def test_a_wrong_command_line_exits_with_2_and_the_correct_form(cli, arguments, says):
     code = Exit.NOT_FOUND if arguments[:2] == ("topic", "delete") else Exit.USAGE
     if code == Exit.NOT_FOUND:
         says = "does not exist"
@@ -97,7 +97,7 @@ def test_a_wrong_command_line_ends_with_2_and_says_what_is_right(cli, arguments,
     assert said.out == ""
 
 
-def test_deleting_asks_and_without_anybody_there_wants_yes(cli, greetings):
+def test_delete_asks_and_requires_yes_without_a_terminal(cli, greetings):
     said = cli("topic", "delete", "greetings", code=Exit.USAGE)
     assert "--yes" in said.err
     assert cli("topic", "list").out == "greetings\n"
@@ -109,7 +109,7 @@ def test_deleting_asks_and_without_anybody_there_wants_yes(cli, greetings):
 # --- apply -------------------------------------------------------------------------------------------
 
 
-def test_apply_makes_the_topics_what_the_file_says(cli, home):
+def test_apply_makes_the_topics_match_the_file(cli, home):
     file = home / "topics.toml"
     file.write_text('[topics.orders]\nttl = "30d"\n[topics.audit]\n')
     cli("topic", "create", "audit", "ttl=1h")
@@ -128,7 +128,7 @@ def test_apply_makes_the_topics_what_the_file_says(cli, home):
     assert cli("topic", "show", "audit", "--json").json["properties"]["ttl"] == "3600"
 
 
-def test_apply_changes_only_what_is_named_and_prunes_only_when_told(cli, home):
+def test_apply_changes_only_named_topics_and_prunes_only_on_request(cli, home):
     cli("topic", "create", "orders", "ttl=1h", "max_bytes=1MiB")
     cli("topic", "create", "old")
     file = home / "topics.json"
@@ -157,7 +157,7 @@ def test_apply_changes_only_what_is_named_and_prunes_only_when_told(cli, home):
         ("[topics.a]\nttl = true", "write for example ttl=7d"),
     ],
 )
-def test_a_file_that_makes_no_sense_changes_nothing(cli, home, text, says):
+def test_an_invalid_file_changes_nothing(cli, home, text, says):
     file = home / "topics.toml"
     file.write_text("[topics.good]\n" + text if text.startswith("[topics.") else text)
     assert says in cli("topic", "apply", "-f", str(file), code=Exit.USAGE).err
@@ -195,7 +195,7 @@ def test_a_ttl_of_their_own_makes_messages_expire_sooner(cli):
     assert "expires in 9m" in cli("peek", "short").out
 
 
-def test_poll_starts_and_ends_where_it_is_told(cli, greetings):
+def test_poll_starts_and_ends_where_requested(cli, greetings):
     first, second, third = (row["id"] for row in greetings)
     time_ms = greetings[0]["publishTimeMs"]
     assert cli("poll", "greetings").out == "one\ntwo\nthree\n"
@@ -232,11 +232,11 @@ def test_an_unknown_topic_names_the_nearest(cli, greetings):
         assert "did you mean 'greetings'?" in cli(*verb, code=Exit.NOT_FOUND).err, verb
 
 
-def test_an_unknown_topic_where_there_is_none_says_how_to_make_it(cli):
+def test_an_unknown_topic_with_none_near_says_how_to_create_one(cli):
     assert "plainsong topic create orders" in cli("poll", "orders", code=Exit.NOT_FOUND).err
 
 
-def test_a_verb_that_takes_away_does_not_suggest_to_create(cli, greetings):
+def test_a_verb_that_removes_does_not_suggest_creating(cli, greetings):
     for verb in (("topic", "delete", "zork"), ("reader", "rm", "zork", "r"), ("producer", "rm", "zork", "p")):
         said = cli(*verb, "--yes" if verb[0] == "topic" else "--json", code=Exit.NOT_FOUND)
         assert "create" not in said.err, verb
@@ -249,7 +249,7 @@ def test_a_verb_that_takes_away_does_not_suggest_to_create(cli, greetings):
 @pytest.mark.parametrize(
     ("answers", "hint"), [(True, "it is running, and reports above why"), (False, "is it running?")]
 )
-def test_a_daemon_that_is_there_and_not_ready_is_not_asked_whether_it_runs(cli, monkeypatch, answers, hint):
+def test_a_running_daemon_that_is_not_ready_gets_no_question_whether_it_runs(cli, monkeypatch, answers, hint):
     found = ProbeResult("http://a", answers=answers, seconds=[0.1], reasons=["10 bytes are free"], detail="refused")
     monkeypatch.setattr("plainsong.cli.ping.ask", lambda *_, **__: [found])
     assert f"hint: {hint}" in cli("doctor", "--ready", code=Exit.UNAVAILABLE).err
@@ -286,7 +286,7 @@ def test_stats_of_one_topic_and_of_all(cli, greetings):
     assert "messages    3\n" in cli("stats", "greetings").out
 
 
-def test_top_shows_the_topics_once_when_told_so(cli, greetings):
+def test_top_shows_the_topics_once_on_request(cli, greetings):
     lines = cli("top", "--once").lines
     assert lines[0].startswith("plainsong  http://127.0.0.1:")
     assert lines[1].startswith("1 topic, ")
@@ -295,7 +295,7 @@ def test_top_shows_the_topics_once_when_told_so(cli, greetings):
     assert cli("top", "--once", "--json").json["topics"][0]["topic"] == "greetings"
 
 
-def test_ping_says_how_far_and_whether_ready(cli, running):
+def test_ping_reports_the_time_and_whether_the_daemon_is_ready(cli, running):
     assert cli("doctor", "--ready").out.endswith(f"plainsong {__version__}  ready\n")
     (told,) = cli("doctor", "--ready", "--json", "--count", "2").json
     assert (told["ready"], told["store"], len(told["seconds"])) == (True, "leveldb", 2)
@@ -303,7 +303,7 @@ def test_ping_says_how_far_and_whether_ready(cli, running):
     assert [line.split("  ")[1].startswith("no answer") for line in said.lines] == [True, False]
 
 
-def test_ping_live_takes_a_daemon_that_is_not_ready_and_nothing_that_is_none(alone, tmp_path):
+def test_ping_live_accepts_a_daemon_that_is_not_ready_and_nothing_else(alone, tmp_path):
     full = 1 << 50
     with Daemon(tmp_path / "data", f"storage.min_free_bytes={full}") as daemon:
         url = url_of(daemon)
@@ -313,7 +313,7 @@ def test_ping_live_takes_a_daemon_that_is_not_ready_and_nothing_that_is_none(alo
     assert "no daemon answers" in gone.err
 
 
-def test_ping_and_doctor_know_a_daemon_that_shows_its_version_to_names_alone(alone, tmp_path):
+def test_ping_and_doctor_recognise_a_daemon_that_shows_its_version_to_names_alone(alone, tmp_path):
     with Daemon(tmp_path / "data", "security.authentication=required") as daemon:
         url = url_of(daemon)
         assert alone("doctor", "--ready", "--url", url, code=0).out.endswith(
@@ -380,7 +380,7 @@ def test_doctor_examines_everything_and_says_what_a_message_survives(cli, greeti
     assert told["store"] == "leveldb"
 
 
-def test_doctor_without_a_daemon_looks_at_the_machine(alone):
+def test_doctor_without_a_daemon_checks_the_machine(alone):
     said = alone("doctor", "--no-daemon")
     assert "no ./data here" in said.out
     assert "sync time" in said.out
@@ -396,7 +396,7 @@ def test_doctor_finds_a_daemon_that_is_down(alone):
     assert "daemon" in said.err
 
 
-def test_doctor_warns_of_what_needs_attention_and_exits_as_without_it(alone, tmp_path):
+def test_doctor_warns_of_findings_and_exits_as_without_them(alone, tmp_path):
     with Daemon(tmp_path / "data", "storage.min_free_bytes=1024TiB") as daemon:
         url = url_of(daemon)
         checks = alone("doctor", "--url", url, "--json", code=Exit.FAILED).json["checks"]
@@ -417,7 +417,7 @@ def test_doctor_warns_of_what_needs_attention_and_exits_as_without_it(alone, tmp
         (("--no-names",), "--config, --log and --no-names are for --bundle"),
     ],
 )
-def test_doctor_refuses_the_options_of_another_question(alone, words, says):
+def test_doctor_refuses_options_of_the_other_mode(alone, words, says):
     assert says in alone("doctor", *words, code=Exit.USAGE).err
 
 
@@ -431,18 +431,18 @@ def test_doctor_refuses_the_options_of_another_question(alone, words, says):
         (("attention", "--json"), ("doctor", "--attention", "--json"), Exit.UNAVAILABLE),
     ],
 )
-def test_a_former_verb_does_what_replaced_it(alone, former, words, code):
+def test_a_retired_verb_runs_its_replacement(alone, former, words, code):
     nowhere = ("--url", "http://127.0.0.1:1")
     told, now = alone(*former, *nowhere, code=code), alone(*words, *nowhere, code=code)
     assert (told.out, told.err) == (now.out, now.err)
     assert told.out or told.err
 
 
-def test_the_help_of_a_former_verb_is_that_of_what_replaced_it(alone):
+def test_the_help_of_a_retired_verb_is_that_of_its_replacement(alone):
     assert alone("help", "ping", code=0).out == alone("help", "doctor", code=0).out
 
 
-def test_no_help_shows_a_former_verb(alone):
+def test_no_help_shows_a_retired_verb(alone):
     shown = {line.split()[0] for line in alone("--help").lines if line.startswith("  ")}
     assert "doctor" in shown
     assert shown.isdisjoint({"ping", "check", "attention"})
@@ -466,13 +466,13 @@ def test_no_help_shows_a_former_verb(alone):
         ("doctor", "--ready"),
     ],
 )
-def test_a_daemon_that_is_down_ends_with_5_at_once_and_a_hint(alone, verb):
+def test_a_daemon_that_is_down_exits_with_5_at_once_and_a_hint(alone, verb):
     said = alone(*verb, "--url", "http://127.0.0.1:1", code=Exit.UNAVAILABLE)
     assert said.err.startswith("error: ")
     assert "plainsong serve starts one" in said.err
 
 
-def test_of_several_urls_the_next_one_answers(cli, running):
+def test_the_next_of_several_urls_answers(cli, running):
     urls = f"http://127.0.0.1:1,http://127.0.0.1:{running.address[1]}"
     cli("topic", "create", "a", "--url", urls)
     assert cli("publish", "a", "x", "--url", urls).out.startswith("published 1 message, ")

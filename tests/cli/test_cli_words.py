@@ -16,13 +16,13 @@ def test_create_if_not_exists_says_whether_it_was_made(cli):
     assert "exists with other properties" in said.err
 
 
-def test_the_first_context_is_said_to_be_the_current_one(alone):
+def test_the_first_context_is_reported_as_the_current_one(alone):
     said = alone("context", "add", "one", "--url", "http://a.example:1", code=0)
     assert said.err == "one is the first context, and the current one from now on: commands without --url go there\n"
     assert alone("context", "add", "two", "--url", "http://a.example:1", code=0).err == ""
 
 
-def test_a_no_says_that_nothing_was_changed(cli, monkeypatch):
+def test_answering_no_reports_that_nothing_was_changed(cli, monkeypatch):
     cli("topic", "create", "orders")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("click.confirm", lambda *_, **__: False)
@@ -32,7 +32,7 @@ def test_a_no_says_that_nothing_was_changed(cli, monkeypatch):
 
 
 @pytest.mark.parametrize(("count", "said"), [(1, "1 batch"), (2, "2 batches"), (0, "0 batches")])
-def test_one_is_singular(count, said):
+def test_a_count_of_one_is_singular(count, said):
     assert output.counted(count, "batch") == said
 
 
@@ -40,7 +40,7 @@ def test_one_is_singular(count, said):
     ("is_terminal", "no_color", "is_coloured"), [(True, "", True), (True, "1", False), (False, "", False)]
 )
 @pytest.mark.parametrize("word", output.COLOURS)
-def test_words_that_matter_have_a_colour_at_a_terminal_unless_no_color_is_set(
+def test_important_words_have_a_colour_at_a_terminal_unless_no_color_is_set(
     monkeypatch, word, is_terminal, no_color, is_coloured
 ):
     monkeypatch.setenv("NO_COLOR", no_color)
@@ -52,6 +52,6 @@ def test_words_that_matter_have_a_colour_at_a_terminal_unless_no_color_is_set(
         assert "text" in said
 
 
-def test_sizes_that_the_daemon_says_are_for_people():
+def test_sizes_from_the_daemon_are_shown_for_people():
     said = [shown_bytes(count) for count in (0, 512, 1024, 245_477_376, 1 << 41)]
     assert said == ["0 B", "512 B", "1.0 KiB", "234.1 MiB", "2.0 TiB"]

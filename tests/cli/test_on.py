@@ -55,7 +55,7 @@ def position(cli, name):
 # --- commands ----------------------------------------------------------------------------------------
 
 
-def test_each_message_is_run_once_in_order_and_then_there_is_no_more(on, cli, orders):
+def test_each_message_runs_once_in_order_until_there_is_no_more(on, cli, orders):
     assert on("--run", "cat", "--once") == ("abc", "")
     assert position(cli, CAT) == orders[-1]
     cli("publish", "orders", "d")
@@ -63,7 +63,7 @@ def test_each_message_is_run_once_in_order_and_then_there_is_no_more(on, cli, or
     assert on("--run", "cat", "--once")[0] == ""
 
 
-def test_two_reactions_do_not_know_of_each_other(on, orders):
+def test_two_reactions_are_independent(on, orders):
     assert on("--run", "cat", "--once", "--limit", "1")[0] == "a"
     assert on("--run", "cat", "--once", "--position", "reader:other")[0] == "abc"
     assert on("--run", "cat", "--once", "--position", "a.position")[0] == "abc"
@@ -71,13 +71,13 @@ def test_two_reactions_do_not_know_of_each_other(on, orders):
     assert on("--run", "cat", "--once", "--position", "a.position")[0] == ""
 
 
-def test_lines_may_begin_with_their_message(on, orders):
+def test_lines_may_begin_with_the_id_of_their_message(on, orders):
     out, err = on("--shell", "--run", "cat; echo; printf half >&2", "--prefix", "--once")
     assert out.splitlines() == [f"{message_id}: {payload}" for message_id, payload in zip(orders, "abc", strict=True)]
     assert err.splitlines() == [f"{message_id}: half" for message_id in orders]
 
 
-def test_everything_is_an_event_with_json(on, orders):
+def test_with_json_all_output_is_events(on, orders):
     line = f"echo $PLAINSONG_ATTEMPT; {EXITS}"
     out, err = on("--shell", "--run", line, "--dead-letter", "dead", "--once", "--json")
     events = [json.loads(line) for line in out.splitlines()]
@@ -91,7 +91,7 @@ def test_everything_is_an_event_with_json(on, orders):
     assert events[-1] == {"event": "ended", "topic": "orders", "done": 2, "deadLetters": 1}
 
 
-def test_the_command_speaks_to_the_same_daemon(on, cli, orders, running, monkeypatch):
+def test_the_command_uses_the_same_daemon(on, cli, orders, running, monkeypatch):
     monkeypatch.setenv("PATH", f"{PLAINSONG.parent}:{os.environ['PATH']}")
     namespace = os.environ["PLAINSONG_NAMESPACE"]
     monkeypatch.delenv("PLAINSONG_URL")
@@ -104,7 +104,7 @@ def test_the_command_speaks_to_the_same_daemon(on, cli, orders, running, monkeyp
 # --- failures ----------------------------------------------------------------------------------------
 
 
-def test_what_fails_for_good_stops_it_and_stays_first(on, cli, orders):
+def test_a_permanent_failure_ends_it_and_its_message_stays_first(on, cli, orders):
     for _ in range(2):
         _, err = on("--shell", "--run", EXITS, "--once", code=Exit.FAILED)
         assert err.startswith(
@@ -115,7 +115,7 @@ def test_what_fails_for_good_stops_it_and_stays_first(on, cli, orders):
     assert (told["code"], told["id"], told["attempts"]) == ("message_given_up", orders[1], 1)
 
 
-def test_what_fails_for_good_goes_to_the_dead_letters_once(on, cli, orders):
+def test_a_permanent_failure_goes_to_the_dead_letters_once(on, cli, orders):
     _, err = on("--shell", "--run", EXITS, "--dead-letter", "dead", "--once")
     assert f"{orders[1]}: exit 65: no b; now in dead, after 1 attempt\n" in err
     (letter,) = cli("poll", "dead", "--json").rows
@@ -130,7 +130,7 @@ def test_what_fails_for_good_goes_to_the_dead_letters_once(on, cli, orders):
     assert position(cli, derived_name(EXITS, None)) == orders[2]
 
 
-def test_retries_are_told_and_counted(on, orders):
+def test_retries_are_reported_and_counted(on, orders):
     line = "test $PLAINSONG_ATTEMPT = 3"
     _, err = on("--shell", "--run", line, "--retries", "2", "--pause", "2ms", "--once", "--limit", "1")
     assert re.findall(r"^(\w+): exit 1; attempt (\d) of 3 in \d+ms$", err, re.MULTILINE) == [
@@ -167,20 +167,20 @@ def test_a_wrong_command_line_does_nothing(on, cli, orders, arguments, says):
     assert cli("reader", "ls", "orders", "--json").json == []
 
 
-def test_topics_that_are_not_there_are_told_at_once(on, orders):
+def test_missing_topics_are_reported_at_once(on, orders):
     assert "no topic 'daed'; did you mean" in on("--run", "cat", "--dead-letter", "daed", code=4)[1].replace(
         "\nhint:", ";"
     )
 
 
-def test_a_daemon_that_is_not_there_is_told_at_once(on):
+def test_an_unreachable_daemon_is_reported_at_once(on):
     on("--run", "cat", "--url", "http://127.0.0.1:1", code=Exit.UNAVAILABLE)
 
 
 # --- the starting position ---------------------------------------------------------------------------
 
 
-def test_it_begins_where_it_is_told_to_but_goes_on_where_it_was(on, orders):
+def test_it_begins_at_the_given_position_but_continues_where_it_was(on, orders):
     assert on("--run", "cat", "--from", orders[1], "--once", "--limit", "1")[0] == "b"
     assert on("--run", "cat", "--from", "oldest", "--once")[0] == "c"
     assert on("--run", "cat", "--from", "now", "--once", "--position", "reader:new")[0] == ""
@@ -207,7 +207,7 @@ def test_derived_names_tell_reactions_apart_and_are_readable():
     assert len({derived_name(*each) for each in unlike}) == len(unlike)
 
 
-def test_another_reaction_of_the_same_command_is_asked_where_to_begin(on, cli, orders, tmp_path):
+def test_another_reaction_of_the_same_command_has_to_say_where_it_begins(on, cli, orders, tmp_path):
     """It may be the same reaction with other arguments, so the command neither skips nor repeats messages unasked."""
     for name in "ab":
         (tmp_path / name).write_text(f"import sys; print('{name}', sys.stdin.read(), end=' ')", encoding="utf-8")
@@ -227,7 +227,7 @@ def test_another_reaction_of_the_same_command_is_asked_where_to_begin(on, cli, o
 # --- committed ---------------------------------------------------------------------------------------
 
 
-def test_committed_waits_before_what_is_undecided(on, orders, running):
+def test_committed_waits_before_undecided_messages(on, orders, running):
     with Client(url_of(running), namespace=os.environ["PLAINSONG_NAMESPACE"]) as client:
         undecided = client.transactions.begin()
         client.publish("orders", b"u", transaction=undecided)
@@ -241,7 +241,7 @@ def test_committed_waits_before_what_is_undecided(on, orders, running):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, Exit.INTERRUPTED)])
-def test_signals_end_a_wait_at_once_and_whatever_came_is_done(cli, spawn, orders, number, code):
+def test_signals_end_a_wait_at_once_and_received_messages_are_finished(cli, spawn, orders, number, code):
     process = spawn("on", "orders", "--run", "cat")
     assert process.stdout.read(3) == b"abc"
     eventually("it is saved", lambda: position(cli, CAT) == orders[-1])
@@ -249,7 +249,7 @@ def test_signals_end_a_wait_at_once_and_whatever_came_is_done(cli, spawn, orders
     assert process.wait(PATIENCE_S) == code
 
 
-def test_what_is_under_way_comes_to_its_end_and_counts(cli, spawn, orders, tmp_path):
+def test_work_in_progress_is_finished_and_counts(cli, spawn, orders, tmp_path):
     line = f"echo begun; until test -e {tmp_path}/go; do sleep 0.02; done"
     process = spawn("on", "orders", "--shell", "--run", line)
     assert process.stdout.readline() == b"begun\n"
@@ -261,7 +261,7 @@ def test_what_is_under_way_comes_to_its_end_and_counts(cli, spawn, orders, tmp_p
 
 
 @pytest.mark.parametrize("how", ["second signal", "--grace"])
-def test_what_takes_too_long_at_the_end_is_given_back(cli, spawn, orders, how):
+def test_work_that_takes_too_long_at_the_end_is_returned(cli, spawn, orders, how):
     process = spawn(
         "on",
         "orders",
@@ -278,7 +278,7 @@ def test_what_takes_too_long_at_the_end_is_given_back(cli, spawn, orders, how):
     assert cli("reader", "ls", "orders", "--json").json == []
 
 
-def test_two_with_one_file_are_told_apart_before_anything_happens(spawn, on, orders):
+def test_two_processes_with_one_file_are_detected_before_anything_happens(spawn, on, orders):
     first = spawn("on", "orders", "--run", "cat", "--position", "shared")
     assert first.stdout.read(3) == b"abc"
     out, err = on("--run", "cat", "--position", "shared", "--once", code=Exit.FAILED)
@@ -289,7 +289,7 @@ def test_two_with_one_file_are_told_apart_before_anything_happens(spawn, on, ord
     assert on("--run", "cat", "--position", "shared", "--once")[1] == ""
 
 
-def test_two_with_one_reader_are_told_apart_when_they_save(cli, spawn, on, orders, tmp_path):
+def test_two_processes_with_one_reader_are_detected_when_they_save(cli, spawn, on, orders, tmp_path):
     line = f"cat; until test -e {tmp_path}/go; do sleep 0.02; done"
     slow = spawn("on", "orders", "--shell", "--run", line, "--position", "reader:one")
     assert slow.stdout.read(1) == b"a"
@@ -302,7 +302,7 @@ def test_two_with_one_reader_are_told_apart_when_they_save(cli, spawn, on, order
     assert position(cli, "one") == orders[-1]
 
 
-def test_it_goes_on_when_the_daemon_comes_back(tmp_path, alone, spawn):
+def test_it_continues_when_the_daemon_is_back(tmp_path, alone, spawn):
     with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         url, port = url_of(daemon), daemon.address[1]
         with Client(url) as client:
@@ -339,7 +339,7 @@ class Hook(BaseHTTPRequestHandler):
         pass
 
 
-def test_posts_are_retried_or_put_aside_as_the_status_says(on, cli, orders, tmp_path):
+def test_posts_are_retried_or_put_aside_according_to_the_status(on, cli, orders, tmp_path):
     (tmp_path / "secret").write_text("Authorization: Bearer xyz\n\n")
     with HTTPServer(("127.0.0.1", 0), Hook) as server:
         server.asked = []
@@ -364,7 +364,7 @@ def test_posts_are_retried_or_put_aside_as_the_status_says(on, cli, orders, tmp_
 # --- the unit ----------------------------------------------------------------------------------------
 
 
-def test_the_units_command_line_is_one():
+def test_the_command_line_of_the_unit_is_valid():
     text = (ROOT / "etc/plainsong-on@.service").read_text(encoding="utf-8")
     (line,) = re.findall(r"^ExecStart=\S+/plainsong (.*)$", text, re.MULTILINE)
     assert line == "on ${TOPIC} --position reader:%i $DO $OPTIONS"
@@ -390,7 +390,7 @@ def test_systemd_accepts_the_unit(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["cat | wc -l", "cat > out", "cat 2>&1", "true && false", "cat ; ls"])
-def test_what_only_a_shell_understands_is_refused_with_a_hint_at_the_shell(command):
+def test_shell_syntax_is_refused_with_a_hint_at_the_shell(command):
     with pytest.raises(click.UsageError, match="--shell"):
         words_of(command, shell=False)
     assert words_of(command, shell=True) == ["/bin/sh", "-c", command]

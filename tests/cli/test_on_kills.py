@@ -100,7 +100,7 @@ def scene(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["reader:killed", "file"])
-def test_nothing_is_skipped_and_repeats_stand_only_where_something_was_killed(scene, tmp_path, where):
+def test_nothing_is_skipped_and_repeats_occur_only_where_something_was_killed(scene, tmp_path, where):
     position = where if where.startswith("reader:") else str(tmp_path / "position")
     play = scene("echo $PLAINSONG_MESSAGE_ID >> {effects}", "--position", position)
     chance = random.Random(where)
@@ -119,7 +119,7 @@ def test_nothing_is_skipped_and_repeats_stand_only_where_something_was_killed(sc
     assert len(happened) - len(play.ids) <= KILLS  # the daemon's end repeats nothing, because the command kept running
 
 
-def test_dead_letters_are_there_once_although_all_is_killed(scene):
+def test_dead_letters_are_stored_once_although_everything_is_killed(scene):
     play = scene(f"echo $PLAINSONG_MESSAGE_ID >> {{effects}}; {NEVER}", "--dead-letter", "dead")
     chance = random.Random("dead")
     for kill in range(KILLS):

@@ -130,7 +130,7 @@ def test_a_post_carries_payload_id_and_attributes(server, poster):
 
 
 @pytest.mark.parametrize("value", ["", "plain", " both ends ", "%41", "a\r\nX-Evil: 1", "\0", "漢字", "tab\there"])
-def test_every_value_of_an_attribute_fits_a_header_and_comes_back(value):
+def test_every_value_of_an_attribute_fits_a_header_and_round_trips(value):
     text = encoded(value)
     assert unquote(text) == value
     assert text == text.strip()
@@ -139,7 +139,7 @@ def test_every_value_of_an_attribute_fits_a_header_and_comes_back(value):
     assert all(name.isascii() and "\n" not in name for name, _ in headers_of(message(attributes={value: ""}), "n", 1))
 
 
-def test_trace_headers_that_could_smuggle_are_left_out():
+def test_unsafe_trace_headers_are_left_out():
     told = headers_of(message(attributes={"traceparent": "00\r\nEvil: 1"}), "n", 1)
     assert "traceparent" not in dict(told)
 
@@ -153,7 +153,7 @@ def test_headers_of_the_command_line_are_checked():
         checked_header("Transfer-Encoding: chunked")
 
 
-def test_a_url_is_a_place_and_a_target():
+def test_a_url_is_split_into_an_address_and_a_target():
     assert place_and_target("https://h.example") == ("https://h.example", "/")
     assert place_and_target("http://h:81/a%20b/ü?x=%41") == ("http://h:81", "/a%20b/%C3%BC?x=%41")
     for wrong in ("", "ftp://x/", "http://", "http://x:0/", "http://u:p@x/", "http://x/#f", "http://[x/"):
@@ -164,7 +164,7 @@ def test_a_url_is_a_place_and_a_target():
 # --- answers -----------------------------------------------------------------------------------------
 
 
-def test_the_status_is_the_verdict():
+def test_the_status_decides_the_outcome():
     for status in (200, 201, 202, 204, 299):
         assert verdict_of(Answer(status, {}, b"")) == Done()
     for status in (*RETRIED, 500, 502, 503, 599, 301, 302, 307, 308):
@@ -191,24 +191,24 @@ def test_retry_after_is_seconds_or_a_date(text, seconds):
     assert retry_after_s({"retry-after": text}, datetime(2026, 1, 1, tzinfo=UTC)) == seconds
 
 
-def test_redirects_are_not_followed_and_worth_another_attempt(server, poster):
+def test_redirects_are_not_followed_and_are_retried(server, poster):
     server.answers = [(302, {"Location": f"{server.url}/elsewhere"}, b"")]
     assert poster(server.url)(message(), 1) == Retry("status 302")
     assert [path for path, _, _ in server.asked] == ["/"]
 
 
-def test_proxies_of_the_environment_are_not_used(server, poster, monkeypatch):
+def test_proxies_of_the_environment_are_ignored(server, poster, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert os.environ["http_proxy"]
     assert poster(server.url)(message(), 1) == Done()
 
 
-def test_a_server_that_is_away_is_worth_another_attempt(poster):
+def test_an_unreachable_server_is_retried(poster):
     assert isinstance(poster(f"http://127.0.0.1:{free_port()}")(message(), 1), Retry)
 
 
-def test_one_that_drips_its_answer_is_given_up_when_the_time_is_over(poster):
+def test_a_server_that_drips_its_answer_is_given_up_at_the_deadline(poster):
     with socket.create_server(("127.0.0.1", 0)) as server:
         ended = threading.Event()
 
@@ -230,14 +230,14 @@ def test_one_that_drips_its_answer_is_given_up_when_the_time_is_over(poster):
         thread.join()
 
 
-def test_an_answer_without_end_is_read_in_part(server, poster):
+def test_an_endless_answer_is_read_in_part(server, poster):
     server.answers = [(200, {}, b"x" * (40 * MAX_ANSWER_BYTES)), (503, {"Retry-After": "3"}, b"later")]
     post = poster(server.url)
     assert post(message(), 1) == Done()
     assert post(message(), 1) == Retry("status 503: later", 3)
 
 
-def test_a_post_under_way_is_given_up_at_the_second_request(poster, stop):
+def test_a_post_in_progress_is_given_up_at_the_second_request(poster, stop):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def ask_twice():
@@ -255,7 +255,7 @@ def test_a_post_under_way_is_given_up_at_the_second_request(poster, stop):
         asking.join()
 
 
-def test_a_post_under_way_may_come_to_its_end_after_the_first_request(server, poster, stop):
+def test_a_post_in_progress_may_finish_after_the_first_request(server, poster, stop):
     stop.ask()
     assert poster(server.url)(message(), 1) == Done()
 
@@ -328,7 +328,7 @@ def test_during_a_rotation_both_secrets_verify_and_afterwards_the_new_one_alone(
             verify(asked, secret)
 
 
-def test_nothing_is_posted_unsigned_while_the_file_is_of_no_use(server, poster, secrets):
+def test_nothing_is_posted_unsigned_while_the_file_is_unusable(server, poster, secrets):
     post = poster(server.url, signer=Signer(secrets(KNOWN_SECRET)))
     file = secrets()
     assert isinstance(post(message(b"1"), 1), Retry)
@@ -369,7 +369,7 @@ def test_a_file_that_has_not_one_or_two_secrets_is_refused_without_showing_it(se
     assert all(len(line) < 8 or line not in str(refused.value) for line in lines)
 
 
-def test_headers_of_signatures_cannot_be_given_beside_them(server, poster, secrets):
+def test_signature_headers_cannot_be_given_next_to_a_secret(server, poster, secrets):
     headers = [("Webhook-Id", "mine")]
     poster(server.url, headers=headers)
     with pytest.raises(InvalidParameter):

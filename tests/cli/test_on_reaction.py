@@ -109,21 +109,21 @@ class Letters:
 # --- order -------------------------------------------------------------------------------------------
 
 
-def test_each_message_is_saved_when_it_is_done_and_before_the_next(reaction, log):
+def test_each_message_is_saved_when_it_is_finished_and_before_the_next(reaction, log):
     work = reaction(Retry("no"), Done())
     work.run(Reading(log, 2))
     assert log == ["0 attempt 1", "again", "0 attempt 2", "done", "saved 0", "1 attempt 1", "done", "saved 1"]
     assert (work.done, work.dead) == (2, 0)
 
 
-def test_what_fails_for_good_without_dead_letters_ends_it_and_is_not_passed(reaction, log):
+def test_a_permanent_failure_without_dead_letters_ends_it_and_is_not_skipped(reaction, log):
     with pytest.raises(Stuck) as raised:
         reaction(Done(), Reject("bad")).run(Reading(log, 3))
     assert (raised.value.message.payload, raised.value.why, raised.value.attempts) == (b"1", "bad", 1)
     assert log[-2:] == ["saved 0", "1 attempt 1"]
 
 
-def test_so_does_what_has_been_retried_often_enough(reaction, log):
+def test_a_failure_after_the_last_retry_ends_it_too(reaction, log):
     with pytest.raises(Stuck) as raised:
         reaction(*[Retry("no")] * 3, retries=2).run(Reading(log, 1))
     assert raised.value.attempts == 3
@@ -131,14 +131,14 @@ def test_so_does_what_has_been_retried_often_enough(reaction, log):
         reaction(Retry("no"), retries=0).run(Reading(log, 1))
 
 
-def test_forever_is_forever(reaction, log):
+def test_forever_never_stops_retrying(reaction, log):
     work = reaction(*[Retry("no")] * 50, retries=None)
     work.run(Reading(log, 1))
     assert work.done == 1
     assert log.count("again") == 50
 
 
-def test_a_dead_letter_is_there_before_the_position_is_behind_its_message(reaction, log):
+def test_a_dead_letter_is_stored_before_the_position_moves_past_its_message(reaction, log):
     work = reaction(Reject("bad"), dead_letters=Letters(log))
     work.run(Reading(log, 2))
     assert log == [
@@ -163,19 +163,19 @@ def test_a_dead_letter_that_cannot_be_published_now_is_published_later(reaction,
     assert log == ["0 attempt 1", "unsent", "put 0: bad, 1", "dead-letter", "saved 0", "forgot 0"]
 
 
-def test_who_does_not_wait_says_so_at_once(reaction, log):
+def test_without_waiting_an_unreachable_daemon_is_reported_at_once(reaction, log):
     with pytest.raises(ConnectFailed):
         reaction(waits=False).run(Reading(log, 1, [ConnectFailed("away")]))
 
 
 @pytest.mark.parametrize("error", [PositionChanged("somebody"), PositionNotSaved("disk full")])
-def test_a_position_that_will_never_be_saved_ends_it(reaction, log, error):
+def test_a_position_that_can_never_be_saved_ends_it(reaction, log, error):
     with pytest.raises(type(error)):
         reaction().run(Reading(log, 2, [error]))
     assert "1 attempt 1" not in log
 
 
-def test_an_end_while_a_position_cannot_be_saved_says_that_it_is_not(reaction, log, stop):
+def test_an_end_while_a_position_cannot_be_saved_reports_it(reaction, log, stop):
     work = reaction()
     work.report = lambda event: stop.ask() if event.kind == "unsaved" else None
     with pytest.raises(ConnectFailed):
@@ -185,7 +185,7 @@ def test_an_end_while_a_position_cannot_be_saved_says_that_it_is_not(reaction, l
 # --- stopping ----------------------------------------------------------------------------------------
 
 
-def test_a_pause_ends_at_once_and_the_message_is_given_back(reaction, log, stop):
+def test_a_pause_ends_at_once_and_the_message_is_returned(reaction, log, stop):
     work = reaction(Retry("no", pause_s=1000))
     work.retry_policy = RetryPolicy(None, 500, 1000)
     work.report = lambda event: stop.ask()
@@ -196,7 +196,7 @@ def test_a_pause_ends_at_once_and_the_message_is_given_back(reaction, log, stop)
     assert log == ["0 attempt 1"]
 
 
-def test_what_is_done_when_the_end_is_asked_for_is_saved(reaction, log, stop):
+def test_work_finished_at_the_end_is_saved(reaction, log, stop):
     work = reaction()
     work.report = lambda event: stop.ask()
     with pytest.raises(Stopped):
@@ -215,7 +215,7 @@ def test_a_signal_ends_a_wait_for_the_next_message(reaction, log, stop):
     assert stop.signal == signal.SIGTERM
 
 
-def test_a_signal_does_not_end_what_is_not_waiting(stop):
+def test_a_signal_does_not_end_work_that_is_not_waiting(stop):
     before = signal.getsignal(signal.SIGINT)
     with stop.listening():
         os.kill(os.getpid(), signal.SIGINT)
@@ -235,7 +235,7 @@ def test_a_signal_does_not_end_what_is_not_waiting(stop):
 @given(
     attempt=st.integers(1, 10_000), chance=st.floats(0, 1), asked_s=st.floats(0, 1e9), longest_s=st.floats(0.001, 1e6)
 )
-def test_pauses_grow_and_are_bounded_whatever_the_other_side_asks(attempt, chance, asked_s, longest_s):
+def test_pauses_grow_and_are_bounded_whatever_the_server_asks(attempt, chance, asked_s, longest_s):
     retry_policy = RetryPolicy(8, 0.5, longest_s)
     pause_s = retry_policy.pause_after(attempt, Retry("", asked_s), chance)
     assert 0 < pause_s <= longest_s
@@ -252,7 +252,7 @@ def test_pauses_grow_and_are_bounded_whatever_the_other_side_asks(attempt, chanc
     attributes=st.dictionaries(st.text(max_size=50), st.text(max_size=2_000), max_size=4),
     why=st.text(max_size=6_000),
 )
-def test_a_dead_letters_attributes_keep_to_their_bound(attributes, why):
+def test_attributes_of_a_dead_letter_stay_within_their_bound(attributes, why):
     dead = message(1, {name: value for name, value in attributes.items() if "\ud800" not in name + value})
     told = attributes_of(dead, why, 9)
     assert size_of(told) <= MAX_ATTRIBUTE_BYTES

@@ -86,7 +86,7 @@ def is_gone(pid):
         (-60, Retry("killed by signal 60")),
     ],
 )
-def test_exit_code_0_is_done_65_is_never_all_else_is_worth_another_attempt(code, verdict):
+def test_exit_code_0_is_success_65_is_permanent_and_any_other_is_retried(code, verdict):
     assert verdict_of(code) == verdict
 
 
@@ -95,7 +95,7 @@ def test_the_last_line_of_standard_error_says_why(shell):
     assert verdict_of(1, b"\xff" + b"x" * 1000) == Retry("exit 1: \\xff" + "x" * 296)
 
 
-def test_a_command_that_cannot_be_started_is_worth_another_attempt(stop, output):
+def test_a_command_that_cannot_be_started_is_retried(stop, output):
     runner = Runner(["/no/such/command"], os.environ, "shop", timeout_s=1, stop=stop, output=output)
     verdict = runner(message(), 1)
     assert isinstance(verdict, Retry)
@@ -116,7 +116,7 @@ def test_a_command_need_not_read_its_input(shell):
     assert shell("exit 0", b"x" * (8 * CHUNK)) == Done()
 
 
-def test_the_environment_tells_of_the_message(shell, output, monkeypatch):
+def test_the_environment_describes_the_message(shell, output, monkeypatch):
     monkeypatch.setenv("PLAINSONG_ATTRIBUTE_OLD", "of another")
     monkeypatch.setenv("PLAINSONG_NAMESPACE", "another")
     attributes = {"routing-key": "ä b", "traceparent": "00-ab-cd-01"}
@@ -143,7 +143,7 @@ def test_attributes_that_no_variable_can_hold_are_in_the_json_alone():
     assert "TRACEPARENT" not in environment_of(message(attributes={"traceparent": "a\nb"}), 1)
 
 
-def test_words_are_no_shell_line(stop, output):
+def test_words_are_not_a_shell_line(stop, output):
     runner = Runner(["echo", "$HOME; `id`"], os.environ, "shop", timeout_s=PATIENCE_S, stop=stop, output=output)
     assert runner(message(), 1) == Done()
     assert output.got["stdout"] == b"$HOME; `id`\n"
@@ -152,7 +152,7 @@ def test_words_are_no_shell_line(stop, output):
 # --- its end -----------------------------------------------------------------------------------------
 
 
-def test_an_attempt_that_takes_too_long_is_ended_with_its_whole_group(shell, output, monkeypatch):
+def test_an_attempt_that_takes_too_long_is_ended_with_its_process_group(shell, output, monkeypatch):
     # The clock leaps past the time-out once the command has printed everything, however slow the machine is.
     leap = lambda: time.monotonic() + (2 * PATIENCE_S if output.got["stderr"] else 0)  # noqa: E731
     monkeypatch.setattr("plainsong.react.command.monotonic", leap)
@@ -163,16 +163,16 @@ def test_an_attempt_that_takes_too_long_is_ended_with_its_whole_group(shell, out
     assert output.ends == 1
 
 
-def test_one_that_does_not_heed_sigterm_is_killed(shell, monkeypatch):
+def test_a_command_that_ignores_sigterm_is_killed(shell, monkeypatch):
     monkeypatch.setattr("plainsong.react.command.KILL_AFTER_S", 0.1)
     assert shell("trap '' TERM; while :; do sleep 0.05; done", timeout_s=0.3) == Retry("took longer than 0.3 s")
 
 
-def test_an_end_on_request_is_no_success(shell):
+def test_an_end_on_request_is_not_a_success(shell):
     assert isinstance(shell("trap 'exit 0' TERM; while :; do sleep 0.05; done", timeout_s=0.3), Retry)
 
 
-def test_a_process_that_is_left_behind_with_the_pipes_holds_nobody_up(shell, output):
+def test_an_orphaned_process_that_holds_the_pipes_blocks_nothing(shell, output):
     began_s = time.monotonic()
     assert shell("echo before; sleep 1000 & echo $! >&2") == Done()
     assert time.monotonic() - began_s < PATIENCE_S
@@ -180,20 +180,20 @@ def test_a_process_that_is_left_behind_with_the_pipes_holds_nobody_up(shell, out
     os.kill(int(output.got["stderr"]), signal.SIGKILL)
 
 
-def test_exits_are_noticed_where_the_kernel_cannot_tell(shell, output, monkeypatch):
+def test_exits_are_noticed_without_support_of_the_kernel(shell, output, monkeypatch):
     monkeypatch.delattr(os, "pidfd_open")
     assert shell("cat", b"all of it") == Done()
     assert output.got["stdout"] == b"all of it"
     assert shell("exec sleep 1000", timeout_s=0.2) == Retry("took longer than 0.2 s")
 
 
-def test_what_runs_may_come_to_its_end_after_the_first_request(shell, stop):
+def test_a_running_command_may_finish_after_the_first_request(shell, stop):
     stop.ask()
     assert shell("sleep 0.2; exit 0") == Done()
 
 
 @pytest.mark.parametrize("how", ["second request", "grace over"])
-def test_what_runs_is_given_up_at_the_second_request_or_after_the_grace(shell, output, stop, how):
+def test_a_running_command_is_given_up_at_the_second_request_or_after_the_grace_period(shell, output, stop, how):
     if how == "grace over":
         stop._grace_s = 0.2
         stop.ask()
@@ -209,7 +209,7 @@ def test_what_runs_is_given_up_at_the_second_request_or_after_the_grace(shell, o
     assert output.ends == 1
 
 
-def test_whoever_interrupts_leaves_nothing_behind(stop):
+def test_an_interrupt_leaves_no_process(stop):
     class Broken(Collected):
         def take(self, message, stream, data):
             super().take(message, stream, data)
@@ -263,7 +263,7 @@ assert not pathlib.Path(f"/proc/{{orphan}}").exists()
     subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S)
 
 
-def test_a_command_that_has_ended_is_followed_by_a_look_for_orphans(shell, monkeypatch):
+def test_a_search_for_orphans_follows_the_end_of_a_command(shell, monkeypatch):
     looked = []
     monkeypatch.setattr("plainsong.react.command.reap_orphans", lambda: looked.append(True))
     assert isinstance(shell("exit 0"), Done)
