@@ -53,7 +53,7 @@ def history(client, topic):
     return found
 
 
-def test_polls_and_readers_show_what_had_been_committed_by_then(client, topic, history):
+def test_polls_and_readers_as_of_a_moment_show_what_was_committed_by_then(client, topic, history):
     for moment_ms, wanted in history.items():
         assert payloads(client.poll(topic, as_of=moment_ms, wait_ms=60_000)) == wanted
         assert payloads(client.read(topic, as_of=moment_ms)) == wanted
@@ -77,7 +77,7 @@ def test_a_moment_is_given_in_every_form_of_a_time(client, topic, history):
     assert payloads(client.poll(topic, as_of="-52w")) == []
 
 
-def test_what_contradicts_it_is_refused_before_anything_is_asked(client, topic):
+def test_contradicting_arguments_are_refused_before_any_request(client, topic):
     for options in ({"as_of": "oldest"}, {"as_of": b"x" * 20}, {"as_of": 1, "isolation": "uncommitted"}):
         with pytest.raises(InvalidParameter):
             client.poll(topic, **options)
@@ -87,7 +87,7 @@ def test_what_contradicts_it_is_refused_before_anything_is_asked(client, topic):
         client.read(topic, as_of="-1m", follow=True)
 
 
-def test_a_transaction_reads_its_own_snapshot_and_as_of_no_moment(client, topic):
+def test_a_transaction_reads_its_own_snapshot_and_not_as_of_a_moment(client, topic):
     with client.transaction():
         with pytest.raises(InvalidParameter, match="own snapshot"):
             client.poll(topic, as_of="-1m")
@@ -96,7 +96,7 @@ def test_a_transaction_reads_its_own_snapshot_and_as_of_no_moment(client, topic)
         assert payloads(client.poll(topic, as_of="-1m", direct=True)) == []
 
 
-def test_a_moment_that_is_still_to_come_is_the_daemons_to_refuse(client, topic):
+def test_a_future_moment_is_refused_by_the_daemon(client, topic):
     with pytest.raises(InvalidParameter, match="asOfMs"):
         client.poll(topic, as_of=time.time_ns() // 1_000_000 + 86_400_000)
 
@@ -108,7 +108,7 @@ def test_the_moment_is_in_the_query_and_the_isolation_in_the_body():
     assert AVRO_2.decode_poll(call.request.body).isolation == "committed"
 
 
-def test_where_the_daemon_cannot_tell_a_read_as_of_a_moment_never_becomes_an_uncommitted_one():
+def test_a_read_as_of_a_moment_never_becomes_an_uncommitted_one_on_an_older_daemon():
     world = Simulation([problem(503, "transactions_unavailable")])
 
     def asked(isolation):

@@ -43,7 +43,7 @@ async def is_parked(client: AsyncClient, topic: str) -> None:
 
 
 @on_both_loops
-async def test_publish_poll_and_read(shared_url: str, topic: str):
+async def test_publish_poll_and_read_work(shared_url: str, topic: str):
     async with AsyncClient(shared_url) as client:
         receipt = await client.publish(topic, [{"n": n} for n in range(25)], serializer=JSON)
         page = await client.poll(topic, limit=10, serializer=JSON)
@@ -71,7 +71,7 @@ async def test_a_publisher_keeps_the_order_of_each_topic(shared_url: str, topic:
 
 
 @on_both_loops
-async def test_what_becomes_of_a_message_can_be_awaited_by_many(shared_url: str, topic: str):
+async def test_the_outcome_of_a_message_can_be_awaited_by_many(shared_url: str, topic: str):
     async with AsyncClient(shared_url) as client, client.publisher(topic, linger_ms=20) as publisher:
         sent = await publisher.send(b"x")
         found = []
@@ -109,7 +109,7 @@ async def test_a_full_buffer_waits_raises_or_drops(shared_url: str, topic: str):
 
 
 @on_both_loops
-async def test_a_cancelled_block_gives_up_at_once(caplog: pytest.LogCaptureFixture):
+async def test_a_cancelled_block_gives_up_its_messages_at_once(caplog: pytest.LogCaptureFixture):
     async with AsyncClient("http://127.0.0.1:1") as client:
         with anyio.CancelScope() as scope:
             async with client.publisher("t") as publisher:
@@ -223,7 +223,7 @@ async def test_blocks_are_left_in_the_order_in_which_they_were_entered(shared_ur
 
 @pytest.mark.parametrize("kind", SENDERS)
 @on_both_loops
-async def test_a_client_that_is_left_before_its_senders_sends_what_they_have(shared_url: str, topic: str, kind: str):
+async def test_a_client_closed_before_its_senders_sends_their_messages(shared_url: str, topic: str, kind: str):
     options = {} if kind == "stream" else {"linger_ms": 60_000}
     client = AsyncClient(shared_url)
     sender = getattr(client, kind)(topic, **options)

@@ -50,7 +50,9 @@ async def committed(client: AsyncClient, topic: str) -> list[bytes]:
 
 
 @on_both_loops
-async def test_a_topic_is_read_and_another_written_with_the_position(shared_url: str, topic: str, tmp_path: Path):
+async def test_a_topic_is_read_and_another_written_together_with_the_position(
+    shared_url: str, topic: str, tmp_path: Path
+):
     position = FilePosition(tmp_path / "position")
     async with AsyncClient(shared_url) as client:
         out = f"{topic}-{tmp_path.name}"
@@ -101,7 +103,7 @@ async def test_tasks_started_inside_take_part_and_are_refused_when_it_has_ended(
 
 
 @on_both_loops
-async def test_a_task_cancelled_in_the_block_undoes_it(shared_url: str, topic: str):
+async def test_a_task_cancelled_in_the_block_rolls_it_back(shared_url: str, topic: str):
     async with AsyncClient(shared_url) as client:
         rows = AsyncRows()
         with anyio.CancelScope() as scope:
@@ -115,7 +117,7 @@ async def test_a_task_cancelled_in_the_block_undoes_it(shared_url: str, topic: s
 
 
 @on_both_loops
-async def test_a_task_cancelled_while_participants_persist_undoes_it(shared_url: str, topic: str):
+async def test_a_task_cancelled_while_participants_persist_rolls_it_back(shared_url: str, topic: str):
     async with AsyncClient(shared_url) as client:
         with anyio.CancelScope() as scope:
 
@@ -130,7 +132,7 @@ async def test_a_task_cancelled_while_participants_persist_undoes_it(shared_url:
 
 
 @on_both_loops
-async def test_a_task_cancelled_in_the_middle_of_the_commit_brings_it_to_its_end(
+async def test_a_task_cancelled_in_the_middle_of_the_commit_completes_it(
     shared_address: tuple[str, int], client: Client, topic: str
 ):
     with Proxy(shared_address) as proxy:

@@ -40,7 +40,7 @@ def outcome_of(simulation: Simulation, call: calls.Call, **options: object) -> o
         return error
 
 
-def test_a_refused_connection_is_tried_again_since_nothing_happened():
+def test_a_refused_connection_is_retried_since_nothing_happened():
     simulation = Simulation([NOBODY, NOBODY, RECEIPT])
     receipt = outcome_of(simulation, publish())
     assert receipt.first_id == pack_id(5, 0)
@@ -63,7 +63,7 @@ def test_retry_after_is_honoured():
 @pytest.mark.parametrize(
     "failure", [LOST, SILENT, problem(503, "outcome_unknown", "unknown"), problem(500, "internal", "unknown")]
 )
-def test_a_publish_that_may_have_taken_is_not_sent_again(failure):
+def test_a_publish_of_unknown_outcome_is_not_sent_again(failure):
     simulation = Simulation([failure])
     error = outcome_of(simulation, publish())
     assert isinstance(error, PlainsongError)
@@ -72,12 +72,12 @@ def test_a_publish_that_may_have_taken_is_not_sent_again(failure):
 
 
 @pytest.mark.parametrize("failure", [LOST, SILENT, problem(503, "outcome_unknown", "unknown")])
-def test_a_publish_that_may_have_taken_is_sent_again_when_the_caller_wants_at_least_once(failure):
+def test_a_publish_of_unknown_outcome_is_sent_again_with_at_least_once(failure):
     simulation = Simulation([failure, RECEIPT])
     assert outcome_of(simulation, publish(retry_unknown=True)).generation == 1
 
 
-def test_what_an_earlier_attempt_may_have_done_makes_the_end_unknown():
+def test_an_earlier_attempt_of_unknown_outcome_makes_the_result_unknown():
     simulation = Simulation([LOST, problem(404, "topic_not_found")])
     error = outcome_of(simulation, publish(retry_unknown=True))
     assert isinstance(error, TopicNotFound)
@@ -88,7 +88,7 @@ def test_what_an_earlier_attempt_may_have_done_makes_the_end_unknown():
     ("status", "code", "cls"),
     [(404, "topic_not_found", TopicNotFound), (409, "topic_exists", TopicExists), (404, "not_found", NotFound)],
 )
-def test_errors_come_back_as_their_classes_and_are_not_repeated(status, code, cls):
+def test_errors_are_raised_as_their_classes_and_not_retried(status, code, cls):
     simulation = Simulation([problem(status, code)])
     error = outcome_of(simulation, publish())
     assert type(error) is cls
@@ -104,18 +104,18 @@ def test_a_code_of_a_later_version_is_kept_and_its_status_decides_the_class():
 @pytest.mark.parametrize(
     "failure", [LOST, SILENT, NOBODY, problem(503, "recovering"), problem(503, "outcome_unknown", "unknown")]
 )
-def test_reading_is_tried_again_whatever_came_between(failure):
+def test_reads_are_retried_after_any_failure(failure):
     simulation = Simulation([failure, said(["a"])])
     assert outcome_of(simulation, calls.list_topics("default")) == ["a"]
 
 
-def test_nothing_happens_by_reading_whatever_it_ends_with():
+def test_a_failed_read_reports_that_nothing_happened():
     error = outcome_of(Simulation(lambda _: LOST), calls.list_topics("default"))
     assert isinstance(error, DeadlineExceeded)
     assert error.outcome == "not-applied"
 
 
-def test_the_deadline_says_that_nothing_happened_when_no_attempt_can_have_taken():
+def test_the_deadline_reports_that_nothing_happened_when_no_attempt_can_have_succeeded():
     simulation = Simulation(lambda _: NOBODY)
     error = outcome_of(simulation, publish(), deadline_s=10)
     assert isinstance(error, DeadlineExceeded)
@@ -124,7 +124,7 @@ def test_the_deadline_says_that_nothing_happened_when_no_attempt_can_have_taken(
     assert simulation.now_s < 10
 
 
-def test_the_deadline_says_unknown_when_an_attempt_may_have_taken():
+def test_the_deadline_reports_unknown_when_an_attempt_may_have_succeeded():
     error = outcome_of(Simulation(lambda _: LOST), publish(retry_unknown=True), deadline_s=10)
     assert isinstance(error, DeadlineExceeded)
     assert error.outcome == "unknown"
@@ -136,7 +136,7 @@ def test_an_attempt_gets_no_more_time_than_the_call_has_left():
     assert [send.timeout_s for send in simulation.sent] == [6, pytest.approx(6), pytest.approx(1)]
 
 
-def test_a_pause_that_outlasts_the_deadline_is_followed_by_no_attempt():
+def test_no_attempt_follows_a_pause_that_outlasts_the_deadline():
     simulation = Simulation(lambda _: NOBODY, overslept_s=11)
     error = outcome_of(simulation, publish(), deadline_s=10)
     assert (type(error), error.outcome) == (DeadlineExceeded, "not-applied")
@@ -156,13 +156,13 @@ def test_the_next_url_is_tried_at_once_when_one_cannot_be_reached():
     assert not simulation.pauses
 
 
-def test_a_daemon_that_is_leaving_is_left():
+def test_a_stopping_daemon_is_left():
     simulation = Simulation([problem(503, "shutting_down"), RECEIPT])
     outcome_of(simulation, publish(), url=["http://one", "http://two"])
     assert [send.url for send in simulation.sent] == ["http://one", "http://two"]
 
 
-def test_the_place_that_answered_is_kept_for_the_next_call():
+def test_the_url_that_answered_is_kept_for_the_next_call():
     simulation = Simulation([NOBODY, RECEIPT, RECEIPT])
     channel = simulation.channel(["http://one", "http://two"])
     simulation.run(channel.call, publish())
@@ -170,37 +170,37 @@ def test_the_place_that_answered_is_kept_for_the_next_call():
     assert [send.url for send in simulation.sent] == ["http://one", "http://two", "http://two"]
 
 
-def test_what_needs_transactions_is_not_waited_for():
+def test_missing_transactions_are_not_waited_for():
     simulation = Simulation([problem(503, "transactions_unavailable")])
     assert isinstance(outcome_of(simulation, publish()), Unavailable)
     assert len(simulation.sent) == 1
 
 
-def test_a_page_of_a_proxy_is_said_to_be_one():
+def test_a_page_of_a_proxy_is_reported_as_one():
     error = outcome_of(Simulation([Answer(502, {"content-type": "text/html"}, b"<html>bad gateway")]), publish())
     assert isinstance(error, UnexpectedAnswer)
     assert "bad gateway" in error.detail
     assert error.outcome == "unknown"
 
 
-def test_a_receipt_that_does_not_decode_says_that_the_messages_are_there():
+def test_a_receipt_that_does_not_decode_reports_that_the_messages_were_stored():
     error = outcome_of(Simulation([Answer(200, {}, b"\x07")]), publish())
     assert isinstance(error, UnexpectedAnswer)
     assert error.outcome == "applied"
 
 
-def test_creating_a_topic_is_repeated_after_a_doubt_only_where_finding_it_there_is_fine():
+def test_creating_a_topic_is_retried_after_an_unknown_outcome_only_if_an_existing_one_is_fine():
     sure = calls.create_topic("default", "t", {}, if_not_exists=True)
     assert outcome_of(Simulation([LOST, Answer(200, {}, b"")]), sure) is None
     error = outcome_of(Simulation([LOST]), calls.create_topic("default", "t", {}, if_not_exists=False))
     assert isinstance(error, ConnectionLost)
 
 
-def test_outcome_unknown_is_raised_as_such():
+def test_an_unknown_outcome_is_raised_as_such():
     assert isinstance(outcome_of(Simulation([problem(503, "outcome_unknown", "unknown")]), publish()), OutcomeUnknown)
 
 
-def test_a_call_may_be_another_one_after_each_failed_attempt():
+def test_a_call_may_change_after_each_failed_attempt():
     seen: list[str] = []
 
     def again(error: PlainsongError) -> calls.Call[Any] | None:
@@ -215,7 +215,7 @@ def test_a_call_may_be_another_one_after_each_failed_attempt():
     assert ["second" in send.request.path for send in simulation.sent] == [False, False, True]
 
 
-def test_all_pages_of_a_list_are_read_and_an_end_that_is_left_early_asks_for_no_more():
+def test_all_pages_of_a_list_are_read_and_stopping_early_requests_no_more():
     asked: list[str | None] = []
 
     def ask(after: str | None) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def test_a_poll_a_read_and_a_read_of_many_topics_have_them(client: Client, attri
     }
 
 
-def test_looking_tells_producer_sequence_id_and_place_in_the_batch_too(client: Client, attributed: str):
+def test_peek_shows_producer_sequence_id_and_place_in_the_batch_too(client: Client, attributed: str):
     seen = client.admin.messages(attributed)
     assert [dict(each.attributes) for each in seen] == STRINGS
     assert [(each.producer, each.sequence_id) for each in seen] == [("p", 5), ("p", 6), ("p", 9)]

@@ -27,7 +27,7 @@ from tests.patience import PATIENCE_S
 pytestmark = pytest.mark.usefixtures("both_clients")
 
 
-def test_a_topic_is_created_looked_at_changed_deleted_and_brought_back(client: Client):
+def test_a_topic_is_created_shown_changed_deleted_and_undeleted(client: Client):
     orders = client.create_topic("orders", ttl_s=3600, max_bytes=1 << 30)
     assert "orders" in client.topics()
     assert orders.properties()["ttl"] == "3600"
@@ -47,7 +47,7 @@ def test_a_topic_is_created_looked_at_changed_deleted_and_brought_back(client: C
     assert [message.payload for message in orders.poll()] == [b"kept"]
 
 
-def test_of_many_changes_at_the_same_moment_none_is_lost(client: Client, topic: str):
+def test_no_concurrent_change_is_lost(client: Client, topic: str):
     """Each thread changes one property again and again while the others change theirs."""
 
     def change(name, values):
@@ -82,7 +82,7 @@ def test_wrong_names_and_properties_are_refused(client: Client):
         client.create_topic("x", ttl_s=0)
 
 
-def test_published_messages_come_back_in_order_under_the_ids_of_the_receipt(client: Client, topic: str):
+def test_messages_are_read_in_order_under_the_ids_of_the_receipt(client: Client, topic: str):
     first = client.publish(topic, b"one")
     rest = client.publish(topic, [b"two", b"", b"\xff" * 1000])
     page = client.poll(topic)
@@ -104,7 +104,7 @@ def test_values_go_through_a_serializer_both_ways(client: Client, topic: str):
     assert values[2].payload == b"no json"
 
 
-def test_a_message_has_the_shorter_of_all_times_to_live(client: Client, topic: str):
+def test_the_shortest_time_to_live_of_a_message_counts(client: Client, topic: str):
     client.publish(topic, [Outgoing(b"own", ttl_s=60), b"request's"], ttl_s=120)
     client.publish(topic, b"topic's")
     lives_s = [(seen.expires_ms - seen.publish_time_ms) // 1000 for seen in client.admin.messages(topic)]
@@ -119,7 +119,7 @@ def test_a_message_has_the_shorter_of_all_times_to_live(client: Client, topic: s
             client.poll(topic, limit=wrong)
 
 
-def test_polls_start_and_end_where_they_are_told(client: Client, topic: str):
+def test_polls_start_and_end_where_requested(client: Client, topic: str):
     ids = [client.publish(topic, b"%d" % n).first_id for n in range(5)]
 
     def polled(*where: object, **options: object) -> list[bytes]:
@@ -158,7 +158,7 @@ def test_a_poll_waits_for_a_first_message(client: Client, topic: str):
     assert not client.poll(topic, page.last_id, wait_ms=1)
 
 
-def test_messages_can_be_looked_at_with_their_state(client: Client, topic: str):
+def test_messages_can_be_shown_with_their_state(client: Client, topic: str):
     receipt = client.publish(topic, [b"a", b"\xff"])
     seen = client.admin.messages(topic, receipt.first_id, limit=5)
     assert [(each.id, each.payload, each.state, each.size) for each in seen] == [
@@ -167,7 +167,7 @@ def test_messages_can_be_looked_at_with_their_state(client: Client, topic: str):
     ]
 
 
-def test_numbers_of_a_topic_say_how_far_behind_a_reader_is(client: Client, topic: str):
+def test_stats_of_a_topic_show_how_far_behind_a_reader_is(client: Client, topic: str):
     receipt = client.publish(topic, [b"a", b"b", b"c"])
     stats = client.admin.stats(topic, reader=receipt.first_id)
     assert stats["messages"] == 3
@@ -198,12 +198,12 @@ def test_errors_of_the_daemon_are_classes_with_hints(client: Client, topic: str)
         client.publish(topic, [])
 
 
-def test_what_the_daemon_does_not_serve_yet_is_not_waited_for(client: Client, topic: str):
+def test_routes_that_the_daemon_lacks_are_not_waited_for(client: Client, topic: str):
     with pytest.raises((InvalidProperty, TransactionsUnavailable)):
         client.create_topic("tx", transactional="nonsense")
 
 
-def test_nobody_at_the_door_means_that_nothing_happened():
+def test_a_refused_connection_means_that_nothing_happened():
     waiting = Client("http://127.0.0.1:1", deadline_s=0.3, wait_for_daemon_s=PATIENCE_S)
     with waiting as client, pytest.raises(DeadlineExceeded) as caught:
         client.publish("t", b"")
@@ -235,7 +235,7 @@ def test_one_client_serves_many_threads(client: Client, topic: str):
         assert [int(k) for who, k in found if int(who) == n] == list(range(10))
 
 
-def test_closing_a_client_says_what_its_publishers_could_not_send():
+def test_closing_a_client_reports_what_its_publishers_could_not_send():
     only_threads("publishers of tasks end with their own blocks")
     client = Client("http://127.0.0.1:1")
     client.publisher("t", exit_timeout_s=0.05).send(b"x")
@@ -245,7 +245,7 @@ def test_closing_a_client_says_what_its_publishers_could_not_send():
     assert caught.value.unsent + caught.value.unknown == 1
 
 
-def test_a_closed_client_says_so(shared_url: str):
+def test_a_closed_client_raises(shared_url: str):
     client = Client(shared_url)
     client.topics()
     client.close()
@@ -255,12 +255,12 @@ def test_a_closed_client_says_so(shared_url: str):
 
 
 @pytest.mark.parametrize("url", [5, None, [5], b"http://one"], ids=repr)
-def test_a_url_that_is_none_is_refused_in_words(url):
+def test_an_invalid_url_is_refused_with_an_explanation(url):
     with pytest.raises(InvalidParameter, match="url is "):
         Client(url)
 
 
-def test_a_position_that_keeps_nothing_is_refused_in_words(client: Client, topic: str):
+def test_a_position_without_the_required_methods_is_refused_with_an_explanation(client: Client, topic: str):
     with pytest.raises(InvalidParameter, match="position is 'one'"):
         client.read(topic, position="one")
 

@@ -214,7 +214,7 @@ def test_a_kept_connection_that_the_server_has_closed_is_replaced_before_anythin
     [None, b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", b"HTTP/1.1 2", b"SSH-2.0-OpenSSH\r\n"],
     ids=["none", "cut in the body", "cut in the head", "not HTTP"],
 )
-def test_a_broken_answer_is_a_lost_one(serve, pools, answer):
+def test_a_broken_answer_counts_as_lost(serve, pools, answer):
     def then_close(near: socket.socket) -> None:
         if answer:
             near.sendall(answer)
@@ -228,7 +228,7 @@ def test_a_broken_answer_is_a_lost_one(serve, pools, answer):
     assert ask(pool, server.url).body == b"ok"
 
 
-def test_the_time_limit_is_that_of_the_whole_exchange_however_the_bytes_trickle(serve, pools):
+def test_the_time_limit_covers_the_whole_exchange_however_the_bytes_trickle(serve, pools):
     stop = threading.Event()
 
     def trickle(near: socket.socket) -> None:
@@ -244,7 +244,7 @@ def test_the_time_limit_is_that_of_the_whole_exchange_however_the_bytes_trickle(
     assert ask(pool, server.url).body == b"ok"
 
 
-def test_a_request_whose_time_is_over_before_it_is_sent_has_not_happened(serve, pools):
+def test_a_request_whose_time_is_over_before_it_is_sent_did_not_happen(serve, pools):
     server = serve()
     failure = ask(pools(server.url), server.url, timeout_s=0)
     assert failure.kind == "connect"
@@ -259,7 +259,7 @@ PIECES = [b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n", *[b"ab"] * 5]
     [(inf, True), (121.0, True), (119.0, False), (None, False)],
     ids=["", "in time", "late", "whole"],
 )
-def test_an_answer_that_may_come_in_pieces_has_its_time_for_each_of_them_and_an_end(monkeypatch, longest_s, comes):
+def test_a_streamed_answer_has_a_time_limit_for_each_piece_and_for_its_end(monkeypatch, longest_s, comes):
     now_s = 1000.0
     left = list(PIECES)
 
@@ -292,7 +292,7 @@ def test_an_answer_that_may_come_in_pieces_has_its_time_for_each_of_them_and_an_
 
 
 @pytest.mark.parametrize(("longest_s", "comes"), [(inf, True), (121.0, True), (99.0, False), (None, False)])
-def test_so_it_has_on_an_event_loop(monkeypatch, longest_s, comes):
+def test_a_streamed_answer_has_the_same_limits_on_an_event_loop(monkeypatch, longest_s, comes):
     async def pieces() -> AsyncIterator[bytes]:
         for piece in PIECES[1:]:
             await trio.sleep(20)
@@ -318,7 +318,7 @@ def test_so_it_has_on_an_event_loop(monkeypatch, longest_s, comes):
     assert answer.body == b"ab" * 5 if comes else answer.kind == "timeout"
 
 
-def test_an_answer_that_comes_before_the_body_was_taken_is_read(serve, pools):
+def test_an_answer_that_arrives_before_the_body_was_sent_is_read(serve, pools):
     """A server that refuses a large body closes the connection; its answer has the reason."""
     answer = b"HTTP/1.1 413 Too Large\r\nConnection: close\r\nContent-Length: 3\r\n\r\nbig"
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -399,7 +399,7 @@ def test_closing_ends_requests_under_way_and_refuses_new_ones(serve, pools):
         ask(pool, server.url)
 
 
-def test_a_forked_child_connects_by_itself_and_leaves_its_parents_connections_alone(serve, pools):
+def test_a_forked_child_opens_its_own_connections_and_leaves_those_of_its_parent_alone(serve, pools):
     server = serve()
     pool = pools(server.url)
     ask(pool, server.url)

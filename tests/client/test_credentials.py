@@ -179,13 +179,13 @@ def test_no_token_is_sent_in_plain_to_another_machine(client):
         ({"certificate": ("/nowhere/c", "/nowhere/k")}, "certificate"),
     ],
 )
-def test_what_cannot_be_shown_is_told_when_the_client_is_made(options, said):
+def test_an_unusable_credential_is_refused_when_the_client_is_made(options, said):
     for client in (ThreadsClient, AsyncClient):
         with pytest.raises(InvalidParameter, match=said):
             client("https://queue.example", **options)
 
 
-def test_an_owner_that_is_reached_in_plain_is_not_followed_with_a_token():
+def test_an_owner_that_is_reached_unencrypted_is_not_followed_with_a_token():
     channel = ThreadsClient("http://127.0.0.1:1", token="psg_secret")._channel
     path = "/v1/namespaces/ns/topics/t"
     for address, url in (("10.0.0.1:7420", "http://127.0.0.1:1"), ("127.0.0.2:7420", "http://127.0.0.2:7420")):
@@ -223,7 +223,7 @@ def test_the_given_authority_is_trusted_and_no_other(authority, topics, tmp_path
         secured.close()
 
 
-def test_a_certificate_that_has_been_replaced_is_what_new_connections_show(authority, topics, monkeypatch):
+def test_new_connections_show_a_replaced_certificate(authority, topics, monkeypatch):
     monkeypatch.setattr("plainsong.credentials._LOOK_S", 0.0)
     server, mine = authority.issue("server"), authority.issue("mine", common_name="before")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -264,7 +264,7 @@ def demanding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon
         yield daemon, authority
 
 
-def test_a_daemon_that_demands_certificates_is_shown_one(demanding, topics):
+def test_a_daemon_that_requires_certificates_gets_one(demanding, topics):
     daemon, authority = demanding
     url = f"https://127.0.0.1:{daemon.address[1]}"
     mine = authority.issue("client")
@@ -299,7 +299,7 @@ def test_a_stream_names_a_certificate_that_is_not_trusted(demanding, loop):
         by_threads() if loop is None else anyio.run(by_loop, backend=loop)
 
 
-def test_publishers_streams_and_readers_go_by_tls_and_by_unix_sockets(demanding):
+def test_publishers_streams_and_readers_work_over_tls_and_unix_sockets(demanding):
     daemon, authority = demanding
     tls = {"ca_file": authority.file, "certificate": tuple(authority.issue("client"))}
     places = {f"https://127.0.0.1:{daemon.address[1]}": tls, f"unix:{daemon.data_dir.parent}/s": {}}

@@ -29,7 +29,7 @@ def test_a_refused_first_connection_raises_within_a_second_and_says_what_is_not_
 
 
 @pytest.mark.parametrize("luck", [0.0, 0.5, 1.0])
-def test_it_is_raised_when_the_patience_is_over_however_long_the_pauses_are(luck):
+def test_it_is_raised_at_the_time_limit_however_long_the_pauses_are(luck):
     world = Simulation(lambda _: NOBODY)
     channel = world.channel(reached=False, wait_for_daemon_s=0.5)
     channel.random = lambda: luck
@@ -38,7 +38,7 @@ def test_it_is_raised_when_the_patience_is_over_however_long_the_pauses_are(luck
     assert world.now_s == pytest.approx(0.5, abs=0.01)
 
 
-def test_https_at_a_port_without_tls_says_so():
+def test_https_at_a_port_without_tls_is_reported_as_such():
     with socket.create_server(("127.0.0.1", 0)) as server:
         answering = threading.Thread(target=_answer_plainly, args=(server,))
         answering.start()
@@ -61,7 +61,7 @@ def test_a_daemon_that_starts_a_moment_later_is_found():
     assert world.run(world.channel(reached=False).call, TOPICS) == ["t"]
 
 
-def test_every_url_is_tried_before_that():
+def test_every_url_is_tried_before_it_is_raised():
     world = Simulation([NOBODY, said(["t"])])
     channel = world.channel(["http://one", "http://two"], reached=False, wait_for_daemon_s=0)
     assert world.run(channel.call, TOPICS) == ["t"]
@@ -70,13 +70,13 @@ def test_every_url_is_tried_before_that():
         world.run(world.channel(["http://one", "http://two"], reached=False, wait_for_daemon_s=0).call, TOPICS)
 
 
-def test_what_once_worked_is_retried_until_the_deadline():
+def test_a_url_that_once_worked_is_retried_until_the_deadline():
     world = Simulation([said(["t"]), *[NOBODY] * 6, said(["u"])])
     channel = world.channel(reached=False)
     assert [world.run(channel.call, TOPICS) for _ in range(2)] == [["t"], ["u"]]
 
 
-def test_how_long_the_first_one_waits_can_be_said():
+def test_the_time_limit_of_the_first_connection_can_be_set():
     world = Simulation([*[NOBODY] * 9, said(["t"])])
     assert world.run(world.channel(reached=False, wait_for_daemon_s=30).call, TOPICS) == ["t"]
     for wrong in (-1, float("nan"), 1e12):

@@ -61,14 +61,14 @@ def test_errors_name_the_owner_too():
 
 @pytest.mark.parametrize("failure", [NOBODY, problem(503, "no_owner"), problem(503, "shutting_down")])
 @pytest.mark.parametrize("retry", [True, False])
-def test_an_owner_that_is_not_there_costs_one_attempt_and_no_pause(failure, retry):
+def test_a_missing_owner_costs_one_attempt_and_no_pause(failure, retry):
     urls, simulation = sent([stored("two:1"), failure, stored()], publish(), publish(), retry=retry)
     assert urls == ["http://one", "http://two:1", "http://one"]
     assert simulation.pauses == []
 
 
 @pytest.mark.parametrize("failure", [LOST, SILENT])
-def test_a_write_that_an_owner_may_have_taken_is_not_sent_again(failure):
+def test_a_write_that_an_owner_may_have_stored_is_not_sent_again(failure):
     simulation = Simulation([stored("two:1"), failure])
     client = simulation.channel()
     simulation.run(client.call, publish())
@@ -105,35 +105,35 @@ def test_an_owner_that_did_not_answer_is_left_alone_longer_each_time():
         pause_s = min(2 * pause_s, MAX_AVOID_S)
 
 
-def test_a_connection_to_an_owner_may_take_a_second_and_to_a_given_url_what_was_asked_for():
+def test_connecting_to_an_owner_may_take_a_second_and_to_a_given_url_the_requested_time():
     _, simulation = sent([stored("two:1"), NOBODY, stored("two:1")], publish(), publish())
     assert [each.connect_timeout_s for each in simulation.sent] == [5.0, 1.0, 5.0]
 
 
-def test_something_else_at_an_owners_address_is_left_alone():
+def test_another_server_at_the_address_of_an_owner_is_left_alone():
     page = Answer(404, {"content-type": "text/html"}, b"<html>")
     urls, _ = sent([stored("two:1"), page, stored("two:1"), stored()], publish(), publish(), publish())
     assert urls == ["http://one", "http://two:1", "http://one", "http://one"]
 
 
-def test_switched_off_nobody_is_followed():
+def test_when_switched_off_no_owner_is_followed():
     urls, _ = sent([stored("two:1"), stored("two:1")], publish(), publish(), follow_owners=False)
     assert urls == ["http://one", "http://one"]
 
 
 @pytest.mark.parametrize("url", ["http://proxy/plainsong", "https://proxy/plainsong"])
-def test_who_is_behind_a_proxys_path_is_not_gone_to(url):
+def test_an_owner_after_a_proxy_with_a_path_is_not_followed(url):
     urls, _ = sent([stored("two:1"), stored()], publish(), publish(), url=url)
     assert urls == [url, url]
 
 
-def test_encryption_is_kept():
+def test_following_keeps_the_encryption():
     urls, _ = sent([stored("two:1"), stored()], publish(), publish(), url="https://one")
     assert urls == ["https://one", "https://two:1"]
 
 
 @pytest.mark.parametrize("address", ["", "two", "two:port", "user@two:1", "two:1/path", "two:1 three:1", "two:123456"])
-def test_what_is_no_address_is_not_followed(address):
+def test_an_invalid_address_is_not_followed(address):
     urls, _ = sent([stored(address), stored()], publish(), publish())
     assert urls == ["http://one", "http://one"]
 
@@ -147,7 +147,7 @@ def test_an_owner_may_be_one_of_the_given_urls():
     assert urls == ["http://one:1", "http://two:1", "http://one:1", "http://three:1"]
 
 
-def test_so_many_owners_are_remembered_and_then_all_are_learnt_again():
+def test_the_number_of_remembered_owners_is_bounded():
     places = Places(("http://one",))
     for number in range(3 * MAX_OWNERS):
         places.remember_owner(f"n/topics/t{number}", "http://one", {"plainsong-owner": "two:1"})
@@ -155,7 +155,7 @@ def test_so_many_owners_are_remembered_and_then_all_are_learnt_again():
         assert len(places._owners) <= MAX_OWNERS
 
 
-def test_topics_and_the_transactions_have_owners_and_nothing_else():
+def test_only_topics_and_transactions_have_owners():
     assert (
         owned_part("/v1/namespaces/n/topics/t") == owned_part("/v1/namespaces/n/topics/t/poll?limit=1") == "n/topics/t"
     )

@@ -32,7 +32,7 @@ def encoded(sizes: list[int], attributes: bool) -> bytes:
 
 
 @given(st.integers(20, 60), st.integers(0, 60), st.booleans(), st.data())
-def test_one_wrong_byte_means_the_same_to_both(count: int, size: int, attributes: bool, data: st.DataObject):
+def test_both_decoders_judge_one_wrong_byte_alike(count: int, size: int, attributes: bool, data: st.DataObject):
     body = bytearray(encoded([size] * count, attributes))
     assert outcome(bytes(body), attributes) == walked(bytes(body), attributes)
     at = data.draw(st.integers(0, len(body) - 1))
@@ -48,7 +48,7 @@ def test_lengths_that_add_up_by_chance_are_not_mistaken(sizes: list[int], attrib
     assert [len(frame.payload) for frame in decode_frames(body, attributes=attributes)] == sizes
 
 
-def test_an_id_that_is_none_ends_no_page_early():
+def test_an_invalid_id_ends_no_page_early():
     body = bytearray(encoded([10] * 50, attributes=True))
     stride = 24 + 10 + 5
     body[7 * stride : 7 * stride + 20] = frames.FRAMES_END

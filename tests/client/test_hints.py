@@ -36,13 +36,13 @@ def hints_of_the_daemon():
                 yield node.value
 
 
-def test_every_hint_of_the_daemon_that_speaks_of_http_has_words_for_the_other_places():
+def test_every_hint_of_the_daemon_about_http_has_words_for_the_other_interfaces():
     found = {hint for hint in hints_of_the_daemon() if OF_HTTP.search(re.sub("|".join(NAMES), "", hint))}
     assert {each.http for each in HINTS} >= found - set(OF_PROTOCOLS)
 
 
 @pytest.mark.parametrize("hint", HINTS, ids=lambda hint: hint.http)
-def test_the_words_of_one_place_are_not_those_of_another(hint):
+def test_the_words_of_one_interface_are_not_those_of_another(hint):
     written = "\n".join(
         path.read_text(encoding="utf-8") for path in ROOT.glob("[pba]*/**/*.py") if path.name != "hints.py"
     )

@@ -71,7 +71,7 @@ PLACES = {
 @pytest.mark.parametrize(
     ("kind", "queue", "place"), [(kind, queue, each) for kind, (queue, places) in PLACES.items() for each in places]
 )
-def test_a_message_of_a_handler_that_interrupts_a_sender_anywhere_is_sent(
+def test_a_message_sent_by_a_handler_that_interrupts_a_sender_anywhere_is_sent(
     client: Any, topic: str, interrupt, kind: str, queue: type, place: str
 ):
     def work() -> None:

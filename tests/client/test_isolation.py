@@ -37,7 +37,7 @@ def isolations(world):
     return [AVRO_2.decode_poll(each.body).isolation for each in polls]
 
 
-def test_a_read_is_committed_by_default_and_rolled_back_messages_are_in_none(client, topic):
+def test_a_read_is_committed_by_default_and_shows_no_rolled_back_messages(client, topic):
     client.publish(topic, b"plain")
     begun = client.transactions.begin()
     client.publish(topic, b"rolled back", transaction=begun)
@@ -58,7 +58,7 @@ def test_a_read_is_committed_by_default_and_rolled_back_messages_are_in_none(cli
 
 
 @pytest.mark.parametrize("name", ["off", "tephra"])
-def test_where_the_daemon_cannot_tell_a_default_read_shows_everything_and_says_so_once(name, caplog):
+def test_without_transactions_a_default_read_shows_everything_and_says_so_once(name, caplog):
     world = Simulation(
         lambda send: (
             service(name)
@@ -96,7 +96,7 @@ class Restarted(Simulation):
         return AWAY if is_committed and not self.is_on else said(0)
 
 
-def test_a_daemon_that_has_got_a_transaction_service_is_read_committed_within_a_minute():
+def test_reads_become_committed_within_a_minute_after_the_daemon_gets_a_transaction_service():
     world = Restarted()
     channel = world.channel()
     assert world.run(channel.read, asked, None) == "uncommitted"
@@ -108,7 +108,7 @@ def test_a_daemon_that_has_got_a_transaction_service_is_read_committed_within_a_
 
 
 @pytest.mark.parametrize("failure", [LOST, NOBODY])
-def test_a_default_read_is_committed_once_the_connection_was_lost_to_a_daemon_that_has_got_a_transaction_service(
+def test_reads_become_committed_after_reconnecting_to_a_daemon_that_got_a_transaction_service(
     failure,
 ):
     world = Restarted()
@@ -120,7 +120,7 @@ def test_a_default_read_is_committed_once_the_connection_was_lost_to_a_daemon_th
     assert world.run(channel.read, asked, None) == "committed"
 
 
-def test_only_an_explicit_committed_is_refused_there():
+def test_only_an_explicit_committed_is_refused_without_transactions():
     world = Simulation([AWAY])
     with pytest.raises(TransactionsUnavailable):
         world.run(world.channel().read, asked, "committed")

@@ -41,7 +41,7 @@ def test_all_that_can_be_done_with_a_topic_is_listed():
     }
 
 
-def test_names_of_the_second_table_are_there():
+def test_names_of_the_second_table_exist():
     names = ["TransactionAware", "TransactionContext", "LightweightTransaction"]
     for name in [*names, *(f"Async{name}" for name in names)]:
         kind = getattr(plainsong, name)
@@ -55,7 +55,7 @@ def test_names_of_the_second_table_are_there():
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_method_of_a_topic_has_the_signature_and_the_help_of_the_clients_less_the_topic(kind: type):
+def test_a_method_of_a_topic_has_the_signature_and_help_of_the_client_method_without_the_topic(kind: type):
     topic = kind("http://127.0.0.1:1").topic("t")
     administration = type(kind("http://127.0.0.1:1").admin)
     for home, name in ((kind, "publish"), (kind, "read"), (kind, "producer"), (administration, "set_properties")):

@@ -70,7 +70,7 @@ def test_a_reader_that_is_killed_again_and_again_skips_nothing(
     assert list(dict.fromkeys(done)) == list(range(count)), "nothing skipped, and what comes again comes in order"
 
 
-def test_a_program_that_ends_without_closing_sends_what_it_has(client: Client, topic: str, shared_url: str):
+def test_a_program_that_ends_without_closing_sends_its_messages(client: Client, topic: str, shared_url: str):
     text = """
         import sys
         from plainsong import Client
@@ -82,7 +82,7 @@ def test_a_program_that_ends_without_closing_sends_what_it_has(client: Client, t
     assert [int(message.payload) for message in client.read(topic)] == list(range(1000))
 
 
-def test_a_program_that_ends_without_a_daemon_says_what_was_not_sent_and_ends_in_time():
+def test_a_program_that_ends_without_a_daemon_reports_unsent_messages_and_ends_in_time():
     text = """
         from plainsong import Client
         publisher = Client("http://127.0.0.1:1").publisher("t", exit_timeout_s=2)
@@ -95,7 +95,7 @@ def test_a_program_that_ends_without_a_daemon_says_what_was_not_sent_and_ends_in
     assert "no daemon answers at http://127.0.0.1:1: " in err, "whether its last attempt was over or not"
 
 
-def test_a_program_that_fails_still_sends_what_it_has(client: Client, topic: str, shared_url: str):
+def test_a_failing_program_still_sends_its_messages(client: Client, topic: str, shared_url: str):
     text = """
         import sys
         from plainsong import Client
@@ -135,7 +135,7 @@ def test_a_client_can_be_used_by_parent_and_child_after_a_fork(client: Client, t
     assert len(client.poll(topic)) == 41
 
 
-def test_a_publisher_starts_afresh_in_a_child_and_the_parent_keeps_what_waits(client: Client, topic: str):
+def test_a_publisher_starts_empty_in_a_child_and_the_parent_keeps_its_messages(client: Client, topic: str):
     with client.publisher(topic, linger_ms=60_000) as publisher:
         waiting = publisher.send(b"parent's")
 
@@ -153,7 +153,7 @@ def test_a_publisher_starts_afresh_in_a_child_and_the_parent_keeps_what_waits(cl
     assert sorted(message.payload for message in client.read(topic)) == [b"child's", b"parent's"]
 
 
-def test_what_is_under_way_at_a_fork_is_settled_in_the_child_too(topic: str, shared_address: tuple[str, int]):
+def test_messages_in_progress_at_a_fork_are_completed_in_the_child_too(topic: str, shared_address: tuple[str, int]):
     with Proxy(shared_address) as proxy, Client(proxy.url, request_timeout_s=20) as through:
         proxy.mode = "swallow"
         publisher = through.publisher(topic)
@@ -196,7 +196,7 @@ def test_importing_the_client_loads_nothing_of_the_daemon():
     assert result_of(program(text)) == (0, "[]\n", "")
 
 
-def test_the_file_of_a_position_is_never_half_written(tmp_path: Path, client: Client, topic: str, shared_url: str):
+def test_a_position_file_is_never_half_written(tmp_path: Path, client: Client, topic: str, shared_url: str):
     client.publish(topic, [b"%d" % n for n in range(2000)])
     text = """
         import sys
@@ -242,7 +242,7 @@ REFUSES_THREADS_AT_EXIT = """
         "client.stream(topic)",
     ],
 )
-def test_a_program_that_ends_without_closing_sends_what_it_has_where_no_thread_starts_at_its_end(
+def test_a_program_that_ends_without_closing_sends_its_messages_where_no_thread_starts_at_its_end(
     client: Client, topic: str, shared_url: str, sender: str
 ):
     text = f"""{REFUSES_THREADS_AT_EXIT}

@@ -49,7 +49,7 @@ def numbers(client: Client, topic: str) -> list[int]:
 # --- names and numbers -------------------------------------------------------------------------------
 
 
-def test_automatic_ids_begin_with_0_and_go_on_after_the_last(client: Client, topic: str):
+def test_automatic_ids_begin_with_0_and_continue_after_the_last(client: Client, topic: str):
     with client.producer(topic, "p") as producer:
         assert (producer.name, producer.epoch, producer.last_sequence_id) == ("p", 1, -1)
         sents = [producer.send(b"%d" % n) for n in range(100)]
@@ -64,19 +64,19 @@ def test_automatic_ids_begin_with_0_and_go_on_after_the_last(client: Client, top
     assert numbers(client, topic) == list(range(101))
 
 
-def test_the_daemon_makes_names_that_nobody_has(client: Client, topic: str):
+def test_the_daemon_makes_unused_names(client: Client, topic: str):
     with client.producer(topic) as one, client.producer(topic) as other:
         assert one.name != other.name
         assert {one.publish(b"1").last_sequence_id, other.publish(b"2").last_sequence_id} == {0}
 
 
-def test_the_first_automatic_id_can_be_said(client: Client, topic: str):
+def test_the_first_automatic_id_can_be_set(client: Client, topic: str):
     with client.producer(topic, "p", initial_sequence_id=41) as producer:
         assert producer.send(b"a").result(PATIENCE_S).sequence_id == 41
         assert producer.publish([b"b", b"c"]).last_sequence_id == 43
 
 
-def test_from_at_or_below_the_last_each_message_up_to_it_is_a_duplicate(client: Client, topic: str):
+def test_from_an_id_at_or_below_the_last_each_message_up_to_it_is_a_duplicate(client: Client, topic: str):
     with client.producer(topic, "p") as producer:
         first = producer.publish([b"0", b"1", b"2", b"3"])
     with client.producer(topic, "p", initial_sequence_id=2) as again:
@@ -89,7 +89,7 @@ def test_from_at_or_below_the_last_each_message_up_to_it_is_a_duplicate(client: 
     assert numbers(client, topic) == list(range(7))
 
 
-def test_ids_of_ones_own_may_have_holes_and_are_never_mixed_with_automatic_ones(client: Client, topic: str):
+def test_explicit_ids_may_have_gaps_and_are_never_mixed_with_automatic_ones(client: Client, topic: str):
     with client.producer(topic, "p") as producer:
         sents = [producer.send(b"%d" % n, sequence_id=n) for n in (3, 7, 12)]
         assert [sent.result(PATIENCE_S).sequence_id for sent in sents] == [3, 7, 12]
@@ -122,7 +122,7 @@ def test_threads_agree_with_the_topic_about_the_order(client: Client, topic: str
     assert [receipt.id for receipt in receipts] == [message.id for message in client.read(topic)]
 
 
-def test_values_attributes_and_routing_keys(client: Client, topic: str):
+def test_values_attributes_and_routing_keys_are_sent(client: Client, topic: str):
     with client.producer(topic, serializer=JSON) as producer:
         producer.send({"a": 1}, attributes={"traceparent": "00"}, routing_key="k").result(PATIENCE_S)
         producer.publish([[1], Outgoing([2], attributes={"own": "x"})], routing_key="r")
@@ -135,7 +135,7 @@ def test_values_attributes_and_routing_keys(client: Client, topic: str):
     ]
 
 
-def test_attributes_go_with_every_kind_of_publish(client: Client, topic: str):
+def test_attributes_are_sent_with_every_kind_of_publish(client: Client, topic: str):
     client.publish(topic, b"plain", attributes={"h": "1"}, routing_key="k")
     with client.publisher(topic) as publisher:
         publisher.send(Outgoing(b"gathered", attributes={"h": "2"}))
@@ -151,7 +151,7 @@ def test_attributes_go_with_every_kind_of_publish(client: Client, topic: str):
 
 
 @pytest.mark.parametrize("mode", ["lose", "cut"])
-def test_what_took_is_found_and_nothing_is_stored_twice(
+def test_stored_messages_are_found_and_nothing_is_stored_twice(
     client: Client, topic: str, shared_address: tuple[str, int], mode: Any
 ):
     with Proxy(shared_address) as proxy, Client(proxy.url, deadline_s=20) as far:
@@ -178,7 +178,7 @@ def test_requests_that_never_arrived_are_sent_again(client: Client, topic: str, 
     assert numbers(client, topic) == list(range(50))
 
 
-def test_an_answer_that_never_comes_is_asked_for(client: Client, topic: str, shared_address: tuple[str, int]):
+def test_a_missing_answer_is_queried(client: Client, topic: str, shared_address: tuple[str, int]):
     with (
         Proxy(shared_address) as proxy,
         Client(proxy.url, request_timeout_s=2) as far,
@@ -191,7 +191,7 @@ def test_an_answer_that_never_comes_is_asked_for(client: Client, topic: str, sha
     assert numbers(client, topic) == [0, 1]
 
 
-def test_a_deadline_of_ones_own_is_kept_behind_a_request_that_is_not_answered(
+def test_an_explicit_deadline_holds_after_an_unanswered_request(
     client: Client, topic: str, shared_address: tuple[str, int]
 ):
     with (
@@ -210,7 +210,7 @@ def test_a_deadline_of_ones_own_is_kept_behind_a_request_that_is_not_answered(
     assert numbers(client, topic) == [0]
 
 
-def test_many_producers_through_a_bad_line_lose_nothing_and_repeat_nothing(
+def test_many_producers_on_a_bad_connection_lose_nothing_and_repeat_nothing(
     client: Client, topic: str, shared_address: tuple[str, int]
 ):
     chance = random.Random(6)
@@ -259,7 +259,7 @@ def test_many_producers_through_a_bad_line_lose_nothing_and_repeat_nothing(
 # --- the end of a session ----------------------------------------------------------------------------
 
 
-def test_the_newest_of_a_name_fences_off_the_older_ones(client: Client, topic: str):
+def test_the_newest_session_of_a_name_fences_the_older_ones(client: Client, topic: str):
     with client.producer(topic, "p", linger_ms=60_000) as old:
         waiting = old.send(b"too late")
         with client.producer(topic, "p") as new:
@@ -274,7 +274,7 @@ def test_the_newest_of_a_name_fences_off_the_older_ones(client: Client, topic: s
     assert payloads(client, topic) == [b"good"]
 
 
-def test_a_topic_that_was_made_anew_gets_nothing_of_the_old_one(client: Client, topic: str):
+def test_a_recreated_topic_gets_nothing_meant_for_the_old_one(client: Client, topic: str):
     with client.producer(topic, "p") as producer:
         producer.publish(b"old")
         client.admin.delete_topic(topic)
@@ -290,7 +290,7 @@ def test_a_topic_that_was_made_anew_gets_nothing_of_the_old_one(client: Client, 
         assert (producer.generation, producer.last_sequence_id) == (2, -1)
 
 
-def test_the_old_generation_tells_what_became_of_the_last_request(
+def test_the_old_generation_reports_the_outcome_of_the_last_request(
     client: Client, topic: str, shared_address: tuple[str, int]
 ):
     with (
@@ -321,7 +321,7 @@ def test_where_deduplication_is_off_opening_is_refused_unless_it_is_optional(cli
     assert len(payloads(client, topic)) == 2
 
 
-def test_who_relies_on_it_stops_when_it_is_switched_off(client: Client, topic: str):
+def test_a_producer_that_requires_deduplication_stops_when_it_is_switched_off(client: Client, topic: str):
     with client.producer(topic, "p") as producer:
         producer.publish(b"0")
         client.admin.set_properties(topic, deduplication="disabled")
@@ -344,7 +344,7 @@ def test_a_refused_message_with_an_id_of_its_own_stops_its_producer(client: Clie
         assert producer.last_sequence_id == 0
 
 
-def test_closing_says_what_was_not_sent_and_a_closed_one_takes_nothing(client: Client, topic: str):
+def test_closing_reports_unsent_messages_and_a_closed_producer_accepts_nothing(client: Client, topic: str):
     producer = client.producer(topic, "p")
     client.admin.delete_topic(topic)
     producer.send(b"x")
@@ -356,7 +356,7 @@ def test_closing_says_what_was_not_sent_and_a_closed_one_takes_nothing(client: C
         producer.send(b"y")
 
 
-def test_a_producer_that_nobody_closed_is_closed_with_its_client(shared_url: str, client: Client, topic: str):
+def test_a_producer_that_was_not_closed_is_closed_with_its_client(shared_url: str, client: Client, topic: str):
     only_threads("producers of tasks end with their own blocks")
     with Client(shared_url) as other:
         sent = other.producer(topic, "p", linger_ms=60_000).send(b"x")
@@ -366,7 +366,7 @@ def test_a_producer_that_nobody_closed_is_closed_with_its_client(shared_url: str
 # --- lightweight transactions ------------------------------------------------------------------------
 
 
-def test_a_lightweight_transaction_is_in_one_piece_and_readable_when_commit_returns(client: Client, topic: str):
+def test_a_lightweight_transaction_is_atomic_and_readable_when_commit_returns(client: Client, topic: str):
     with client.producer(topic, "p") as producer, client.publisher(topic) as others:
         for n in range(20):
             others.send(b"other")
@@ -384,7 +384,7 @@ def test_a_lightweight_transaction_is_in_one_piece_and_readable_when_commit_retu
         assert page[0].attributes["routingKey"] == "key"
 
 
-def test_what_is_aborted_or_left_open_is_nowhere_and_uses_no_id(client: Client, topic: str):
+def test_aborted_and_open_transactions_publish_nothing_and_use_no_id(client: Client, topic: str):
     with client.producer(topic, "p") as producer:
         with producer.begin("key") as tx:
             tx.write(b"left open")
@@ -405,7 +405,7 @@ def test_what_is_aborted_or_left_open_is_nowhere_and_uses_no_id(client: Client, 
     assert payloads(client, topic) == [b"a", b"b"]
 
 
-def test_time_over_aborts_an_open_one_without_being_asked(client: Client, topic: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_timeout_aborts_an_open_transaction_by_itself(client: Client, topic: str, monkeypatch: pytest.MonkeyPatch):
     now = {module: import_module(f"plainsong._{kind().name}.{module}").now for module in ("producer", "publisher")}
     with client.producer(topic, "p", transaction_timeout_s=1) as producer:
         # The clock stands still for the caller and for the worker until the message is in.
@@ -423,7 +423,7 @@ def test_time_over_aborts_an_open_one_without_being_asked(client: Client, topic:
 
 
 @pytest.mark.parametrize("mode", ["lose", "swallow", "cut"])
-def test_a_commit_whose_answer_is_lost_is_found_out(
+def test_the_outcome_of_a_commit_with_a_lost_answer_is_determined(
     client: Client, topic: str, shared_address: tuple[str, int], mode: Any
 ):
     with (
@@ -440,7 +440,7 @@ def test_a_commit_whose_answer_is_lost_is_found_out(
     assert payloads(client, topic) == [b"a", b"b"]
 
 
-def test_of_a_straddling_one_nothing_is_stored(client: Client, topic: str):
+def test_a_straddling_transaction_stores_nothing(client: Client, topic: str):
     with client.producer(topic, "p") as producer:
         producer.publish(b"5", sequence_ids=[5])
         tx = producer.begin("key")
@@ -454,7 +454,7 @@ def test_of_a_straddling_one_nothing_is_stored(client: Client, topic: str):
     assert numbers(client, topic) == [5, 6, 7]
 
 
-def test_16_mebibytes_go_together_and_no_more(client: Client, topic: str):
+def test_16_mebibytes_fit_into_one_transaction_and_no_more(client: Client, topic: str):
     most = [b"x" * (4 << 20)] * 4
     with client.producer(topic, "p") as producer, producer.begin("key") as tx:
         for payload in most:
@@ -469,7 +469,7 @@ def test_16_mebibytes_go_together_and_no_more(client: Client, topic: str):
     assert sum(map(len, payloads(client, topic))) == 16 << 20
 
 
-def test_a_batch_without_a_producer(client: Client, topic: str):
+def test_a_batch_needs_no_producer(client: Client, topic: str):
     receipt = client.topic(topic).publish_atomic("key", ["a", "b"], serializer=str)
     assert (receipt.count, receipt.deduplicated) == (2, False)
     assert [message.attributes["routingKey"] for message in client.read(topic)] == ["key", "key"]
@@ -500,7 +500,7 @@ def test_inside_a_block_a_producer_publishes_under_the_transaction(
     assert [message.payload for message in client.read(topic, isolation="committed")] == [b"a", b"b", b"direct"]
 
 
-def test_ids_of_a_transaction_that_was_undone_are_used_up(client: Client, topic: str):
+def test_ids_of_a_rolled_back_transaction_are_consumed(client: Client, topic: str):
     with client.producer(topic, "p") as producer:
         with suppress(KeyError), client.transaction():
             producer.publish(b"undone", sequence_ids=[1])
@@ -515,7 +515,7 @@ def test_ids_of_a_transaction_that_was_undone_are_used_up(client: Client, topic:
 # --- administration ----------------------------------------------------------------------------------
 
 
-def test_producers_and_namespaces_can_be_looked_after(client: Client, topic: str):
+def test_producers_and_namespaces_can_be_administered(client: Client, topic: str):
     producer: Producer = client.producer(topic, "a/b c")
     producer.publish([b"0", b"1"])
     page = client.admin.producers(topic)

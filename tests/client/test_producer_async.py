@@ -26,7 +26,7 @@ def payloads(client: Client, topic: str) -> list[bytes]:
     return [message.payload for message in client.read(topic)]
 
 
-def test_the_course_of_a_producer_on_an_event_loop(run: Any, client: Client, topic: str, shared_url: str):
+def test_a_producer_works_on_an_event_loop(run: Any, client: Client, topic: str, shared_url: str):
     async def work() -> None:
         async with AsyncClient(shared_url) as far:
             async with far.producer(topic, "p") as producer:
@@ -56,7 +56,7 @@ def test_the_course_of_a_producer_on_an_event_loop(run: Any, client: Client, top
     assert [int(payload) for payload in payloads(client, topic)] == list(range(306))
 
 
-def test_a_cancelled_block_tells_those_who_wait(run: Any, shared_address: tuple[str, int], topic: str):
+def test_a_cancelled_block_notifies_its_waiters(run: Any, shared_address: tuple[str, int], topic: str):
     async def work(url: str, proxy: Proxy) -> None:
         async with AsyncClient(url) as far:
             with anyio.CancelScope() as scope:

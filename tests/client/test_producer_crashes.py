@@ -34,7 +34,7 @@ FROM_A_FILE = """
 """
 
 
-def test_a_file_is_published_once_whoever_is_killed(daemon: Callable[..., Daemon], tmp_path: Path):
+def test_a_file_is_published_once_whichever_process_is_killed(daemon: Callable[..., Daemon], tmp_path: Path):
     lines = [f"line {n} {'x' * (n % 50)}" for n in range(4000)]
     (tmp_path / "input").write_text("\n".join(lines) + "\n")
     one = daemon(bind=free_address())
@@ -65,7 +65,7 @@ def test_a_file_is_published_once_whoever_is_killed(daemon: Callable[..., Daemon
         assert [message.payload.decode() for message in client.read("t")] == lines
 
 
-def test_a_producer_outlives_its_daemon(daemon: Callable[..., Daemon]):
+def test_a_producer_survives_its_daemon(daemon: Callable[..., Daemon]):
     one = daemon(bind=free_address())
     with Client(url_of(one), deadline_s=PATIENCE_S) as client:
         client.create_topic("t")
@@ -124,7 +124,7 @@ def test_a_transaction_that_died_with_its_program_is_there_once_or_not_at_all(
     assert found == [b"%d.%d" % (n, part) for n in range(len(found) // 3) for part in range(3)]
 
 
-def test_in_a_forked_child_the_name_is_the_parents(shared_url: str, client: Client, topic: str):
+def test_in_a_forked_child_the_name_stays_with_the_parent(shared_url: str, client: Client, topic: str):
     text = """
         import os, sys
         from plainsong import Client
@@ -150,7 +150,7 @@ def test_in_a_forked_child_the_name_is_the_parents(shared_url: str, client: Clie
     assert [message.payload for message in client.read(topic)] == [b"parent's"]
 
 
-def test_a_daemon_that_stays_away_is_told_and_nothing_behind_it_is_stored(daemon: Callable[..., Daemon]):
+def test_a_daemon_that_stays_away_is_reported_and_nothing_after_it_is_stored(daemon: Callable[..., Daemon]):
     one = daemon(bind=free_address())
     with Client(url_of(one), deadline_s=PATIENCE_S) as client:
         client.create_topic("t")
@@ -185,7 +185,7 @@ INTO_A_DATABASE = """
 """
 
 
-def test_what_is_kept_with_its_message_id_counts_each_message_once(
+def test_effects_kept_with_the_message_id_count_each_message_once(
     client: Client, topic: str, shared_url: str, tmp_path: Path
 ):
     path = tmp_path / "totals.db"

@@ -59,12 +59,12 @@ class Desk:
         return raised.value
 
 
-def test_a_new_producer_begins_with_nothing_and_a_first_epoch():
+def test_a_new_producer_begins_without_an_id_and_with_a_first_epoch():
     desk = Desk()
     assert (desk.session.epoch, desk.session.last_sequence_id, desk.session.generation) == (1, -1, 1)
 
 
-def test_the_daemon_makes_a_name_for_whoever_has_none():
+def test_the_daemon_makes_a_name_for_a_producer_without_one():
     assert Desk(name=None).session.name.startswith("made-")
 
 
@@ -75,7 +75,7 @@ def test_any_text_can_be_a_name():
     assert desk.topic.producers["a/b ü?#"].last == 0
 
 
-def test_what_is_delivered_has_a_receipt_for_each_message():
+def test_delivered_messages_have_a_receipt_each():
     desk = Desk()
     delivered = desk.deliver(0, 1, 5)
     assert [(delivered.of(n).sequence_id, delivered.of(n).duplicate) for n in range(3)] == [
@@ -90,7 +90,7 @@ def test_what_is_delivered_has_a_receipt_for_each_message():
 @pytest.mark.parametrize(
     "doubt", [LOST, SILENT, problem(503, "outcome_unknown", "unknown"), problem(500, "internal", "unknown")]
 )
-def test_what_did_not_take_is_sent_once_more_under_a_new_epoch(doubt: Any):
+def test_a_request_that_did_not_happen_is_sent_once_more_under_a_new_epoch(doubt: Any):
     desk = Desk()
     desk.topic.instead["publish"] = [doubt]
     delivered = desk.deliver(0, 1)
@@ -100,7 +100,7 @@ def test_what_did_not_take_is_sent_once_more_under_a_new_epoch(doubt: Any):
     assert [request.producer_epoch for request in desk.topic.requests] == [2]
 
 
-def test_what_took_is_not_sent_again_and_its_ids_are_found():
+def test_a_stored_request_is_not_sent_again_and_its_ids_are_found():
     desk = Desk()
     desk.topic.instead["publish"] = [then_lost]
     delivered = desk.deliver(0, 1)
@@ -112,7 +112,7 @@ def test_what_took_is_not_sent_again_and_its_ids_are_found():
     assert desk.session.last_sequence_id == 1
 
 
-def test_a_delayed_request_that_arrives_after_the_look_can_take_no_more():
+def test_a_delayed_request_that_arrives_after_the_check_has_no_effect():
     desk = Desk()
     late: list[Any] = []
 
@@ -126,7 +126,7 @@ def test_a_delayed_request_that_arrives_after_the_look_can_take_no_more():
     assert desk.topic.payloads == [b"m0"]
 
 
-def test_one_that_takes_between_the_look_and_the_opening_is_found_by_the_opening():
+def test_a_request_stored_between_the_check_and_the_opening_is_found_by_the_opening():
     desk = Desk()
     late: list[Any] = []
     desk.topic.instead["publish"] = [lambda happen: late.append(happen) or LOST]
@@ -141,7 +141,7 @@ def test_one_that_takes_between_the_look_and_the_opening_is_found_by_the_opening
     assert delivered.of(0).id is not None
 
 
-def test_openings_whose_answers_are_lost_are_not_taken_for_somebody_else():
+def test_openings_whose_answers_are_lost_are_not_mistaken_for_another_producer():
     desk = Desk()
     desk.topic.instead["publish"] = [LOST]
     desk.topic.instead["open"] = [then_lost, then_lost]
@@ -150,7 +150,7 @@ def test_openings_whose_answers_are_lost_are_not_taken_for_somebody_else():
     assert desk.topic.payloads == [b"m0"]
 
 
-def test_what_certainly_did_not_take_is_sent_again_without_a_new_session():
+def test_a_request_that_certainly_did_not_happen_is_sent_again_without_a_new_session():
     desk = Desk()
     desk.topic.instead["publish"] = [NOBODY, problem(503, "overloaded", retry_after="2"), problem(503, "recovering")]
     desk.deliver(0)
@@ -158,7 +158,7 @@ def test_what_certainly_did_not_take_is_sent_again_without_a_new_session():
     assert max(desk.simulation.pauses) == 2
 
 
-def test_a_limit_that_passes_without_an_attempt_that_took_says_so():
+def test_a_deadline_without_a_successful_attempt_reports_that_nothing_happened():
     desk = Desk()
     desk.topic.instead["publish"] = [NOBODY] * 1000
     desk.fails(DeadlineExceeded, 0, outcome="not-applied", limit_s=10)
@@ -175,7 +175,7 @@ def test_a_daemon_that_never_comes_back_leaves_it_unknown():
     assert desk.session.over is None
 
 
-def test_who_was_fenced_off_sends_nothing_more():
+def test_a_fenced_producer_sends_nothing_more():
     desk = Desk()
     desk.open()
     desk.fails(ProducerFenced, 0, outcome="not-applied")
@@ -184,7 +184,7 @@ def test_who_was_fenced_off_sends_nothing_more():
     assert len(desk.topic.verbs) == arrived
 
 
-def test_a_name_that_somebody_else_has_opened_is_not_taken_back():
+def test_a_name_that_another_producer_has_opened_is_not_taken_back():
     desk = Desk()
     desk.topic.instead["publish"] = [LOST]
     other = desk.open()
@@ -192,7 +192,7 @@ def test_a_name_that_somebody_else_has_opened_is_not_taken_back():
     assert desk.topic.producers["p"].epoch == other.epoch
 
 
-def test_one_that_somebody_else_may_have_sent_is_unknown():
+def test_a_request_that_another_producer_may_have_sent_is_unknown():
     desk = Desk()
     desk.topic.instead["publish"] = [then_lost]
     desk.open()
@@ -201,7 +201,7 @@ def test_one_that_somebody_else_may_have_sent_is_unknown():
     desk.fails(ProducerFenced, 1, outcome="not-applied")
 
 
-def test_a_producer_that_was_forgotten_is_not_begun_anew_in_silence():
+def test_a_forgotten_producer_does_not_start_over_in_silence():
     desk = Desk()
     desk.topic.producers.clear()
     desk.fails(ProducerExpired, 0, outcome="not-applied")
@@ -209,7 +209,7 @@ def test_a_producer_that_was_forgotten_is_not_begun_anew_in_silence():
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_what_a_forgotten_producer_sent_is_unknown(again: bool):
+def test_requests_of_a_forgotten_producer_are_unknown(again: bool):
     desk = Desk()
     desk.session.epoch = desk.topic.producers["p"].epoch = 7
     desk.topic.instead["publish"] = [LOST]
@@ -221,7 +221,7 @@ def test_what_a_forgotten_producer_sent_is_unknown(again: bool):
     assert desk.topic.payloads == []
 
 
-def test_a_topic_made_anew_is_told_apart():
+def test_a_recreated_topic_is_detected():
     desk = Desk()
     desk.deliver(0)
     desk.topic.recreate()
@@ -230,7 +230,7 @@ def test_a_topic_made_anew_is_told_apart():
     assert desk.topic.payloads == []
 
 
-def test_the_old_generation_says_that_it_took():
+def test_the_old_generation_reports_that_the_request_was_stored():
     desk = Desk()
 
     def then_recreated(happen: Any) -> Any:
@@ -246,7 +246,7 @@ def test_the_old_generation_says_that_it_took():
     assert desk.topic.payloads == []
 
 
-def test_the_old_generation_says_that_it_did_not_take():
+def test_the_old_generation_reports_that_the_request_was_not_stored():
     desk = Desk()
 
     def recreated(happen: Any) -> Any:
@@ -259,7 +259,7 @@ def test_the_old_generation_says_that_it_did_not_take():
 
 
 @pytest.mark.parametrize(("atomic", "error"), [(False, OutcomeUnknown), (True, TransactionOutcomeUnknown)])
-def test_an_old_generation_that_tells_no_more_leaves_it_unknown_and_nothing_is_sent_again(
+def test_an_old_generation_without_answers_leaves_a_request_unknown_and_unsent(
     atomic: bool, error: type[PlainsongError]
 ):
     desk = Desk()
@@ -276,7 +276,7 @@ def test_an_old_generation_that_tells_no_more_leaves_it_unknown_and_nothing_is_s
 
 
 @pytest.mark.parametrize("took", [False, True])
-def test_a_deleted_topic_still_tells(took: bool):
+def test_a_deleted_topic_still_reports_outcomes(took: bool):
     desk = Desk()
 
     def deleted(happen: Any) -> Any:
@@ -292,7 +292,7 @@ def test_a_deleted_topic_still_tells(took: bool):
         desk.fails(TopicNotFound, 0, outcome="not-applied")
 
 
-def test_what_was_there_before_is_reported_and_not_swallowed():
+def test_messages_stored_before_are_reported_and_not_swallowed():
     desk = Desk()
     desk.deliver(0, 1, 2)
     session = desk.open()
@@ -321,7 +321,7 @@ def test_duplicates_that_are_found_out_have_the_ids_of_their_own_request():
     assert as_found(known, [3, 5], 5).of(0).id is None
 
 
-def test_a_request_that_straddles_tells_which_were_stored():
+def test_a_straddling_request_reports_which_were_stored():
     desk = Desk()
     desk.deliver(5)
     delivered = desk.deliver(4, 5, 6, 7)
@@ -330,7 +330,7 @@ def test_a_request_that_straddles_tells_which_were_stored():
     assert (delivered.whole().dropped, delivered.whole().stored) == ([4, 5], [6, 7])
 
 
-def test_one_that_straddles_and_whose_answer_is_lost_tells_the_same():
+def test_a_straddling_request_whose_answer_is_lost_reports_the_same():
     desk = Desk()
     desk.deliver(5)
     desk.topic.instead["publish"] = [then_lost]
@@ -339,7 +339,7 @@ def test_one_that_straddles_and_whose_answer_is_lost_tells_the_same():
     assert delivered.of(3).id is not None
 
 
-def test_an_atomic_one_that_straddles_is_refused():
+def test_a_straddling_atomic_request_is_refused():
     desk = Desk()
     desk.deliver(5)
     desk.fails(PartialDuplicate, 5, 6, outcome="not-applied", atomic=True)
@@ -352,7 +352,7 @@ def test_a_message_that_is_refused_is_not_sent_again():
     assert desk.topic.verbs == ["open", "publish"]
 
 
-def test_an_answer_that_cannot_be_read_is_no_doubt_for_long():
+def test_an_unreadable_answer_leaves_no_doubt_for_long():
     desk = Desk()
 
     def garbled(happen: Any) -> Any:
@@ -367,14 +367,14 @@ def test_an_answer_that_cannot_be_read_is_no_doubt_for_long():
 # --- deduplication switched off ------------------------------------------------------------------
 
 
-def test_where_it_is_switched_off_opening_is_refused_unless_it_is_optional():
+def test_when_deduplication_is_off_opening_is_refused_unless_it_is_optional():
     topic = Topic()
     topic.enabled = False
     with pytest.raises(DeduplicationDisabled):
         Desk(topic)
 
 
-def test_an_optional_one_sends_without_a_session_and_finds_nothing_out():
+def test_an_optional_producer_sends_without_a_session_and_determines_no_outcome():
     desk = Desk()
     desk.topic.enabled = False
     desk.session = desk.open(optional=True)
@@ -385,7 +385,7 @@ def test_an_optional_one_sends_without_a_session_and_finds_nothing_out():
     assert len(desk.topic.payloads) == 1
 
 
-def test_who_relies_on_it_stops_when_it_is_switched_off():
+def test_a_producer_that_requires_deduplication_stops_when_it_is_switched_off():
     desk = Desk()
     desk.deliver(0)
     desk.topic.enabled = False
@@ -393,7 +393,7 @@ def test_who_relies_on_it_stops_when_it_is_switched_off():
     desk.fails(DeduplicationDisabled, 2, outcome="not-applied")
 
 
-def test_a_first_id_below_nothing_is_refused():
+def test_a_negative_first_id_is_refused():
     desk = Desk()
     with pytest.raises(InvalidSequenceIds):
         desk.simulation.run(

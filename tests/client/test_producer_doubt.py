@@ -35,7 +35,7 @@ def deliver(desk: Desk, *ids: int, pointer: int | None = None) -> Delivered:
 @pytest.mark.usefixtures("both_clients")
 @pytest.mark.parametrize("doubt", [LOST, SILENT, then_lost, problem(503, "outcome_unknown", "unknown")])
 @pytest.mark.parametrize("pointer", [None, 8])
-def test_ids_of_a_transaction_that_was_undone_are_never_taken_for_a_lost_request(doubt: Any, pointer: int | None):
+def test_ids_of_a_rolled_back_transaction_are_never_mistaken_for_a_lost_request(doubt: Any, pointer: int | None):
     desk = Desk()
     deliver(desk, 0, pointer=7)
     desk.topic.instead["publish"] = [doubt]
@@ -47,7 +47,7 @@ def test_ids_of_a_transaction_that_was_undone_are_never_taken_for_a_lost_request
 
 
 @pytest.mark.usefixtures("both_clients")
-def test_under_a_write_pointer_what_took_is_believed_where_the_pointer_is_remembered():
+def test_under_a_remembered_write_pointer_a_stored_request_is_recognised():
     desk = Desk()
     desk.topic.instead["publish"] = [then_lost]
     delivered = deliver(desk, 0, 1, pointer=7)
@@ -57,7 +57,7 @@ def test_under_a_write_pointer_what_took_is_believed_where_the_pointer_is_rememb
 
 
 @pytest.mark.usefixtures("both_clients")
-def test_a_duplicate_whose_answer_is_lost_is_judged_by_the_daemon_where_it_is_not_remembered():
+def test_the_daemon_judges_a_duplicate_whose_answer_is_lost_and_that_is_not_remembered():
     desk = Desk()
     for each in range(7):
         deliver(desk, each)
@@ -82,7 +82,7 @@ def test_after_an_unknown_outcome_its_ids_prove_nothing(pointer: int | None):
     assert desk.topic.payloads == [b"m0"]
 
 
-def test_what_the_daemon_could_not_judge_in_time_is_unknown():
+def test_a_request_that_the_daemon_could_not_judge_in_time_is_unknown():
     desk = Desk(retry=False)
     desk.topic.instead["publish"] = [then_lost]
     desk.topic.instead["ask"] = [problem(500, "internal", "not-applied")]
@@ -96,7 +96,7 @@ def test_what_the_daemon_could_not_judge_in_time_is_unknown():
     assert len(desk.topic.payloads) == 1
 
 
-def test_what_certainly_did_not_happen_leaves_no_doubt_behind():
+def test_a_request_that_certainly_did_not_happen_leaves_no_doubt():
     desk = Desk(retry=False)
     desk.topic.instead["publish"] = [NOBODY]
     with pytest.raises(PlainsongError) as raised:
@@ -104,7 +104,7 @@ def test_what_certainly_did_not_happen_leaves_no_doubt_behind():
     assert (raised.value.outcome, desk.session.doubted) == ("not-applied", -1)
 
 
-def test_a_daemon_refuses_ids_of_an_undone_transaction_also_when_the_answer_is_lost(
+def test_a_daemon_refuses_ids_of_a_rolled_back_transaction_even_if_the_answer_is_lost(
     client: Client, topic: str, shared_address: tuple[str, int]
 ):
     with (
@@ -132,7 +132,7 @@ def test_a_daemon_refuses_ids_of_an_undone_transaction_also_when_the_answer_is_l
 # --- the largest numbers, and names ------------------------------------------------------------------
 
 
-def test_behind_the_last_sequence_id_there_is_none_and_nothing_happens():
+def test_there_is_no_sequence_id_after_the_last_and_nothing_happens():
     numbers = Numbering(MAX_SEQUENCE_ID - 1)
     for take in (lambda: numbers.take_many(None, 3), lambda: Numbering(MAX_SEQUENCE_ID + 1).take(None)):
         with pytest.raises(InvalidSequenceIds) as raised:
@@ -145,7 +145,7 @@ def test_behind_the_last_sequence_id_there_is_none_and_nothing_happens():
 
 @pytest.mark.usefixtures("both_clients")
 @pytest.mark.parametrize("name", ["", "\ud800", "a\udfffb"])
-def test_a_name_that_cannot_be_is_refused_before_anything_is_sent(name: str):
+def test_an_invalid_name_is_refused_before_anything_is_sent(name: str):
     desk = Desk()
     options = {"initial_sequence_id": None, "optional": False, "retention_s": None, "deadline_s": None}
     with pytest.raises(InvalidParameter) as raised:
@@ -154,7 +154,7 @@ def test_a_name_that_cannot_be_is_refused_before_anything_is_sent(name: str):
     assert desk.topic.verbs == ["open"]
 
 
-def test_at_the_end_of_the_numbers_a_producer_says_so_and_sends_nothing(client: Client, topic: str):
+def test_at_the_last_sequence_id_a_producer_raises_and_sends_nothing(client: Client, topic: str):
     with client.producer(topic, "p", initial_sequence_id=MAX_SEQUENCE_ID) as producer:
         assert producer.publish(b"last").last_sequence_id == MAX_SEQUENCE_ID
         with pytest.raises(InvalidSequenceIds):

@@ -86,7 +86,7 @@ def settle(one: ProducerQueue[Fate]) -> None:
 
 
 @pytest.mark.parametrize(("last", "initial", "first"), [(-1, None, 0), (7, None, 8), (-1, 5, 5), (7, 3, 3), (7, 0, 0)])
-def test_the_first_automatic_id_is_the_next_one_unless_it_is_said(last: int, initial: int | None, first: int):
+def test_the_first_automatic_id_is_the_next_one_unless_it_is_set(last: int, initial: int | None, first: int):
     one = producer_queue(last=last, initial=initial)
     put(one, None, None)
     assert taken(one) == [first, first + 1]
@@ -108,7 +108,7 @@ def test_explicit_and_automatic_ids_are_never_mixed():
 
 
 @pytest.mark.parametrize("ids", [[2, 2], [3, 1], [1], [-1, 4], [True, 2], [1, 1 << 63]])
-def test_ids_that_are_none_are_refused_before_anything_is_sent(ids: list[int]):
+def test_invalid_ids_are_refused_before_anything_is_sent(ids: list[int]):
     one = producer_queue()
     with pytest.raises(InvalidSequenceIds):
         one.put_whole(whole_request([b"x", b"y"], BYTES)[0], ids, Fate(), 0)
@@ -120,7 +120,7 @@ def test_ids_that_are_none_are_refused_before_anything_is_sent(ids: list[int]):
 # --- batches -----------------------------------------------------------------------------------------
 
 
-def test_one_request_is_under_way_and_what_comes_meanwhile_is_gathered():
+def test_one_request_is_in_progress_and_later_messages_are_batched():
     one = producer_queue()
     put(one, None)
     assert taken(one) == [0]
@@ -131,7 +131,7 @@ def test_one_request_is_under_way_and_what_comes_meanwhile_is_gathered():
     assert one.pending == 3
 
 
-def test_ids_that_go_back_begin_another_request():
+def test_decreasing_ids_begin_another_request():
     one = producer_queue()
     put(one, 5, 6, 6, 2, 9)
     found = []
@@ -141,7 +141,7 @@ def test_ids_that_go_back_begin_another_request():
     assert found == [[5, 6], [6], [2, 9]]
 
 
-def test_messages_that_were_given_together_are_a_request_of_their_own():
+def test_messages_published_together_are_a_request_of_their_own():
     one = producer_queue()
     put(one, None)
     one.put_whole(whole_request([b"x"] * 6, BYTES)[0], None, Fate(), 0)
@@ -154,7 +154,7 @@ def test_messages_that_were_given_together_are_a_request_of_their_own():
     assert (one.pending, one.pending_bytes) == (0, 0)
 
 
-def test_attributes_and_ttls_of_each_message_go_along():
+def test_attributes_and_ttls_are_sent_with_each_message():
     one = producer_queue()
     one.put_numbered(prepared(Outgoing(b"a", 5), BYTES, None, {"h": "1"}, "key"), Fate(), 0)
     put(one, None)
@@ -216,7 +216,7 @@ def test_a_refused_message_with_an_id_of_its_own_stops_its_producer_and_nothing_
         one.check_usable()
 
 
-def test_after_an_unknown_outcome_automatic_ids_go_on_and_explicit_ones_stop():
+def test_after_an_unknown_outcome_automatic_ids_continue_and_explicit_ones_stop():
     one = producer_queue()
     put(one, None)
     taken(one)
@@ -231,7 +231,7 @@ def test_after_an_unknown_outcome_automatic_ids_go_on_and_explicit_ones_stop():
         other.check_usable()
 
 
-def test_whoever_waits_for_a_request_decides_himself_what_follows():
+def test_a_caller_that_waits_for_a_request_decides_what_follows():
     one = producer_queue()
     one.put_whole(whole_request([b"x"], BYTES)[0], [3], Fate(), 0)
     taken(one)
@@ -243,7 +243,7 @@ def test_whoever_waits_for_a_request_decides_himself_what_follows():
     assert taken(one) == [3]
 
 
-def test_who_was_fenced_off_is_told_so_for_all_that_waits():
+def test_fencing_fails_all_waiting_messages():
     one = producer_queue()
     put(one, None)
     taken(one)
@@ -255,7 +255,7 @@ def test_who_was_fenced_off_is_told_so_for_all_that_waits():
         one.check_usable()
 
 
-def test_what_waited_too_long_is_given_up():
+def test_a_message_that_waited_too_long_is_given_up():
     one = producer_queue()
     fates = put(one, None, None)
     parcel, ended = one.work(121)
@@ -274,7 +274,7 @@ def lost(ended: list[Any]) -> list[Any]:
     return [sent for each in ended for sent in each.futures]
 
 
-def test_a_deadline_of_ones_own_counts_while_another_request_is_under_way():
+def test_an_explicit_deadline_counts_while_another_request_is_in_progress():
     one = producer_queue()
     put(one, None)
     taken(one)
@@ -294,7 +294,7 @@ def test_a_deadline_of_ones_own_counts_while_another_request_is_under_way():
     assert (one.next_s(), one.pending, one.pending_bytes) == (None, 0, 0)
 
 
-def test_messages_that_wait_too_long_are_given_up_while_another_request_is_under_way():
+def test_messages_that_wait_too_long_are_given_up_while_another_request_is_in_progress():
     one = producer_queue()
     whole(one, 600.0)
     taken(one)
@@ -304,7 +304,7 @@ def test_messages_that_wait_too_long_are_given_up_while_another_request_is_under
     assert under_way(one) is not None
 
 
-def test_a_deadline_longer_than_the_delivery_time_out_is_waited_for():
+def test_a_deadline_longer_than_the_delivery_timeout_is_waited_for():
     one = producer_queue()
     put(one, None)
     taken(one)
@@ -317,7 +317,7 @@ def test_a_deadline_longer_than_the_delivery_time_out_is_waited_for():
     assert (parcel.futures, one.until_s(parcel.items[0])) == ([long], 600)
 
 
-def test_with_ids_of_ones_own_what_is_behind_a_late_one_ends_and_what_is_before_goes_on():
+def test_with_explicit_ids_messages_after_a_late_one_fail_and_earlier_ones_continue():
     one = producer_queue()
     put(one, 1)
     taken(one)
@@ -332,7 +332,7 @@ def test_with_ids_of_ones_own_what_is_behind_a_late_one_ends_and_what_is_before_
     assert taken(one, 1.0) == [2]
 
 
-def test_with_ids_of_ones_own_a_late_message_stops_its_producer():
+def test_with_explicit_ids_a_late_message_stops_its_producer():
     one = producer_queue()
     put(one, 1)
     taken(one)
@@ -346,7 +346,7 @@ def test_with_ids_of_ones_own_a_late_message_stops_its_producer():
     assert parcel.futures == [long]
 
 
-def test_dropping_is_not_for_producers():
+def test_producers_cannot_drop_messages():
     with pytest.raises(InvalidParameter):
         producer_queue(overflow="drop")
 
@@ -369,7 +369,7 @@ def test_one_transaction_is_open_at_a_time():
     one.begin("k", None, 101)
 
 
-def test_an_aborted_one_uses_up_no_id():
+def test_an_aborted_transaction_uses_no_id():
     one = producer_queue()
     held = one.begin("k", None, 0)
     held.write(b"x", sequence_id=None, ttl_s=None, now_s=0)
@@ -386,7 +386,7 @@ def write(held: Lightweight, value: Any, now_s: float = 0.0) -> None:
     held.write(value, sequence_id=None, ttl_s=None, now_s=now_s)
 
 
-def test_exactly_16_mebibytes_of_serialized_bytes_fit_and_one_more_leaves_it_open():
+def test_exactly_16_mebibytes_of_serialized_bytes_fit_and_one_more_leaves_the_transaction_open():
     held = open_one(serializer=JSON)
     write(held, "x" * (MAX_BYTES - 2 - 10))
     write(held, "12345678")
@@ -397,7 +397,7 @@ def test_exactly_16_mebibytes_of_serialized_bytes_fit_and_one_more_leaves_it_ope
     assert sum(map(len, held.committing(0).messages)) == MAX_BYTES
 
 
-def test_so_many_messages_fit_and_no_more():
+def test_the_number_of_messages_in_a_transaction_is_bounded():
     held = open_one()
     for _ in range(65_536):
         write(held, b"")
@@ -406,7 +406,7 @@ def test_so_many_messages_fit_and_no_more():
     assert held.state == "open"
 
 
-def test_what_is_no_message_of_it_is_refused_and_it_stays_open():
+def test_an_invalid_message_is_refused_and_the_transaction_stays_open():
     held = open_one()
     with pytest.raises(NoMessages):
         held.committing(0)
@@ -423,7 +423,7 @@ def test_what_is_no_message_of_it_is_refused_and_it_stays_open():
         Lightweight(5, BYTES, 1, 1)  # type: ignore[arg-type]
 
 
-def test_after_the_end_there_is_no_transaction():
+def test_a_transaction_that_has_ended_accepts_nothing():
     held = open_one()
     write(held, b"x")
     held.abort()
@@ -442,7 +442,7 @@ def test_after_the_end_there_is_no_transaction():
             use()
 
 
-def test_its_time_counts_only_while_it_is_open():
+def test_the_time_of_a_transaction_counts_only_while_it_is_open():
     held = open_one(timeout_s=10)
     write(held, b"x" * 100, now_s=9.9)
     with pytest.raises(TransactionTimedOut):
@@ -458,7 +458,7 @@ def test_its_time_counts_only_while_it_is_open():
     assert slow.state == "committed"
 
 
-def test_a_producer_frees_the_buffer_when_the_time_is_over():
+def test_a_timeout_frees_the_buffer():
     one = producer_queue()
     held = one.begin("k", 10, 0)
     write(held, b"x")
@@ -467,7 +467,7 @@ def test_a_producer_frees_the_buffer_when_the_time_is_over():
     assert (held.state, len(held), one.next_s()) == ("aborted", 0, None)
 
 
-def test_one_that_certainly_did_not_take_is_open_again_and_one_in_doubt_is_over():
+def test_a_transaction_that_certainly_did_not_happen_is_open_again_and_one_in_doubt_is_over():
     held = open_one()
     write(held, b"x")
     held.committing(0)
@@ -498,7 +498,7 @@ def test_an_atomic_request_has_one_routing_key_and_is_not_empty_or_too_large():
     assert (request.atomic, request.routing_key) == (True, "k")
 
 
-def test_a_commit_at_the_very_end_of_its_time_takes_all_of_it(monkeypatch: pytest.MonkeyPatch):
+def test_a_commit_at_the_very_end_of_the_timeout_includes_everything(monkeypatch: pytest.MonkeyPatch):
     held = open_one(timeout_s=1)
     held.write(Outgoing(b"a", attributes={"trace": "1"}), sequence_id=7, ttl_s=60, now_s=0)
     make = lightweight.outgoing_request

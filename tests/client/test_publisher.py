@@ -38,7 +38,7 @@ def test_each_message_has_a_future_with_its_id(client: Client, topic: str):
     assert publisher.counts == (0, 0, 1000, 0, 0)
 
 
-def test_futures_work_with_what_python_has_for_futures(client: Client, topic: str):
+def test_futures_work_with_the_tools_of_python_for_futures(client: Client, topic: str):
     only_threads("tasks await")
     with client.publisher(topic) as publisher:
         sents = [publisher.send(b"x") for _ in range(10)]
@@ -59,7 +59,7 @@ def test_futures_work_with_what_python_has_for_futures(client: Client, topic: st
         assert len(asyncio.run(awaited())) == 20
 
 
-def test_messages_linger_and_go_together(client: Client, topic: str):
+def test_messages_linger_and_are_sent_together(client: Client, topic: str):
     with client.publisher(topic, linger_ms=60_000, max_batch_messages=5) as publisher:
         sents = [publisher.send(b"%d" % n) for n in range(5)]
         together = {sent.result(PATIENCE_S)[:8] for sent in sents}
@@ -71,7 +71,7 @@ def test_messages_linger_and_go_together(client: Client, topic: str):
         assert waiting.done()
 
 
-def test_topics_are_served_side_by_side_each_in_its_order(client: Client):
+def test_topics_are_served_concurrently_each_in_its_order(client: Client):
     topics = [client.create_topic(f"side-{n}").name for n in range(8)]
     with client.publisher(max_batch_messages=7) as publisher:
         for k in range(100):
@@ -96,7 +96,7 @@ def test_each_thread_sees_its_own_order(client: Client, topic: str):
         assert [int(k) for who, k in found if int(who) == n] == list(range(500))
 
 
-def test_values_and_times_to_live_go_along(client: Client, topic: str):
+def test_values_and_times_to_live_are_sent(client: Client, topic: str):
     with client.publisher(topic, serializer=JSON) as publisher:
         publisher.send({"n": 1})
         publisher.send(Outgoing({"n": 2}, ttl_s=60))
@@ -114,7 +114,7 @@ def test_one_message_too_large_fails_alone(client: Client, topic: str):
     assert payloads(client, topic) == [b"0", b"1", b"2", b"4", b"5"]
 
 
-def test_a_failure_nobody_asked_about_is_told_when_closing(client: Client, topic: str):
+def test_an_unretrieved_failure_is_reported_on_close(client: Client, topic: str):
     publisher = client.publisher("not-there")
     publisher.send(b"x")
     heard = publisher.send(b"y")
@@ -127,7 +127,7 @@ def test_a_failure_nobody_asked_about_is_told_when_closing(client: Client, topic
         publisher.send(b"z")
 
 
-def test_only_what_time_may_help_is_said_to_need_time():
+def test_only_temporary_failures_are_said_to_need_time():
     assert NotSent(1, 0).hint == "their futures tell which; pass a longer timeout_s to close"
     assert NotSent(0, 1, [ConnectionLost("gone")]).hint == "their futures tell which; pass a longer timeout_s to close"
     assert NotSent(1, 0, [MessageTooLarge("9 MiB")]).hint == "their futures tell which"
@@ -167,7 +167,7 @@ def nobody() -> Client:
     return Client("http://127.0.0.1:1", deadline_s=1, wait_for_daemon_s=PATIENCE_S)
 
 
-def test_a_full_buffer_raises_when_told_so(nobody: Client):
+def test_a_full_buffer_raises_if_configured(nobody: Client):
     publisher = nobody.publisher("t", overflow="raise", max_pending_bytes=ROOM_FOR_TWO)
     publisher.send(b"1"), publisher.send(b"2")
     with pytest.raises(BufferFull) as caught:
@@ -178,7 +178,7 @@ def test_a_full_buffer_raises_when_told_so(nobody: Client):
     assert left.value.unsent + left.value.unknown == 2
 
 
-def test_a_full_buffer_drops_the_new_message_when_told_so(nobody: Client):
+def test_a_full_buffer_drops_the_new_message_if_configured(nobody: Client):
     dropped = []
     publisher = nobody.publisher("t", overflow="drop", max_pending_bytes=ROOM_FOR_TWO, on_drop=dropped.append)
     publisher.send(b"1"), publisher.send(b"2")
@@ -190,7 +190,7 @@ def test_a_full_buffer_drops_the_new_message_when_told_so(nobody: Client):
         publisher.close(0)
 
 
-def test_a_full_buffer_makes_the_caller_wait_when_told_so(client: Client, topic: str):
+def test_a_full_buffer_makes_the_caller_wait_if_configured(client: Client, topic: str):
     with client.publisher(topic, max_pending_bytes=ROOM_FOR_TWO) as publisher:
         for n in range(50):
             publisher.send(b"%d" % (n % 10))
@@ -198,7 +198,7 @@ def test_a_full_buffer_makes_the_caller_wait_when_told_so(client: Client, topic:
     assert len(payloads(client, topic)) == 50
 
 
-def test_who_waits_for_room_is_told_when_the_publisher_closes(nobody: Client):
+def test_a_caller_waiting_for_room_gets_an_error_when_the_publisher_closes(nobody: Client):
     publisher = nobody.publisher("t", max_pending_bytes=ROOM_FOR_TWO)
     publisher.send(b"1"), publisher.send(b"2")
     told = []
@@ -218,7 +218,7 @@ def test_who_waits_for_room_is_told_when_the_publisher_closes(nobody: Client):
     assert told
 
 
-def test_a_message_larger_than_the_buffer_is_refused_whatever_is_told(nobody: Client):
+def test_a_message_larger_than_the_buffer_is_refused_whatever_is_configured(nobody: Client):
     with pytest.raises(BufferFull):
         nobody.publisher("t", max_pending_bytes=1000).send(bytes(1000))
 
@@ -226,7 +226,7 @@ def test_a_message_larger_than_the_buffer_is_refused_whatever_is_told(nobody: Cl
 # --- best effort ----------------------------------------------------------------------------------
 
 
-def test_best_effort_gives_up_counts_and_tells_and_neither_raises_nor_waits(nobody: Client):
+def test_best_effort_drops_counts_and_reports_and_neither_raises_nor_waits(nobody: Client):
     dropped = []
 
     def on_drop(message) -> None:
@@ -251,7 +251,7 @@ def test_best_effort_delivers_what_it_can(client: Client, topic: str):
 # --- lost answers ---------------------------------------------------------------------------------
 
 
-def test_a_lost_answer_is_told_as_unknown_and_what_follows_goes_on(client: Client, topic: str, shared_address):
+def test_a_lost_answer_is_reported_as_unknown_and_later_messages_continue(client: Client, topic: str, shared_address):
     with Proxy(shared_address) as proxy, Client(proxy.url) as through:
         proxy.then = ["lose"]
         with through.publisher(topic, max_batch_messages=1) as publisher:
@@ -312,7 +312,7 @@ def test_a_request_without_an_answer_ends_in_time(client: Client, topic: str, sh
         assert read.value.outcome == "not-applied"
 
 
-def test_reading_is_tried_again_when_no_answer_comes(client: Client, topic: str, shared_address):
+def test_reading_is_retried_when_no_answer_arrives(client: Client, topic: str, shared_address):
     client.publish(topic, b"1")
     with Proxy(shared_address) as proxy, Client(proxy.url, request_timeout_s=1, deadline_s=PATIENCE_S) as through:
         proxy.mode = "swallow"
@@ -350,7 +350,7 @@ CANNOT_BE_WRITTEN = {
 
 @pytest.mark.parametrize("bad", CANNOT_BE_WRITTEN.values(), ids=CANNOT_BE_WRITTEN)
 @pytest.mark.parametrize("kind_of_sender", ["publisher", "producer"])
-def test_a_message_that_cannot_be_written_fails_alone_and_when_it_is_handed_in(
+def test_a_message_that_cannot_be_written_fails_alone_and_at_the_call(
     client: Client, topic: str, bad, kind_of_sender: str
 ):
     with getattr(client, kind_of_sender)(topic, linger_ms=60_000) as sender:
@@ -364,7 +364,7 @@ def test_a_message_that_cannot_be_written_fails_alone_and_when_it_is_handed_in(
     assert payloads(client, topic) == [b"before", b"after"]
 
 
-def test_a_topic_that_cannot_be_one_is_refused_when_the_message_is_handed_in(client: Client, topic: str):
+def test_an_invalid_topic_is_refused_at_the_call(client: Client, topic: str):
     with pytest.raises(InvalidName):
         client.publisher(NOT_UTF8)
     with client.publisher(topic, linger_ms=60_000) as publisher:
@@ -374,7 +374,7 @@ def test_a_topic_that_cannot_be_one_is_refused_when_the_message_is_handed_in(cli
     assert payloads(client, topic) == [b"before"]
 
 
-def test_attributes_that_the_caller_changes_later_are_sent_as_they_were_handed_in(client: Client, topic: str):
+def test_attributes_changed_by_the_caller_later_are_sent_as_they_were_at_the_call(client: Client, topic: str):
     attributes = {"file": "a.txt"}
     with client.publisher(topic, linger_ms=60_000) as publisher:
         publisher.send(Outgoing(b"x", attributes=attributes))

@@ -30,7 +30,7 @@ def payloads(batch):
     return [item.payload for item in batch.items]
 
 
-def test_what_accumulates_while_a_request_is_under_way_is_the_next_request():
+def test_messages_that_gather_during_a_request_are_the_next_request():
     held = publisher_queue()
     held.put("t", b"1", None, 1, 0)
     first = held.take(0)
@@ -70,7 +70,7 @@ def test_a_batch_is_bounded_in_bytes_and_holds_at_least_one_message():
     assert sizes == [[6, 4], [1], [50]]
 
 
-def test_there_is_no_room_beyond_the_bound_until_something_is_settled():
+def test_there_is_no_room_beyond_the_bound_until_a_message_completes():
     held = publisher_queue(max_pending_bytes=2 * (ITEM_BYTES + 10))
     assert held.put("t", bytes(10), None, 1, 0)
     assert held.put("t", bytes(10), None, 2, 0)
@@ -82,7 +82,7 @@ def test_there_is_no_room_beyond_the_bound_until_something_is_settled():
     assert not held.fits(bytes(3 * ITEM_BYTES))
 
 
-def test_a_failed_batch_is_tried_again_before_anything_that_came_later():
+def test_a_failed_batch_is_retried_before_later_messages():
     held = publisher_queue()
     held.put("t", b"1", None, 1, 0)
     batch = held.take(0)
@@ -92,7 +92,7 @@ def test_a_failed_batch_is_tried_again_before_anything_that_came_later():
     assert payloads(held.take(1)) == [b"1"]
 
 
-def test_a_batch_that_may_have_taken_is_not_tried_again_and_its_followers_go_on():
+def test_a_batch_of_unknown_outcome_is_not_retried_and_later_ones_continue():
     held = publisher_queue()
     held.put("t", b"1", None, 1, 0)
     batch = held.take(0)
@@ -104,7 +104,7 @@ def test_a_batch_that_may_have_taken_is_not_tried_again_and_its_followers_go_on(
     assert payloads(held.take(1)) == [b"2"]
 
 
-def test_a_batch_that_may_have_taken_is_tried_again_when_at_least_once_is_wanted():
+def test_a_batch_of_unknown_outcome_is_retried_with_at_least_once():
     held = publisher_queue(retry_unknown=True)
     held.put("t", b"1", None, 1, 0)
     assert held.failed(held.take(0), ConnectionLost(), 0) == []
@@ -122,7 +122,7 @@ def test_a_message_in_doubt_that_runs_out_of_time_is_unknown():
 
 @pytest.mark.parametrize("refused", [BadRequest, MessageTooLarge])
 @pytest.mark.parametrize("guilty", range(7))
-def test_one_message_that_is_refused_takes_none_of_its_neighbours_with_it(refused, guilty):
+def test_a_refused_message_takes_none_of_its_neighbours_with_it(refused, guilty):
     held = publisher_queue()
     for n in range(7):
         held.put("t", b"%d" % n, None, n, 0)
@@ -138,14 +138,14 @@ def test_one_message_that_is_refused_takes_none_of_its_neighbours_with_it(refuse
     assert held.pending == held.pending_bytes == 0
 
 
-def test_a_topic_that_is_not_there_fails_at_once():
+def test_a_missing_topic_fails_at_once():
     held = publisher_queue()
     held.put("t", b"1", None, 1, 0)
     [lost] = held.failed(held.take(0), TopicNotFound(), 0)
     assert isinstance(lost.error, TopicNotFound)
 
 
-def test_what_waits_too_long_is_given_up_and_the_rest_stays():
+def test_messages_that_wait_too_long_are_given_up_and_the_rest_stays():
     held = publisher_queue(delivery_timeout_s=10, linger_s=100)
     held.put("t", b"1", None, 1, 0)
     held.put("t", b"2", None, 2, 5)
@@ -189,7 +189,7 @@ def test_topics_without_messages_are_forgotten():
     assert not held._lanes
 
 
-def test_what_is_cleared_says_what_is_known_of_it():
+def test_cleared_messages_report_their_known_outcome():
     held = publisher_queue(retry_unknown=True)
     held.put("t", b"1", None, 1, 0)
     held.failed(held.take(0), ConnectionLost(), 0)
@@ -229,7 +229,7 @@ def test_each_topic_keeps_the_order_of_calls_whatever_fails(seed: int, messages:
     assert sorted({*stored["a"], *stored["b"]}) == list(range(messages))
 
 
-def test_after_a_time_out_less_goes_at_once_and_more_again_when_it_is_answered():
+def test_after_a_timeout_batches_shrink_and_grow_again_when_they_are_answered():
     held = publisher_queue(max_batch_messages=64, max_pending_bytes=64 << 20)
     for n in range(1_000):
         held.put("t", b"x" * 100, None, n, 0)
@@ -244,7 +244,7 @@ def test_after_a_time_out_less_goes_at_once_and_more_again_when_it_is_answered()
     assert set(sizes[9:-1]) == {64}
 
 
-def test_a_batch_that_is_sent_again_after_a_time_out_goes_in_halves_and_in_order():
+def test_a_batch_sent_again_after_a_timeout_is_split_in_halves_and_stays_in_order():
     held = publisher_queue(retry_unknown=True)
     for n in range(7):
         held.put("t", b"%d" % n, None, n, 0)
@@ -261,7 +261,7 @@ def test_a_batch_that_is_sent_again_after_a_time_out_goes_in_halves_and_in_order
 
 
 @pytest.mark.parametrize("error", [ConnectionLost("lost"), DeadlineExceeded("never sent")])
-def test_what_is_no_time_out_leaves_batches_as_large_as_they_are(error: Exception):
+def test_other_failures_leave_the_size_of_batches_alone(error: Exception):
     held = publisher_queue(retry_unknown=True, max_batch_messages=4)
     for n in range(8):
         held.put("t", b"%d" % n, None, n, 0)

@@ -34,7 +34,7 @@ def position(request: pytest.FixtureRequest, tmp_path: Path):
     ]
 
 
-def test_reading_ends_at_the_end_and_begins_where_told(client: Client, topic: str):
+def test_reading_ends_at_the_end_and_begins_at_the_given_position(client: Client, topic: str):
     numbers(client, topic, 25)
     assert read(client.read(topic, page_messages=10)) == list(range(25))
     third = client.poll(topic, limit=3).last_id
@@ -44,7 +44,7 @@ def test_reading_ends_at_the_end_and_begins_where_told(client: Client, topic: st
     assert read(client.read(topic, "newest")) == []
 
 
-def test_a_follower_gets_what_comes_later(client: Client, topic: str):
+def test_a_follower_gets_later_messages(client: Client, topic: str):
     numbers(client, topic, 3)
 
     def publish_when_parked() -> None:
@@ -88,7 +88,7 @@ def test_several_topics_are_followed_with_one_wait(client: Client):
     assert found == [(name, n + k) for n, name in enumerate(topics) for k in range(2)]
 
 
-def test_a_pattern_takes_in_the_topics_it_fits(client: Client):
+def test_a_pattern_includes_the_topics_it_matches(client: Client):
     for name in ("fit-1", "fit-2", "unfit"):
         client.create_topic(name)
         numbers(client, name, 2)
@@ -97,14 +97,14 @@ def test_a_pattern_takes_in_the_topics_it_fits(client: Client):
     assert list(client.read("none-*")) == []
 
 
-def test_what_does_not_decode_does_not_end_a_loop(client: Client, topic: str):
+def test_a_message_that_does_not_decode_does_not_end_a_loop(client: Client, topic: str):
     client.publish(topic, [b"1", b"{", b"3"])
     values = [message.value for message in client.read(topic, serializer=JSON)]
     assert (values[0], values[2]) == (1, 3)
     assert isinstance(values[1], Undecodable)
 
 
-def test_a_topic_that_is_not_there_is_an_error(client: Client):
+def test_a_missing_topic_is_an_error(client: Client):
     with pytest.raises(TopicNotFound):
         list(client.read("not-there"))
     with pytest.raises(TopicNotFound):
@@ -121,7 +121,7 @@ def test_a_topic_that_is_not_there_is_an_error(client: Client):
         ({"topics": "t", "follow": True, "until": "-1m"}, InvalidParameter),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused_at_once(client: Client, arguments, error):
+def test_invalid_arguments_are_refused_at_once(client: Client, arguments, error):
     with pytest.raises(error):
         client.read(**arguments)
 
@@ -129,7 +129,7 @@ def test_arguments_that_make_no_sense_are_refused_at_once(client: Client, argume
 # --- positions ------------------------------------------------------------------------------------
 
 
-def test_the_next_reader_goes_on_where_the_last_one_was(client: Client, topic: str, position):
+def test_the_next_reader_continues_where_the_last_one_stopped(client: Client, topic: str, position):
     numbers(client, topic, 10)
     assert read(client.read(topic, position=position())) == list(range(10))
     numbers(client, topic, 2, 10)
@@ -137,7 +137,7 @@ def test_the_next_reader_goes_on_where_the_last_one_was(client: Client, topic: s
     assert read(client.read(topic, position=position())) == []
 
 
-def test_a_loop_that_is_left_gets_the_message_at_hand_again(client: Client, topic: str, position):
+def test_leaving_a_loop_delivers_the_current_message_again(client: Client, topic: str, position):
     only_threads("a loop of a task that is left saves nothing more")
     numbers(client, topic, 10)
     for message in client.read(topic, position=position()):
@@ -146,7 +146,7 @@ def test_a_loop_that_is_left_gets_the_message_at_hand_again(client: Client, topi
     assert read(client.read(topic, position=position(), limit=1)) == [4]
 
 
-def test_a_loop_that_raises_gets_the_message_at_hand_again(client: Client, topic: str, position):
+def test_an_exception_in_a_loop_delivers_the_current_message_again(client: Client, topic: str, position):
     numbers(client, topic, 10)
 
     def fail_at(reader, n: bytes) -> None:
@@ -161,7 +161,7 @@ def test_a_loop_that_raises_gets_the_message_at_hand_again(client: Client, topic
     assert read(client.read(topic, position=position(), limit=1)) == [6]
 
 
-def test_a_block_that_ends_well_is_done_with_the_message_at_hand(client: Client, topic: str, position):
+def test_a_block_that_ends_normally_finishes_the_current_message(client: Client, topic: str, position):
     numbers(client, topic, 10)
     with client.read(topic, position=position()) as reader:
         for message in reader:
@@ -170,7 +170,7 @@ def test_a_block_that_ends_well_is_done_with_the_message_at_hand(client: Client,
     assert read(client.read(topic, position=position(), limit=1)) == [5]
 
 
-def test_saving_by_hand_counts_the_message_at_hand(client: Client, topic: str, position):
+def test_saving_by_hand_includes_the_current_message(client: Client, topic: str, position):
     numbers(client, topic, 10)
     reader = client.read(topic, position=position())
     next(reader), next(reader)
@@ -183,7 +183,7 @@ def test_saving_by_hand_counts_the_message_at_hand(client: Client, topic: str, p
         pass
 
 
-def test_a_position_is_saved_after_so_many_messages_and_before_a_wait(client: Client, topic: str, tmp_path: Path):
+def test_a_position_is_saved_after_a_number_of_messages_and_before_a_wait(client: Client, topic: str, tmp_path: Path):
     saves: list[int] = []
 
     class Noted(FilePosition):
@@ -198,7 +198,7 @@ def test_a_position_is_saved_after_so_many_messages_and_before_a_wait(client: Cl
     assert saves == [10, 20, 25]
 
 
-def test_a_start_that_moves_is_kept_before_anything_is_read(client: Client, topic: str, position):
+def test_a_moving_start_is_saved_before_anything_is_read(client: Client, topic: str, position):
     numbers(client, topic, 3)
     assert read(client.read(topic, "newest", position=position())) == []
     numbers(client, topic, 2, 3)
@@ -215,7 +215,7 @@ def test_each_topic_of_a_reader_has_a_position_of_its_own(client: Client, positi
     assert read(client.read(topics, position=position())) == [2]
 
 
-def test_two_readers_of_one_name_do_not_undo_each_other(client: Client, topic: str):
+def test_two_readers_of_one_name_do_not_overwrite_each_other(client: Client, topic: str):
     numbers(client, topic, 10)
     slow = client.read(topic, position=ServerPosition("both"), save_every=1)
     next(slow), next(slow)
@@ -225,7 +225,7 @@ def test_two_readers_of_one_name_do_not_undo_each_other(client: Client, topic: s
     assert client.admin.reader(topic, "both")["position"] == str(client.poll(topic)[-1].id)
 
 
-def test_a_file_that_is_no_position_is_left_alone(client: Client, topic: str, tmp_path: Path):
+def test_a_file_that_is_not_a_position_is_left_alone(client: Client, topic: str, tmp_path: Path):
     file = tmp_path / "position"
     for content in ("", "{}", '{"positions": {"default:t": "xyz"}}', "\udc80"):
         file.write_bytes(content.encode("utf-8", "surrogateescape"))
@@ -234,7 +234,9 @@ def test_a_file_that_is_no_position_is_left_alone(client: Client, topic: str, tm
         assert file.read_bytes() == content.encode("utf-8", "surrogateescape")
 
 
-def test_a_position_that_cannot_be_written_is_told_and_the_old_one_stays(client: Client, topic: str, tmp_path: Path):
+def test_a_position_that_cannot_be_written_is_reported_and_the_old_one_stays(
+    client: Client, topic: str, tmp_path: Path
+):
     numbers(client, topic, 3)
     file = tmp_path / "position"
     read(client.read(topic, position=FilePosition(file), limit=1))
@@ -249,7 +251,7 @@ def test_a_position_that_cannot_be_written_is_told_and_the_old_one_stays(client:
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_position_file_can_be_read_by_people(client: Client, topic: str, tmp_path: Path):
+def test_a_position_file_is_readable_for_people(client: Client, topic: str, tmp_path: Path):
     numbers(client, topic, 1)
     read(client.read(topic, position=FilePosition(tmp_path / "p")))
     told = json.loads((tmp_path / "p").read_text())

@@ -121,7 +121,7 @@ def test_topics_take_turns_page_by_page():
     assert pages == [[b"a1", b"a2"], [b"b1"], [b"c1", b"c2"], [b"a3"], [b"c3"]]
 
 
-def test_a_follower_waits_for_ever_for_a_daemon_that_is_away():
+def test_a_follower_waits_forever_for_a_daemon_that_is_away():
     daemon = FakeDaemon(a=[b"1"])
     simulation = Simulation(daemon)
     reader = reading(simulation, "a", follow=True)
@@ -130,14 +130,14 @@ def test_a_follower_waits_for_ever_for_a_daemon_that_is_away():
     assert simulation.now_s > 2 * 3600
 
 
-def test_who_does_not_follow_has_a_deadline():
+def test_a_reader_that_does_not_follow_has_a_deadline():
     simulation = Simulation(lambda _: NOBODY)
     with pytest.raises(DeadlineExceeded):
         simulation.run(reading(simulation, "a").next_page)
     assert simulation.now_s <= 60
 
 
-def test_a_wait_without_anything_new_is_repeated():
+def test_an_empty_wait_is_repeated():
     daemon = FakeDaemon(a=[])
     simulation = Simulation(daemon)
     reader = reading(simulation, "a", follow=True)
@@ -146,7 +146,7 @@ def test_a_wait_without_anything_new_is_repeated():
     assert daemon.waits == 5
 
 
-def test_a_pattern_takes_in_topics_that_come_later_from_their_beginning_and_lets_go_of_those_that_leave():
+def test_a_pattern_includes_later_topics_from_their_beginning_and_drops_deleted_ones():
     daemon = FakeDaemon(a1=[b"old"])
     simulation = Simulation(daemon, took_s=REFRESH_S)
     reader = reading(simulation, "a*", "newest", follow=True)
@@ -164,7 +164,7 @@ def test_a_pattern_takes_in_topics_that_come_later_from_their_beginning_and_lets
     assert payloads(simulation.run(reader.next_page)) == [b"later"]
 
 
-def test_a_named_topic_that_leaves_ends_the_loop():
+def test_a_deleted_topic_that_was_named_ends_the_loop():
     daemon = FakeDaemon(a=[b"1"], b=[])
     simulation = Simulation(daemon)
     reader = reading(simulation, ["a", "b"], follow=True)
@@ -174,7 +174,7 @@ def test_a_named_topic_that_leaves_ends_the_loop():
         simulation.run(reader.next_page)
 
 
-def test_a_topic_that_is_being_loaded_again_is_waited_for():
+def test_a_topic_that_is_being_reloaded_is_waited_for():
     daemon = FakeDaemon(a=[], b=[])
     simulation = Simulation(daemon)
     reader = reading(simulation, ["a", "b"], follow=True)
@@ -194,7 +194,7 @@ def test_a_topic_that_is_being_loaded_again_is_waited_for():
     assert simulation.pauses
 
 
-def test_a_saved_position_whose_answer_is_lost_is_not_taken_for_a_stranger():
+def test_a_saved_position_whose_answer_is_lost_is_not_mistaken_for_another_reader():
     daemon = FakeDaemon(a=[b"1", b"2"])
     simulation = Simulation(daemon)
     reader = reading(simulation, "a", position=ServerPosition("me"))
@@ -211,7 +211,7 @@ def test_a_saved_position_whose_answer_is_lost_is_not_taken_for_a_stranger():
     assert daemon.readers["a"] == pack_id(1, 0).hex()
 
 
-def test_leaving_does_not_wait_for_ever_to_save():
+def test_leaving_does_not_wait_forever_for_the_save():
     daemon = FakeDaemon(a=[b"1"])
     simulation = Simulation(daemon)
     reader = reading(simulation, "a", follow=True, position=ServerPosition("me"))
@@ -227,7 +227,7 @@ def test_leaving_does_not_wait_for_ever_to_save():
     assert daemon.readers["a"] == pack_id(1, 0).hex(), "what was not saved is not forgotten"
 
 
-def test_it_is_time_to_save_after_so_many_messages_or_seconds():
+def test_a_save_is_due_after_a_number_of_messages_or_seconds():
     daemon = FakeDaemon(a=[b"%d" % n for n in range(20)])
     simulation = Simulation(daemon)
     reader = reading(
@@ -244,7 +244,7 @@ def test_it_is_time_to_save_after_so_many_messages_or_seconds():
     assert due == [2, 5]
 
 
-def test_a_start_by_time_is_kept_as_the_id_before_it():
+def test_a_start_by_time_is_saved_as_the_id_before_it():
     daemon = FakeDaemon(a=[b"1", b"2", b"3"])
     simulation = Simulation(daemon)
     reader = reading(simulation, "a", 2, position=ServerPosition("me"))

@@ -54,7 +54,7 @@ class RowPosition:
 # --- committed -----------------------------------------------------------------------------------
 
 
-def test_a_committed_reader_stops_at_the_first_undecided_message_and_knows_whose_it_is(client: Client, topic: str):
+def test_a_committed_reader_stops_at_the_first_undecided_message_and_names_its_transaction(client: Client, topic: str):
     client.publish(topic, b"before")
     transaction = client.transactions.begin(client_id="slow")
     client.publish(topic, [b"undecided"] * 2, transaction=transaction)
@@ -76,7 +76,7 @@ def test_a_committed_reader_stops_at_the_first_undecided_message_and_knows_whose
 
 
 @pytest.mark.parametrize("decision", ["commit", "abort", "invalidate"])
-def test_a_following_reader_goes_on_with_the_decision(client: Client, topic: str, decision: str):
+def test_a_following_reader_continues_after_the_decision(client: Client, topic: str, decision: str):
     transaction = client.transactions.begin()
     client.publish(topic, b"first")
     client.publish(topic, b"undecided", transaction=transaction)
@@ -110,7 +110,7 @@ def test_several_topics_are_followed_committed_each_in_its_order(client: Client)
     assert [message.payload for message in reader] == [b"1", b"2"]
 
 
-def test_a_reader_of_several_topics_knows_who_holds_each():
+def test_a_reader_of_several_topics_names_what_holds_each():
     held = {"heldBy": 7, "heldSince": 5, "hiddenMessages": "1000+"}
     told = {
         "a": {"messages": [], "lastId": None, "end": "held", **held},
@@ -127,7 +127,7 @@ def test_a_reader_of_several_topics_knows_who_holds_each():
     assert pages["b"].held is None
 
 
-def test_an_isolation_that_is_none_is_refused(client: Client, topic: str):
+def test_an_invalid_isolation_is_refused(client: Client, topic: str):
     for call in (client.poll, client.read):
         with pytest.raises(InvalidParameter, match="isolation"):
             call(topic, isolation="serializable")
@@ -148,7 +148,7 @@ def test_a_transaction_reads_what_was_committed_before_it_began(client: Client, 
     assert committed(client, topic) == [b"old", b"new"]
 
 
-def test_effects_and_position_are_kept_together(client: Client, topic: str):
+def test_effects_and_position_are_committed_together(client: Client, topic: str):
     out = client.create_topic(topic + "-out").name
     client.publish(topic, [b"%d" % n for n in range(10)])
     rows = Rows()
@@ -193,7 +193,7 @@ def test_other_positions_are_saved_after_the_commit_and_not_without_one(
     assert [message.payload for message in client.read(topic, position=position())] == [b"5"]
 
 
-def test_a_message_at_hand_when_the_loop_is_left_comes_again(client: Client, topic: str, tmp_path: Path):
+def test_leaving_the_loop_delivers_the_current_message_again(client: Client, topic: str, tmp_path: Path):
     position = FilePosition(tmp_path / "position")
     client.publish(topic, [b"a", b"b", b"c"])
     with client.transaction():
@@ -223,7 +223,7 @@ def test_a_transaction_that_is_tried_again_reads_the_same_messages(client: Clien
     assert not list(client.read(topic, position=position))
 
 
-def test_a_position_that_cannot_be_written_into_the_transaction_undoes_it(client: Client, topic: str):
+def test_a_position_that_cannot_be_written_into_the_transaction_rolls_it_back(client: Client, topic: str):
     client.publish(topic, b"m")
     rows = Rows()
     position = RowPosition(rows)
@@ -238,7 +238,7 @@ def test_a_position_that_cannot_be_written_into_the_transaction_undoes_it(client
     assert committed(client, topic) == [b"m"]
 
 
-def test_a_position_that_cannot_be_saved_after_the_commit_is_told_and_the_commit_stands(
+def test_a_position_that_cannot_be_saved_after_the_commit_is_reported_and_the_commit_stands(
     client: Client, topic: str, tmp_path: Path
 ):
     client.publish(topic, b"m")
@@ -267,7 +267,7 @@ def reading_inside(simulation: Simulation, timeout_s: float, **options: Any) -> 
 
 
 @pytest.mark.usefixtures("both_clients")
-def test_reading_inside_ends_when_90_percent_of_the_time_are_over():
+def test_reading_inside_ends_after_90_percent_of_the_time():
     daemon = FakeDaemon(t=[b"%d" % n for n in range(100)])
     simulation = Simulation(daemon, took_s=2)
     reading = reading_inside(simulation, timeout_s=10)
@@ -297,7 +297,7 @@ def test_following_inside_waits_no_longer_than_that():
 
 
 @pytest.mark.usefixtures("both_clients")
-def test_what_is_held_inside_stays_held_and_is_not_asked_for_all_the_time():
+def test_a_held_read_inside_stays_held_and_is_not_repeated_all_the_time():
     held = {"content-type": "application/vnd.plainsong.frames; version=2", "plainsong-end": "held"}
     simulation = Simulation(
         lambda _: Answer(
@@ -315,7 +315,7 @@ def test_what_is_held_inside_stays_held_and_is_not_asked_for_all_the_time():
 
 
 @pytest.mark.usefixtures("both_clients")
-def test_who_follows_committed_messages_outlasts_a_service_that_is_loaded_again():
+def test_a_committed_follower_survives_a_reload_of_the_service():
     daemon = FakeDaemon(t=[b"one"])
     simulation = Simulation(daemon)
     given = {"until": None, "limit": 2, "serializer": None, "page_messages": 5, "save_every": 1, "save_interval_s": 9}
@@ -328,7 +328,7 @@ def test_who_follows_committed_messages_outlasts_a_service_that_is_loaded_again(
 
 
 @pytest.mark.usefixtures("both_clients")
-def test_but_neither_one_that_was_never_there_nor_one_that_stays_away():
+def test_a_committed_follower_gives_up_on_a_service_that_was_never_there_or_stays_away():
     given = {"until": None, "limit": 2, "serializer": None, "page_messages": 5, "save_every": 1, "save_interval_s": 9}
     plan = read_plan("t", None, follow=True, isolation="committed", **given)
     unavailable = problem(503, "transactions_unavailable")

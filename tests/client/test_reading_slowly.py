@@ -62,7 +62,7 @@ def test_a_save_between_two_messages_has_the_time_of_its_own_get():
     assert daemon.readers["a"] == pack_id(1, 0).hex()
 
 
-def test_a_message_may_take_longer_than_the_idling_that_it_ended():
+def test_a_message_may_take_longer_than_the_idle_time_that_it_ended():
     daemon = FakeDaemon(a=[])
     simulation = simulated(daemon)
 
@@ -81,7 +81,7 @@ def test_a_message_may_take_longer_than_the_idling_that_it_ended():
     assert daemon.readers["a"] == pack_id(1, 0).hex()
 
 
-def test_a_save_that_the_time_of_get_cuts_off_is_left_to_the_next_one():
+def test_a_save_cut_off_by_the_time_of_get_is_left_to_the_next_one():
     daemon = FakeDaemon(a=[b"1"])
     slow = False
     simulation = simulated(daemon, lambda send: 100.0 if slow and is_save(send) else 0.0)
@@ -108,7 +108,7 @@ class Elsewhere:
 
 
 @pytest.mark.parametrize("timeout_s", [None, 60])
-def test_that_a_position_of_ones_own_was_not_saved_in_time_is_told(timeout_s):
+def test_a_custom_position_that_was_not_saved_in_time_is_reported(timeout_s):
     simulation = simulated(FakeDaemon(a=[b"1", b"2"]))
     reader = followed(simulation, position=Elsewhere(), save_every=1)
     assert got(simulation, reader, timeout_s) == b"1"
@@ -144,7 +144,7 @@ def test_a_stop_that_meets_a_save_ends_the_loop_and_saves():
     ],
     ids=["load", "first save", "end"],
 )
-def test_a_beginning_that_is_cut_off_is_made_again_and_delivers_every_message_once(cut_off, options):
+def test_an_interrupted_beginning_is_repeated_and_every_message_delivered_once(cut_off, options):
     daemon = FakeDaemon(a=[b"a1", b"a2"], b=[b"b1", b"b2"])
     simulation = simulated(
         daemon, lambda send: 100.0 if cut_off in f"{send.request.method} {send.request.path}" else 0.0
@@ -157,7 +157,7 @@ def test_a_beginning_that_is_cut_off_is_made_again_and_delivers_every_message_on
     assert sorted(filter(None, seen)) == [b"a1", b"a2", b"b1", b"b2"]
 
 
-def test_a_save_without_an_answer_that_was_taken_is_no_other_readers():
+def test_a_stored_save_whose_answer_is_lost_is_not_mistaken_for_another_reader():
     daemon = FakeDaemon(a=[b"1", b"2", b"3", b"4"])
     position = ServerPosition("me")
     simulation = simulated(daemon)
@@ -184,7 +184,7 @@ def test_a_save_without_an_answer_that_was_taken_is_no_other_readers():
 
 
 @pytest.mark.parametrize("failure", [SILENT, NOBODY])
-def test_a_save_without_an_answer_hides_no_other_reader(failure):
+def test_a_save_whose_answer_is_lost_hides_no_other_reader(failure):
     daemon = FakeDaemon(a=[b"1", b"2", b"3", b"4"])
     simulation = simulated(daemon)
     reader = followed(simulation, position=ServerPosition("me"), page_messages=9, save_interval_s=inf)
@@ -204,7 +204,7 @@ def test_a_save_without_an_answer_hides_no_other_reader(failure):
 
 
 @pytest.mark.parametrize("keeps_position", [False, True])
-def test_get_gives_an_answer_that_was_too_late_for_it_longer_the_next_time(keeps_position):
+def test_get_waits_longer_after_an_answer_that_came_too_late(keeps_position):
     daemon = FakeDaemon(a=[b"%d" % number for number in range(20)])
     simulation = simulated(daemon, lambda _: 2.0)
     reader = followed(simulation, position=ServerPosition("me") if keeps_position else None)
@@ -215,7 +215,7 @@ def test_get_gives_an_answer_that_was_too_late_for_it_longer_the_next_time(keeps
     assert None not in page_by_page, "how long an answer takes is learned once"
 
 
-def test_what_get_has_learned_of_slow_answers_is_forgotten_after_a_quick_one():
+def test_get_forgets_slow_answers_after_a_quick_one():
     daemon = FakeDaemon(a=[b"1", b"2", b"3"])
     takes_s = 2.0
     simulation = simulated(daemon, lambda _: takes_s)
@@ -240,7 +240,7 @@ def test_get_waits_no_longer_for_an_answer_than_a_request_may_take():
     assert not reader.has_ended
 
 
-def test_get_takes_its_time_while_the_daemon_is_away_and_no_more():
+def test_get_waits_no_longer_than_its_timeout_while_the_daemon_is_away():
     daemon = FakeDaemon(a=[b"1"])
     simulation = simulated(daemon)
     answer = simulation._answer
@@ -255,7 +255,7 @@ def test_get_takes_its_time_while_the_daemon_is_away_and_no_more():
     assert got(simulation, reader, 1) == b"1"
 
 
-def test_get_takes_its_time_while_the_transaction_service_is_away_and_no_more():
+def test_get_waits_no_longer_than_its_timeout_while_the_transaction_service_is_away():
     daemon = FakeDaemon(a=[b"1", b"2"])
     simulation = simulated(daemon)
     reader = followed(simulation, page_messages=1, isolation="committed")
@@ -269,7 +269,7 @@ def test_get_takes_its_time_while_the_transaction_service_is_away_and_no_more():
     assert got(simulation, reader, 1) == b"2"
 
 
-def test_get_without_time_asks_what_is_there():
+def test_get_without_a_timeout_asks_for_available_messages():
     daemon = FakeDaemon(a=[])
     simulation = simulated(daemon)
     reader = followed(simulation)
@@ -279,7 +279,7 @@ def test_get_without_time_asks_what_is_there():
     assert len(simulation.sent) == 3, "once each"
 
 
-def test_what_comes_before_a_poll_leaves_it_time_for_its_answer():
+def test_requests_before_a_poll_leave_time_for_its_answer():
     daemon = FakeDaemon(a=[b"1"])
     simulation = simulated(daemon, lambda send: 1.2 if send.request.method == "GET" else 0.2)
     reader = followed(simulation, position=ServerPosition("me"))
@@ -312,7 +312,7 @@ def timed_out(simulation: Simulation, most_bytes: int) -> int:
 
 
 @pytest.mark.parametrize("most_bytes", [PageBytes.LEAST, 100_000, 1 << 20])
-def test_a_follower_asks_for_less_until_it_comes_through_and_reads_every_message_once(most_bytes):
+def test_a_follower_shrinks_its_pages_until_one_arrives_and_reads_every_message_once(most_bytes):
     daemon = FakeDaemon(a=NUMBERED)
     simulation = through(daemon, most_bytes)
     reader = followed(simulation, page_messages=10_000)
@@ -324,7 +324,7 @@ def test_a_follower_asks_for_less_until_it_comes_through_and_reads_every_message
     assert timed_out(simulation, most_bytes) <= log2(PageBytes.MOST / most_bytes) + 2 + log2(pages), "and rarely again"
 
 
-def test_a_follower_of_many_topics_asks_for_less_until_it_comes_through():
+def test_a_follower_of_many_topics_shrinks_its_pages_until_one_arrives():
     daemon = FakeDaemon(a=[], b=[])
     simulation = through(daemon, PageBytes.LEAST, "payload=base64")
     reader = followed(simulation, ["a", "b"], page_messages=10_000)
@@ -352,7 +352,7 @@ def slow_line(daemon: FakeDaemon, bytes_per_s: int) -> Simulation:
     return simulation
 
 
-def test_reading_to_the_end_of_a_topic_on_a_slow_line_asks_for_less_too():
+def test_reading_to_the_end_of_a_topic_on_a_slow_line_shrinks_its_pages_too():
     daemon = FakeDaemon(a=NUMBERED)
     simulation = slow_line(daemon, 50_000)
     reader = followed(simulation, page_messages=10_000, follow=False)
@@ -361,7 +361,7 @@ def test_reading_to_the_end_of_a_topic_on_a_slow_line_asks_for_less_too():
     assert simulation.now_s < 30 + 1.2 * 1500 * 2004 / 50_000, "one page was asked for in vain"
 
 
-def test_one_message_that_takes_longer_than_a_request_may_comes_while_any_of_it_does():
+def test_one_message_that_takes_longer_than_a_request_may_arrives_while_it_makes_progress():
     daemon = FakeDaemon(a=[b"." * 4_000_000, b"2"])
     simulation = slow_line(daemon, 50_000)
     reader = followed(simulation)
@@ -381,7 +381,7 @@ def test_pages_grow_again_once_answers_come_quickly():
     assert asked_bytes(simulation.sent[-1]) is None
 
 
-def test_pages_stay_as_they_are_where_twice_as_much_would_be_too_slow():
+def test_pages_keep_their_size_if_twice_as_much_would_be_too_slow():
     size = PageBytes()
     size.timed_out()
     size.came(8.0, 30.0)
@@ -403,7 +403,7 @@ def test_a_follower_waits_for_the_transaction_service_however_long_its_own_work_
     assert got(simulation, reader) == b"2"
 
 
-def test_a_follower_waits_for_the_transaction_service_for_a_minute_and_then_tells():
+def test_a_follower_waits_for_the_transaction_service_for_a_minute_and_then_raises():
     daemon = FakeDaemon(a=[b"1", b"2"])
     simulation = simulated(daemon)
     reader = followed(simulation, page_messages=1, isolation="committed")
@@ -416,7 +416,7 @@ def test_a_follower_waits_for_the_transaction_service_for_a_minute_and_then_tell
     assert UNAVAILABLE_S < simulation.now_s - began_s <= UNAVAILABLE_S + PAUSES_S[-1]
 
 
-def test_each_time_that_the_transaction_service_is_away_the_pauses_begin_anew():
+def test_pauses_start_over_each_time_the_transaction_service_is_away():
     daemon = FakeDaemon(a=[b"1", b"2", b"3"])
     simulation = simulated(daemon)
     reader = followed(simulation, page_messages=1, isolation="committed")

@@ -59,21 +59,21 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
             thread.join(PATIENCE_S)  # the next test must not receive this one's answer
 
 
-def test_a_deadline_holds_while_a_name_is_not_resolved(resolver: Resolver):
+def test_a_deadline_holds_while_a_name_is_being_resolved(resolver: Resolver):
     with Client(STUCK, deadline_s=SHORT_S, wait_for_daemon_s=PATIENCE_S) as client:
         with pytest.raises((DeadlineExceeded, ConnectFailed), match=NOT_CONNECTED) as error:
             in_time(lambda: client.publish("t", b"x"))
         assert error.value.outcome == "not-applied"
 
 
-def test_the_next_url_is_tried_when_a_name_is_not_resolved(resolver: Resolver, shared_url: str, topic: str):
+def test_the_next_url_is_tried_while_a_name_is_being_resolved(resolver: Resolver, shared_url: str, topic: str):
     with Client([STUCK, shared_url], connect_timeout_s=SHORT_S) as client:
         in_time(lambda: client.publish(topic, b"x"))
         assert [message.payload for message in client.poll(topic)] == [b"x"]
     assert resolver.times == 1
 
 
-def test_a_name_that_is_not_resolved_occupies_one_thread_however_often_it_is_tried(resolver: Resolver):
+def test_an_unresolved_name_occupies_one_thread_however_often_it_is_tried(resolver: Resolver):
     with Client(STUCK, deadline_s=SHORT_S, retry=False) as client:
         for _ in range(5):
             with pytest.raises(PlainsongError):
@@ -81,7 +81,7 @@ def test_a_name_that_is_not_resolved_occupies_one_thread_however_often_it_is_tri
     assert resolver.times == 1
 
 
-def test_a_reader_is_stopped_while_a_name_is_not_resolved(resolver: Resolver):
+def test_a_reader_is_stopped_while_a_name_is_being_resolved(resolver: Resolver):
     with Client(STUCK, connect_timeout_s=PATIENCE_S * 9, request_timeout_s=PATIENCE_S * 9) as client:
         reader = client.read("t", follow=True)
         ended = threading.Event()
@@ -96,7 +96,7 @@ def test_a_reader_is_stopped_while_a_name_is_not_resolved(resolver: Resolver):
         assert ended.wait(PATIENCE_S)
 
 
-def test_events_are_stopped_while_a_name_is_not_resolved(resolver: Resolver):
+def test_events_are_stopped_while_a_name_is_being_resolved(resolver: Resolver):
     with Client(STUCK, connect_timeout_s=PATIENCE_S * 9, request_timeout_s=PATIENCE_S * 9) as client:
         events = client.admin.events()
         ended = threading.Event()
@@ -111,7 +111,7 @@ def test_events_are_stopped_while_a_name_is_not_resolved(resolver: Resolver):
         assert ended.wait(PATIENCE_S)
 
 
-def test_a_stream_is_not_opened_in_time_where_a_name_is_not_resolved(resolver: Resolver):
+def test_opening_a_stream_times_out_while_a_name_is_being_resolved(resolver: Resolver):
     with Client(STUCK, connect_timeout_s=SHORT_S) as client, pytest.raises(ConnectFailed, match="was not resolved"):
         in_time(lambda: client.stream("t"))
 
@@ -128,7 +128,7 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch, times: float = inf) -> None:
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
-def test_where_no_thread_can_be_started_a_name_is_not_resolved_and_nothing_was_sent(
+def test_without_a_thread_a_name_is_not_resolved_and_nothing_was_sent(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ):
     only_threads("the test's event loop has a thread by now")
@@ -150,9 +150,7 @@ def test_the_next_attempt_resolves_the_name_for_which_no_thread_could_be_started
         assert [message.payload for message in client.poll(topic)] == [b"x"]
 
 
-def test_where_no_thread_can_be_started_an_address_is_connected_to(
-    shared_url: str, topic: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_a_thread_an_address_is_connected_to(shared_url: str, topic: str, monkeypatch: pytest.MonkeyPatch):
     only_threads("the test's event loop has a thread by now")
     refuse_threads(monkeypatch)
     with Client(shared_url) as client:
@@ -191,7 +189,7 @@ async def test_nothing_was_sent_if_the_loop_was_busy_until_all_limits_had_passed
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
-def test_a_call_is_cancelled_while_a_name_is_not_resolved(resolver: Resolver, loop: str):
+def test_a_call_is_cancelled_while_a_name_is_being_resolved(resolver: Resolver, loop: str):
     async def main() -> None:
         limits = {"connect_timeout_s": PATIENCE_S, "request_timeout_s": PATIENCE_S}
         async with AsyncClient(STUCK, **limits) as client, anyio.create_task_group() as tasks:

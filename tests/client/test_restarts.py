@@ -24,7 +24,7 @@ def kill_and_restart(daemon: Daemon) -> None:
     daemon.start()
 
 
-def test_what_a_publisher_promised_is_there_in_order_after_kills(daemon: Callable[..., Daemon]):
+def test_messages_that_a_publisher_acknowledged_are_stored_in_order_after_kills(daemon: Callable[..., Daemon]):
     running = daemon(bind=free_address())
     with Client(url_of(running)) as client:
         client.create_topic("t")
@@ -110,7 +110,7 @@ def test_calls_wait_for_a_daemon_that_comes_back_in_time(daemon: Callable[..., D
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
-def test_asynchronous_clients_live_through_a_kill(daemon: Callable[..., Daemon], loop: str, tmp_path: Path):
+def test_asynchronous_clients_survive_a_kill(daemon: Callable[..., Daemon], loop: str, tmp_path: Path):
     running = daemon(bind=free_address())
 
     async def main() -> None:

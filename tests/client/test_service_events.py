@@ -29,7 +29,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 # --- a real daemon -----------------------------------------------------------------------------------
 
 
-def test_a_client_is_told_what_there_is_and_then_what_changes(client: Any, topic: str):
+def test_a_client_gets_the_current_state_and_then_the_changes(client: Any, topic: str):
     with client.admin.events(topic, kinds=["topics", "attention"]) as events:
         assert next(events).kind == "topics"
         attention = next(events)
@@ -40,7 +40,7 @@ def test_a_client_is_told_what_there_is_and_then_what_changes(client: Any, topic
         assert (changed.kind, changed.data[0]["name"]) == ("topics", topic)
 
 
-def test_all_kinds_are_told_and_topics_if_some_are_named(client: Any, topic: str):
+def test_all_kinds_are_sent_and_topics_if_some_are_named(client: Any, topic: str):
     with client.admin.events() as events:
         assert [each.kind for each in islice(events, 3)] == ["transactions", "attention", "cluster"]
     with client.admin.events(f"default:{topic}") as events:
@@ -51,7 +51,7 @@ def test_all_kinds_are_told_and_topics_if_some_are_named(client: Any, topic: str
         assert (row["namespace"], row["name"]) == ("default", topic)
 
 
-def test_after_a_kill_it_goes_on_by_itself_and_tells_only_what_is_different(daemon: Callable[..., Daemon]):
+def test_after_a_kill_it_continues_by_itself_and_reports_only_changes(daemon: Callable[..., Daemon]):
     running = daemon(bind=free_address())
     with Client(url_of(running)) as client, client.admin.events(kinds=["transactions", "attention"]) as events:
         told = {each.kind: each.data for each in islice(events, 2)}
@@ -68,9 +68,7 @@ def test_after_a_kill_it_goes_on_by_itself_and_tells_only_what_is_different(daem
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
-def test_asynchronous_clients_go_on_after_a_kill_and_end_when_they_are_told_to(
-    daemon: Callable[..., Daemon], loop: str
-):
+def test_asynchronous_clients_continue_after_a_kill_and_end_on_request(daemon: Callable[..., Daemon], loop: str):
     running = daemon(bind=free_address())
 
     async def main() -> None:
@@ -96,13 +94,13 @@ def test_asynchronous_clients_go_on_after_a_kill_and_end_when_they_are_told_to(
     anyio.run(main, backend=loop)
 
 
-def test_a_loop_that_was_stopped_does_not_begin(client: Any):
+def test_a_stopped_loop_does_not_begin(client: Any):
     with client.admin.events(kinds=["attention"]) as events:
         events.stop()
         assert list(events) == []
 
 
-def test_a_thread_that_waits_is_ended_by_a_stop_and_by_the_end_of_the_block(shared_url: str):
+def test_a_waiting_thread_is_ended_by_a_stop_and_by_the_end_of_the_block(shared_url: str):
     with Client(shared_url) as client:
         for end in ("stop", "close"):
             with client.admin.events(kinds=["attention"]) as events:
@@ -114,7 +112,7 @@ def test_a_thread_that_waits_is_ended_by_a_stop_and_by_the_end_of_the_block(shar
                 assert not thread.is_alive()
 
 
-def test_what_cannot_be_followed_is_an_error_at_once(client: Any, shared_url: str):
+def test_an_invalid_subscription_is_an_error_at_once(client: Any, shared_url: str):
     with pytest.raises(InvalidName):
         client.admin.events("no/name")
     with client.admin.events(kinds=["things"]) as events, pytest.raises(InvalidParameter):
@@ -159,7 +157,7 @@ def event(kind: str, data: Any, event_id: str = "") -> bytes:
     return f"id: {event_id}\nevent: {kind}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def test_a_client_that_was_cut_off_names_the_last_event_that_came_whole():
+def test_a_client_that_reconnects_names_the_last_complete_event():
     first = HEAD + event("attention", 1, "one") + event("attention", 2, "two") + b"id: three\nevent: attention\ndata: 3"
     second = HEAD + event("attention", 3, "three") + event("end", {})
     third = HEAD + event("attention", 4, "four")
@@ -190,7 +188,7 @@ def test_without_retries_a_broken_connection_is_an_error():
         HEAD + b"event: attention\ndata: {\n\n",
     ],
 )
-def test_what_sends_no_events_is_an_unexpected_answer(answer: bytes):
+def test_a_response_without_events_is_an_unexpected_answer(answer: bytes):
     with playing(answer) as (url, _), pytest.raises(UnexpectedAnswer):
         followed(url)
 
@@ -214,7 +212,7 @@ def test_events_are_the_same_however_their_bytes_are_cut():
     assert read(*(encoded[at : at + 1] for at in range(len(encoded)))) == whole
 
 
-def test_an_event_that_never_ends_is_not_kept():
+def test_an_endless_event_is_not_kept():
     piece = b"data: " + b"x" * (1 << 20)
     with pytest.raises(UnexpectedAnswer, match="more than"):
         read(*([piece] * (MAX_EVENT_BYTES // len(piece) + 1)))

@@ -86,7 +86,7 @@ def first_of(events: Any) -> Any:
     return following if kind().name == "async" else events.__next__
 
 
-def test_events_whose_head_is_slow_come_when_connecting_was_quick(monkeypatch: pytest.MonkeyPatch):
+def test_events_arrive_although_their_head_is_slow_when_connecting_was_quick(monkeypatch: pytest.MonkeyPatch):
     simulation = Simulation([])
     wire = Wire(simulation, 20, [lambda _: HEAD + EVENT])
     event = simulation.run(first_of(events_of(monkeypatch, simulation, wire)))
@@ -94,7 +94,7 @@ def test_events_whose_head_is_slow_come_when_connecting_was_quick(monkeypatch: p
     assert wire.limits == [5]
 
 
-def test_a_head_that_takes_longer_than_a_request_may_is_asked_for_again_and_told_once(
+def test_a_head_that_takes_longer_than_a_request_may_is_requested_again_and_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     simulation = Simulation([])
@@ -107,7 +107,7 @@ def test_a_head_that_takes_longer_than_a_request_may_is_asked_for_again_and_told
     assert "no answer within 30 s" in told
 
 
-def test_failures_of_a_restart_are_not_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_failures_of_a_restart_are_not_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     simulation = Simulation([])
     wire = Wire(simulation, 0, [*[OSError("refused")] * 6, lambda _: HEAD + EVENT])
     with caplog.at_level(logging.WARNING, "plainsong.client"):

@@ -100,7 +100,7 @@ def deliver(line: Line, size: int, limit_s: float) -> Any:
         return error
 
 
-def test_a_request_of_a_producer_is_not_asked_for_while_it_may_still_be_on_its_way():
+def test_a_request_of_a_producer_is_not_queried_while_it_may_still_be_on_its_way():
     topic = Topic()
     line = Line(29, topic.carry)
     assert deliver(line, MIB, 120).last_sequence_id == 0
@@ -110,7 +110,7 @@ def test_a_request_of_a_producer_is_not_asked_for_while_it_may_still_be_on_its_w
     assert topic.verbs == ["open", "publish"]
 
 
-def test_the_time_that_a_producer_gives_a_delivery_holds_for_every_body():
+def test_the_delivery_timeout_of_a_producer_holds_for_every_body():
     topic = Topic()
     line = Line(29, lambda send: SILENT if is_publish(send) else topic.carry(send))
     assert isinstance(deliver(line, MIB, 40), (DeadlineExceeded, OutcomeUnknown))
@@ -145,7 +145,7 @@ def late_above(topic: Topic, most_bytes: int, *, arrives: bool) -> Any:
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_what_a_producer_gathered_goes_in_smaller_requests_after_a_time_out_each_message_once_and_in_order(
+def test_after_a_timeout_a_producer_sends_smaller_requests_each_message_once_and_in_order(
     arrives: bool,
 ):
     topic = Topic()
@@ -170,7 +170,7 @@ def test_what_a_producer_gathered_goes_in_smaller_requests_after_a_time_out_each
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-def test_what_waits_to_be_sent_again_is_given_up_when_its_time_is_over(explicit: bool):
+def test_a_message_that_waits_to_be_sent_again_is_given_up_at_its_deadline(explicit: bool):
     session = Session("t", "p", 1, 1, -1, optional=False)
     queue: ProducerQueue[int] = ProducerQueue(session, BOUNDS, BYTES, None, 30.0)
 
@@ -192,7 +192,7 @@ def test_what_waits_to_be_sent_again_is_given_up_when_its_time_is_over(explicit:
     assert isinstance(ended[0].error, DeadlineExceeded)
 
 
-def test_what_was_published_as_one_request_is_never_split():
+def test_messages_published_as_one_request_are_never_split():
     topic = Topic()
     requests: list[int] = []
 

@@ -23,7 +23,7 @@ def shared_url(url_of_long_waits: str) -> str:
     return url_of_long_waits
 
 
-def test_get_returns_messages_one_by_one_and_none_when_nothing_came_in_time(client: Client, topic: str):
+def test_get_returns_messages_one_by_one_and_none_after_the_timeout(client: Client, topic: str):
     client.publish(topic, [b"1", b"2"])
     reader = client.read(topic, follow=True)
     assert [reader.get(timeout_s=PATIENCE_S).payload for _ in range(2)] == [b"1", b"2"]

@@ -48,7 +48,7 @@ def test_each_call_gets_its_own_receipt_in_the_order_of_the_calls(client: Client
     assert found == [(each, b"%d" % n) for n, each in enumerate(ids)]
 
 
-def test_what_publish_takes_a_stream_takes(client: Client, topic: str):
+def test_a_stream_accepts_everything_that_publish_accepts(client: Client, topic: str):
     with client.topic(topic).stream(serializer=TEXT) as stream:
         many = stream.publish(["a", "b", Outgoing("c", ttl_s=60)], ttl_s=600)
         empty = stream.publish("")
@@ -57,7 +57,7 @@ def test_what_publish_takes_a_stream_takes(client: Client, topic: str):
     assert many.result().first_id < many.result().last_id < empty.result().first_id
 
 
-def test_a_request_that_cannot_be_written_is_refused_and_the_others_are_there(client: Client, topic: str):
+def test_a_request_that_cannot_be_written_is_refused_and_the_others_are_stored(client: Client, topic: str):
     with client.stream(topic) as stream:
         stream.publish(b"before")
         with pytest.raises(InvalidParameter, match="cannot be written"):
@@ -73,7 +73,7 @@ def test_a_request_that_cannot_be_written_is_refused_and_the_others_are_there(cl
     assert [message.payload for message in client.read(topic)] == [b"before", b"after"]
 
 
-def test_a_producers_requests_are_deduplicated_over_a_stream(client: Client, topic: str):
+def test_requests_of_a_producer_are_deduplicated_over_a_stream(client: Client, topic: str):
     def again(stream):
         return [stream.send(PublishRequest([b"%d" % n], producer="p", sequence_ids=[n])) for n in range(10)]
 
@@ -94,7 +94,7 @@ def test_a_write_pointer_gets_its_publish_response(client: Client, topic: str):
     client.transactions.abort(transaction)
 
 
-def test_a_refused_request_says_why_and_the_others_are_there(client: Client, topic: str):
+def test_a_refused_request_says_why_and_the_others_are_stored(client: Client, topic: str):
     stream = client.stream(topic)
     good, bad, more = (
         stream.publish(b"a"),
@@ -107,7 +107,7 @@ def test_a_refused_request_says_why_and_the_others_are_there(client: Client, top
     stream.close()
 
 
-def test_failures_nobody_asked_about_are_told_by_flush_and_close(client: Client):
+def test_unretrieved_failures_are_reported_by_flush_and_close(client: Client):
     stream = client.stream("no-such-topic")
     stream.publish(b"a")
     with pytest.raises(NotSent):
@@ -144,7 +144,7 @@ def test_threads_may_share_a_stream(client: Client, topic: str):
         assert [n for each, n in found if each == which] == list(range(500))
 
 
-def test_a_closed_stream_takes_nothing(client: Client, topic: str):
+def test_a_closed_stream_accepts_nothing(client: Client, topic: str):
     stream = client.stream(topic)
     stream.close()
     stream.close()
@@ -159,7 +159,7 @@ def test_closing_the_client_closes_its_streams(shared_url: str, topic: str):
     assert ticket.result(0).count == 1
 
 
-def test_what_cannot_be_opened_says_so(shared_url: str):
+def test_a_stream_that_cannot_be_opened_raises(shared_url: str):
     with Client("http://127.0.0.1:1") as client, pytest.raises(ConnectFailed):
         client.stream("t")
     with Client(shared_url) as client, pytest.raises(InvalidName):
@@ -178,7 +178,7 @@ def test_a_stream_is_opened_at_the_first_daemon_that_answers(shared_url: str, to
     anyio.run(main)
 
 
-def test_a_forked_child_has_no_part_in_a_stream(client: Client, topic: str):
+def test_a_forked_child_cannot_use_a_stream_of_its_parent(client: Client, topic: str):
     only_threads("event loops do not fork")
     stream = client.stream(topic)
     stream.publish(b"before").result(PATIENCE_S)
@@ -215,7 +215,7 @@ def test_a_cut_leaves_each_unanswered_request_unknown_and_ends_the_stream(
     assert [message.payload for message in client.read(topic)] == [b"answered", b"lost"]
 
 
-def test_an_answer_that_does_not_come_in_time_is_unknown(topic: str, shared_address: tuple[str, int]):
+def test_an_answer_that_does_not_arrive_in_time_is_unknown(topic: str, shared_address: tuple[str, int]):
     with Proxy(shared_address) as proxy, Client(proxy.url, request_timeout_s=2) as through:
         stream = through.stream(topic)
         proxy.mode = "swallow"
@@ -288,7 +288,7 @@ def publish_until_closed(stream, tickets, form, after_each=lambda sent: None) ->
             after_each(len(tickets))
 
 
-def test_a_daemon_that_leaves_answers_what_it_took_and_the_rest_did_not_happen(daemon: Callable[..., Daemon]):
+def test_a_stopping_daemon_answers_what_it_accepted_and_the_rest_did_not_happen(daemon: Callable[..., Daemon]):
     running = daemon()
     with Client(url_of(running)) as client:
         client.create_topic("t")
@@ -340,7 +340,7 @@ def test_acknowledged_requests_survive_sigkill_in_order(daemon: Callable[..., Da
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_an_event_loop_streams_too(shared_url: str, client: Client, topic: str, backend: str):
+def test_a_stream_works_on_an_event_loop(shared_url: str, client: Client, topic: str, backend: str):
     async def main() -> None:
         async with AsyncClient(shared_url) as own, own.stream(topic, max_pending_bytes=100_000) as stream:
             tickets = [await stream.publish(b"%d" % n) for n in range(COUNT)]
@@ -359,7 +359,7 @@ def test_an_event_loop_streams_too(shared_url: str, client: Client, topic: str, 
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_an_event_loop_learns_of_a_cut(shared_address: tuple[str, int], topic: str, backend: str):
+def test_a_cut_is_reported_on_an_event_loop(shared_address: tuple[str, int], topic: str, backend: str):
     async def main() -> None:
         async with AsyncClient(proxy.url) as own, own.stream(topic) as stream:
             await (await stream.publish(b"x"))

@@ -53,14 +53,14 @@ def payloads(client: Client) -> list[bytes]:
     return [message.payload for message in client.read("orders")]
 
 
-def test_time_moves_forward_when_told_and_messages_expire(b, client):
+def test_time_moves_forward_on_request_and_messages_expire(b, client):
     client.publish("orders", b"old")
     b.clock.advance(3600)
     client.publish("orders", b"new")
     assert payloads(client) == [b"new"]
 
 
-def test_a_held_reader_gets_what_comes_next_once_time_has_moved_past_the_expiry_of_what_held_it(b, client):
+def test_a_held_reader_continues_once_time_has_passed_the_expiry_of_the_holding_message(b, client):
     undecided = client.transactions.begin()
     body = {"messages": ["undecided"], "transactionWritePointer": undecided.write_pointer, "ttlSeconds": 60}
     url = f"{b.url}/v1/namespaces/{client.namespace}/topics/orders/publish"
@@ -94,7 +94,7 @@ def test_a_publish_whose_answer_is_unknown_has_happened_and_a_refused_one_has_no
     assert payloads(client) == [b"unknown", b"fine"]
 
 
-def test_a_client_finds_out_that_a_commit_whose_answer_was_lost_took(b, client):
+def test_a_client_finds_out_that_a_commit_with_a_lost_answer_succeeded(b, client):
     b.faults.next_commit("lost")
     with client.transaction() as tx:
         tx.publish("orders", b"committed")
@@ -110,7 +110,7 @@ def test_committed_readers_are_held_for_a_block(b, client):
     assert payloads(client) == [b"before", b"behind"]
 
 
-def test_it_is_killed_and_restarted_at_the_same_address_with_what_was_acknowledged(tmp_path):
+def test_it_is_killed_and_restarted_at_the_same_address_with_everything_acknowledged(tmp_path):
     with broker(tmp_path / "data", http__max_body_bytes=20_000_000) as b, b.client() as client:
         client.create_topic("orders")
         client.publish("orders", b"kept")
@@ -153,7 +153,7 @@ def test_without_a_daemon_it_says_how_to_install_one(monkeypatch, tmp_path):
     assert issubclass(DaemonNotInstalled, unittest.SkipTest)  # so a test that calls broker() itself is skipped too
 
 
-def test_a_command_that_is_not_there_is_named(monkeypatch):
+def test_a_missing_command_is_named(monkeypatch):
     monkeypatch.setenv("PLAINSONG_COMMAND", "/nowhere/plainsong")
     with pytest.raises(DaemonFailed, match=r"^/nowhere/plainsong cannot be run: No such file or directory"), broker():
         pass
@@ -195,7 +195,7 @@ def test_of_something_else():
         ([], "", {"PLAINSONG_TESTING_REQUIRED": "1"}, True),
     ],
 )
-def test_without_a_daemon_pytest_says_so_first_and_fails_where_one_is_required(tmp_path, options, ini, environ, fails):
+def test_without_a_daemon_pytest_says_so_first_and_fails_if_one_is_required(tmp_path, options, ini, environ, fails):
     (tmp_path / "test_users.py").write_text(USERS_TESTS)
     (tmp_path / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
     (tmp_path / "python").symlink_to(sys.executable)  # a directory without our program

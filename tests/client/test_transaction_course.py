@@ -147,7 +147,7 @@ WAYS = ["raises", "False", "None", "1"]
 # --- success -------------------------------------------------------------------------------------
 
 
-def test_a_transaction_asks_everybody_in_order_and_the_service_in_between():
+def test_a_transaction_calls_all_participants_in_order_and_the_service_in_between():
     stage = Stage({})
     transaction = stage.run(stage.context.start)
     assert stage.events == ["service.begin", *each("start_tx")]
@@ -166,14 +166,14 @@ def test_a_transaction_asks_everybody_in_order_and_the_service_in_between():
     assert stage.context.state != "in_progress"
 
 
-def test_without_changes_nobody_is_asked_about_conflicts():
+def test_without_changes_conflicts_are_not_checked():
     stage = Stage({name: {"tx_changes": []} for name in NAMES})
     stage.started()
     stage.run(stage.context.finish)
     assert "service.prepare" not in stage.events
 
 
-def test_a_course_is_used_again_for_the_next_transaction():
+def test_a_transaction_object_can_be_used_again():
     stage = Stage({})
     first = stage.started()
     stage.run(stage.context.finish)
@@ -196,7 +196,7 @@ def test_a_start_that_fails_aborts_without_rolling_back(name: str):
     assert stage.context.state != "in_progress"
 
 
-def test_those_who_had_started_are_told_to_let_go_when_a_later_one_could_not():
+def test_participants_that_had_started_are_released_when_a_later_one_could_not():
     stage = Stage({NAMES[-1]: {"start_tx": Boom("boom")}})
     let_go: list[str] = []
     for participant in stage.participants:
@@ -214,14 +214,14 @@ def test_an_abort_that_fails_after_a_failed_start_is_what_is_raised():
 
 
 @pytest.mark.parametrize(("answer", "cls"), [(NOBODY, ConnectFailed), (problem(503, "overloaded"), PlainsongError)])
-def test_a_service_that_does_not_begin_is_told_as_it_is(answer: Any, cls: type[Exception]):
+def test_a_failed_begin_is_raised_unchanged(answer: Any, cls: type[Exception]):
     stage = Stage({})
     stage.service.instead["begin"] = [answer]
     assert isinstance(stage.caught(stage.context.start), cls)
     assert stage.events == ["service.begin"]
 
 
-def test_a_transaction_cannot_be_started_in_another():
+def test_a_transaction_cannot_be_started_inside_another():
     stage = Stage({})
     stage.started()
     assert isinstance(stage.caught(stage.context.start), TransactionInProgress)
@@ -262,7 +262,7 @@ def test_changes_that_cannot_be_collected_abort(name: str, changes: Any):
         (LOST, TransactionFailed),
     ],
 )
-def test_a_prepare_that_fails_aborts_and_is_told_by_its_class(answer: Any, cls: type[PlainsongError]):
+def test_a_failing_prepare_aborts_and_is_raised_by_its_class(answer: Any, cls: type[PlainsongError]):
     stage = Stage({})
     stage.started()
     stage.service.instead["prepare"] = [answer]
@@ -306,7 +306,7 @@ def test_a_participant_that_cannot_roll_back_makes_it_invalid_and_the_others_are
     assert list(error.others) == ([failure] if isinstance(failure, Exception) else [])
 
 
-def test_everything_that_fails_while_undoing_is_told_in_order():
+def test_all_failures_during_a_rollback_are_reported_in_order():
     stage = Stage({"a": {"rollback_tx": Boom("one")}, "b": {"commit_tx": False}, "c": {"rollback_tx": Boom("two")}})
     stage.started()
     stage.service.instead["invalidate"] = [NOBODY]
@@ -335,7 +335,7 @@ def test_a_commit_that_is_refused_rolls_back_what_was_persisted(answer: Any, cls
 
 
 @pytest.mark.parametrize("failing", [("a",), ("b",), ("c",), ("a", "c"), NAMES])
-def test_failures_after_the_commit_leave_it_committed_and_everybody_is_told(failing: tuple[str, ...]):
+def test_failures_after_the_commit_leave_it_committed_and_every_participant_is_notified(failing: tuple[str, ...]):
     stage = Stage({name: {"post_tx_commit": Boom(name)} for name in failing})
     transaction = stage.started()
     error = stage.caught(stage.context.finish)
@@ -351,7 +351,7 @@ def test_failures_after_the_commit_leave_it_committed_and_everybody_is_told(fail
 # --- a lost answer to a commit -------------------------------------------------------------------
 
 
-def test_a_lost_answer_to_a_commit_is_asked_for_and_nothing_is_undone():
+def test_a_lost_answer_to_a_commit_is_queried_and_nothing_is_rolled_back():
     stage = Stage({})
     stage.started()
     stage.service.instead["commit"] = [then_lost]
@@ -360,7 +360,7 @@ def test_a_lost_answer_to_a_commit_is_asked_for_and_nothing_is_undone():
     assert stage.context.state == "committed"
 
 
-def test_a_commit_that_got_lost_itself_is_fenced_before_it_is_undone():
+def test_a_lost_commit_is_fenced_before_it_is_rolled_back():
     stage = Stage({})
     transaction = stage.started()
     stage.service.instead["commit"] = [LOST]
@@ -392,7 +392,7 @@ def test_a_commit_that_overtakes_the_fence_is_found():
 
 
 @pytest.mark.parametrize("asked", [NOBODY, LOST, problem(503, "transactions_unavailable")])
-def test_only_when_nobody_knows_it_is_in_doubt_and_then_nothing_is_undone(asked: Any):
+def test_a_commit_is_in_doubt_only_if_nothing_knows_its_outcome_and_is_then_not_rolled_back(asked: Any):
     stage = Stage({})
     transaction = stage.started()
     stage.service.instead["commit"] = [then_lost]
@@ -405,7 +405,7 @@ def test_only_when_nobody_knows_it_is_in_doubt_and_then_nothing_is_undone(asked:
     assert stage.context.state == "unknown"
 
 
-def test_a_service_that_forgot_the_outcome_leaves_it_in_doubt():
+def test_a_forgotten_outcome_leaves_the_commit_in_doubt():
     stage = Stage({})
     transaction = stage.started()
 
@@ -418,7 +418,7 @@ def test_a_service_that_forgot_the_outcome_leaves_it_in_doubt():
 
 
 @pytest.mark.parametrize("verb", ["prepare", "publish", "commit", "checkpoint", "abort"])
-def test_a_service_that_is_loaded_again_meanwhile_is_waited_for(verb: str):
+def test_a_service_that_is_being_reloaded_is_waited_for(verb: str):
     stage = Stage({}, retry=True)
     transaction = stage.started()
     stage.run(stage.context.publish, "t", b"m")
@@ -434,7 +434,7 @@ def test_a_service_that_is_loaded_again_meanwhile_is_waited_for(verb: str):
 # --- abort ---------------------------------------------------------------------------------------
 
 
-def test_an_abort_rolls_back_everybody():
+def test_an_abort_rolls_back_every_participant():
     stage = Stage({})
     stage.started()
     assert stage.run(stage.context.abort) == "aborted"
@@ -442,14 +442,14 @@ def test_an_abort_rolls_back_everybody():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_abort_that_cannot_undo_everything_says_invalid(name: str):
+def test_an_incomplete_abort_is_reported_as_invalid(name: str):
     stage = Stage({name: {"rollback_tx": False}})
     stage.started()
     assert stage.run(stage.context.abort) == "invalid"
     assert stage.events == [*each("rollback_tx"), "service.invalidate"]
 
 
-def test_an_abort_with_a_cause_tells_it_what_failed_and_raises_nothing():
+def test_an_abort_with_a_cause_adds_the_failures_to_it_and_raises_nothing():
     stage = Stage({"b": {"rollback_tx": Boom("late")}})
     stage.started()
     cause = ValueError("mine")
@@ -457,7 +457,7 @@ def test_an_abort_with_a_cause_tells_it_what_failed_and_raises_nothing():
     assert any("late" in note for note in cause.__notes__)
 
 
-def test_an_abort_without_a_cause_raises_what_failed_first():
+def test_an_abort_without_a_cause_raises_the_first_failure():
     stage = Stage({"a": {"rollback_tx": Boom("one")}, "c": {"rollback_tx": Boom("two")}})
     stage.started()
     error = stage.caught(stage.context.abort)
@@ -466,7 +466,7 @@ def test_an_abort_without_a_cause_raises_what_failed_first():
     assert [str(other) for other in error.others] == ["two"]
 
 
-def test_what_did_not_roll_back_without_raising_is_told_too():
+def test_a_rollback_that_returns_false_is_reported_too():
     stage = Stage({"a": {"rollback_tx": False}, "b": {"rollback_tx": Boom("one")}})
     stage.started()
     error = stage.caught(stage.context.abort)
@@ -478,7 +478,7 @@ def test_what_did_not_roll_back_without_raising_is_told_too():
 # --- checkpoint ----------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_persists_and_goes_on_under_another_pointer():
+def test_a_checkpoint_persists_and_continues_under_another_pointer():
     stage = Stage({})
     first = stage.started()
     second = stage.run(stage.context.checkpoint)
@@ -524,7 +524,7 @@ def test_an_update_that_fails_aborts(name: str):
 # --- participants --------------------------------------------------------------------------------
 
 
-def test_a_participant_added_under_way_is_started_and_comes_after_the_others_and_before_the_messages():
+def test_a_participant_added_during_the_transaction_is_started_and_comes_after_the_others_and_before_the_messages():
     stage = Stage({})
     stage.started()
     late = type(stage.participants[0])("late", stage.events)
@@ -538,7 +538,7 @@ def test_a_participant_added_under_way_is_started_and_comes_after_the_others_and
     assert persisted == [*each("commit_tx"), "late.commit_tx", "service.publish"]
 
 
-def test_a_participant_that_fails_to_start_under_way_is_rolled_back_with_the_others():
+def test_a_participant_that_fails_to_start_during_the_transaction_is_rolled_back_with_the_others():
     stage = Stage({})
     stage.started()
     late = type(stage.participants[0])("late", stage.events, {"start_tx": Boom("boom")})
@@ -548,7 +548,7 @@ def test_a_participant_that_fails_to_start_under_way_is_rolled_back_with_the_oth
     assert "late.rollback_tx" in stage.events
 
 
-def test_nobody_leaves_under_way():
+def test_no_participant_leaves_during_the_transaction():
     stage = Stage({})
     stage.started()
     with pytest.raises(TransactionInProgress):
@@ -561,20 +561,20 @@ def test_nobody_leaves_under_way():
     assert not [event for event in stage.events if event.startswith("a.")]
 
 
-def test_what_is_no_participant_is_refused_by_name():
+def test_an_invalid_participant_is_refused_by_name():
     stage = Stage({})
     with pytest.raises(PlainsongError, match="object cannot take part in a transaction: it has no start_tx"):
         stage.run(stage.context.add, object())
 
 
-def test_a_participant_takes_part_once_however_often_it_is_given():
+def test_a_participant_takes_part_once_however_often_it_is_added():
     stage = Stage({})
     stage.context = stage.made([*stage.participants, *stage.participants])
     stage.run(stage.context.start)
     assert stage.events == ["service.begin", *each("start_tx")]
 
 
-def test_an_asynchronous_participant_is_refused_where_nobody_could_await_it(both_clients: str):
+def test_an_asynchronous_participant_is_refused_where_it_cannot_be_awaited(both_clients: str):
     if both_clients == "async":
         pytest.skip("it can be awaited there")
     stage = Stage({})
@@ -586,7 +586,7 @@ def test_an_asynchronous_participant_is_refused_where_nobody_could_await_it(both
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_that_raises_disturbs_nothing(name: str):
+def test_a_name_that_raises_has_no_effect(name: str):
     stage = Stage({name: {"name": True, "commit_tx": False}})
     stage.started()
     error = stage.caught(stage.context.finish)
@@ -596,7 +596,7 @@ def test_a_name_that_raises_disturbs_nothing(name: str):
 # --- messages ------------------------------------------------------------------------------------
 
 
-def test_a_topic_that_is_missing_undoes_everything_and_is_told_by_its_class():
+def test_a_missing_topic_rolls_back_everything_and_is_raised_by_its_class():
     stage = Stage({})
     stage.started()
     stage.run(stage.context.publish, "there", b"m")
@@ -606,7 +606,7 @@ def test_a_topic_that_is_missing_undoes_everything_and_is_told_by_its_class():
     assert not stage.service.published
 
 
-def test_a_publish_that_nobody_answered_for_is_rolled_back_and_the_transaction_made_invalid():
+def test_an_unanswered_publish_is_rolled_back_and_the_transaction_made_invalid():
     stage = Stage({})
     transaction = stage.started()
     stage.run(stage.context.publish, "t", b"m")
@@ -621,7 +621,7 @@ def test_a_publish_that_nobody_answered_for_is_rolled_back_and_the_transaction_m
 # --- time ----------------------------------------------------------------------------------------
 
 
-def test_a_transaction_that_took_too_long_says_its_age_its_limit_and_the_settings():
+def test_a_transaction_that_took_too_long_reports_its_age_its_limit_and_the_settings():
     stage = Stage({})
     transaction = stage.started()
     assert transaction.timeout_s == pytest.approx(30, abs=0.001)
@@ -636,7 +636,7 @@ def test_a_transaction_that_took_too_long_says_its_age_its_limit_and_the_setting
     assert "transactions.max_timeout_s" in error.hint
 
 
-def test_the_same_refusal_in_time_is_told_as_what_it_is():
+def test_the_same_refusal_in_time_is_raised_unchanged():
     stage = Stage({})
     transaction = stage.started()
     stage.service.states[transaction.id] = "invalid"
@@ -650,7 +650,7 @@ class Interrupted(BaseException):
     """Stands for KeyboardInterrupt."""
 
 
-def test_an_interrupted_finish_is_undone_before_the_decision():
+def test_an_interrupted_finish_is_rolled_back_before_the_decision():
     stage = Stage({})
     stage.started()
 
@@ -666,7 +666,7 @@ def test_an_interrupted_finish_is_undone_before_the_decision():
 
 
 @pytest.mark.parametrize("took", [True, False], ids=["it took", "it did not"])
-def test_an_interrupted_commit_is_brought_to_its_end(took: bool):
+def test_an_interrupted_commit_is_completed(took: bool):
     stage = Stage({})
     transaction = stage.started()
 

@@ -36,7 +36,7 @@ with client.transaction(timeout_s=8, buffer_messages=10, client_id="dies") as tx
 
 
 @pytest.mark.parametrize("after", ["stored", "published"])
-def test_a_program_that_dies_in_the_middle_leaves_nothing_and_holds_readers_until_its_time_out(
+def test_a_program_that_dies_in_the_middle_leaves_nothing_and_holds_readers_until_the_timeout(
     shared_url: str, client: Client, topic: str, after: str
 ):
     script = DIES.replace('"t"', f'"{topic}"')
@@ -60,7 +60,7 @@ def test_a_program_that_dies_in_the_middle_leaves_nothing_and_holds_readers_unti
         ]
 
 
-def test_a_daemon_that_is_killed_before_the_commit_commits_when_it_is_back(daemon: Callable[..., Daemon]):
+def test_a_commit_succeeds_when_a_daemon_killed_before_it_is_back(daemon: Callable[..., Daemon]):
     running = daemon(bind=free_address())
     with Client(url_of(running), deadline_s=PATIENCE_S) as client:
         client.create_topic("t")
@@ -85,7 +85,7 @@ def test_a_daemon_that_is_killed_before_the_commit_commits_when_it_is_back(daemo
         assert client.transactions.get(transaction).state == "committed"
 
 
-def test_a_long_transaction_outlives_a_daemon_that_is_killed_while_it_stores(daemon: Callable[..., Daemon]):
+def test_a_long_transaction_survives_a_daemon_that_is_killed_while_it_stores(daemon: Callable[..., Daemon]):
     running = daemon(bind=free_address())
     with Client(url_of(running), deadline_s=PATIENCE_S) as client:
         client.create_topic("t")
@@ -105,7 +105,7 @@ def test_a_long_transaction_outlives_a_daemon_that_is_killed_while_it_stores(dae
         assert [message.payload for message in client.read("t")] == [b"%d" % n for n in range(4_000)]
 
 
-def test_a_daemon_that_is_killed_after_the_publish_keeps_the_transaction_and_its_outcome(daemon: Callable[..., Daemon]):
+def test_a_transaction_and_its_outcome_survive_a_daemon_that_is_killed_after_the_publish(daemon: Callable[..., Daemon]):
     running = daemon(bind=free_address())
     with Client(url_of(running), deadline_s=PATIENCE_S) as client:
         client.create_topic("t")
@@ -125,7 +125,7 @@ def test_a_daemon_that_is_killed_after_the_publish_keeps_the_transaction_and_its
         assert committed(client, "t") == [b"done"]
 
 
-def test_without_a_service_transactions_are_refused_and_plain_work_goes_on(daemon: Callable[..., Daemon]):
+def test_without_a_service_transactions_are_refused_and_plain_requests_work(daemon: Callable[..., Daemon]):
     running = daemon("transactions.service=off")
     with Client(url_of(running), deadline_s=5) as client:
         client.create_topic("t")

@@ -61,7 +61,7 @@ def test_a_transaction_without_messages_asks_no_topic():
     assert stage.verbs() == ["begin", "commit"]
 
 
-def test_what_does_not_fit_is_stored_and_the_order_is_that_of_the_calls():
+def test_messages_that_do_not_fit_are_stored_in_the_order_of_the_calls():
     stage = Stage(buffer_messages=10)
     for n in range(100):
         stage.put("t", b"%d" % n)
@@ -98,7 +98,7 @@ def test_memory_is_bounded_and_nothing_lost_or_reordered(
     assert {topic: payloads for topic, payloads in found.items() if payloads} == expected
 
 
-def test_no_request_is_larger_than_one_may_be(monkeypatch: pytest.MonkeyPatch):
+def test_no_request_exceeds_its_bound(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kind().transaction_messages, "REQUEST_BYTES", 1_000)
     monkeypatch.setattr(kind().transaction_messages, "REQUEST_MESSAGES", 5)
     stage = Stage()
@@ -110,7 +110,7 @@ def test_no_request_is_larger_than_one_may_be(monkeypatch: pytest.MonkeyPatch):
     assert len(stage.published("t")) == 51
 
 
-def test_times_to_live_go_along_each_the_shorter_of_its_own_and_the_calls():
+def test_each_message_has_the_shorter_time_to_live_of_its_own_and_the_call():
     stage = Stage()
     stage.put("t", b"a", b"b", ttl_s=60, message_ttls_s=[30, None])
     stage.put("t", b"c", message_ttls_s=[90])
@@ -131,7 +131,7 @@ def test_receipts_say_where_the_messages_went():
     assert first.first_id < first.last_id < second.first_id == second.last_id
 
 
-def test_every_pointer_is_rolled_back_in_every_topic_it_touched():
+def test_every_pointer_is_rolled_back_in_every_topic_it_wrote_to():
     stage = Stage(buffer_messages=2)
     stage.put("one", b"1")
     stage.run(stage.context.checkpoint)
@@ -153,7 +153,7 @@ def test_a_topic_that_cannot_be_rolled_back_makes_it_invalid_and_the_others_are_
     assert stage.service.states[stage.transaction.id] == "invalid"
 
 
-def test_a_daemon_that_is_gone_is_not_asked_once_for_each_topic():
+def test_an_unreachable_daemon_is_not_asked_once_for_each_topic():
     stage = Stage(buffer_messages=1)
     for n in range(50):
         stage.put(f"topic-{n}", b"1", b"2")
@@ -165,7 +165,7 @@ def test_a_daemon_that_is_gone_is_not_asked_once_for_each_topic():
 
 
 @pytest.mark.parametrize("lost", [LOST, then_lost, problem(503, "outcome_unknown", "unknown")])
-def test_a_store_that_nobody_answered_for_is_sent_again_as_another_segment(lost: Any):
+def test_an_unanswered_store_is_sent_again_as_another_segment(lost: Any):
     stage = Stage(buffer_messages=10, retry=True)
     stage.service.instead["store"] = [lost, lost]
     stage.service.instead["publish"] = [then_lost, lost]
@@ -179,7 +179,7 @@ def test_a_store_that_nobody_answered_for_is_sent_again_as_another_segment(lost:
     assert stage.context.state == "committed"
 
 
-def test_but_not_longer_than_there_is_any_use_in_it():
+def test_an_unanswered_store_is_retried_no_longer_than_the_transaction_may_live():
     stage = Stage(buffer_messages=1, retry=True)
     stage.service.instead["store"] = [then_lost] * 1000
     with pytest.raises(PlainsongError):
@@ -188,7 +188,7 @@ def test_but_not_longer_than_there_is_any_use_in_it():
 
 
 @pytest.mark.parametrize("answer", [LOST, then_lost, problem(503, "low_space"), problem(404, "topic_not_found")])
-def test_after_a_store_that_failed_the_transaction_can_only_be_undone(answer: Any):
+def test_after_a_failed_store_the_transaction_can_only_be_rolled_back(answer: Any):
     stage = Stage(buffer_messages=1)
     stage.service.instead["store"] = [answer]
     with pytest.raises(PlainsongError):
@@ -200,7 +200,7 @@ def test_after_a_store_that_failed_the_transaction_can_only_be_undone(answer: An
     assert not stage.published("t")
 
 
-def test_a_store_that_came_too_late_says_so():
+def test_a_store_that_came_too_late_raises():
     stage = Stage(buffer_messages=1)
     stage.simulation.now_s = 40
     stage.service.states[stage.transaction.id] = "invalid"
@@ -216,7 +216,7 @@ def test_publishing_without_a_transaction_or_after_its_end_is_refused():
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "8"])
-def test_bounds_that_make_no_sense_are_refused(wrong: Any):
+def test_invalid_bounds_are_refused(wrong: Any):
     with pytest.raises(InvalidParameter, match="buffer_bytes"):
         BufferBounds(buffer_bytes=wrong)
     with pytest.raises(InvalidParameter, match="buffer_messages"):

@@ -106,7 +106,7 @@ def test_the_list_of_transactions_continues_after_an_id(client: Client):
         client.transactions.abort(each)
 
 
-def test_an_exception_undoes_both_and_goes_on(client: Client, topic: str):
+def test_an_exception_rolls_back_both_and_is_raised(client: Client, topic: str):
     rows = Rows()
     with pytest.raises(ZeroDivisionError), client.transaction([rows]) as tx:
         rows.written.append("row")
@@ -117,7 +117,7 @@ def test_an_exception_undoes_both_and_goes_on(client: Client, topic: str):
     assert not client.poll(topic)
 
 
-def test_a_participant_that_refuses_undoes_the_messages(client: Client, topic: str):
+def test_a_participant_that_refuses_rolls_back_the_messages(client: Client, topic: str):
     rows = Rows()
     rows.refuses = True
     with pytest.raises(TransactionFailed, match="rows"), client.transaction([rows]) as tx:
@@ -125,7 +125,7 @@ def test_a_participant_that_refuses_undoes_the_messages(client: Client, topic: s
     assert not client.poll(topic)
 
 
-def test_the_clients_own_calls_take_part_inside_the_block(client: Client, topic: str):
+def test_calls_of_the_client_take_part_inside_the_block(client: Client, topic: str):
     client.publish(topic, b"before")
     with client.transaction() as tx:
         receipt = client.publish(topic, [b"one", b"two"])
@@ -141,7 +141,7 @@ def test_the_clients_own_calls_take_part_inside_the_block(client: Client, topic:
     assert (told.first_id, told.last_id, told.count) == (page[1].id, page[3].id, 3)
 
 
-def test_what_is_direct_stays_outside_and_survives_an_abort(client: Client, topic: str):
+def test_direct_calls_stay_outside_and_survive_an_abort(client: Client, topic: str):
     with pytest.raises(RuntimeError, match="broken"), client.transaction():
         client.publish(topic, b"inside")
         client.publish(topic, b"it failed", direct=True)
@@ -150,7 +150,7 @@ def test_what_is_direct_stays_outside_and_survives_an_abort(client: Client, topi
     assert committed(client, topic) == [b"it failed"]
 
 
-def test_a_publish_inside_is_checked_at_once_where_it_can_be(client: Client, topic: str):
+def test_a_publish_inside_is_checked_at_once_where_possible(client: Client, topic: str):
     with client.transaction():
         with pytest.raises(NotEncodable):
             client.publish(topic, "text")
@@ -158,7 +158,7 @@ def test_a_publish_inside_is_checked_at_once_where_it_can_be(client: Client, top
     assert committed(client, topic) == [b"bytes"]
 
 
-def test_a_topic_that_is_not_there_undoes_everything(client: Client, topic: str):
+def test_a_missing_topic_rolls_back_everything(client: Client, topic: str):
     with pytest.raises(TopicNotFound) as caught, client.transaction() as tx:
         tx.publish(topic, b"m")
         tx.publish("not-there", b"m")
@@ -166,7 +166,7 @@ def test_a_topic_that_is_not_there_undoes_everything(client: Client, topic: str)
     assert committed(client, topic) == []
 
 
-def test_there_are_no_transactions_inside_of_others(client: Client, shared_url: str, topic: str):
+def test_transactions_do_not_nest(client: Client, shared_url: str, topic: str):
     with client.transaction() as tx:
         with pytest.raises(TransactionInProgress, match=str(tx.transaction.id)), client.transaction():
             pass
@@ -233,7 +233,7 @@ def test_start_and_finish_by_hand_do_the_same_without_a_block(client: Client, to
 # --- many messages -------------------------------------------------------------------------------
 
 
-def test_more_than_fits_is_stored_and_appears_at_once(client: Client, topic: str):
+def test_messages_beyond_the_buffer_are_stored_and_appear_at_once(client: Client, topic: str):
     with client.transaction(buffer_bytes=20_000, type="long") as tx:
         for n in range(4_000):
             tx.publish(topic, b"%d" % n)
@@ -244,7 +244,7 @@ def test_more_than_fits_is_stored_and_appears_at_once(client: Client, topic: str
     assert (receipt.count, receipt.first_id, receipt.last_id) == (4_000, None, None)
 
 
-def test_a_transaction_is_undone_whose_topic_is_created_again_after_a_part_was_stored(client: Client, topic: str):
+def test_a_transaction_is_rolled_back_if_its_topic_is_recreated_after_a_part_was_stored(client: Client, topic: str):
     with pytest.raises(GenerationChanged), client.transaction(buffer_messages=10) as tx:
         for number in range(25):
             tx.publish(topic, b"%d" % number)
@@ -253,7 +253,7 @@ def test_a_transaction_is_undone_whose_topic_is_created_again_after_a_part_was_s
     assert client.poll(topic, isolation="committed").messages == []
 
 
-def test_what_was_stored_never_shows_after_an_abort(client: Client, topic: str):
+def test_stored_messages_never_show_after_an_abort(client: Client, topic: str):
     with pytest.raises(KeyError), client.transaction(buffer_messages=10):
         for n in range(100):
             client.publish(topic, b"%d" % n)
@@ -277,7 +277,7 @@ def test_checkpoints_publish_under_one_pointer_each_and_all_appear_with_the_comm
     assert committed(client, topic) == [b"one", b"two"]
 
 
-def test_an_abort_after_a_checkpoint_takes_back_every_pointer(client: Client, topic: str):
+def test_an_abort_after_a_checkpoint_rolls_back_every_pointer(client: Client, topic: str):
     with pytest.raises(KeyError), client.transaction() as tx:
         tx.publish(topic, b"one")
         tx.checkpoint()
@@ -288,7 +288,7 @@ def test_an_abort_after_a_checkpoint_takes_back_every_pointer(client: Client, to
     assert {seen.state for seen in client.admin.messages(topic)} == {"rolled-back"}
 
 
-def test_a_message_too_large_undoes_the_transaction(client: Client, topic: str):
+def test_an_oversized_message_rolls_back_the_transaction(client: Client, topic: str):
     with pytest.raises(MessageTooLarge), client.transaction() as tx:
         tx.publish(topic, b"small")
         tx.publish(topic, bytes(9 << 20))
@@ -298,7 +298,7 @@ def test_a_message_too_large_undoes_the_transaction(client: Client, topic: str):
 # --- one publish ---------------------------------------------------------------------------------
 
 
-def test_a_publish_in_a_transaction_of_its_own(client: Client, topic: str):
+def test_a_publish_may_have_a_transaction_of_its_own(client: Client, topic: str):
     receipt = client.publish(topic, [b"one", b"two"], transaction="own")
     page = client.poll(topic, isolation="committed")
     assert (receipt.first_id, receipt.last_id, receipt.count) == (page[0].id, page[1].id, 2)
@@ -312,7 +312,7 @@ def test_a_publish_in_a_transaction_of_its_own(client: Client, topic: str):
         client.publish("not-there", b"m", transaction="own")
 
 
-def test_topics_that_require_or_refuse_transactions(client: Client):
+def test_topics_may_require_or_refuse_transactions(client: Client):
     required = client.create_topic("tx-required", transactional="required")
     with pytest.raises(TransactionRequired):
         required.publish(b"plain")
@@ -327,7 +327,7 @@ def test_topics_that_require_or_refuse_transactions(client: Client):
 # --- by hand -------------------------------------------------------------------------------------
 
 
-def test_store_publish_and_rollback_under_a_transaction_that_somebody_began(client: Client, topic: str):
+def test_store_publish_and_rollback_work_under_a_transaction_begun_elsewhere(client: Client, topic: str):
     transaction = client.transactions.begin(client_id="by hand")
     client.store(topic, [b"s1", b"s2"], transaction)
     receipt = client.publish(topic, b"inline", transaction=transaction)
@@ -351,7 +351,7 @@ def test_store_publish_and_rollback_under_a_transaction_that_somebody_began(clie
     assert not client.publish(topic, transaction=client.transactions.begin()).count
 
 
-def test_the_service_is_looked_after(client: Client, topic: str):
+def test_the_service_can_be_administered(client: Client, topic: str):
     first, second = client.transactions.begin(timeout_s=60, client_id="first"), client.transactions.begin()
     assert first.remaining_s == pytest.approx(60, abs=5)
     assert second.remaining_s == pytest.approx(30, abs=5)
@@ -387,7 +387,7 @@ def test_the_service_is_looked_after(client: Client, topic: str):
 # --- time ----------------------------------------------------------------------------------------
 
 
-def test_a_transaction_that_takes_too_long_says_so(client: Client, topic: str):
+def test_a_transaction_that_takes_too_long_raises(client: Client, topic: str):
     context = client.transaction(timeout_s=1)
     transaction = context.start()
     context.publish(topic, b"late")
@@ -402,7 +402,7 @@ def test_a_transaction_that_takes_too_long_says_so(client: Client, topic: str):
 # --- conflicts -----------------------------------------------------------------------------------
 
 
-def test_of_two_transactions_that_change_the_same_the_later_one_is_undone(client: Client, topic: str):
+def test_of_two_transactions_that_change_the_same_the_later_one_is_rolled_back(client: Client, topic: str):
     context = client.transaction([Rows([b"same key"])])
     context.start()
     context.publish(topic, b"loses")
@@ -430,7 +430,7 @@ def test_a_function_is_called_again_after_a_conflict(client: Client, topic: str)
     assert committed(client, topic) == [b"3"]
 
 
-def test_it_gives_up_when_told_and_tries_nothing_but_conflicts_again(client: Client, topic: str):
+def test_it_retries_conflicts_only_and_up_to_its_limit(client: Client, topic: str):
     calls = []
 
     def contended(tx: Any) -> None:
@@ -496,7 +496,7 @@ def test_lost_answers_to_stores_and_to_the_publish_of_what_was_stored_cost_nothi
 
 
 @pytest.mark.parametrize("mode", ["lose", "cut", "swallow"])
-def test_a_lost_answer_to_a_commit_is_asked_for(client: Client, topic: str, lossy: Any, mode: Any):
+def test_a_lost_answer_to_a_commit_is_queried(client: Client, topic: str, lossy: Any, mode: Any):
     through, proxy = lossy
     context = through.transaction()
     context.start()
@@ -508,7 +508,9 @@ def test_a_lost_answer_to_a_commit_is_asked_for(client: Client, topic: str, loss
     assert committed(client, topic) == [b"m"]
 
 
-def test_when_nobody_can_be_asked_it_is_in_doubt_and_nothing_is_undone(client: Client, topic: str, lossy: Any):
+def test_a_commit_is_in_doubt_if_no_answer_can_be_had_and_is_then_not_rolled_back(
+    client: Client, topic: str, lossy: Any
+):
     through, proxy = lossy
     rows = Rows()
     context = through.transaction([rows])
@@ -522,7 +524,7 @@ def test_when_nobody_can_be_asked_it_is_in_doubt_and_nothing_is_undone(client: C
     assert client.transactions.get(caught.value.transaction_id).state == "committed"
 
 
-def test_a_daemon_that_cannot_be_told_of_an_abort_ends_it_at_its_time_out(client: Client, topic: str, lossy: Any):
+def test_a_transaction_whose_abort_did_not_arrive_ends_at_its_timeout(client: Client, topic: str, lossy: Any):
     through, proxy = lossy
     context = through.transaction(timeout_s=1)
     transaction = context.start()
@@ -571,7 +573,7 @@ def test_a_keyboard_interrupt_in_a_participant_leaves_nothing_open(client: Clien
     assert committed(client, topic) == ([] if when == "commit" else [b"m"])
 
 
-def test_a_keyboard_interrupt_in_the_block_undoes_it(client: Client, topic: str):
+def test_a_keyboard_interrupt_in_the_block_rolls_it_back(client: Client, topic: str):
     only_threads("an event loop does not survive it")
     with pytest.raises(KeyboardInterrupt), client.transaction() as tx:
         tx.publish(topic, b"m")

@@ -105,7 +105,7 @@ def programs(tmp_path_factory):
     return directory
 
 
-def test_mypy_has_nothing_against_the_programs_of_the_guides(programs):
+def test_mypy_accepts_the_programs_of_the_guides(programs):
     options = ["--strict", "--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls", "--config-file="]
     files = [str(programs / name) for name in PROGRAMS]
     words = [sys.executable, "-m", "mypy", *options, "--no-pretty", "--no-color-output", *files]
@@ -113,7 +113,7 @@ def test_mypy_has_nothing_against_the_programs_of_the_guides(programs):
     assert done.returncode == 0, done.stdout
 
 
-def test_pyright_has_nothing_against_the_programs_of_the_guides(programs):
+def test_pyright_accepts_the_programs_of_the_guides(programs):
     found = shutil.which("basedpyright") or shutil.which("pyright")
     if found is None:
         pytest.skip("NOT TESTED: there is no pyright or basedpyright here")

@@ -61,7 +61,7 @@ SHIPMENT_JSON = (
 )
 
 
-def test_a_message_id_is_bytes_to_machines_and_hex_to_people():
+def test_a_message_id_is_bytes_and_shown_as_hex():
     one = MessageId(HEX)
     assert one == bytes.fromhex(HEX) == MessageId(bytes.fromhex(HEX))
     assert str(one) == f"{one}" == HEX
@@ -72,7 +72,7 @@ def test_a_message_id_is_bytes_to_machines_and_hex_to_people():
 
 
 @pytest.mark.parametrize("wrong", ["", "12", "zz" * 20, b"", b"x" * 19])
-def test_what_is_no_message_id_is_refused(wrong):
+def test_an_invalid_message_id_is_refused(wrong):
     with pytest.raises(InvalidMessageId):
         MessageId(wrong)
 
@@ -113,7 +113,7 @@ def test_a_start_can_be_written_in_many_ways(start, position):
 @pytest.mark.parametrize(
     "wrong", ["", "yesterday", "10m", "-10", "-10y", True, 1.5, -1, 1 << 63, datetime(2023, 1, 1), "1" * 40 + "g"]
 )
-def test_what_is_no_start_is_refused_with_examples(wrong):
+def test_an_invalid_start_is_refused_with_examples(wrong):
     with pytest.raises((InvalidParameter, InvalidMessageId)) as caught:
         parse_start(wrong, NOW_MS)
     assert caught.value.outcome == "not-applied"
@@ -134,7 +134,7 @@ def test_a_word_for_a_start_is_no_moment_to_read_as_of():
     assert "newest" not in (caught.value.hint or "")
 
 
-def test_a_time_is_inclusive_and_an_id_exclusive_unless_told_otherwise():
+def test_a_time_is_inclusive_and_an_id_exclusive_by_default():
     assert is_inclusive(5, None)
     assert is_inclusive(None, None)
     assert not is_inclusive(bytes(20), None)
@@ -155,7 +155,7 @@ def test_a_time_is_inclusive_and_an_id_exclusive_unless_told_otherwise():
         ((lambda n: b"%d" % n, int), 12, b"12"),
     ],
 )
-def test_serializers_write_and_read_back(given_as, value, payload):
+def test_serializers_round_trip(given_as, value, payload):
     serializer = serializer_for(given_as)
     assert encoded(serializer, value) == payload
     assert Message(Origin("t", serializer), bytes(20), payload).value == value
@@ -173,7 +173,7 @@ def test_serializers_write_and_read_back(given_as, value, payload):
         ((str, str), 1),
     ],
 )
-def test_a_value_that_cannot_be_written_says_so_before_anything_happens(given_as, value):
+def test_a_value_that_cannot_be_written_raises_before_anything_happens(given_as, value):
     with pytest.raises(NotEncodable) as caught:
         encoded(serializer_for(given_as), value)
     assert caught.value.outcome == "not-applied"
@@ -191,7 +191,7 @@ def test_a_value_that_cannot_be_written_says_so_before_anything_happens(given_as
         (Shipment, b'{"order":5}'),
     ],
 )
-def test_what_does_not_decode_is_handed_over_with_its_bytes_and_the_error(given_as, payload):
+def test_a_payload_that_does_not_decode_is_delivered_with_its_bytes_and_the_error(given_as, payload):
     value = Message(Origin("t", serializer_for(given_as)), bytes(20), payload).value
     assert isinstance(value, Undecodable)
     assert value.payload == payload
@@ -207,7 +207,7 @@ def test_a_value_is_decoded_once_and_only_when_asked_for():
 
 
 @pytest.mark.parametrize("wrong", [5, int, (str,), object()])
-def test_what_is_no_serializer_is_refused(wrong):
+def test_an_invalid_serializer_is_refused(wrong):
     with pytest.raises(InvalidParameter):
         serializer_for(wrong)
 
@@ -227,7 +227,7 @@ def test_what_is_no_serializer_is_refused(wrong):
         ({"token_file": "/nowhere/token"}, InvalidParameter),
     ],
 )
-def test_a_client_refuses_settings_that_make_no_sense(options, error):
+def test_a_client_refuses_invalid_settings(options, error):
     with pytest.raises(error):
         Client(**options)
 
@@ -252,7 +252,7 @@ def test_a_token_is_read_from_its_file(tmp_path: Path):
         Client(token_file=file)
 
 
-def test_every_public_name_is_there_and_documented():
+def test_every_public_name_exists_and_is_documented():
     for name in plainsong.__all__:
         assert getattr(plainsong, name).__doc__, name
     with pytest.raises(AttributeError):
@@ -264,7 +264,7 @@ def test_the_public_names_are_listed_in_order():
     assert set(plainsong.__all__) == set(plainsong._HOMES)
 
 
-def test_what_cannot_be_written_is_said_in_the_words_of_the_caller():
+def test_values_that_cannot_be_written_are_reported_in_the_words_of_the_caller():
     for serializer, value, says in (
         (None, "text", "payload must be bytes, got str"),
         (None, {b"a"}, "payload must be bytes, got set"),
@@ -276,7 +276,7 @@ def test_what_cannot_be_written_is_said_in_the_words_of_the_caller():
         assert caught.value.detail == says
 
 
-def test_messages_are_equal_by_what_they_are_sort_by_their_ids_and_are_hashable():
+def test_messages_are_equal_by_content_sort_by_their_ids_and_are_hashable():
     one = Message(Origin("t", JSON), pack_id(5, 0), b"1")
     assert one == Message(Origin("t"), pack_id(5, 0), b"1")
     later = Message(Origin("t"), pack_id(5, 1), b"1")
@@ -287,7 +287,7 @@ def test_messages_are_equal_by_what_they_are_sort_by_their_ids_and_are_hashable(
     assert len({one, Message(Origin("t"), pack_id(5, 0), b"1"), later}) == 2
 
 
-def test_messages_pages_and_errors_travel_by_pickle():
+def test_messages_pages_and_errors_can_be_pickled():
     order = Message(
         Origin("t", serializer_for(Order)), pack_id(5, 0), b'{"number":1,"item":"x"}', attributes={"a": "b"}
     )
@@ -322,7 +322,7 @@ def test_errors_are_called_as_they_are_imported_and_say_what_to_do():
         (2, 1, "2 messages not sent, and 1 that may have been: topic nope does not exist"),
     ],
 )
-def test_what_was_not_sent_is_said_with_its_count_by_outcome_and_its_cause(unsent, unknown, says):
+def test_unsent_messages_are_reported_with_their_count_by_outcome_and_the_cause(unsent, unknown, says):
     cause = errors.TopicNotFound("topic nope does not exist", hint="create it")
     error = errors.NotSent(unsent, unknown, [cause, errors.TopicNotFound("topic nope does not exist")])
     assert (error.detail, error.hint, error.__cause__) == (says, "create it", cause)

@@ -51,7 +51,7 @@ def in_virtual_time(line: Line, work: Callable[[AsyncClient], Awaitable[Any]]) -
     return trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_a_message_that_nobody_takes_is_tried_for_its_time_and_then_told():
+def test_an_undeliverable_message_is_tried_for_its_time_and_then_reported():
     line = Line(lambda _: NOBODY)
 
     async def work(client: AsyncClient) -> None:
@@ -69,7 +69,7 @@ def test_a_message_that_nobody_takes_is_tried_for_its_time_and_then_told():
     assert pauses[:9] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5]
 
 
-def test_a_first_message_lingers_for_company():
+def test_a_first_message_lingers_for_others():
     line = Line(lambda _: NOBODY)
 
     async def work(client: AsyncClient) -> None:
@@ -84,7 +84,7 @@ def test_a_first_message_lingers_for_company():
     in_virtual_time(line, work)
 
 
-def test_what_waits_behind_an_unanswered_request_of_a_producer_is_given_up_in_time():
+def test_messages_after_an_unanswered_request_of_a_producer_are_given_up_in_time():
     topic = Topic()
     first = iter([20.0])
     line = Line(topic.carry, lambda send: next(first, 0.0) if send.request.path.endswith("/publish") else 0.0)
@@ -104,7 +104,7 @@ def test_what_waits_behind_an_unanswered_request_of_a_producer_is_given_up_in_ti
     assert topic.payloads == [b"0"]
 
 
-def test_a_lightweight_transaction_ends_at_its_time_though_nobody_asks():
+def test_a_lightweight_transaction_ends_at_its_time_without_being_asked():
     topic = Topic()
 
     async def work(client: AsyncClient) -> None:

@@ -109,7 +109,7 @@ def parked(client: Any, topic: str) -> bool:
 
 @pytest.mark.parametrize("end", [commit, abort, invalidate, shorten_ttl])
 @pytest.mark.parametrize("wait", WAITS)
-def test_what_ends_a_hold_ends_a_call_that_waits(wait: Any, end: Any, shared_url: str, topic: str, client: Any):
+def test_the_end_of_a_hold_ends_a_call_that_waits(wait: Any, end: Any, shared_url: str, topic: str, client: Any):
     client.create_topic(f"{topic}_quiet")
     transaction = client.transactions.begin(timeout_s=600)
     client.publish(topic, b"undecided", transaction=transaction)

@@ -71,7 +71,7 @@ DOORS = [publish, publish_atomic, transaction, publisher, producer, stream]
 
 @pytest.mark.parametrize("name", ["t", "t" * 255])
 @pytest.mark.parametrize("door", DOORS)
-def test_what_the_client_hands_in_is_read_again_after_a_restart(
+def test_data_sent_by_the_client_is_readable_after_a_restart(
     door: Callable[[Any, str], None], name: str, daemon: Callable[..., Daemon]
 ):
     first = daemon()
