@@ -21,14 +21,14 @@ SHORT = (nemesis.kill, nemesis.move, nemesis.long_pause, nemesis.lossy_gateway, 
 CLOCKS = why_no_wrong_clocks() is None
 
 
-async def test_nobody_sees_what_must_not_be_while_three_instances_fail_one_after_the_other(hbase, tmp_path):
+async def test_no_anomaly_while_three_instances_fail_in_turn(hbase, tmp_path):
     async with open_cluster(hbase, tmp_path, 3) as cluster:
         report = await run(cluster, SHORT, SEED)
     print(report)
     assert report.is_good, str(report)
 
 
-async def test_nor_while_the_gateway_hbase_and_zookeeper_freeze_and_die(hbase, tmp_path):
+async def test_no_anomaly_while_the_gateway_hbase_and_zookeeper_freeze_and_die(hbase, tmp_path):
     async with open_cluster(hbase, tmp_path, 2) as cluster:
         report = await run(cluster, [nemesis.gateway_dies, nemesis.hbase_freezes, nemesis.hbase_dies], SEED + 2)
     print(report)
@@ -36,7 +36,7 @@ async def test_nor_while_the_gateway_hbase_and_zookeeper_freeze_and_die(hbase, t
 
 
 @pytest.mark.skipif(not CLOCKS, reason=why_no_wrong_clocks() or "")
-async def test_nor_while_the_clock_of_one_of_them_jumps_by_an_hour(hbase, tmp_path):
+async def test_no_anomaly_while_the_clock_of_one_instance_jumps_by_an_hour(hbase, tmp_path):
     async with open_cluster(hbase, tmp_path, 2, clocks=True) as cluster:
         report = await run(
             cluster,
@@ -48,7 +48,7 @@ async def test_nor_while_the_clock_of_one_of_them_jumps_by_an_hour(hbase, tmp_pa
     assert report.is_good, str(report)
 
 
-async def test_nor_while_connections_between_them_are_cut_in_one_direction_and_in_both(hbase, tmp_path):
+async def test_no_anomaly_while_connections_are_cut_in_one_direction_and_in_both(hbase, tmp_path):
     async with open_cluster(hbase, tmp_path, 2, links=True) as cluster:
         report = await run(cluster, [nemesis.unheard_link, nemesis.no_links, nemesis.unheard_link], SEED + 3)
     print(report)
@@ -57,7 +57,7 @@ async def test_nor_while_connections_between_them_are_cut_in_one_direction_and_i
 
 @pytest.mark.torture
 @pytest.mark.parametrize("seed", range(SEED + 10, SEED + 16))
-async def test_nor_through_many_faults_of_all_kinds(hbase, tmp_path, seed):
+async def test_no_anomaly_through_many_faults_of_all_kinds(hbase, tmp_path, seed):
     """Append the report of each run to ``build/torture/cluster.txt``. Every other cluster has front ends."""
     rng, front_ends = Random(seed), seed % 2
     kinds = (*nemesis.ALL, *nemesis.OF_LINKS, *(nemesis.OF_FRONT_ENDS if front_ends else ()))

@@ -85,7 +85,7 @@ async def nothing_comes(stream):
         assert await stream.receive_some() == b"nothing"
 
 
-async def test_what_nobody_chose_a_fault_for_goes_through(proxy, talk):
+async def test_requests_without_a_chosen_fault_pass(proxy, talk):
     stream = await talk(proxy)
     large = (1 << 20).to_bytes(4, "big") + bytes(1 << 20)
     assert await ask(stream) == REQUEST
@@ -93,7 +93,7 @@ async def test_what_nobody_chose_a_fault_for_goes_through(proxy, talk):
     assert (proxy.requests, dict(proxy.faults)) == (2, {})
 
 
-async def test_a_lost_answer_never_comes_and_its_request_did(proxy, echo, talk):
+async def test_a_lost_answer_never_arrives_and_its_request_did(proxy, echo, talk):
     proxy.choose = Once(b"please", Fate("lost answer"))
     stream = await talk(proxy)
     await stream.send_all(REQUEST)
@@ -124,7 +124,7 @@ async def test_a_late_request_arrives_though_its_sender_has_gone(proxy, echo, ta
     assert echo.got == REQUEST
 
 
-async def test_a_late_answer_comes_late(proxy, talk):
+async def test_a_late_answer_arrives_late(proxy, talk):
     proxy.choose = Once(b"please", Fate("late answer", 0.2))
     stream, begun_s = await talk(proxy), trio.current_time()
     assert await ask(stream) == REQUEST
@@ -160,7 +160,7 @@ async def ended(stream):
     return got
 
 
-async def test_what_stalls_goes_on_where_it_was(proxy, echo, talk):
+async def test_a_stalled_connection_continues_where_it_was(proxy, echo, talk):
     stream = await talk(proxy)
     assert await ask(stream) == REQUEST
     proxy.stall()
@@ -175,7 +175,7 @@ async def test_what_stalls_goes_on_where_it_was(proxy, echo, talk):
     assert await whole(other) == REQUEST
 
 
-async def test_one_direction_may_stall_while_the_other_goes_on(proxy, echo, talk):
+async def test_one_direction_may_stall_while_the_other_continues(proxy, echo, talk):
     stream = await talk(proxy)
     assert await ask(stream) == REQUEST
     proxy.stall("back")
@@ -193,7 +193,7 @@ async def test_one_direction_may_stall_while_the_other_goes_on(proxy, echo, talk
     assert echo.got == REQUEST * 3
 
 
-async def test_who_is_refused_is_cut_until_it_is_over(proxy, echo, talk):
+async def test_a_refused_client_is_cut_until_the_fault_is_over(proxy, echo, talk):
     stream = await talk(proxy)
     assert await ask(stream) == REQUEST
     proxy.refuse()
@@ -203,12 +203,12 @@ async def test_who_is_refused_is_cut_until_it_is_over(proxy, echo, talk):
     assert await ask(await talk(proxy)) == REQUEST
 
 
-async def test_a_server_that_is_gone_is_a_connection_that_ends(proxy, talk):
+async def test_a_dead_server_ends_the_connection(proxy, talk):
     proxy.target = ("127.0.0.1", 1)
     assert await ended(await talk(proxy)) == b""
 
 
-async def test_between_any_two_the_fate_is_that_of_the_last_request(echo, talk):
+async def test_a_lost_answer_hides_only_the_answer_of_its_own_request(echo, talk):
     async with open_proxy(echo.address) as proxy:
         stream = await talk(proxy)
         assert await ask(stream) == REQUEST

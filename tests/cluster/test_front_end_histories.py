@@ -10,7 +10,7 @@ SEED = 80
 FRONT_ENDS = "http.processes=2"
 
 
-async def test_nobody_sees_what_must_not_be_while_front_ends_and_the_processes_behind_them_fail(hbase, tmp_path):
+async def test_no_anomaly_while_front_ends_and_their_owning_processes_fail(hbase, tmp_path):
     faults = [nemesis.front_end_dies, nemesis.owner_process_dies, nemesis.front_end_freezes]
     async with open_cluster(hbase, tmp_path, 2, FRONT_ENDS) as cluster:
         report = await run(cluster, faults, SEED)

@@ -21,7 +21,7 @@ PLANTERS = [*WRITES, *READS]
 
 
 @given(st.integers(0, 1 << 32), st.integers(1, 4), st.integers(1, 12))
-def test_a_service_that_does_all_right_raises_no_alarm(seed, clients, rounds):
+def test_a_correct_service_raises_no_alarm(seed, clients, rounds):
     assert check(Simulation(seed, clients=clients, rounds=rounds).history) == []
 
 
@@ -40,7 +40,7 @@ def test_every_kind_of_anomaly_is_planted():
     assert {kind for kind, _ in PLANTERS} == set(get_args(Kind))
 
 
-def test_simulated_histories_have_everything_in_them():
+def test_simulated_histories_contain_every_kind_of_event():
     """The checks need every kind of outcome in the histories."""
     seen: Counter[str] = Counter()
     for seed in range(5):

@@ -29,7 +29,7 @@ async def run_all(instance: Instance, cases: list[Case], choice: ByTopic) -> Non
 
 
 @pytest.mark.parametrize("one_of", [3, pytest.param(1, marks=pytest.mark.torture)])
-async def test_whichever_call_to_hbase_is_lost_late_or_cut_each_message_is_there_once(hbase, tmp_path, one_of):
+async def test_each_message_is_stored_once_whichever_call_to_hbase_is_lost_late_or_cut(hbase, tmp_path, one_of):
     """Rows 2, 8, 10 and 23 of the matrix: the call is repeated, or the topic fails and is loaded again.
 
     Each call gets two of the faults, and each fault every third call; in torture, all combinations.
@@ -46,7 +46,7 @@ async def test_whichever_call_to_hbase_is_lost_late_or_cut_each_message_is_there
 
 
 @pytest.mark.parametrize("fault", ["lost request", "lost answer"])
-async def test_whichever_call_to_hbase_the_daemon_dies_in_each_message_is_there_once(hbase, tmp_path, fault):
+async def test_each_message_is_stored_once_whichever_call_to_hbase_the_daemon_dies_in(hbase, tmp_path, fault):
     """Rows 3 to 7 of the matrix, before and after each call: each topic is within one of its calls at the kill."""
     async with open_cluster(hbase, tmp_path, 1, *SETTINGS, "storage.hbase.timeout_s=60", alone=True) as cluster:
         cases = [Case(f"case-{number}", number, Fate(fault)) for number in CALLS]

@@ -71,7 +71,7 @@ def die(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["alive", "killed"])
-def test_rows_1_and_10_to_14_ids_that_come_again_are_told_what_became_of_them(daemon, dies):
+def test_rows_1_and_10_to_14_repeated_ids_get_their_outcome(daemon, dies):
     topic = Topic(daemon, f"again-{dies}")
     assert topic.open()["lastSequenceId"] == -1
     first = topic.send([0]).json()
@@ -102,7 +102,7 @@ def test_row_15_an_older_session_is_fenced(daemon, dies):
     assert topic.read() == ["m0"]
 
 
-def test_row_19_a_topic_made_anew_takes_nothing_meant_for_the_old_one(daemon):
+def test_row_19_a_recreated_topic_accepts_nothing_meant_for_the_old_one(daemon):
     topic = Topic(daemon, "anew")
     generation = topic.open()["generation"]
     topic.send([0], generation=generation)
@@ -134,7 +134,7 @@ def test_row_28_and_e59_ids_that_a_rolled_back_transaction_used_are_consumed(dae
     assert [message["payload"] for message in committed] == ["m2"]
 
 
-def test_e60_a_store_that_is_sent_again_after_a_death_brings_each_payload_once(daemon):
+def test_e60_a_store_repeated_after_a_crash_delivers_each_payload_once(daemon):
     topic = Topic(daemon, "stored")
     begun = ask(daemon.address, "POST", TX, LONG, JSON_HEADERS).json()
     stored = {"producer": "p", "sequenceIds": [0, 1], "messages": ["m0", "m1"]}
@@ -182,7 +182,7 @@ async def until_told(instance: Instance, method: str, path: str, value: Any = No
             await trio.sleep(0.1)
 
 
-async def test_rows_9_and_26_copies_share_one_outcome_and_nothing_is_taken_unchecked(hbase, tmp_path):
+async def test_rows_9_and_26_copies_share_one_outcome_and_nothing_is_accepted_unchecked(hbase, tmp_path):
     request = {"producer": "p", "sequenceIds": [0], "messages": ["m0"]}
     async with open_cluster(hbase, tmp_path, 1, "storage.hbase.timeout_s=12", alone=True) as cluster:
         instance, answers = cluster[0], []
@@ -213,9 +213,7 @@ async def test_rows_9_and_26_copies_share_one_outcome_and_nothing_is_taken_unche
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.torture)])
-async def test_rows_20_and_21_and_e56_e57_a_put_of_a_replaced_owner_lands_late_and_counts_for_nothing(
-    hbase, tmp_path, times
-):
+async def test_rows_20_and_21_and_e56_e57_a_late_put_of_a_replaced_owner_has_no_effect(hbase, tmp_path, times):
     """The owner loses ZooKeeper while its commit is in flight; the commit arrives after another has taken over."""
     async with open_cluster(hbase, tmp_path, 2, "storage.hbase.timeout_s=2") as cluster:
         await until_told(cluster[0], "PUT", "?ifNotExists=true", {})

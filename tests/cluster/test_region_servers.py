@@ -30,7 +30,7 @@ def servers(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 3))
-async def test_nobody_sees_what_must_not_be_while_region_servers_die_apart_from_the_master(servers, tmp_path, seed):
+async def test_no_anomaly_while_region_servers_die_apart_from_the_master(servers, tmp_path, seed):
     async with open_cluster(servers, tmp_path, 2) as cluster:
         report = await run(cluster, FAULTS, seed, between=40, quiet_s=QUIET_S, restless=True)
     report.append_to(REPORT)

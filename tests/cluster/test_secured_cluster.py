@@ -176,7 +176,7 @@ def test_a_stream_at_any_instance_reaches_the_owner(secured):
         assert sorted(ids) == ids
 
 
-def test_the_owner_authorizes_whoever_another_instance_has_named(secured):
+def test_the_owner_authorizes_names_authenticated_by_another_instance(secured):
     for each in secured.daemons:
         assert answered(secured, each, "POST", topic("t0", "/publish"), {"messages": ["m"]}, "clerk")[0] == 200
         for refused in (topic("t0", "/poll"), topic("t5", "/publish"), topic("none", "/publish")):
@@ -184,7 +184,7 @@ def test_the_owner_authorizes_whoever_another_instance_has_named(secured):
             assert (status, said["code"]) == (403, "forbidden")
 
 
-def test_nobody_is_talked_to_in_plain_nor_shown_a_link_without_the_secret(secured):
+def test_no_instance_talks_in_plain_or_links_without_the_secret(secured):
     for each in secured.daemons:
         with socket.create_connection(each.address, timeout=PATIENCE_S) as plain:
             plain.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -189,7 +189,7 @@ async def test_rows_and_messages_are_committed_by_the_next_owner_of_the_service(
     await rows_and_messages(hbase, tmp_path, engine, monkeypatch, [*blows, ("committed", is_drained)])
 
 
-async def test_what_a_client_left_that_died_is_recovered_from_the_next_owner_of_the_service(hbase, tmp_path, engine):
+async def test_transactions_of_a_dead_client_are_recovered_from_the_next_owner_of_the_service(hbase, tmp_path, engine):
     async with open_cluster(hbase, tmp_path, 2, CALM) as cluster:
         urls = [f"http://{each.address[0]}:{each.address[1]}" for each in cluster.instances]
         with Client(urls, namespace="sql") as client:
@@ -225,7 +225,7 @@ def is_recovered(client: Client, engine: Engine) -> bool:
 
 
 @pytest.mark.torture
-async def test_whichever_step_and_whatever_happens_to_it(hbase, tmp_path, engine, monkeypatch):
+async def test_rows_and_messages_agree_at_whichever_step_whatever_happens(hbase, tmp_path, engine, monkeypatch):
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM orders"))
     blows = [(point, blow) for point in POINTS for blow in (dies, leaves, is_drained)]

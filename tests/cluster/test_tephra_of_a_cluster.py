@@ -78,7 +78,7 @@ async def owner_of(cluster: Cluster, topic: str) -> Instance:
         await trio.sleep(0.05)
 
 
-async def test_what_a_tephra_decides_holds_while_a_topic_changes_hands(hbase, tmp_path, tephra):
+async def test_decisions_of_a_tephra_hold_while_a_topic_changes_hands(hbase, tmp_path, tephra):
     settings = ["transactions.service=tephra", f"transactions.tephra=127.0.0.1:{tephra}"]
     client = TephraClient("127.0.0.1", tephra, timeout_s=30)
     async with open_cluster(hbase, tmp_path, 2, *CALM, *settings, "transactions.tephra_refresh_s=0.1") as cluster:
@@ -104,7 +104,7 @@ async def test_what_a_tephra_decides_holds_while_a_topic_changes_hands(hbase, tm
     await client.aclose()
 
 
-async def test_without_a_service_pointers_are_the_business_of_their_clients(hbase, tmp_path):
+async def test_without_a_service_clients_manage_pointers_themselves(hbase, tmp_path):
     first, second = [time.time_ns() + number for number in range(2)]
     seen = Transaction(read_pointer=second + 2, transaction_id=second + 1, write_pointer=second + 1, invalids=(second,))
     async with open_cluster(hbase, tmp_path, 2, *CALM, "transactions.service=off") as cluster:
