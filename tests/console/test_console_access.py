@@ -63,7 +63,7 @@ def test_axe_finds_nothing_serious_in_dialogs(screen: Screen, pages: dict[str, s
     assert screen.accessibility() == []
 
 
-def test_the_theme_is_the_systems_until_one_is_chosen_and_stays(screen: Screen):
+def test_the_theme_is_that_of_the_system_until_one_is_chosen_and_then_stays(screen: Screen):
     background = "return getComputedStyle(document.body).backgroundColor"
     screen.theme("dark")
     screen.open("/console/cluster", "theme")
@@ -86,7 +86,7 @@ def test_no_page_scrolls_sideways_in_a_narrow_window(screen: Screen, pages: dict
         assert screen.run("return document.documentElement.scrollWidth") <= 320, path
 
 
-def test_everything_is_done_with_the_keyboard_alone(screen: Screen, client: Client, pages: dict[str, str], ns: str):
+def test_everything_works_with_the_keyboard_alone(screen: Screen, client: Client, pages: dict[str, str], ns: str):
     screen.open(f"/console/topics/{ns}/orders?sort=asc", "message-row")
     rows = screen.rows()
     # Open and close a row.
@@ -140,7 +140,7 @@ def tab_to(screen: Screen, testid: str) -> None:
     raise AssertionError(f"Tab never comes to {testid}")
 
 
-def test_the_pages_in_the_head_are_links_and_say_which_is_open(screen: Screen):
+def test_the_pages_in_the_header_are_links_and_mark_the_open_one(screen: Screen):
     screen.open("/console", "nav")
     for name, path in (
         ("transactions", "/console/transactions"),

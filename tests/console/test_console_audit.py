@@ -15,7 +15,7 @@ window.fetch = async (path, more) => {
 };"""
 
 
-def test_a_text_that_no_record_has_so_far_is_looked_for_in_older_ones(screen: Screen):
+def test_a_text_not_found_yet_is_searched_in_older_records(screen: Screen):
     added = screen.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": SCRIPT})
     try:
         screen.open("/console/audit?filter=mine", "audit-empty")

@@ -63,7 +63,7 @@ def payloads(client: Client) -> list[bytes]:
     return [each.payload for each in client.poll("orders", isolation="uncommitted").messages]
 
 
-def test_a_damaged_message_is_set_aside_where_it_is_shown_and_readers_pass(
+def test_a_damaged_message_is_set_aside_where_it_is_shown_and_readers_continue(
     damaged: tuple[Screen, Client, list[str]],
 ):
     screen, client, ids = damaged
@@ -91,7 +91,7 @@ def test_a_damaged_message_is_set_aside_where_it_is_shown_and_readers_pass(
     assert screen.one("message-row", state="set-aside", id=ids[1])
 
 
-def test_a_page_that_shows_a_damaged_message_shows_what_became_of_it_when_another_sets_it_aside(
+def test_a_page_with_a_damaged_message_follows_when_it_is_set_aside_elsewhere(
     damaged: tuple[Screen, Client, list[str]],
 ):
     screen, client, ids = damaged
@@ -106,7 +106,7 @@ def test_a_page_that_shows_a_damaged_message_shows_what_became_of_it_when_anothe
 
 
 @pytest.mark.parametrize("damaged", [2], indirect=True)
-def test_a_page_that_shows_neighbours_shows_them_as_one_when_another_sets_them_aside(
+def test_a_page_with_damaged_neighbours_shows_them_as_one_when_they_are_set_aside_elsewhere(
     damaged: tuple[Screen, Client, list[str]],
 ):
     screen, client, ids = damaged
@@ -120,7 +120,7 @@ def test_a_page_that_shows_neighbours_shows_them_as_one_when_another_sets_them_a
     screen.until("the same anew", lambda: screen.rows()[1:] == [ids[3], ids[1], ids[0]])
 
 
-def test_what_the_scrub_has_found_is_set_aside_from_its_list(damaged: tuple[Screen, Client, list[str]]):
+def test_findings_of_the_scrub_are_set_aside_from_their_list(damaged: tuple[Screen, Client, list[str]]):
     screen, client, ids = damaged
     screen.open("/console/cluster", "scrub")
     screen.click("scrub-start")

@@ -33,7 +33,7 @@ def flows(screen: Screen) -> Iterator[None]:
         client.admin.delete_topic("lineage")
 
 
-def test_without_any_lineage_the_page_says_how_to_have_some(screen: Screen):
+def test_without_any_lineage_the_page_says_how_to_record_some(screen: Screen):
     with Client(screen.url, namespace="system") as client, pytest.raises(TopicNotFound):
         client.admin.properties("lineage")
     screen.open("/console/lineage")

@@ -29,7 +29,7 @@ ENDED = """const before = window.asked;
 return new Promise(done => setTimeout(() => done(window.underWay === 0 && window.asked === before), 1000));"""
 
 
-def test_a_daemon_that_is_killed_leaves_what_was_shown_and_is_found_again(
+def test_after_a_kill_the_page_keeps_its_content_and_finds_the_daemon_again(
     screen: Screen, daemon: Daemon, client: Client, ns: str
 ):
     client.create_topic("t")
@@ -51,7 +51,7 @@ def test_a_daemon_that_is_killed_leaves_what_was_shown_and_is_found_again(
     assert screen.rows() == rows
 
 
-def test_a_page_that_nobody_looks_at_asks_for_nothing(screen: Screen, client: Client, ns: str):
+def test_a_hidden_page_sends_no_requests(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     client.publish("t", [b"a"])
     with screen.scripted(COUNTED):
@@ -84,7 +84,7 @@ def test_a_page_that_nobody_looks_at_asks_for_nothing(screen: Screen, client: Cl
         screen.browser.switch_to.window(page)
 
 
-def test_readers_that_take_long_to_count_are_not_counted_while_nobody_looks(screen: Screen, client: Client, ns: str):
+def test_slow_counts_of_readers_are_not_requested_while_the_page_is_hidden(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     client.publish("t", [b"a"])
     # The page pauses ten times as long as a count took: the next one is due while the page is hidden.
@@ -113,7 +113,7 @@ def test_readers_that_take_long_to_count_are_not_counted_while_nobody_looks(scre
         screen.until("they are counted again", lambda: screen.run("return window.counts") > before)
 
 
-def test_a_page_whose_daemon_went_away_before_it_had_its_messages_shows_them_when_it_is_back(
+def test_a_page_whose_daemon_left_before_its_messages_arrived_shows_them_when_it_is_back(
     screen: Screen, client: Client, ns: str
 ):
     client.create_topic("t")
@@ -133,7 +133,7 @@ def test_a_page_whose_daemon_went_away_before_it_had_its_messages_shows_them_whe
     screen.until("the one that is open", lambda: screen.payload() == "a")
 
 
-def test_messages_that_could_not_be_had_twice_are_there_later_though_nothing_has_happened(
+def test_messages_that_failed_to_load_twice_appear_later_although_nothing_happened(
     screen: Screen, client: Client, ns: str
 ):
     client.create_topic("t")
@@ -158,7 +158,7 @@ def test_messages_that_could_not_be_had_twice_are_there_later_though_nothing_has
     screen.says("connection", "live")
 
 
-def test_a_clock_is_believed_that_is_another_than_the_browsers_but_not_that_of_an_answer_that_took_long(screen: Screen):
+def test_the_clock_of_the_daemon_is_used_unless_its_answer_took_long(screen: Screen):
     screen.open("/console/cluster", "instance-row")
     # The daemon dates its answer this many seconds after the question, and it arrives this many seconds after it.
     ahead = """const [dated, comes] = arguments;
@@ -186,7 +186,7 @@ def test_a_clock_is_believed_that_is_another_than_the_browsers_but_not_that_of_a
     screen.run(ahead, 0, 0)
 
 
-def test_what_is_said_aloud_is_at_most_one_thing_at_a_time(screen: Screen, client: Client, ns: str):
+def test_at_most_one_message_at_a_time_is_read_aloud(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     screen.open(f"/console/topics/{ns}/t", "stat-messages")
     assert len(screen.browser.find_elements("css selector", "[aria-live]")) == 1
@@ -214,9 +214,7 @@ window.fetch = (path, more) => {
 OVER = "window.over()"
 
 
-def test_a_call_whose_connection_died_in_silence_does_not_keep_the_page_as_it_is(
-    screen: Screen, client: Client, ns: str
-):
+def test_a_call_on_a_silently_dead_connection_does_not_freeze_the_page(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     client.publish("t", [b"a"])
     with screen.scripted(HANGS % "null"):
@@ -231,7 +229,7 @@ def test_a_call_whose_connection_died_in_silence_does_not_keep_the_page_as_it_is
     screen.says("connection", "live")
 
 
-def test_a_page_that_gets_no_stream_of_events_asks_again_and_again(screen: Screen, client: Client, ns: str):
+def test_a_page_without_an_event_stream_polls(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     client.publish("t", [b"a"])
     with screen.scripted(HANGS % "'/v1/events'"):

@@ -80,7 +80,7 @@ def log_in(page: Screen, token: str) -> None:
     page.click("login-submit")
 
 
-def test_a_token_opens_the_page_that_was_asked_for(page: Screen, guarded: Guarded):
+def test_a_token_opens_the_requested_page(page: Screen, guarded: Guarded):
     page.open("/console/topics/shop/orders?view=hex", "login-token")
     assert page.accessibility() == []
     page.gone("message-row")
@@ -93,7 +93,7 @@ def test_a_token_opens_the_page_that_was_asked_for(page: Screen, guarded: Guarde
     page.open("/console/cluster", "instance-row")
 
 
-def test_the_calls_that_are_copied_take_the_token_from_the_environment(page: Screen, guarded: Guarded, tmp_path: Path):
+def test_copied_commands_take_the_token_from_the_environment(page: Screen, guarded: Guarded, tmp_path: Path):
     page.open("/console/topics/shop/orders", "login-token")
     log_in(page, guarded.tokens["ops"])
     page.click("message-row")
@@ -131,9 +131,7 @@ def test_a_wrong_token_is_refused_and_forgotten(page: Screen, guarded: Guarded):
     page.one("topic-row")
 
 
-def test_a_refusal_of_what_was_asked_before_one_logged_in_does_not_lead_back_to_the_login(
-    page: Screen, guarded: Guarded
-):
+def test_a_late_refusal_of_a_request_before_the_login_does_not_lead_back_to_it(page: Screen, guarded: Guarded):
     with page.scripted(LATE + "window.late = '/v1/whoami';"):
         page.open("/console", "login-token")
     page.until("it was refused", lambda: page.run("return window.arrive !== null"))
@@ -144,9 +142,7 @@ def test_a_refusal_of_what_was_asked_before_one_logged_in_does_not_lead_back_to_
     assert page.all("topic-row")
 
 
-def test_a_refusal_of_an_earlier_token_that_arrives_late_does_not_take_the_one_that_was_pasted_after_it(
-    page: Screen, guarded: Guarded
-):
+def test_a_late_refusal_of_an_earlier_token_does_not_discard_the_one_pasted_after_it(page: Screen, guarded: Guarded):
     with page.scripted(LATE):
         page.open("/console", "login-token")
     with page.late("/v1/whoami", lambda: log_in(page, "psg_wrong")):
@@ -158,7 +154,7 @@ def test_a_refusal_of_an_earlier_token_that_arrives_late_does_not_take_the_one_t
     assert not page.all("login-token")
 
 
-def test_a_token_that_is_revoked_leads_back_to_the_login_and_to_where_one_was(page: Screen, guarded: Guarded):
+def test_a_revoked_token_leads_to_the_login_and_then_back_to_the_page(page: Screen, guarded: Guarded):
     page.open("/console/topics/shop/orders", "login-token")
     log_in(page, guarded.tokens["passing"])
     page.one("message-row")
@@ -171,7 +167,7 @@ def test_a_token_that_is_revoked_leads_back_to_the_login_and_to_where_one_was(pa
     assert page.path == "/console/topics/shop/orders"
 
 
-def test_what_a_name_may_not_do_is_disabled_and_says_which_verb_it_needs(page: Screen, guarded: Guarded):
+def test_forbidden_actions_are_disabled_and_name_the_verb_they_need(page: Screen, guarded: Guarded):
     page.open("/console/topics/shop/orders", "login-token")
     log_in(page, guarded.tokens["looker"])
     page.one("message-row")
@@ -186,7 +182,7 @@ def test_what_a_name_may_not_do_is_disabled_and_says_which_verb_it_needs(page: S
     page.says("error", "system:audit")
 
 
-def test_who_changed_what_is_on_the_audit_page(page: Screen, guarded: Guarded):
+def test_the_audit_page_shows_who_changed_what(page: Screen, guarded: Guarded):
     call(guarded.daemon, guarded.tokens["ops"], "PUT", "/v1/namespaces/shop/topics/prices", b"{}")
     page.open("/console/audit", "login-token")
     log_in(page, guarded.tokens["ops"])

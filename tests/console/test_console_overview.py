@@ -70,7 +70,7 @@ def test_a_topic_that_has_just_gone_quiet_shows_its_last_hour_after_a_reload(scr
         screen.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
-def test_figures_change_where_they_stand(screen: Screen, client: Client, ns: str):
+def test_figures_change_in_place(screen: Screen, client: Client, ns: str):
     for each in ("a", "b"):
         client.create_topic(each)
         client.publish(each, [b"x"])
@@ -84,9 +84,7 @@ def test_figures_change_where_they_stand(screen: Screen, client: Client, ns: str
     screen.until("sorted anew", lambda: names(screen) == before[::-1])
 
 
-def test_figures_that_the_stream_has_told_are_not_replaced_by_an_answer_that_was_found_before(
-    screen: Screen, client: Client, ns: str
-):
+def test_figures_of_the_stream_are_not_replaced_by_an_older_answer(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     client.create_topic("b")
     client.publish("a", [b"x"])
@@ -103,7 +101,7 @@ def test_figures_that_the_stream_has_told_are_not_replaced_by_an_answer_that_was
     assert screen.noted() == ["1", "6"]
 
 
-def test_the_figures_of_topics_that_come_into_sight_follow_what_is_published(screen: Screen, client: Client, ns: str):
+def test_the_figures_of_topics_scrolled_into_view_follow_publishes(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     # The page showed no topic when its stream of events began, and for a while after that.
     screen.open(f"/console?q={ns}:&deleted=1", "deleted-empty")
@@ -120,7 +118,7 @@ def test_the_figures_of_topics_that_come_into_sight_follow_what_is_published(scr
     screen.until("two", lambda: cell(screen, f"{ns}:a", "messages") == "2")
 
 
-def test_what_expired_unread_needs_attention_and_leads_to_its_topic(screen: Screen, client: Client, ns: str):
+def test_messages_that_expired_unread_need_attention_and_link_to_their_topic(screen: Screen, client: Client, ns: str):
     client.create_topic("orders", ttl_s=1)
     client.publish("orders", [b"x"] * 3)
     client.admin.set_reader("orders", "late", "0" * 40)
@@ -141,7 +139,7 @@ def test_what_expired_unread_needs_attention_and_leads_to_its_topic(screen: Scre
     client.admin.delete_topic("orders")
 
 
-def test_topics_are_filtered_as_one_types_and_the_address_says_how(screen: Screen, client: Client, ns: str):
+def test_topics_are_filtered_while_typing_and_the_address_follows(screen: Screen, client: Client, ns: str):
     for each in ("orders", "order-lines", "prices"):
         client.create_topic(each)
     screen.open("/console", "topic-filter")
@@ -153,7 +151,7 @@ def test_topics_are_filtered_as_one_types_and_the_address_says_how(screen: Scree
     screen.one("topics-empty")
 
 
-def test_what_was_typed_last_before_one_went_to_another_page_does_not_change_its_address(screen: Screen):
+def test_text_typed_before_leaving_a_page_does_not_change_the_address_of_the_next(screen: Screen):
     screen.open("/console", "topic-filter")
     screen.run("""const field = document.querySelector("[data-testid=topic-filter]");
     field.value = "orders";
@@ -163,7 +161,7 @@ def test_what_was_typed_last_before_one_went_to_another_page_does_not_change_its
     assert screen.path == "/console/cluster"
 
 
-def test_a_filter_says_what_the_address_says(screen: Screen, client: Client, ns: str):
+def test_the_filter_shows_the_address(screen: Screen, client: Client, ns: str):
     client.create_topic("orders")
     client.publish("orders", [b"one", b"two"])
     screen.open(f"/console?q={ns}:", "topic-row")
@@ -178,7 +176,7 @@ def test_a_filter_says_what_the_address_says(screen: Screen, client: Client, ns:
     screen.until("it is empty", lambda: screen.one("message-filter").get_attribute("value") == "")
 
 
-def test_columns_sort_in_both_directions_and_say_so(screen: Screen, client: Client, ns: str):
+def test_columns_sort_in_both_directions_and_show_it(screen: Screen, client: Client, ns: str):
     for each, count in (("a", 3), ("b", 9), ("c", 6)):
         client.create_topic(each)
         client.publish(each, [b"x"] * count)
@@ -192,7 +190,7 @@ def test_columns_sort_in_both_directions_and_say_so(screen: Screen, client: Clie
     assert "sort=messages&order=asc" in screen.path
 
 
-def test_a_topic_is_made_after_a_preview(screen: Screen, client: Client, ns: str):
+def test_a_topic_is_created_after_a_preview(screen: Screen, client: Client, ns: str):
     screen.open("/console", "topic-create")
     screen.click("topic-create")
     screen.type("create-name", f"{ns}:fresh")
@@ -205,7 +203,7 @@ def test_a_topic_is_made_after_a_preview(screen: Screen, client: Client, ns: str
     assert client.admin.properties("fresh")["ttl"] == "600"
 
 
-def test_a_preview_of_a_name_that_was_changed_meanwhile_is_none(screen: Screen, client: Client, ns: str):
+def test_the_preview_of_a_name_that_was_changed_since_is_discarded(screen: Screen, client: Client, ns: str):
     with screen.scripted(LATE):
         screen.open("/console", "topic-create")
     screen.click("topic-create")
@@ -245,7 +243,7 @@ def test_ten_thousand_topics_are_as_quick_as_three_and_never_more_than_a_page_of
     assert max(sizes) < 60_000, json.dumps(sizes)
 
 
-def test_the_previous_page_of_an_address_that_was_sent_is_the_first(screen: Screen):
+def test_the_previous_page_of_a_shared_address_is_the_first(screen: Screen):
     screen.open(f"/console?q={MANY}:&after=0~{MANY}:t00199", "topic-row")
     assert names(screen)[:1] == [f"{MANY}:t00200"]
     screen.click("page-previous")
@@ -267,7 +265,7 @@ def moved(browser: Chrome) -> Iterator[tuple[Broker, Screen]]:
         assert complaints == []
 
 
-def test_a_held_topic_needs_attention_and_says_why_and_what_to_do_and_leads_to_the_transaction(
+def test_a_held_topic_needs_attention_with_reason_and_remedy_and_links_to_the_transaction(
     moved: tuple[Broker, Screen],
 ):
     daemon, screen = moved
@@ -287,7 +285,7 @@ def test_a_held_topic_needs_attention_and_says_why_and_what_to_do_and_leads_to_t
         assert screen.path == f"/console/transactions?open={begun.id}"
 
 
-def test_damaged_places_are_listed_where_the_scrub_is_and_on_the_page_of_their_topic(
+def test_damaged_places_are_listed_with_the_scrub_and_on_the_page_of_their_topic(
     moved: tuple[Broker, Screen],
 ):
     daemon, screen = moved
@@ -325,7 +323,7 @@ def test_damaged_places_are_listed_where_the_scrub_is_and_on_the_page_of_their_t
         screen.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
-def test_a_full_disk_of_an_instance_that_is_alone_has_a_link_that_can_be_seen(browser: Chrome, tmp_path: Path):
+def test_a_full_disk_of_a_single_instance_has_a_visible_link(browser: Chrome, tmp_path: Path):
     with Daemon(tmp_path / "data", f"storage.min_free_bytes={10**15}") as daemon:
         screen = Screen(browser, "http://{}:{}".format(*daemon.address))
         screen.open("/console", "attention-item")
@@ -338,7 +336,7 @@ def test_a_full_disk_of_an_instance_that_is_alone_has_a_link_that_can_be_seen(br
         screen.as_it_was()
 
 
-def test_a_scrub_is_begun_from_the_page_of_the_cluster(screen: Screen):
+def test_a_scrub_is_started_from_the_page_of_the_cluster(screen: Screen):
     screen.open("/console/cluster", "scrub")
     screen.click("scrub-start")
     screen.says("confirm-text", "Nothing is changed")

@@ -27,7 +27,7 @@ def test_a_topic_shows_its_figures(screen: Screen, client: Client, ns: str):
     assert screen.browser.title == f"{ns}:t · Plainsong"
 
 
-def test_a_topic_that_is_not_there_says_so_with_its_request(screen: Screen, ns: str):
+def test_a_missing_topic_is_reported_with_its_request(screen: Screen, ns: str):
     screen.open(f"/console/topics/{ns}/none")
     said = screen.says("error", "does not exist")
     assert "create it" in said
@@ -52,9 +52,7 @@ def test_figures_follow_what_is_published_without_moving_anything(screen: Screen
     assert screen.one("copy-id").is_displayed()
 
 
-def test_a_held_topic_says_who_holds_it_since_when_and_how_much_and_leads_there(
-    screen: Screen, client: Client, ns: str
-):
+def test_a_held_topic_shows_its_transaction_age_and_hidden_count_with_a_link(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     transaction = client.transactions.begin(client_id="checkout-7", timeout_s=300)
     publish(client, "t", b"in it", b"in it too", transaction=transaction)
@@ -71,7 +69,7 @@ def test_a_held_topic_says_who_holds_it_since_when_and_how_much_and_leads_there(
     screen.gone("held-banner")
 
 
-def test_readers_show_what_is_to_come_what_is_hidden_and_when_they_were_seen(screen: Screen, client: Client, ns: str):
+def test_readers_show_unread_and_hidden_messages_and_when_they_were_last_seen(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     publish(client, "t", *[b"%d" % n for n in range(10)])
     client.admin.set_reader("t", "billing", client.position_of_last("t", 4))
@@ -86,7 +84,7 @@ def test_readers_show_what_is_to_come_what_is_hidden_and_when_they_were_seen(scr
     client.transactions.abort(transaction)
 
 
-def test_a_message_that_is_typed_in_is_published_once_it_is_confirmed(screen: Screen, client: Client, ns: str):
+def test_a_typed_message_is_published_after_confirmation(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     screen.open(f"/console/topics/{ns}/t", "publish-text")
     assert not screen.one("publish").is_enabled()
@@ -101,7 +99,7 @@ def test_a_message_that_is_typed_in_is_published_once_it_is_confirmed(screen: Sc
     assert screen.one("publish-text").get_attribute("value") == ""
 
 
-def test_a_message_that_the_topic_refuses_is_not_taken_for_published(screen: Screen, client: Client, ns: str):
+def test_a_refused_message_is_not_shown_as_published(screen: Screen, client: Client, ns: str):
     client.create_topic("t", transactional="required")
     screen.open(f"/console/topics/{ns}/t", "publish-text")
     screen.type("publish-text", "x")
@@ -131,7 +129,7 @@ def test_a_change_of_properties_is_previewed_with_what_it_hides_and_then_applied
     assert (after["ttl"], after["transactional"], after["max_bytes"]) == ("7200", "required", str(1 << 20))
 
 
-def test_what_was_changed_by_somebody_else_meanwhile_is_not_overwritten(screen: Screen, client: Client, ns: str):
+def test_a_change_made_elsewhere_since_is_not_overwritten(screen: Screen, client: Client, ns: str):
     client.create_topic("t", ttl_s=3600)
     screen.open(f"/console/topics/{ns}/t", "property-ttl")
     screen.type("property-ttl", "7200")
@@ -143,7 +141,7 @@ def test_what_was_changed_by_somebody_else_meanwhile_is_not_overwritten(screen: 
     assert client.admin.properties("t")["ttl"] == "60"
 
 
-def test_a_preview_of_a_change_that_was_changed_meanwhile_is_none(screen: Screen, client: Client, ns: str):
+def test_the_preview_of_a_change_that_was_edited_since_is_discarded(screen: Screen, client: Client, ns: str):
     client.create_topic("t", ttl_s=3600)
     with screen.scripted(LATE):
         screen.open(f"/console/topics/{ns}/t", "property-ttl")
@@ -158,7 +156,7 @@ def test_a_preview_of_a_change_that_was_changed_meanwhile_is_none(screen: Screen
     assert client.admin.properties("t")["ttl"] == "9000"
 
 
-def test_a_property_that_is_not_allowed_is_said_with_its_hint(screen: Screen, client: Client, ns: str):
+def test_an_invalid_property_is_reported_with_its_hint(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     screen.open(f"/console/topics/{ns}/t", "property-ttl")
     screen.type("property-ttl", "0")
@@ -183,7 +181,7 @@ def test_a_topic_is_deleted_only_after_its_name_was_typed(screen: Screen, client
         client.admin.properties("orders")
 
 
-def test_a_deletion_names_the_first_few_whom_it_concerns(screen: Screen, client: Client, ns: str):
+def test_a_deletion_names_the_first_few_it_affects(screen: Screen, client: Client, ns: str):
     client.create_topic("orders")
     publish(client, "orders", b"a")
     for number in range(5):
@@ -204,7 +202,7 @@ def test_a_deletion_names_the_first_few_whom_it_concerns(screen: Screen, client:
     client.transactions.abort(transaction)
 
 
-def test_a_deletion_that_is_called_off_deletes_nothing(screen: Screen, client: Client, ns: str):
+def test_a_cancelled_deletion_deletes_nothing(screen: Screen, client: Client, ns: str):
     client.create_topic("orders")
     screen.open(f"/console/topics/{ns}/orders", "messages-empty")
     screen.click("topic-delete")
@@ -229,9 +227,7 @@ def test_producers_are_listed_and_forgotten(screen: Screen, client: Client, ns: 
 # --- undeletion ------------------------------------------------------------------------------------
 
 
-def test_a_deleted_topic_says_so_on_its_page_and_is_brought_back_after_a_preview(
-    screen: Screen, client: Client, ns: str
-):
+def test_a_deleted_topic_is_shown_as_such_and_undeleted_after_a_preview(screen: Screen, client: Client, ns: str):
     client.create_topic("orders")
     publish(client, "orders", b"a", b"b", b"c")
     client.admin.delete_topic("orders")
@@ -248,7 +244,7 @@ def test_a_deleted_topic_says_so_on_its_page_and_is_brought_back_after_a_preview
     assert len(client.poll("orders").messages) == 3
 
 
-def test_deleted_topics_are_listed_the_last_first_and_brought_back_from_there(screen: Screen, client: Client, ns: str):
+def test_deleted_topics_are_listed_latest_first_and_undeleted_from_there(screen: Screen, client: Client, ns: str):
     for name in ("first", "second"):
         client.create_topic(name)
         publish(client, name, b"a")
@@ -267,7 +263,7 @@ def test_deleted_topics_are_listed_the_last_first_and_brought_back_from_there(sc
     assert client.topics() == ["first"]
 
 
-def test_another_generation_than_the_previewed_is_not_brought_back(screen: Screen, client: Client, ns: str):
+def test_only_the_previewed_generation_is_undeleted(screen: Screen, client: Client, ns: str):
     client.create_topic("orders")
     publish(client, "orders", b"old")
     client.admin.delete_topic("orders")
@@ -281,7 +277,7 @@ def test_another_generation_than_the_previewed_is_not_brought_back(screen: Scree
     assert client.topics() == []
 
 
-def test_what_a_change_came_to_is_said(screen: Screen, client: Client, ns: str):
+def test_the_effect_of_a_change_is_shown(screen: Screen, client: Client, ns: str):
     client.create_topic("orders")
     publish(client, "orders", b"a", b"b")
     screen.open(f"/console/topics/{ns}/orders", "message-row")

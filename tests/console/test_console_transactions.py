@@ -16,12 +16,12 @@ def held(client: Client, name: str, *topics: str, hidden: int = 0):
     return transaction
 
 
-def test_nobody_is_held_up(screen: Screen, client: Client, ns: str):
+def test_the_page_says_that_no_reader_is_held(screen: Screen, client: Client, ns: str):
     screen.open("/console/transactions?state=aborted")
     screen.open("/console/transactions?state=in_progress", "transactions-empty")
 
 
-def test_an_open_transaction_says_whose_it_is_how_old_and_what_it_hides(screen: Screen, client: Client, ns: str):
+def test_an_open_transaction_shows_its_client_its_age_and_what_it_hides(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     client.create_topic("b")
     transaction = held(client, "checkout-7", "a", "b", hidden=5)
@@ -40,7 +40,7 @@ def test_an_open_transaction_says_whose_it_is_how_old_and_what_it_hides(screen: 
     screen.gone("tx-row", id=str(transaction.id))
 
 
-def test_its_age_goes_on_while_nothing_happens(screen: Screen, client: Client, ns: str):
+def test_its_age_advances_without_events(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     transaction = held(client, "quiet", "a")
     screen.open("/console/transactions")
@@ -68,7 +68,7 @@ def test_it_says_which_readers_it_holds(screen: Screen, client: Client, ns: str)
     client.transactions.abort(transaction)
 
 
-def test_a_transaction_that_has_ended_stays_so_when_an_answer_from_before_arrives_late(
+def test_a_transaction_shown_as_ended_stays_so_when_an_older_answer_arrives_late(
     screen: Screen, client: Client, ns: str
 ):
     client.create_topic("a")
@@ -89,7 +89,7 @@ window.fetch = (path, more) => path.includes("state=committed")
   ? Promise.resolve(new Response('{"detail": "not now"}', {status: 503})) : allowed(path, more);"""
 
 
-def test_a_transaction_that_was_closed_before_its_answer_arrived_stays_closed(screen: Screen, client: Client, ns: str):
+def test_a_transaction_closed_before_its_answer_arrived_stays_closed(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     transaction = held(client, "slow", "a")
     with screen.scripted(LATE + REFUSES):
@@ -102,9 +102,7 @@ def test_a_transaction_that_was_closed_before_its_answer_arrived_stays_closed(sc
     client.transactions.abort(transaction)
 
 
-def test_a_transaction_that_is_open_is_closed_by_another_list_also_where_that_is_refused(
-    screen: Screen, client: Client, ns: str
-):
+def test_another_list_closes_an_open_transaction_even_if_the_list_is_refused(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     transaction = held(client, "slow", "a")
     with screen.scripted(REFUSES):
@@ -126,7 +124,7 @@ def test_a_bar_of_the_timeline_opens_its_transaction(screen: Screen, client: Cli
         client.transactions.abort(each)
 
 
-def test_an_abort_says_what_disappears_and_happens_after_its_confirmation(screen: Screen, client: Client, ns: str):
+def test_an_abort_shows_what_disappears_and_happens_after_confirmation(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     transaction = held(client, "gone", "a", hidden=4)
     screen.open(f"/console/transactions?open={transaction.id}", "tx-holds")
@@ -144,7 +142,7 @@ def test_an_abort_says_what_disappears_and_happens_after_its_confirmation(screen
     assert len(client.poll("a", isolation="committed").messages) == 4
 
 
-def test_the_confirmation_names_the_readers_that_wait(screen: Screen, client: Client, ns: str):
+def test_the_confirmation_names_the_waiting_readers(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     client.publish("a", [b"before"])
     for reader in ("billing", "shipping"):
@@ -159,7 +157,7 @@ def test_the_confirmation_names_the_readers_that_wait(screen: Screen, client: Cl
     client.transactions.abort(transaction)
 
 
-def test_an_invalidation_hides_for_ever(screen: Screen, client: Client, ns: str):
+def test_an_invalidation_hides_forever(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     transaction = held(client, "gone", "a")
     screen.open(f"/console/transactions?open={transaction.id}", "tx-holds")
@@ -171,7 +169,7 @@ def test_an_invalidation_hides_for_ever(screen: Screen, client: Client, ns: str)
     screen.one("tx-row", id=str(transaction.id), state="invalid")
 
 
-def test_an_invalid_transaction_is_taken_off_the_list_after_a_preview(screen: Screen, client: Client, ns: str):
+def test_an_invalid_transaction_is_removed_from_the_list_after_a_preview(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     first, second = held(client, "first", "a"), held(client, "second", "a")
     for each in (first, second):
@@ -190,7 +188,7 @@ def test_an_invalid_transaction_is_taken_off_the_list_after_a_preview(screen: Sc
     assert client.transactions.pruning().invalid == 0
 
 
-def test_a_transaction_that_was_decided_meanwhile_is_said_to_be(screen: Screen, client: Client, ns: str):
+def test_a_transaction_decided_since_is_reported_as_decided(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     transaction = held(client, "quick", "a")
     screen.open(f"/console/transactions?open={transaction.id}", "tx-holds")
@@ -201,7 +199,7 @@ def test_a_transaction_that_was_decided_meanwhile_is_said_to_be(screen: Screen, 
     screen.says("error", "commit")
 
 
-def test_an_instance_that_is_alone_cannot_be_drained_and_says_why(screen: Screen):
+def test_a_single_instance_cannot_be_drained_and_says_why(screen: Screen):
     screen.open("/console/cluster", "instance-row")
     screen.says("instance-row", "alone", "64 of 64", "serving")
     drain = screen.one("drain")
@@ -236,7 +234,7 @@ window.fetch = async (path, more) => {
 };"""
 
 
-def test_instances_are_drained_and_topics_pinned_after_a_confirmation_and_back(screen: Screen):
+def test_instances_are_drained_and_undrained_and_topics_pinned_and_unpinned_after_confirmation(screen: Screen):
     added = screen.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": TWO})
     try:
         screen.open("/console/cluster", "instance-row")

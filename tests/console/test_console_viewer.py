@@ -30,7 +30,7 @@ def opened(screen: Screen, message_id: str) -> None:
     screen.until("it is open", lambda: screen.browser.find_elements("css selector", inside))
 
 
-def test_it_begins_with_the_newest_and_goes_to_older_and_newer_pages(screen: Screen, hundred, ns: str):
+def test_it_begins_with_the_newest_and_turns_to_older_and_newer_pages(screen: Screen, hundred, ns: str):
     screen.open(f"/console/topics/{ns}/t", "message-row")
     assert screen.rows() == hundred[:-51:-1]
     screen.click("older")
@@ -47,7 +47,7 @@ def test_it_begins_with_the_newest_and_goes_to_older_and_newer_pages(screen: Scr
     screen.until("newest first", lambda: screen.rows() == hundred[:-51:-1])
 
 
-def test_what_one_looks_at_is_in_the_address(screen: Screen, hundred, ns: str):
+def test_the_view_is_in_the_address(screen: Screen, hundred, ns: str):
     screen.open(f"/console/topics/{ns}/t", "message-row")
     screen.click("from-oldest")
     screen.until("oldest first", lambda: screen.rows()[:1] == hundred[:1])
@@ -60,7 +60,7 @@ def test_what_one_looks_at_is_in_the_address(screen: Screen, hundred, ns: str):
     assert screen.one("message-row", id=hundred[7]).find_elements("css selector", "pre.hex")
 
 
-def test_a_jump_goes_to_an_id_to_a_time_and_to_a_while_ago(screen: Screen, hundred, ns: str):
+def test_a_jump_goes_to_an_id_to_a_time_and_to_a_duration_ago(screen: Screen, hundred, ns: str):
     screen.open(f"/console/topics/{ns}/t", "message-row")
     screen.type("jump", hundred[40], enter=True)
     screen.until("from that id", lambda: screen.rows() == hundred[40:90])
@@ -73,7 +73,7 @@ def test_a_jump_goes_to_an_id_to_a_time_and_to_a_while_ago(screen: Screen, hundr
     assert screen.path == before
 
 
-def test_a_follower_gets_what_is_new_on_top_and_an_open_message_stays(screen: Screen, client: Client, hundred, ns: str):
+def test_following_adds_new_messages_on_top_and_an_open_message_stays(screen: Screen, client: Client, hundred, ns: str):
     screen.open(f"/console/topics/{ns}/t", "message-row")
     opened(screen, hundred[-1])
     screen.click("follow")
@@ -97,7 +97,7 @@ def words(screen: Screen) -> list[str]:
     )
 
 
-def test_states_are_words(screen: Screen, client: Client, ns: str):
+def test_states_are_shown_as_words(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     client.publish("t", [b"plain"])
     aborted, committed, held = (client.transactions.begin(client_id=name, timeout_s=300) for name in "abc")
@@ -112,9 +112,7 @@ def test_states_are_words(screen: Screen, client: Client, ns: str):
     screen.until("it is committed", lambda: words(screen) == ["plain", "rolled back", "committed", "committed"])
 
 
-def test_states_that_were_found_before_a_commit_are_brought_up_to_date_when_they_arrive_late(
-    screen: Screen, client: Client, ns: str
-):
+def test_states_from_before_a_commit_are_refreshed_when_they_arrive_late(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     held = client.transactions.begin(client_id="slow", timeout_s=300)
     client.publish("t", [b"in it"], transaction=held)
@@ -143,9 +141,7 @@ window.fetch = async (path, more) => {
 };"""
 
 
-def test_what_could_not_be_opened_opens_later_and_the_refusal_is_not_said_any_more(
-    screen: Screen, client: Client, ns: str
-):
+def test_a_message_that_failed_to_open_opens_later_and_the_error_disappears(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     client.publish("t", [b"a"])
     with screen.scripted(REFUSED % "payloadBytes=65536"):
@@ -160,7 +156,7 @@ def test_what_could_not_be_opened_opens_later_and_the_refusal_is_not_said_any_mo
     screen.gone("error")
 
 
-def test_states_that_could_not_be_brought_up_to_date_are_later_and_the_refusal_is_not_said_any_more(
+def test_states_that_failed_to_refresh_are_refreshed_later_and_the_error_disappears(
     screen: Screen, client: Client, ns: str
 ):
     client.create_topic("t")
@@ -179,7 +175,7 @@ def test_states_that_could_not_be_brought_up_to_date_are_later_and_the_refusal_i
     screen.gone("error")
 
 
-def test_one_who_follows_sees_the_newest_also_when_more_come_than_are_asked_for_at_once(
+def test_following_shows_the_newest_even_if_more_arrive_than_one_request_returns(
     screen: Screen, client: Client, ns: str
 ):
     client.create_topic("t")
@@ -192,9 +188,7 @@ def test_one_who_follows_sees_the_newest_also_when_more_come_than_are_asked_for_
     assert "99" not in screen.noted()  # the last of the first hundred is skipped
 
 
-def test_one_who_follows_a_text_that_nothing_contains_sees_the_first_that_does(
-    screen: Screen, client: Client, hundred, ns: str
-):
+def test_following_a_text_without_matches_shows_the_first_one(screen: Screen, client: Client, hundred, ns: str):
     screen.open(f"/console/topics/{ns}/t?follow=1&filter=needle", "messages-empty")
     screen.says("connection", "live")
     client.publish("t", [b"hay", b"a needle"])
@@ -204,7 +198,7 @@ def test_one_who_follows_a_text_that_nothing_contains_sees_the_first_that_does(
     assert "another" in screen.all("message-row")[0].text
 
 
-def test_one_who_follows_a_text_sees_it_however_much_else_comes_in_between(screen: Screen, client: Client, ns: str):
+def test_following_a_text_shows_it_however_much_else_arrives_in_between(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     client.publish("t", [b"a needle"])
     screen.open(f"/console/topics/{ns}/t?follow=1&filter=needle", "message-row")
@@ -225,7 +219,7 @@ window.fetch = async (path, more) => {
 };"""
 
 
-def test_rows_that_are_refused_for_now_come_when_the_daemon_may_be_asked_again(screen: Screen, hundred, ns: str):
+def test_rows_that_are_refused_for_now_appear_when_the_daemon_may_be_asked_again(screen: Screen, hundred, ns: str):
     with screen.scripted(QUIET + REFUSED % "payloadBytes=256"):
         screen.open(f"/console/topics/{ns}/t", "message-row")
     screen.says("connection", "live")
@@ -254,7 +248,7 @@ def test_text_is_shown_exactly_and_json_keeps_its_numbers_as_they_were_written(s
     screen.until("bytes", lambda: screen.payload().startswith("00000000  20 20 7b 22"))
 
 
-def test_bytes_that_are_no_text_are_shown_as_bytes(screen: Screen, client: Client, ns: str):
+def test_binary_data_is_shown_as_bytes(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     client.publish("t", [bytes(range(256))])
     (message,) = client.admin.messages("t")
@@ -333,7 +327,7 @@ def test_eight_mebibytes_show_their_first_64_kib_at_once_and_all_of_it_within_tw
     assert len(screen.browser.find_elements("css selector", "main *")) < 3000
 
 
-def test_the_calls_that_are_copied_fetch_this_very_message(screen: Screen, client: Client, hundred, ns: str, tmp_path):
+def test_copied_commands_fetch_this_very_message(screen: Screen, client: Client, hundred, ns: str, tmp_path):
     screen.open(f"/console/topics/{ns}/t", "message-row")
     opened(screen, hundred[-3])
     curl = screen.one("copy-curl").get_attribute("title")
@@ -372,7 +366,7 @@ def test_the_slider_goes_to_a_time(screen: Screen, client: Client, hundred, ns: 
     screen.until("from the oldest", lambda: screen.rows() == hundred[:50])
 
 
-def test_looking_consumes_nothing(screen: Screen, client: Client, hundred, ns: str):
+def test_viewing_consumes_nothing(screen: Screen, client: Client, hundred, ns: str):
     client.admin.set_reader("t", "r", "0" * 40)
     screen.open(f"/console/topics/{ns}/t", "message-row")
     opened(screen, hundred[-1])
@@ -389,7 +383,7 @@ def test_answers_keep_long_numbers_and_fractions_with_many_digits(screen: Screen
     )
 
 
-def test_characters_that_turn_the_direction_of_text_are_written_out(screen: Screen, client: Client, ns: str):
+def test_characters_that_change_the_direction_of_text_are_escaped(screen: Screen, client: Client, ns: str):
     client.create_topic("t", if_not_exists=True)
     client.publish("t", ["pay \u202e001 to Bob\u202c".encode()], attributes={"k": "a\u2066b"})
     screen.open(f"/console/topics/{ns}/t", "message-row")
@@ -400,7 +394,7 @@ def test_characters_that_turn_the_direction_of_text_are_written_out(screen: Scre
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_chosen_view_can_be_read_under_the_pointer(screen: Screen, client: Client, ns: str, theme: str):
+def test_the_hovered_view_is_readable(screen: Screen, client: Client, ns: str, theme: str):
     client.create_topic("t", if_not_exists=True)
     client.publish("t", [b"x"])
     screen.open(f"/console/topics/{ns}/t", "message-row")
