@@ -74,7 +74,7 @@ def filled(tmp_path_factory):
     )
 
 
-def test_a_restore_serves_what_was_there_and_whatever_comes_is_new(filled, tmp_path):
+def test_a_restore_serves_the_backed_up_messages_and_anything_later_is_new(filled, tmp_path):
     folder, told, lost = filled
     with Daemon(restored(folder, tmp_path / "data")) as daemon, Client(url_of(daemon)) as client:
         ids = [bytes(message.id) for message in client.read("orders", isolation="committed")]
@@ -92,7 +92,7 @@ def test_a_restore_serves_what_was_there_and_whatever_comes_is_new(filled, tmp_p
         new_messages_come_behind(client, told)
 
 
-def test_open_transactions_are_invalid_and_the_service_is_another_one(filled, tmp_path):
+def test_after_a_restore_open_transactions_are_invalid_and_the_service_is_new(filled, tmp_path):
     folder, told, lost = filled
     with Daemon(restored(folder, tmp_path / "data")) as daemon, Client(url_of(daemon)) as client:
         status = client.transactions.get(told.open)
@@ -106,7 +106,7 @@ def test_open_transactions_are_invalid_and_the_service_is_another_one(filled, tm
         assert client.transactions.get(client.transactions.begin()).service == status.service
 
 
-def test_producers_of_before_are_fenced_and_send_the_rest_again(filled, tmp_path):
+def test_producers_from_before_are_fenced_and_send_the_rest_again(filled, tmp_path):
     folder, _, lost = filled
     with Daemon(restored(folder, tmp_path / "data")) as daemon, Client(url_of(daemon)) as client:
         for epoch in lost["epochs"]:
@@ -138,7 +138,7 @@ def _publish_as(url: str, producer: str, epoch: int, sequence_id: int) -> None:
             raise ProducerFenced(problem["detail"]) from error
 
 
-def test_a_create_that_is_killed_leaves_no_backup_and_its_objects_serve_the_next(tmp_path):
+def test_a_killed_backup_is_not_listed_and_its_objects_are_used_by_the_next(tmp_path):
     with Daemon(tmp_path / "data", "backup.hold_s=8") as daemon:
         with Client(url_of(daemon)) as client:
             fill(client)
@@ -166,7 +166,7 @@ def _can_begin(url: str) -> bool:
     return True
 
 
-def test_a_restore_that_is_killed_is_not_served_and_goes_on_when_it_is_run_again(filled, tmp_path):
+def test_a_killed_restore_is_not_served_and_continues_when_it_is_run_again(filled, tmp_path):
     folder, _told, _ = filled
     target = tmp_path / "data"
     words = ("restore", folder, "--to", f"leveldb:{target}")
@@ -180,7 +180,7 @@ def test_a_restore_that_is_killed_is_not_served_and_goes_on_when_it_is_run_again
         assert len(list(client.read("orders"))) == REQUESTS * EACH + 1
 
 
-def test_one_topic_is_restored_under_another_name_beside_what_is_there(filled, tmp_path):
+def test_one_topic_is_restored_under_another_name_next_to_the_original(filled, tmp_path):
     folder, *_ = filled
     target = tmp_path / "data"
     with Daemon(target) as daemon, Client(url_of(daemon)) as client:
@@ -195,7 +195,7 @@ def test_one_topic_is_restored_under_another_name_beside_what_is_there(filled, t
         assert is_no_topic(client, "orders")
 
 
-def test_one_flipped_bit_is_found_its_messages_are_named_and_nothing_is_restored(filled, tmp_path):
+def test_one_flipped_bit_is_found_with_its_messages_and_nothing_is_restored(filled, tmp_path):
     folder, *_ = filled
     place = max(folder.glob("objects/*/*"), key=lambda each: each.stat().st_size)
     whole = place.read_bytes()
@@ -271,7 +271,7 @@ def sums(client: Client, suffix: str = "") -> tuple[int, int]:
     return sum(amounts), len(amounts)
 
 
-def test_sums_over_topics_are_kept_in_every_restore_to_a_point_in_time_too(tmp_path):
+def test_sums_over_topics_hold_in_every_restore_to_a_point_in_time_too(tmp_path):
     folder = tmp_path / "backups"
     with Daemon(tmp_path / "data", "backup.bytes_per_s=64KiB") as daemon:
         with Client(url_of(daemon)) as client:
@@ -315,7 +315,7 @@ def test_sums_over_topics_are_kept_in_every_restore_to_a_point_in_time_too(tmp_p
 
 
 @pytest.mark.parametrize("requests", [3, 12], ids=["remembered", "long ago"])
-def test_producers_are_as_of_the_time_that_is_restored_and_go_on_behind_it(tmp_path, requests):
+def test_producers_are_restored_as_of_the_chosen_time_and_continue_after_it(tmp_path, requests):
     """Covers producers whose rows still list those requests, and those restored from the stamps of their messages."""
     folder = tmp_path / "backups"
     with Daemon(tmp_path / "data") as daemon, Client(url_of(daemon)) as client:
@@ -338,7 +338,7 @@ def test_producers_are_as_of_the_time_that_is_restored_and_go_on_behind_it(tmp_p
         assert [message.value for message in client.read("t")] == [b"%d" % number for number in range(requests)]
 
 
-def test_pruning_keeps_what_the_backups_that_stay_need(tmp_path):
+def test_pruning_keeps_what_the_remaining_backups_need(tmp_path):
     folder = tmp_path / "backups"
     with Daemon(tmp_path / "data") as daemon, Client(url_of(daemon)) as client:
         client.create_topic("t")

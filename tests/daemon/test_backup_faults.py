@@ -39,7 +39,7 @@ def objects_in(folder: Path) -> list[str]:
     return [each.name for each in folder.glob("objects/*/*") if len(each.name) == 64]
 
 
-def test_a_folder_on_a_full_disk_has_no_backup_and_what_was_written_serves_the_next(tmp_path):
+def test_a_full_disk_leaves_no_backup_and_its_objects_are_used_by_the_next(tmp_path):
     with Daemon(tmp_path / "data") as daemon, small_disk(tmp_path / "disk", 5) as disk:
         with Client(url_of(daemon)) as client:
             publish_much(client)
@@ -61,7 +61,7 @@ def test_a_folder_on_a_full_disk_has_no_backup_and_what_was_written_serves_the_n
             assert [bytes(message.id) for message in client.read("orders")][-1] == bytes(last.first_id)
 
 
-def test_a_daemon_whose_own_disk_is_full_makes_a_backup_or_says_why_not_and_then_makes_it(tmp_path):
+def test_a_daemon_whose_own_disk_is_full_makes_a_backup_or_says_why_not_and_makes_it_later(tmp_path):
     """It fails if the disk was full in a write: then reads fail until the store is opened again."""
     folder = tmp_path / "backups"
     with small_disk(tmp_path / "disk", 48) as disk, Daemon(disk / "data", "storage.min_free_bytes=0") as daemon:
@@ -79,7 +79,7 @@ def test_a_daemon_whose_own_disk_is_full_makes_a_backup_or_says_why_not_and_then
             assert made("verify", folder, "--deep")["ok"]
 
 
-def test_a_restore_onto_a_full_disk_is_not_served_and_goes_on_when_there_is_room(tmp_path):
+def test_a_restore_onto_a_full_disk_is_not_served_and_continues_when_there_is_room(tmp_path):
     folder = tmp_path / "backups"
     with Daemon(tmp_path / "data") as daemon, Client(url_of(daemon)) as client:
         ids = publish_much(client)

@@ -234,7 +234,7 @@ def test_a_request_over_http_2_to_the_proxy_is_served(proxied: Proxied, client: 
     assert '"tea"' in ran.stdout
 
 
-def test_a_page_that_the_proxy_serves_may_change_something_and_another_may_not(proxied: Proxied, topic: str):
+def test_a_page_of_the_proxy_may_make_changes_and_a_page_of_another_site_may_not(proxied: Proxied, topic: str):
     host, _, port = proxied.url.removeprefix("https://").rpartition(":")
     for origin, status in ((proxied.url, 200), ("https://elsewhere.example", 403)):
         connection = http.client.HTTPSConnection(

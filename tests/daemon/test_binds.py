@@ -40,7 +40,7 @@ def ask_unix(path: Path, method: str, target: str, body: str = "") -> tuple[int,
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_all_places_of_a_list_reach_the_same_topics(daemon, tmp_path, processes):
+def test_all_listed_addresses_reach_the_same_topics(daemon, tmp_path, processes):
     path = tmp_path / "a.sock"
     running = daemon(f"http.processes={processes}", bind=f"unix:{path},[::1]:0,127.0.0.1:0")
     (unix, six, four) = running.serving["addresses"]
@@ -57,7 +57,7 @@ def test_all_places_of_a_list_reach_the_same_topics(daemon, tmp_path, processes)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_unix_socket_has_its_mode_and_goes_with_the_daemon(daemon, tmp_path, processes):
+def test_a_unix_socket_has_its_mode_and_is_removed_with_the_daemon(daemon, tmp_path, processes):
     path = tmp_path / "a.sock"
     running = daemon("http.unix_mode=0600", f"http.processes={processes}", bind=f"unix:{path},127.0.0.1:0")
     found = path.stat()
@@ -68,7 +68,7 @@ def test_a_unix_socket_has_its_mode_and_goes_with_the_daemon(daemon, tmp_path, p
     assert not path.exists()
 
 
-def test_what_a_killed_daemon_left_is_replaced(daemon, tmp_path):
+def test_the_socket_of_a_killed_daemon_is_replaced(daemon, tmp_path):
     path = tmp_path / "a.sock"
     running = daemon(bind=f"unix:{path},127.0.0.1:0")
     running.kill()
@@ -77,7 +77,7 @@ def test_what_a_killed_daemon_left_is_replaced(daemon, tmp_path):
     assert ask_unix(path, "GET", "/ping")[0] == 200
 
 
-def test_the_socket_of_a_living_daemon_is_left_alone(daemon, tmp_path):
+def test_the_socket_of_a_running_daemon_is_left_alone(daemon, tmp_path):
     path = tmp_path / "a.sock"
     daemon(bind=f"unix:{path},127.0.0.1:0")
     ended = serve("--bind", f"unix:{path}", "--data-dir", str(tmp_path / "other"))
@@ -86,7 +86,7 @@ def test_the_socket_of_a_living_daemon_is_left_alone(daemon, tmp_path):
     assert ask_unix(path, "GET", "/ping")[0] == 200
 
 
-def test_a_file_that_is_no_socket_is_never_removed(tmp_path):
+def test_a_file_that_is_not_a_socket_is_never_removed(tmp_path):
     path = tmp_path / "precious"
     path.write_text("kept")
     ended = serve("--bind", f"unix:{path}", "--data-dir", str(tmp_path / "data"))
@@ -106,7 +106,7 @@ def test_the_banner_of_a_daemon_on_a_unix_socket_alone_has_a_command_that_works(
     assert ask_unix(path, "GET", "/v1/namespaces/demo/topics/greetings")[0] == 200
 
 
-def test_a_start_that_fails_at_one_place_leaves_no_socket_at_another(daemon, tmp_path):
+def test_a_failed_start_at_one_address_leaves_no_socket_at_another(daemon, tmp_path):
     running = daemon(bind="127.0.0.1:0")
     port = running.address[1]
     path = tmp_path / "a.sock"
@@ -134,7 +134,7 @@ def test_the_peer_of_a_unix_socket_is_the_process_that_connected(tmp_path):
     assert (peer.address, peer.scheme) == ("unix", "http")
 
 
-def test_a_daemon_that_strangers_could_reach_does_not_start(tmp_path):
+def test_a_daemon_that_others_could_reach_does_not_start(tmp_path):
     ended = serve("--bind", "0.0.0.0:0", "--data-dir", str(tmp_path / "data"))
     assert ended.returncode == Exit.USAGE
     error, hint = ended.stderr.splitlines()
@@ -149,7 +149,7 @@ def test_a_daemon_that_strangers_could_reach_does_not_start(tmp_path):
     assert (checked.returncode, checked.stderr) == (ended.returncode, ended.stderr)
 
 
-def test_one_that_does_without_on_purpose_says_so_at_the_start_and_in_its_log(daemon, tmp_path):
+def test_an_explicitly_unprotected_daemon_says_so_at_the_start_and_in_its_log(daemon, tmp_path):
     insecure = "security.allow_insecure=authentication,tls"
     running = daemon(insecure, bind="0.0.0.0:0")
     port = running.address[1]

@@ -104,7 +104,7 @@ def test_the_banner_of_a_daemon_with_tls_and_names_has_a_command_that_works(daem
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_every_route_is_served_by_tls_and_none_without(daemon, authority, processes):
+def test_every_route_is_served_over_tls_and_none_without(daemon, authority, processes):
     running = daemon(*settings(authority), f"http.processes={processes}")
     assert running.serving["addresses"] == [f"https://127.0.0.1:{running.address[1]}"]
     context = authority.trusting()
@@ -120,7 +120,7 @@ def test_every_route_is_served_by_tls_and_none_without(daemon, authority, proces
     eventually("handshakes are counted", lambda: gauge(running, authority, "plainsong_tls_handshakes_total") >= 9)
 
 
-def test_a_unix_socket_beside_it_stays_plain(daemon, authority, tmp_path):
+def test_a_unix_socket_next_to_it_stays_plain(daemon, authority, tmp_path):
     path = tmp_path / "a.sock"
     running = daemon(*settings(authority), bind=f"unix:{path},127.0.0.1:0")
     assert [url.partition(":")[0] for url in running.serving["addresses"]] == ["unix", "https"]
@@ -161,7 +161,7 @@ def not_after(running: Daemon, authority: Authority) -> float:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_signal_looks_at_once(daemon, authority, processes):
+def test_a_signal_reloads_at_once(daemon, authority, processes):
     running = daemon(*settings(authority), "security.reload_s=0", f"http.processes={processes}")
     before = served(running, authority)
     authority.issue("server")
@@ -171,7 +171,7 @@ def test_a_signal_looks_at_once(daemon, authority, processes):
 
 
 @pytest.mark.parametrize("what", ["no pair", "expired", "not yet valid", "garbage", "gone", "readable by everybody"])
-def test_what_cannot_be_served_changes_nothing_and_is_counted(daemon, authority, tmp_path, what):
+def test_an_unusable_certificate_changes_nothing_and_is_counted(daemon, authority, tmp_path, what):
     running = daemon(*settings(authority))
     before = served(running, authority)
     certificate, key = tmp_path / "server.pem", tmp_path / "server.key"

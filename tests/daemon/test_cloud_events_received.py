@@ -36,7 +36,7 @@ class Talk:
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("lane", [True, False])
-def test_events_of_each_mode_come_back_between_other_messages(
+def test_events_of_each_mode_are_read_among_other_messages(
     daemon: Callable[..., Daemon], processes: int, lane: bool
 ) -> None:
     running = daemon(f"http.processes={processes}")

@@ -96,7 +96,7 @@ def test_the_manifests_have_only_fields_that_kubernetes_knows(manifest, version)
         kubernetes_validate.validate(document, version, strict=True)
 
 
-def test_a_field_that_kubernetes_does_not_know_would_be_found():
+def test_an_unknown_kubernetes_field_is_found():
     workload = documents(ROOT / "etc/kubernetes/plainsong.yaml")["StatefulSet"]
     workload["spec"]["template"]["spec"]["terminationGracePeriod"] = 40
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -195,7 +195,7 @@ def tokens(file: Path, *command: str) -> str:
     return subprocess.run(whole, capture_output=True, text=True, check=True, env=clean_environ()).stdout.strip()
 
 
-def test_the_stateful_set_starts_with_names_and_tls_from_its_mounts_and_is_published_to(place):
+def test_the_stateful_set_starts_with_names_and_tls_from_its_mounts_and_accepts_a_publish(place):
     found = documents(ROOT / "etc/kubernetes/plainsong.yaml")
     pod = Pod(place, found["StatefulSet"])
     authority = Authority(place)
@@ -234,7 +234,7 @@ def test_the_stateful_set_starts_with_names_and_tls_from_its_mounts_and_is_publi
         assert daemon.stop() == Exit.OK
 
 
-def test_the_daemon_of_the_stateful_set_would_not_take_a_key_that_everybody_may_read(place):
+def test_the_daemon_of_the_stateful_set_refuses_a_key_that_everyone_may_read(place):
     found = documents(ROOT / "etc/kubernetes/plainsong.yaml")
     pod = Pod(place, found["StatefulSet"])
     modes = {
@@ -257,7 +257,7 @@ def test_the_daemon_of_the_stateful_set_would_not_take_a_key_that_everybody_may_
     daemon.end()
 
 
-def test_the_example_for_trying_says_what_it_does_without_and_is_published_to(place):
+def test_the_trial_example_names_what_it_lacks_and_accepts_a_publish(place):
     manifest = ROOT / "etc/kubernetes/trying.yaml"
     assert manifest.read_text(encoding="utf-8").startswith("# FOR TRYING ALONE")
     pod = Pod(place, documents(manifest)["Deployment"])
@@ -271,7 +271,7 @@ def test_the_example_for_trying_says_what_it_does_without_and_is_published_to(pl
         assert daemon.stop() == Exit.OK
 
 
-def test_the_image_does_not_start_before_it_is_told_who_may_do_what(place):
+def test_the_image_does_not_start_without_grants(place):
     environ = {name: value.replace("/data", str(place)) for name, value in image_environ().items()}
     program = [str(PLAINSONG.with_name("plainsong-server")), *json.loads(last("CMD"))]
     done = subprocess.run(

@@ -62,7 +62,7 @@ def filled(tmp_path_factory):
     return directory, made
 
 
-def test_a_deployment_is_the_same_behind_a_copy_that_was_killed_on_the_way(filled, tmp_path):
+def test_a_deployment_is_the_same_after_a_copy_that_was_killed_on_the_way(filled, tmp_path):
     directory, made = filled
     words = ("--from", f"leveldb:{directory}", "--to", f"leveldb:{tmp_path / 'other'}")
     assert killed_while("copying", *words) == -signal.SIGKILL
@@ -82,21 +82,21 @@ def test_a_deployment_is_the_same_behind_a_copy_that_was_killed_on_the_way(fille
     assert "orders" in copy(*words, "--verify-only", code=1).stderr
 
 
-def test_ctrl_c_ends_it_with_its_code_and_it_goes_on_later(filled, tmp_path):
+def test_ctrl_c_ends_it_with_its_code_and_it_continues_later(filled, tmp_path):
     directory, _ = filled
     words = ("--from", f"leveldb:{directory}", "--to", f"leveldb:{tmp_path / 'other'}")
     assert killed_while("copying", *words, by=signal.SIGINT) == Exit.INTERRUPTED
     assert "both sides are the same" in copy(*words).stdout
 
 
-def test_a_dry_run_says_what_would_be_copied_and_makes_nothing(filled, tmp_path):
+def test_a_dry_run_reports_what_would_be_copied_and_creates_nothing(filled, tmp_path):
     directory, _ = filled
     done = copy("--from", f"leveldb:{directory}", "--to", f"leveldb:{tmp_path / 'none'}", "--dry-run")
     assert "default:orders" in done.stdout
     assert not (tmp_path / "none").exists()
 
 
-def test_a_store_that_a_daemon_holds_is_refused_with_its_process(tmp_path):
+def test_a_store_in_use_is_refused_with_its_process(tmp_path):
     with Daemon(tmp_path / "data"):
         done = copy("--from", f"leveldb:{tmp_path / 'data'}", "--to", f"leveldb:{tmp_path / 'new'}", code=3)
     assert "is in use by process" in done.stderr
@@ -112,5 +112,5 @@ def test_a_store_that_a_daemon_holds_is_refused_with_its_process(tmp_path):
         ("leveldb:same", "leveldb:same", "the same store", 2),
     ],
 )
-def test_stores_that_cannot_be_meant_are_refused(source, target, says, code):
+def test_unusable_stores_are_refused(source, target, says, code):
     assert says in copy("--from", source, "--to", target, code=code).stderr

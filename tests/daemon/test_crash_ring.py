@@ -121,12 +121,12 @@ async def check_all(daemon: Daemon, topic: str, history: History) -> None:
     assert outcomes["acknowledged"] > 0
 
 
-async def test_a_topic_made_anew_between_kills_never_shows_its_past(tmp_path):
+async def test_a_topic_recreated_between_kills_never_shows_its_past(tmp_path):
     await reborn(tmp_path, SEED, cycles=6)
 
 
 @pytest.mark.torture
-async def test_a_topic_made_anew_between_many_kills_never_shows_its_past(tmp_path):
+async def test_a_topic_recreated_between_many_kills_never_shows_its_past(tmp_path):
     await reborn(tmp_path, SEED, cycles=200)
 
 

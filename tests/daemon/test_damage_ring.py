@@ -202,7 +202,7 @@ def test_rows_are_set_aside_whole_or_not_at_all_whenever_the_daemon_is_killed(tm
         daemon.stop()
 
 
-def test_what_a_scrub_has_found_outlives_a_kill_in_the_middle_and_nothing_is_moved(tmp_path, damaged):
+def test_findings_of_a_scrub_survive_a_kill_in_the_middle_and_nothing_is_moved(tmp_path, damaged):
     slow = Daemon(damaged.copied(tmp_path / "data"), *SETTINGS, "storage.scrub_bytes_per_s=16KiB")
     for _ in range(2):
         with slow:
@@ -229,7 +229,7 @@ def test_what_a_scrub_has_found_outlives_a_kill_in_the_middle_and_nothing_is_mov
         check_done(daemon, damaged)
 
 
-def test_a_full_disk_keeps_the_rows_where_they_are_and_the_scrub_goes_on(tmp_path, damaged):
+def test_a_full_disk_keeps_the_rows_where_they_are_and_the_scrub_continues(tmp_path, damaged):
     settings = (*SETTINGS, "storage.min_free_bytes=0")
     with small_disk(tmp_path / "disk", 32) as disk, Daemon(damaged.copied(disk / "data"), *settings) as daemon:
         ballast = leave_free(disk, 24 << 10)
@@ -252,7 +252,7 @@ def test_a_full_disk_keeps_the_rows_where_they_are_and_the_scrub_goes_on(tmp_pat
         check_done(daemon, damaged)
 
 
-def test_a_backup_names_what_it_cannot_read_and_with_a_flag_has_all_the_rest(damaged, tmp_path):
+def test_a_backup_names_unreadable_rows_and_with_a_flag_has_all_the_rest(damaged, tmp_path):
     folder = tmp_path / "backups"
     with Daemon(damaged.copied(tmp_path / "data"), *SETTINGS) as daemon:
         failed = backup("create", folder, "--url", url_of(daemon), code=Exit.UNAVAILABLE)
@@ -281,7 +281,7 @@ def test_a_backup_names_what_it_cannot_read_and_with_a_flag_has_all_the_rest(dam
         assert publish(daemon.address, "t", b"new").first_id.hex() > later
 
 
-def test_a_topic_that_damage_keeps_from_being_loaded_is_served_again_from_a_backup_of_all_the_rest(tmp_path):
+def test_a_topic_that_cannot_be_loaded_for_damage_is_served_again_from_a_backup_of_the_rest(tmp_path):
     random = Random(1)
     # A snapshot of producers is a checkpoint too: none may be written while the messages are published.
     with Daemon(tmp_path / "data", *SETTINGS, "deduplication.snapshot_interval_s=3600") as daemon:

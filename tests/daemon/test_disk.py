@@ -122,7 +122,7 @@ def fault(tmp_path: Path, injection: str) -> list[str]:
 
 
 @pytest.mark.parametrize("when", ["when=18", "when=20..22"])
-def test_a_disk_that_fails_to_sync_is_never_an_acknowledgement(tmp_path, when):
+def test_a_failed_sync_is_never_acknowledged(tmp_path, when):
     """strace counts the syncs of each thread; the first fourteen belong to opening."""
     wrapper = fault(tmp_path, f"fdatasync:error=EIO:{when}")
     with Daemon(tmp_path / "data", "storage.min_free_bytes=0", wrapper=wrapper) as running:
@@ -165,7 +165,7 @@ def syncs_of(thread: int, trace: Path) -> int:
 
 
 @pytest.mark.parametrize(("setting", "held_up"), [("0.5", 1), ("0", 0)])
-def test_a_disk_that_stalls_holds_up_other_requests_once_and_none_where_a_thread_writes_all(tmp_path, setting, held_up):
+def test_a_stalled_disk_holds_up_other_requests_once_and_none_if_a_thread_writes_everything(tmp_path, setting, held_up):
     """Each sync of a thread stalls from the thirtieth on.
 
     strace counts and times them, so that a busy machine does not look like a stalling disk to the test. It may to the

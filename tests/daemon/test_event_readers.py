@@ -57,7 +57,7 @@ def test_curl_follows_a_topic_until_the_daemon_leaves(daemon: Daemon) -> None:
     assert reader.returncode == 0, "the answer was complete"
 
 
-def test_a_reader_that_leaves_leaves_nothing_behind(daemon: Daemon) -> None:
+def test_a_reader_that_leaves_frees_everything_it_held(daemon: Daemon) -> None:
     with curl(daemon) as reader:
         assert reader.stdout is not None
         reader.stdout.readline()

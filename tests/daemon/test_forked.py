@@ -30,7 +30,7 @@ def test_a_forked_daemon_is_a_process_of_its_own_and_ends_like_one(daemon, tmp_p
     assert not Path(f"/proc/{other.pid}").exists()
 
 
-def test_what_a_daemon_draws_by_chance_as_it_is_imported_is_not_what_its_siblings_drew(daemon, tmp_path):
+def test_random_values_drawn_during_imports_differ_between_forked_daemons(daemon, tmp_path):
     both = [daemon(data_dir=tmp_path / name) for name in ("one", "other")]
     assert all(map(is_forked, both))
     ids = [ask(each.address, "GET", "/ping").headers["x-request-id"] for each in both]
@@ -62,7 +62,7 @@ def test_a_forked_daemon_that_cannot_start_ends_with_the_code_and_the_words_of_t
 
 
 @pytest.mark.parametrize("options", [{"environ": {"LC_TIME": "C"}}, {"wrapper": ["env"]}, {"forked": False}])
-def test_what_a_process_would_see_as_it_starts_has_a_process_of_its_own(daemon, options):
+def test_what_depends_on_the_start_of_a_process_runs_in_a_process_of_its_own(daemon, options):
     running = daemon(**options)
     assert not is_forked(running)
     assert str(PLAINSONG).encode() in cmdline(running)
@@ -88,7 +88,7 @@ def test_a_file_of_python_runs_as_the_main_program_with_what_it_asked_for_import
             pipe.close()
 
 
-def test_a_program_that_is_killed_is_known_to_have_been_and_says_where_it_was_told_to(tmp_path):
+def test_a_killed_program_has_the_exit_code_of_the_signal_and_writes_to_the_given_output(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("import time\nprint('here', flush=True)\ntime.sleep(3600)\n")
     with (tmp_path / "said").open("wb") as said:

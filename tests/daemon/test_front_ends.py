@@ -89,7 +89,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield one
 
 
-def test_all_of_it_is_one_daemon_that_counts_every_request_once(running):
+def test_front_ends_are_one_daemon_that_counts_every_request_once(running):
     assert len(running.children()) == 2
     create(running.address, "t")
     for number in range(20):  # each on a new connection, which either front end may accept
@@ -128,7 +128,7 @@ def test_a_poll_whose_client_leaves_is_held_no_longer(running):
     eventually("it is not any more", lambda: metric(running.address, "plainsong_parked_polls") == 0)
 
 
-def test_a_front_end_that_is_killed_comes_back_and_the_others_go_on(daemon):
+def test_a_killed_front_end_is_started_again_and_the_others_continue(daemon):
     running = daemon(FRONT_ENDS)
     create(running.address, "t")
     publishers = [Publisher(running.address, f"p{number}") for number in range(6)]
@@ -205,7 +205,7 @@ def test_a_front_end_whose_parent_has_ended_already_does_not_begin():
     assert "has ended" in found.stderr
 
 
-def test_a_front_end_that_is_lost_in_what_it_does_ends_by_its_alarm():
+def test_a_stuck_front_end_is_ended_by_its_alarm():
     lost = (
         "import sys; from broker.front import __main__ as m; m.LEAVE_S = 1; m.watch_parent(int(sys.argv[1])); print(1)"
     )
@@ -237,7 +237,7 @@ def test_a_client_is_refused_until_it_is_answered(tmp_path):
         running.end()
 
 
-def test_a_client_that_keeps_asking_while_the_daemon_leaves_is_answered_to_the_last(daemon):
+def test_a_client_that_keeps_asking_while_the_daemon_stops_is_answered_to_the_last(daemon):
     running = daemon(FRONT_ENDS)
     create(running.address, "t")
     body = b'{"messages": ["x"]}'
@@ -295,7 +295,7 @@ def is_front_end(pid: int) -> bool:
     return False
 
 
-def test_nobody_else_gets_the_address(running, daemon, tmp_path):
+def test_no_other_process_can_take_the_address(running, daemon, tmp_path):
     """A shared address would let a second daemon in, and split the clients between them."""
     taken = f"127.0.0.1:{running.address[1]}"
     for setting in (FRONT_ENDS, "http.processes=1"):

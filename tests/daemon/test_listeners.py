@@ -126,7 +126,7 @@ def test_every_hot_request_is_answered_alike(listeners):
 
 
 @pytest.mark.parametrize("content_type", CODECS)
-def test_both_doors_took_the_same_publishes(listeners, content_type):
+def test_both_listeners_accepted_the_same_publishes(listeners, content_type):
     """After the fuzz and one more publish each, both have the same messages, with ids of their own."""
     one, other, _ = listeners
     codec = CODECS[content_type]
@@ -144,7 +144,7 @@ def test_both_doors_took_the_same_publishes(listeners, content_type):
     assert scratches[0][-2:] == [b"from both", b""]
 
 
-def test_receipts_of_both_doors_differ_in_ids_only(listeners):
+def test_receipts_of_both_listeners_differ_in_ids_only(listeners):
     one, other, _ = listeners
     for headers in ({"Content-Type": name} for name in CODECS):
         answers = [publish_answer(listener, headers) for listener in (one, other)]

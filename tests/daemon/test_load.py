@@ -75,7 +75,7 @@ async def test_a_thousand_parked_polls_cost_nothing_and_wake_at_once(daemon):
     assert delays_s[-1] < 30  # they had a minute
 
 
-async def test_clients_that_go_away_free_what_they_held(daemon):
+async def test_clients_that_leave_free_what_they_held(daemon):
     running = daemon()
     create(running.address, "t")
     sockets = await trio.to_thread.run_sync(settled_sockets, running)
@@ -147,7 +147,7 @@ def test_clients_that_send_slowly_or_never_read_are_cut_while_others_are_served(
     assert len(read_all(running.address, "t")) == 50
 
 
-async def test_a_full_mailbox_says_try_later_and_what_was_refused_never_happened(daemon):
+async def test_a_full_mailbox_asks_to_retry_and_refused_requests_never_happened(daemon):
     running = daemon("topic.mailbox_requests=1")
     create(running.address, "t")
     answers: dict[bytes, Answer] = {}
@@ -172,7 +172,7 @@ async def test_a_full_mailbox_says_try_later_and_what_was_refused_never_happened
     assert {payload for _, payload in read_all(running.address, "t")} == taken
 
 
-def test_more_messages_than_a_millisecond_holds_in_one_request(daemon):
+def test_one_request_may_have_more_messages_than_a_millisecond_holds(daemon):
     running = daemon()
     create(running.address, "t")
     sent = [b"%d" % number for number in range(70_000)]
@@ -213,7 +213,7 @@ async def test_a_body_over_the_bound_is_refused_before_it_is_sent_or_held(daemon
 @pytest.mark.skipif(
     shutil.which("prlimit") is None, reason="NOT TESTED: few open files, since prlimit is not installed"
 )
-def test_more_connections_than_open_files_are_refused_and_the_daemon_stays_and_says_so(daemon):
+def test_connections_over_the_descriptor_limit_are_refused_and_the_daemon_stays_and_says_so(daemon):
     running = daemon(wrapper=["prlimit", "--nofile=128:128"])
     create(running.address, "t")
     publish(running.address, "t", b"before")

@@ -70,7 +70,7 @@ def device_without_room() -> Iterator[int]:
         (device_without_room, "plainsong_log_lines_failed_total"),
     ],
 )
-def test_an_output_that_takes_nothing_costs_no_message(tmp_path, output, lost):
+def test_a_blocked_output_costs_no_message(tmp_path, output, lost):
     with output() as stdout:
         bind = f"127.0.0.1:{free_port()}"
         with Daemon(tmp_path / "data", *CHATTY, "shutdown.drain_s=3600", bind=bind, stdout=stdout) as running:
@@ -85,7 +85,7 @@ def test_an_output_that_takes_nothing_costs_no_message(tmp_path, output, lost):
             assert time.monotonic() - begun < PATIENCE_S  # it would be an hour if the exit waited
 
 
-def test_a_pipe_closed_while_it_runs_costs_no_message(tmp_path):
+def test_an_output_pipe_closed_at_run_time_costs_no_message(tmp_path):
     reading, writing = os.pipe()
     bind = f"127.0.0.1:{free_port()}"
     with Daemon(tmp_path / "data", *CHATTY, bind=bind, stdout=writing) as running:
@@ -98,7 +98,7 @@ def test_a_pipe_closed_while_it_runs_costs_no_message(tmp_path):
         assert running.stop() == 0
 
 
-def test_scrapers_that_never_read_hurt_nobody_and_do_not_hold_the_exit(daemon):
+def test_scrapers_that_never_read_disturb_nothing_and_do_not_delay_the_exit(daemon):
     running = daemon("shutdown.drain_s=1")
     create(running.address, "t")
     request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -150,7 +150,7 @@ def test_metrics_are_prometheus_text_with_base_units_and_bounded_labels(daemon):
 @pytest.mark.skipif(
     shutil.which("promtool") is None, reason="NOT TESTED: promtool is not installed (package prometheus)"
 )
-def test_promtool_finds_nothing_to_say_about_the_metrics(daemon):
+def test_promtool_accepts_the_metrics(daemon):
     running = daemon()
     create(running.address, "t")
     publish(running.address, "t", b"x")

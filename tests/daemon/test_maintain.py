@@ -43,7 +43,7 @@ def events(done) -> dict[str, dict]:
     return {event["event"]: event for event in map(json.loads, done.stdout.splitlines())}
 
 
-def test_it_says_what_waits_who_removes_it_and_that_nothing_was_done(daemon, client, tmp_path):
+def test_it_prints_what_is_due_and_who_removes_it_and_that_nothing_was_done(daemon, client, tmp_path):
     client.create_topic("short", ttl_s=1)
     client.publish("short", [b"a", b"b", b"c"])
     eventually("they expire", lambda: not client.admin.stats("short")["messages"])
@@ -58,7 +58,7 @@ def test_it_says_what_waits_who_removes_it_and_that_nothing_was_done(daemon, cli
     assert plan.uncleaned(client, "short").expired == 3
 
 
-def test_the_plan_is_shown_part_by_part_and_for_programs_in_whole_keys(daemon, client):
+def test_the_plan_is_printed_part_by_part_and_for_programs_in_whole_keys(daemon, client):
     client.create_topic("twice")
     client.admin.delete_topic("twice")
     client.create_topic("twice")
@@ -72,12 +72,12 @@ def test_the_plan_is_shown_part_by_part_and_for_programs_in_whole_keys(daemon, c
     assert (end["store"], end["done"], found["end"]["exit"]) == ("leveldb", False, 0)
 
 
-def test_a_topic_that_is_not_there_ends_it_with_the_nearest(daemon, client):
+def test_a_missing_topic_ends_it_with_the_nearest_name(daemon, client):
     client.create_topic("there", if_not_exists=True)
     assert "did you mean" in maintained(daemon, "ther", code=4).stderr
 
 
-def test_a_topic_made_anew_meanwhile_voids_what_was_planned_for_it(client, monkeypatch):
+def test_recreating_a_topic_voids_its_plan(client, monkeypatch):
     client.create_topic("changing")
     limits = plan.limits_of(client, "changing")
 
@@ -96,14 +96,14 @@ def test_a_topic_made_anew_meanwhile_voids_what_was_planned_for_it(client, monke
         plan.check_unchanged(client, limits)
 
 
-def test_a_store_that_it_does_not_know_ends_it_before_anything_is_asked(daemon, monkeypatch):
+def test_an_unknown_store_ends_it_before_any_request(daemon, monkeypatch):
     monkeypatch.setattr(command, "store_kind", lambda client: "elsewhere")
     done = CliRunner().invoke(command.maintain, ["--url", url(daemon), "-n", "shop"])
     assert isinstance(done.exception, CommandFailed)
     assert (done.exception.code, "'elsewhere'" in done.exception.message) == (Exit.USAGE, True)
 
 
-def test_it_is_reached_as_a_job_of_the_pipeline_too(daemon, client):
+def test_it_can_be_run_as_a_job_of_the_pipeline_too(daemon, client):
     client.create_topic("reached", if_not_exists=True)
     words = ["--url", url(daemon), "-n", "shop", "--conf", "spark.executor.memory=1g", "reached"]
     job = run_plainsong("pipeline", "run", "--master", "local[2]", "--json", "maintain", *words)

@@ -58,7 +58,7 @@ def weigh(daemon):
 @pytest.mark.parametrize(
     ("names", "strangers"), [(1_500, 3_000), pytest.param(5_000, 50_000, marks=pytest.mark.torture)]
 )
-def test_memory_stays_flat_with_thousands_of_names_and_any_number_of_strangers(tmp_path, names, strangers):
+def test_memory_stays_flat_with_thousands_of_names_and_any_number_of_anonymous_clients(tmp_path, names, strangers):
     source = random.Random(16)
     tokens = [new_token(source.choice) for _ in range(names)]
     entries = [TokenEntry(id_of(hash_of(each)), f"n{at}", hash_of(each), 0, None) for at, each in enumerate(tokens)]

@@ -117,7 +117,7 @@ def test_no_token_is_in_the_log_or_on_the_disk(daemon):
 EVERY_NAME = '[[grant]]\nto = ["*"]\nverbs = ["inspect"]\non = ["service"]\n'
 
 
-def test_whoever_has_no_name_has_not_what_every_name_has(daemon):
+def test_a_request_without_a_name_has_no_grants_of_every_name(daemon):
     (daemon.folder / "grants.toml").write_text(GRANTS + EVERY_NAME)
     daemon.signal(signal.SIGHUP)
     shop, nobody = Caller(daemon, daemon.tokens["shop"]), Caller(daemon, None)
@@ -126,7 +126,7 @@ def test_whoever_has_no_name_has_not_what_every_name_has(daemon):
     assert "transactions" in shop.ask("GET", "/readyz")[1]
 
 
-def test_open_metrics_ask_for_no_name_and_those_of_topics_do(daemon):
+def test_open_metrics_need_no_name_and_those_of_topics_do(daemon):
     anybody, shop = Caller(daemon, None), Caller(daemon, daemon.tokens["shop"])
     assert [each.ask("GET", "/metrics")[0] for each in (anybody, shop)] == [200, 200]
     assert [each.ask("GET", "/metrics/topics")[0] for each in (anybody, shop)] == [401, 403]
@@ -149,7 +149,7 @@ def test_credentials_and_missing_verbs_are_counted(daemon):
     eventually("they are counted", are_counted)
 
 
-def test_a_page_of_another_site_is_in_the_audit(daemon):
+def test_a_request_from_a_page_of_another_site_is_in_the_audit(daemon):
     operator, page = Caller(daemon, daemon.tokens["operator"]), Caller(daemon, None)
     page.headers = {"Origin": "https://evil.example"}
     assert page.ask("POST", f"{ORDERS}/publish", {"messages": ["m"]})[0] == 403
@@ -182,7 +182,7 @@ def provided(daemon):
     return daemon
 
 
-def test_a_providers_token_that_ends_is_refused_on_open_connections_and_in_parked_polls(provided):
+def test_an_expired_token_of_a_provider_is_refused_on_open_connections_and_in_parked_polls(provided):
     operator = Caller(provided, provided.tokens["operator"])
     assert operator.ask("PUT", ORDERS)[0] == 200
     ends_s = int(time.time()) + 8  # enough for one publish

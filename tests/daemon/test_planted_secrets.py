@@ -373,7 +373,7 @@ def _look_into_the_bundle(site, at):
     assert len(names) > 3
 
 
-def test_no_secret_comes_out_anywhere(site):
+def test_no_secret_leaks_anywhere(site):
     for topic in ("t", "kept"):
         assert site.ask("a topic", "PUT", f"/v1/namespaces/ns/topics/{topic}", body=b"{}")[0] == 200
     plant_in_messages(site)

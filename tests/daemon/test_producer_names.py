@@ -62,7 +62,7 @@ def test_a_producer_of_any_name_is_found_again_at_every_route(address: tuple[str
         assert json.loads(call(address, "GET", f"{TOPIC}/producers").body)["count"] == left
 
 
-def test_a_name_that_is_no_utf_8_is_refused_at_every_route(address: tuple[str, int]) -> None:
+def test_a_name_that_is_not_utf_8_is_refused_at_every_route(address: tuple[str, int]) -> None:
     for sent in NOT_UTF_8:
         for method in ("PUT", "GET", "DELETE"):
             refused = call(address, method, f"{TOPIC}/producers/{sent}")

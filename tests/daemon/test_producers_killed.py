@@ -38,7 +38,7 @@ def test_what_was_acknowledged_before_a_kill_is_a_duplicate_after_it(daemon):
     assert len(read_all(running.address, "t")) == 3
 
 
-def test_what_a_namespace_says_survives_a_kill(daemon):
+def test_properties_of_a_namespace_survive_a_kill(daemon):
     running = daemon()
     path = "/v1/namespaces/ring/properties"
     ask(running.address, "PUT", path, json_body({"deduplication": "disabled"}))

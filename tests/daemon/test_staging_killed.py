@@ -28,7 +28,7 @@ def texts(address) -> list[str]:
     return [payload.decode() for _, payload in read_all(address, "t")]
 
 
-def test_what_was_staged_before_a_kill_is_published_after_it_and_only_once(daemon):
+def test_messages_staged_before_a_kill_are_published_after_it_and_only_once(daemon):
     running = daemon()
     create(running.address, "t")
     assert store(running.address, "a", [0, 1], ["one", "two"]).status == 200
@@ -47,7 +47,7 @@ def test_what_was_staged_before_a_kill_is_published_after_it_and_only_once(daemo
     assert texts(running.address) == ["one", "two", "three"]
 
 
-def test_a_job_that_repeats_what_got_lost_publishes_each_batch_once(daemon):
+def test_a_job_that_repeats_lost_requests_publishes_each_batch_once(daemon):
     """It stores and publishes without a pause while the daemon is killed, and repeats each request until answered."""
     running = daemon("deduplication.snapshot_entries=7", bind=free_address())
     create(running.address, "t")

@@ -32,7 +32,7 @@ LONG_DRAIN = "shutdown.drain_s=3600"
 SOON_S = PATIENCE_S
 
 
-def test_port_0_is_a_free_port_that_is_reported_with_what_else_counts(daemon, tmp_path):
+def test_port_0_is_a_free_port_that_is_reported_with_the_other_settings(daemon, tmp_path):
     running = daemon(forked=False)
     assert running.address[1] != 0
     assert ask(running.address, "GET", "/ping").body.strip() == b"OK"
@@ -41,7 +41,7 @@ def test_port_0_is_a_free_port_that_is_reported_with_what_else_counts(daemon, tm
     assert "kill -9" in running.serving["durability"]
 
 
-def test_the_banner_says_where_what_and_how_safe(daemon, tmp_path):
+def test_the_banner_shows_address_store_and_durability(daemon, tmp_path):
     running = daemon("log.format=text", stdout=subprocess.PIPE)
     banner = [running.stdout.readline().decode().rstrip() for _ in range(6)]
     address = banner[0].removeprefix(f"plainsong {__version__} listens on http://")
@@ -58,7 +58,7 @@ def test_the_banner_says_where_what_and_how_safe(daemon, tmp_path):
 
 
 @pytest.mark.parametrize("attempt", range(3))
-def test_whoever_keeps_asking_while_the_daemon_leaves_is_answered_to_the_last(daemon, attempt):
+def test_a_client_that_keeps_asking_until_the_daemon_has_stopped_is_answered_to_the_last(daemon, attempt):
     running = daemon(LONG_DRAIN)
     create(running.address, "busy")
     path, body = topic_path("busy", "/publish").encode(), b'{"messages": ["x"]}'
@@ -80,7 +80,7 @@ def test_whoever_keeps_asking_while_the_daemon_leaves_is_answered_to_the_last(da
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_parked_polls_are_answered_and_the_daemon_leaves_at_once(daemon, number):
+async def test_parked_polls_are_answered_and_the_daemon_stops_at_once(daemon, number):
     running = daemon(LONG_DRAIN)
     create(running.address, "quiet")
     call = poll_call("quiet", PollRequest(), "avro", wait_ms=60_000)
@@ -125,7 +125,7 @@ def test_a_second_signal_ends_it_at_once(daemon):
         assert running.wait() == 128 + signal.SIGTERM
 
 
-def test_what_was_published_before_sigterm_is_there_after_it(daemon):
+def test_messages_published_before_sigterm_survive_it(daemon):
     running = daemon(forked=False)
     create(running.address, "t")
     receipt = publish(running.address, "t", b"one", b"two")
@@ -206,7 +206,7 @@ def test_a_read_only_directory_is_refused(tmp_path):
         assert "hint: " in error
 
 
-def test_the_service_manager_is_told(daemon, tmp_path):
+def test_the_service_manager_is_notified(daemon, tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(PATIENCE_S)
@@ -268,7 +268,7 @@ def test_a_daemon_killed_while_it_makes_its_directory_can_start_there(daemon, tm
             publish(running.address, "t", b"x")
 
 
-def test_a_directory_that_is_a_file_is_said(tmp_path):
+def test_a_file_in_place_of_the_directory_is_reported(tmp_path):
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(DaemonEnded, match="is a file"), Daemon(tmp_path / "file", forked=False):
         pass

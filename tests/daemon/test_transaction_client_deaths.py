@@ -97,7 +97,7 @@ async def die_before_each(daemon, plot, end, first):
     assert last > first + 3
 
 
-async def test_a_client_dies_before_each_of_its_requests(tmp_path):
+async def test_transactions_of_clients_that_die_before_any_request_are_whole_or_absent(tmp_path):
     plot = Plot()
     async with watched(tmp_path, plot) as daemon, trio.open_nursery() as nursery:
         nursery.start_soon(die_before_each, daemon, plot, "commit", 1)
@@ -117,7 +117,7 @@ async def die_waiting(daemon, plot, mark, end):
         assert not note(plot, name, began_s, said.decode())
 
 
-async def test_a_client_dies_while_it_waits_for_an_answer(tmp_path):
+async def test_transactions_of_clients_that_die_waiting_for_an_answer_end_in_one_state(tmp_path):
     plot = Plot()
     async with watched(tmp_path, plot, aborting=False) as daemon:
         for mark in (b"/store", b"/publish", b"/commit"):

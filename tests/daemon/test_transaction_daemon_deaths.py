@@ -145,19 +145,19 @@ async def harness(tmp_path):
 
 
 @pytest.mark.parametrize(("call", "when"), [BEFORE, BEFORE_THE_SYNC], ids=["before it writes", "before it syncs"])
-async def test_a_daemon_killed_in_each_step_of_a_commit(harness, call, when):
+async def test_a_daemon_killed_in_any_step_of_a_commit_leaves_a_transaction_whole_or_absent(harness, call, when):
     for step in STEPS:
         assert await harness.live_and_die(step, call, when)
 
 
-async def test_a_daemon_killed_in_each_write_of_an_abort(harness):
+async def test_a_daemon_killed_in_any_write_of_an_abort_leaves_nothing_visible(harness):
     for when in range(1, 20):
         if not await harness.live_and_die("abort", "fdatasync", when):
             break
     assert 3 < when < 19, "it marks the abort, rolls back in the topics, and decides"
 
 
-async def test_a_daemon_killed_in_the_middle_of_storing_many_messages(harness):
+async def test_a_daemon_killed_while_it_stores_many_messages_leaves_a_transaction_whole_or_absent(harness):
     assert await harness.live_and_die("store", *IN_THE_MIDDLE, stored=MANY)
     assert not await harness.live_and_die("nothing", *BEFORE, stored=MANY)
 

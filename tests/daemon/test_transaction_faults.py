@@ -51,7 +51,7 @@ async def begun(talk, plot, name, timeout_s=LONG_S):
     return work
 
 
-async def test_a_disk_that_is_full_while_transactions_are_published_and_committed(tmp_path):
+async def test_transactions_stay_whole_while_the_disk_is_full(tmp_path):
     settings = ("storage.min_free_bytes=0", "storage.write_buffer_bytes=65536", "retention.interval_s=0.2")
     with small_disk(tmp_path / "disk", 32) as disk, Daemon(disk / "data", *settings) as daemon:
         plot = Plot()
@@ -89,7 +89,7 @@ async def test_a_disk_that_is_full_while_transactions_are_published_and_committe
 
 
 @pytest.mark.skipif(not test_clock._LIBRARIES, reason="NOT TESTED: wrong clocks, since libfaketime is not installed")
-async def test_a_clock_an_hour_back_or_ahead_after_a_kill(tmp_path):
+async def test_transactions_stay_whole_when_the_clock_is_an_hour_back_or_ahead_after_a_kill(tmp_path):
     plot, left = Plot(), []
     for ahead_s in (0, -test_clock.HOUR_S, test_clock.HOUR_S, 0):
         with Daemon(tmp_path / "data", environ=test_clock.clock(ahead_s)) as daemon:

@@ -78,7 +78,7 @@ def test_a_healthy_history_has_no_anomaly(story):
     assert story.kinds() == set()
 
 
-def test_what_a_transaction_published_without_an_answer_may_be_there_whole(story):
+def test_an_unanswered_publish_of_a_transaction_may_be_present_whole(story):
     story.requests[3].outcome = "unknown"
     story.requests[4].outcome = "unknown"
     assert story.kinds() == set()
@@ -95,17 +95,17 @@ def test_a_message_is_dirty_before_its_commit_is_asked_for(story):
     assert story.kinds() == {"dirty"}
 
 
-def test_a_committed_transaction_is_not_passed_over(story):
+def test_a_reader_that_skips_a_committed_transaction_passed_it_over(story):
     story.page("a", "plain", "behind")
     assert "passed over" in story.kinds()
 
 
-def test_nor_by_the_position_a_reader_is_given(story):
+def test_a_reader_whose_position_skips_a_committed_transaction_passed_it_over(story):
     story.page("a", "plain", end="more", through=story.logs["a"][3][0])
     assert story.kinds() == {"passed over"}
 
 
-def test_an_uncommitted_reader_passes_nothing_and_invents_nothing(story):
+def test_an_uncommitted_reader_may_neither_pass_over_nor_invent_messages(story):
     story.page("a", "plain", "T1", "T3", "behind", transactional=False)
     assert story.kinds() == {"passed over"}
     story.pages = [replace(story.page("a", "plain", end="more", transactional=False), topic="b")]
@@ -134,19 +134,19 @@ def test_a_part_of_a_request_is_torn_for_uncommitted_readers(story):
     assert story.kinds() == {"torn"}
 
 
-def test_what_one_reader_saw_another_who_asks_later_is_late_not_to_get(story):
+def test_a_message_seen_by_one_reader_and_missing_for_a_later_one_is_late(story):
     story.committed.committed_s = 100
     story.page("a", "plain", "T1", at_s=9.2, end="held", held_by=2)
     story.page("b", "plain", at_s=9.4)
     assert story.kinds() == {"late"}
 
 
-def test_plain_messages_that_were_acknowledged_are_late_when_they_are_missing(story):
+def test_acknowledged_plain_messages_that_are_missing_are_late(story):
     story.page("a")
     assert story.kinds() == {"late"}
 
 
-def test_whoever_is_held_by_a_decided_transaction_is_held_for_ever(story):
+def test_a_hold_by_a_decided_transaction_is_endless(story):
     story.page("a", "plain", at_s=11, end="held", held_by=1)
     assert story.kinds() == {"held for ever"}
     story.pages.clear()
@@ -154,7 +154,7 @@ def test_whoever_is_held_by_a_decided_transaction_is_held_for_ever(story):
     assert story.kinds() == {"held for ever"}
 
 
-def test_a_hold_is_over_soon_after_the_time_out(story):
+def test_a_hold_ends_soon_after_the_timeout(story):
     over_s = (story.invalid.expires_ms + GRACE_MS) / 1000
     story.page("a", "plain", "T1", at_s=over_s - 1, end="held", held_by=3)
     assert story.kinds() == set()
@@ -168,12 +168,12 @@ def test_a_hold_in_a_snapshot_that_was_made_in_time_lasts_as_long_as_the_snapsho
     assert story.kinds() == set()
 
 
-def test_whoever_is_held_by_nobody_is_held_for_ever(story):
+def test_a_hold_by_no_transaction_is_endless(story):
     story.page("a", "plain", "T1", at_s=9.5, end="held", held_by=4711)
     assert story.kinds() == {"held for ever"}
 
 
-def test_a_transaction_that_is_in_progress_in_the_end_holds_for_ever(story):
+def test_a_transaction_that_is_in_progress_at_the_end_holds_forever(story):
     story.invalid.state = "in_progress"
     assert story.kinds() == {"held for ever"}
 
@@ -186,7 +186,7 @@ def test_a_page_out_of_order_is_unordered(story):
     assert story.kinds() == {"unordered"}
 
 
-def test_what_was_told_is_what_is(story):
+def test_reported_outcomes_are_the_final_states(story):
     story.committed.state = "invalid"
     assert "lost" in story.kinds()
     story.committed.state = "committed"
@@ -204,7 +204,7 @@ def test_acknowledged_messages_that_are_gone_are_lost_and_torn_when_only_some_ar
     assert story.kinds() == {"torn"}
 
 
-def test_refused_messages_that_are_there_are_resurrected(story):
+def test_refused_messages_that_are_present_are_resurrected(story):
     story.requests[0].outcome = "refused"
     assert story.kinds() == {"resurrected"}
 
@@ -214,7 +214,7 @@ def turned(story, name):
     return [(i, p, -pointer if p.startswith(name.encode()) else pointer) for i, p, pointer in story.logs["a"]]
 
 
-def test_rows_of_an_aborted_transaction_are_turned_and_those_of_a_committed_one_are_not(story):
+def test_rows_of_an_aborted_transaction_are_flipped_and_those_of_a_committed_one_are_not(story):
     story.logs["a"] = turned(story, "T2")
     assert story.kinds() == {"not turned"}
     story.logs["a"] = turned(turned_back(story), "T1")

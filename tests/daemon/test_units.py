@@ -67,7 +67,7 @@ def test_systemd_understands_every_line_of_a_unit(unit, tmp_path):
 
 
 @needs_analyze
-def test_systemd_would_say_so_if_it_did_not(tmp_path):
+def test_systemd_reports_a_line_that_it_does_not_understand(tmp_path):
     broken = tmp_path / "plainsong.service"
     broken.write_text((ROOT / DAEMONS[0]).read_text().replace("PrivateUsers=", "PrivateUser="))
     assert "PrivateUser" in analyzed("verify", "--man=no", "--recursive-errors=no", str(broken))
