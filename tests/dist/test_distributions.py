@@ -98,7 +98,7 @@ def test_building_twice_makes_equal_bytes(kind, wheels, tmp_path):
 
 
 @pytest.mark.parametrize("kind", dist.KINDS)
-def test_nothing_is_found_amiss_in_the_contents_of_a_wheel(kind, wheels):
+def test_the_contents_of_a_wheel_pass_all_checks(kind, wheels):
     pytest.importorskip("check_wheel_contents", reason="NOT TESTED: check-wheel-contents is not installed here")
     judged = dist.check(kind, wheels[kind])
     assert judged.returncode == 0, judged.stdout + judged.stderr
@@ -128,7 +128,7 @@ def test_a_wheel_has_a_bill_of_materials_that_is_valid_complete_and_the_same_twi
     assert sbom.write(wheel, dist.built_s()).read_text(encoding="utf-8") == text
 
 
-def test_the_programs_and_the_commands_are_each_where_they_are_found(wheels):
+def test_programs_and_commands_are_installed_where_they_are_expected(wheels):
     found = {}
     for kind, wheel in wheels.items():
         with zipfile.ZipFile(wheel) as archive:
@@ -197,7 +197,7 @@ def test_the_client_pulls_at_most_fifteen_packages(wheels):
     assert len(required(wheels["client"])) < 15, sorted(required(wheels["client"]))
 
 
-def test_the_client_works_beside_a_programs_own_modules_of_every_name_that_we_use_elsewhere(client_only, url, tmp_path):
+def test_the_client_works_next_to_modules_of_a_program_with_any_of_our_other_names(client_only, url, tmp_path):
     (tmp_path / "protocol.py").write_text("mine = True\n")
     for name in ("storage", "pipeline", "broker", "actors"):
         (tmp_path / name).mkdir()
@@ -318,7 +318,7 @@ def test_the_server_serves_with_what_its_wheels_ask_for_and_its_client_publishes
         assert json.loads(done.stdout)[0]["version"] == __version__
 
 
-def test_two_versions_that_do_not_fit_are_named_and_nothing_starts(with_server, tmp_path):
+def test_incompatible_versions_are_named_and_nothing_starts(with_server, tmp_path):
     env = tmp_path / "env"
     shutil.copytree(with_server.parents[1], env, symlinks=True)
     (metadata,) = env.glob("lib/python*/site-packages/plainsong_server-*.dist-info/METADATA")
@@ -340,7 +340,7 @@ def test_two_versions_that_do_not_fit_are_named_and_nothing_starts(with_server, 
 # --- Spark -------------------------------------------------------------------------------------------
 
 
-def test_the_spark_distribution_brings_the_source_and_the_jobs(with_spark):
+def test_the_spark_distribution_contains_the_source_and_the_jobs(with_spark):
     assert "archive" in run(with_spark, "plainsong", "pipeline", "list").stdout
     script = "from pyspark_plainsong import DefaultSource; print(DefaultSource.name())"
     assert run(with_spark, "python", "-c", script).stdout == "plainsong\n"

@@ -92,7 +92,7 @@ def test_each_way_to_publish_and_to_read_works_without_a_warning(python, url, to
     "sender",
     ["publisher(topic, linger_ms=60_000).send", "producer(topic, 'p', linger_ms=60_000).send", "stream(topic).publish"],
 )
-def test_a_program_that_ends_without_closing_sends_what_it_has(python, url, topic, sender):
+def test_a_program_that_ends_without_closing_sends_its_messages(python, url, topic, sender):
     text = f"""
 import sys
 from plainsong import Client
