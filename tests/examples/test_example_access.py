@@ -54,7 +54,7 @@ def test_trail_registry_and_lineage_agree_with_the_topic(url: str, namespace: st
         assert check(client, tmp_path) > 50
 
 
-def test_a_line_that_a_crash_has_torn_is_written_anew(url: str, namespace: str, tmp_path: Path):
+def test_a_line_torn_by_a_crash_is_written_again(url: str, namespace: str, tmp_path: Path):
     words = ("--namespace", namespace, "--directory", tmp_path)
     run("access_events", url, *words)
     trail = tmp_path / "audit.jsonl"

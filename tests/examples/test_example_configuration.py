@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S
 Values = Callable[..., list[Any]]
 
 
-def test_programs_start_with_a_snapshot_and_go_on_with_changes(url: str, namespace: str, tmp_path: Path):
+def test_programs_start_with_a_snapshot_and_continue_with_changes(url: str, namespace: str, tmp_path: Path):
     words = ("--namespace", namespace, "--database", tmp_path / "configuration.db")
     for first in (1, 9):
         said = run("configuration", url, *words)
@@ -52,7 +52,7 @@ def test_changes_made_while_the_daemon_is_away_are_sent_later(tmp_path: Path, va
         assert [each["revision"] for each in values(url, "configuration", "configuration")] == [1, 2, 3]
 
 
-def test_each_change_is_told_once_although_those_who_make_it_are_killed(
+def test_each_change_is_delivered_once_although_its_writers_are_killed(
     url: str, namespace: str, tmp_path: Path, values: Values
 ):
     chance, database = random.Random(2), tmp_path / "configuration.db"

@@ -16,7 +16,7 @@ def answers(client: Client) -> list[tuple[str, str, str | None]]:
     ]
 
 
-def test_all_containers_of_whom_it_is_for_obey_in_one_order(url: str, namespace: str):
+def test_all_addressed_containers_obey_in_one_order(url: str, namespace: str):
     run("control_messages", url, "--namespace", namespace)
     with Client(url, namespace=namespace) as client:
         sent = {str(each.id): each.value for each in client.read("control", serializer=TEXT)}
@@ -29,7 +29,7 @@ def test_all_containers_of_whom_it_is_for_obey_in_one_order(url: str, namespace:
         assert own == [("ready", None), *((f"{sent[each]}: done", each) for each in obeyed)]
 
 
-def test_containers_go_on_through_restarts_of_the_daemon(tmp_path: Path):
+def test_containers_continue_through_restarts_of_the_daemon(tmp_path: Path):
     with lasting_daemon(tmp_path) as (daemon, url), Client(url, namespace="control") as client:
         names = [f"web-{number}" for number in range(3)]
         containers = [

@@ -14,7 +14,7 @@ from tests.examples.programs import Program, eventually, kill_now_and_then, last
 from tests.patience import PATIENCE_S
 
 
-def test_edits_are_found_by_what_they_made_of_entities(url: str, namespace: str, tmp_path: Path):
+def test_edits_are_found_by_the_entities_they_changed(url: str, namespace: str, tmp_path: Path):
     words = ("--namespace", namespace, "--database", tmp_path / "index.db")
     said = run("metadata_index", url, *words)
     assert "dataset:orders" in said

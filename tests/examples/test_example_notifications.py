@@ -15,7 +15,7 @@ def seen_by(said: str, user: str) -> list[str]:
     return [line.split(maxsplit=2)[2] for line in said.splitlines() if line.startswith(user)]
 
 
-def test_each_user_sees_what_he_asked_for(url: str, namespace: str):
+def test_each_user_sees_the_requested_notifications(url: str, namespace: str):
     said = run("notifications", url, "--namespace", namespace)
     with Client(url, namespace=namespace) as client:
         happened = [(each.topic, each.value) for topic in EVENTS for each in client.read(topic, serializer=JSON)]
@@ -28,7 +28,7 @@ def test_each_user_sees_what_he_asked_for(url: str, namespace: str):
     assert len(said.splitlines()) == 8 + 1 + 4
 
 
-def test_a_user_sees_what_he_missed_and_nothing_again(url: str, namespace: str):
+def test_a_user_sees_missed_notifications_and_none_twice(url: str, namespace: str):
     run("notifications", url, "--namespace", namespace)
     assert run("notifications", url, "--namespace", namespace, "inbox") == ""
     for _ in range(2):
@@ -37,7 +37,7 @@ def test_a_user_sees_what_he_missed_and_nothing_again(url: str, namespace: str):
     assert [len(seen_by(said, user)) for user in ("ada", "grace", "linus")] == [16, 2, 0]
 
 
-def test_an_inbox_that_follows_shows_what_comes_and_after_a_kill_at_most_the_last_again(
+def test_an_inbox_that_follows_shows_what_arrives_and_after_a_kill_repeats_the_last_at_most(
     url: str, namespace: str, tmp_path: Path
 ):
     words = ("--namespace", namespace, "--follow", "inbox", "ada")

@@ -18,7 +18,9 @@ from tests.patience import PATIENCE_S
 Values = Callable[..., list[Any]]
 
 
-def test_data_another_program_and_the_outside_start_programs(url: str, namespace: str, tmp_path: Path, values: Values):
+def test_data_another_program_and_external_events_start_programs(
+    url: str, namespace: str, tmp_path: Path, values: Values
+):
     said = run("scheduler", url, "--namespace", namespace, "--database", tmp_path / "scheduler.db")
     assert [said.count(f"{each} is started by") for each in ("daily-report", "billing", "reload-prices")] == [1, 1, 1]
     states = Counter((each["program"], each["state"]) for each in values(url, namespace, "programs"))
@@ -26,7 +28,7 @@ def test_data_another_program_and_the_outside_start_programs(url: str, namespace
     assert states == {(program, state): 1 for program in programs for state in ("started", "completed")}
 
 
-def test_an_event_that_nobody_waits_for_starts_nothing(url: str, namespace: str, tmp_path: Path, values: Values):
+def test_an_event_without_a_waiting_program_starts_nothing(url: str, namespace: str, tmp_path: Path, values: Values):
     words = ("--namespace", namespace, "--database", tmp_path / "scheduler.db")
     run("scheduler", url, *words, "event", "data", "dataset=purchases", "partition=1")
     run("scheduler", url, *words, "event", "outside", "event=rain")

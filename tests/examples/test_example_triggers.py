@@ -28,7 +28,7 @@ def test_attributes_decide_which_commands_run(url: str, namespace: str, values: 
     assert run("custom_triggers", url, "--namespace", namespace, "outcomes").count("\n") == 3
 
 
-def test_a_notification_says_nothing_to_a_shell(url: str, namespace: str, values: Values):
+def test_a_notification_cannot_inject_into_a_shell(url: str, namespace: str, values: Values):
     words = ("--namespace", namespace)
     run("custom_triggers", url, *words, "notify", "x; touch /nowhere $(id)", "kind=deployed", "stage=test")
     run("custom_triggers", url, *words)

@@ -92,7 +92,7 @@ def check_told(values: Values, url: str, namespace: str, run: str) -> None:
         ("after", "post_tx_commit", None),
     ],
 )
-def test_a_death_around_the_decision_is_made_good(
+def test_a_crash_around_the_decision_is_repaired(
     moment: str, method: str, outcome: str | None, url: str, namespace: str, tmp_path: Path, values: Values
 ):
     words = ("--namespace", namespace, "--database", tmp_path / "workflow.db", "--run", "r1", "run")

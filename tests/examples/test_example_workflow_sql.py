@@ -51,7 +51,7 @@ def postgres() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("method", ["commit_tx", "post_tx_commit"])
-def test_a_death_around_the_decision_is_made_good_by_recovery(
+def test_a_crash_around_the_decision_is_repaired_by_recovery(
     postgres: str, method: str, url: str, namespace: str, values: Values
 ):
     words = ("--namespace", namespace, "--database", postgres, "--run", method)

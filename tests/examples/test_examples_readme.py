@@ -27,7 +27,7 @@ def without_chance(said: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("lines", "told"), BLOCKS, ids=[shlex.split(lines)[1] for lines, _ in BLOCKS])
-def test_the_page_shows_what_they_say(lines: str, told: str, url: str, tmp_path: Path):
+def test_the_page_shows_the_output_of_the_examples(lines: str, told: str, url: str, tmp_path: Path):
     said = ""
     for line in lines.splitlines():
         interpreter, program, *words = shlex.split(line)
@@ -36,7 +36,7 @@ def test_the_page_shows_what_they_say(lines: str, told: str, url: str, tmp_path:
     assert without_chance(said) == without_chance(told)
 
 
-def test_the_page_names_every_example_and_its_links_lead_somewhere():
+def test_the_page_names_every_example_and_its_links_resolve():
     found = links(README)
     assert {f"{name}.py" for name in NAMES} <= set(found)
     for link in found:
