@@ -78,7 +78,7 @@ def read_or_refuse(decoder: Decoder, data: bytes) -> None:
 
 
 @NAMES
-def test_what_it_wrote_it_reads(name):
+def test_encoded_values_are_decoded_unchanged(name):
     decoder = BY_NAME[name]
     taken = 0
     for seed in decoder.seeds:
@@ -93,7 +93,7 @@ def test_what_it_wrote_it_reads(name):
 @NAMES
 @pytest.mark.parametrize("nest", [b"[", b'{"a":', b'{"format":[', b"\x91", b"\x81\xa1a", b"0"])
 @pytest.mark.parametrize("begin", [b"", b"a = "])
-def test_deep_nests_and_long_numbers_are_read_or_refused(name, nest, begin):
+def test_deep_nesting_and_long_numbers_are_read_or_refused(name, nest, begin):
     read_or_refuse(BY_NAME[name], begin + nest * 20_000)
 
 

@@ -170,11 +170,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("method", "path", "mode"), CASES)
-def test_a_route_answers_as_it_is_described_whatever_it_is_asked(world, method, path, mode):
+def test_a_route_answers_as_described_whatever_the_request(world, method, path, mode):
     ask_route(world, method, path, mode, USUAL)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize(("method", "path", "mode"), CASES)
-def test_a_route_answers_so_for_a_long_time(world, method, path, mode):
+def test_a_route_answers_as_described_for_a_long_time(world, method, path, mode):
     ask_route(world, method, path, mode, LONG)
