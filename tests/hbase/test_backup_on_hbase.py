@@ -23,7 +23,7 @@ def stands_still(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def test_transactions_are_whole_over_topics_in_a_backup_of_hbase_and_publishes_a_prefix(hbase, tmp_path):
+def test_in_a_backup_of_hbase_transactions_are_whole_over_topics_and_publishes_are_a_prefix(hbase, tmp_path):
     folder = tmp_path / "backups"
     with Daemon(tmp_path / "unused", *settings_of(hbase, "backed_")) as daemon:
         with Client(url_of(daemon)) as client:

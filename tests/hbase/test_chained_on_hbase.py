@@ -73,7 +73,7 @@ class Owner:
         return verifier.end(undecided=part.view.undecided), part
 
 
-async def test_the_next_owner_goes_on_with_the_chain_and_entries_have_the_epochs_of_their_owners(store, others):
+async def test_the_next_owner_continues_the_chain_and_entries_have_the_epochs_of_their_owners(store, others):
     first = await Owner.of(store)
     await first.ask(NAME, Create(TopicProperties(chain="sha256")))
     await first.publish(b"one", b"two")
@@ -90,7 +90,7 @@ async def test_the_next_owner_goes_on_with_the_chain_and_entries_have_the_epochs
     assert set(epochs) == {first.claim.epoch, second.claim.epoch, third.claim.epoch}
 
 
-async def test_what_one_owner_stored_the_next_publishes_and_its_entry_covers_it(store, others):
+async def test_the_next_owner_publishes_messages_stored_at_another_and_its_entry_covers_them(store, others):
     first = await Owner.of(store)
     await first.ask(NAME, Create(TopicProperties(chain="sha256")))
     for segment in ("a", "lost"):

@@ -21,7 +21,7 @@ def served(daemon: Daemon) -> Client:
     return Client("http://{}:{}".format(*daemon.address))
 
 
-def test_a_deployment_moves_to_hbase_and_back_and_goes_on_where_it_stood(hbase, tmp_path):
+def test_a_deployment_moves_to_hbase_and_back_and_continues_where_it_was(hbase, tmp_path):
     address = "{}:{}".format(*hbase.address)
     leveldb, tables = f"leveldb:{tmp_path / 'data'}", f"hbase:{address}?prefix=moved_"
     settings = ("storage.kind=hbase", f"storage.hbase.thrift={address}", "storage.hbase.table_prefix=moved_")
@@ -47,7 +47,7 @@ def test_a_deployment_moves_to_hbase_and_back_and_goes_on_where_it_stood(hbase, 
         new_messages_come_behind(client, made)
 
 
-def test_a_dry_run_towards_tables_that_are_not_there_makes_none_and_knows_their_bounds(hbase, tmp_path):
+def test_a_dry_run_towards_missing_tables_creates_none_and_knows_their_bounds(hbase, tmp_path):
     with Daemon(tmp_path / "data") as daemon, served(daemon) as client:
         client.publish(client.create_topic("orders").name, b"x" * 400_000)
         daemon.stop()

@@ -63,7 +63,7 @@ def test_messages_keep_their_ids_through_kills_and_nothing_is_kept_in_files(daem
     assert not (tmp_path / "data").exists()
 
 
-def test_a_message_that_no_cell_holds_is_too_large_and_its_topic_goes_on(daemon):
+def test_a_message_too_large_for_a_cell_is_refused_and_its_topic_continues(daemon):
     running = daemon("storage.hbase.max_cell_bytes=1 MiB")
     create(running.address, "t")
     lowered = json.loads(running.wait_for_line("a setting is lowered to what the store supports"))
@@ -76,7 +76,7 @@ def test_a_message_that_no_cell_holds_is_too_large_and_its_topic_goes_on(daemon)
     assert len(poll(running.address, "t")) == 2
 
 
-def test_a_topic_deleted_and_made_again_shows_nothing_of_its_past(daemon):
+def test_a_recreated_topic_shows_nothing_of_its_past(daemon):
     running = daemon("retention.delete_grace_s=0", "retention.interval_s=0.1")
     for number in range(3):
         create(running.address, "t")
@@ -109,7 +109,7 @@ async def test_acknowledged_messages_survive_kills_on_hbase(monkeypatch, killed_
     await ring(tmp_path, seed=8, cycles=cycles)
 
 
-async def test_a_topic_made_anew_between_kills_never_shows_its_past_on_hbase(monkeypatch, killed_on_hbase, tmp_path):
+async def test_a_topic_recreated_between_kills_never_shows_its_past_on_hbase(monkeypatch, killed_on_hbase, tmp_path):
     monkeypatch.setattr(test_crash_ring, "Daemon", killed_on_hbase)
     await reborn(tmp_path, seed=8, cycles=2)
 

@@ -49,7 +49,7 @@ async def damage(store: HBaseStore, name: TopicName, number: int, change) -> tup
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-async def test_what_cannot_be_taken_apart_is_one_gap_whose_bytes_can_be_had_and_that_is_dropped(store, kind):
+async def test_an_unparseable_cell_is_one_gap_that_can_be_read_as_bytes_and_dropped(store, kind):
     claim = await store.claim(NAME)
     for number, positions in enumerate(((1, 2), (3, 4), (5, 6))):
         await store.write([rows(MESSAGE, b"%d" % number, *positions)], claim=claim)
@@ -72,7 +72,7 @@ async def test_what_cannot_be_taken_apart_is_one_gap_whose_bytes_can_be_had_and_
     assert await values(store) == [b"0", b"0", b"2", b"2", b"3"]
 
 
-async def test_a_put_that_does_not_count_is_no_damage_whatever_its_cell_says_behind_its_stamp(store, others):
+async def test_a_put_that_does_not_count_is_not_damage_whatever_its_cell_has_after_its_stamp(store, others):
     """The rest of a cell is not parsed if its owner was replaced before the commit."""
     claim = await store.claim(NAME)
     await store.write([rows(MESSAGE, b"0", 1)], claim=claim)
@@ -100,7 +100,7 @@ def scrubbed(daemon: Daemon) -> list[dict]:
     return list(report()["findings"])
 
 
-def test_a_damaged_row_of_hbase_is_found_and_said_set_aside_and_passed_and_the_topic_goes_on(hbase, tmp_path):
+def test_a_damaged_row_of_hbase_is_found_reported_set_aside_and_skipped_and_the_topic_continues(hbase, tmp_path):
     prefix = f"damage{next(PREFIXES)}_"
     host, port = hbase.address
     settings = ("kind=hbase", f"hbase.thrift={host}:{port}", f"hbase.table_prefix={prefix}")

@@ -100,7 +100,7 @@ async def test_opening_a_topic_that_another_instance_owned_takes_five_calls_and_
     assert calls == opening
 
 
-async def test_what_the_owner_before_it_wrote_of_a_kind_is_looked_for_by_the_next_and_nothing_else(store, others):
+async def test_the_next_owner_searches_the_kinds_its_predecessor_wrote_and_nothing_else(store, others):
     claim = await topic_of_one_message(store)
     assert claim.lacks == ALL_KINDS
     await store.write(
@@ -112,7 +112,7 @@ async def test_what_the_owner_before_it_wrote_of_a_kind_is_looked_for_by_the_nex
     assert (await others[1].claim(NAME)).lacks == ALL_KINDS - {READER, POINTER}
 
 
-async def test_a_kind_is_said_before_a_row_of_it_can_count(store, others):
+async def test_a_kind_is_announced_before_a_row_of_it_can_count(store, others):
     """No owner sees the row without the kind, if the record of the kind is lost or late."""
     claim = await topic_of_one_message(store)
     word = Lost(store, _says_a_kind, happens=False)
@@ -142,7 +142,7 @@ async def test_a_claim_that_meets_a_commit_knows_its_kinds_or_replaces_its_owner
     assert await others[0].get(METADATA, READER_KEY) == b"x"
 
 
-async def test_of_a_topic_whose_head_says_nothing_of_kinds_all_are_looked_for(store, others):
+async def test_all_kinds_are_searched_for_a_topic_whose_head_names_none(store, others):
     claim = await topic_of_one_message(store)
     await store._pool.call("deleteAll", b"contract_messages", hashed(PREFIX), KINDS_COLUMN, {})
     claim = await others[0].claim(NAME)

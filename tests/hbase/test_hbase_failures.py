@@ -77,7 +77,7 @@ async def write_each(store, numbers) -> list[bytes]:
     return written
 
 
-async def test_of_two_gateways_either_may_be_frozen_killed_or_cut_and_commits_go_on(hbase, two):
+async def test_commits_continue_while_either_of_two_gateways_is_frozen_killed_or_cut(hbase, two):
     async with await HBaseStore.open(two, QUICK) as store:
         claim = await store.claim(NAME)
         await store.write([rows(MESSAGE, b"0", 0)], claim=claim)
@@ -95,7 +95,7 @@ async def test_of_two_gateways_either_may_be_frozen_killed_or_cut_and_commits_go
         assert await values(store) == [b"%d" % number for number in range(60)]
 
 
-async def test_a_gateway_that_fails_is_told_of_once_and_again_when_it_answers(hbase, two, caplog):
+async def test_a_failing_gateway_is_reported_once_and_again_when_it_answers(hbase, two, caplog):
     caplog.set_level("INFO")
     # The first gateway may stall for a while, which must not be logged.
     async with await HBaseStore.open(two, OPTIONS) as store:
@@ -137,7 +137,7 @@ async def test_no_acknowledged_commit_is_lost_when_hbase_is_killed_and_started_a
         assert await values(patient) == [b"%d" % number for number in range(20)] + written
 
 
-async def test_while_hbase_is_frozen_writes_wait_fail_in_time_and_nothing_of_them_is_left_half(hbase, store):
+async def test_writes_to_a_frozen_hbase_wait_fail_in_time_and_leave_nothing_half_done(hbase, store):
     async with await HBaseStore.open([hbase.address], OPTIONS) as hasty:
         claim = await hasty.claim(NAME)
         await hasty.write([rows(MESSAGE, b"before", 1)], claim=claim)
@@ -152,7 +152,7 @@ async def test_while_hbase_is_frozen_writes_wait_fail_in_time_and_nothing_of_the
     assert await values(store) == [b"before", b"after"]
 
 
-async def test_a_table_that_is_disabled_meanwhile_fails_commits_at_once_until_it_is_enabled(store):
+async def test_a_table_that_is_disabled_fails_commits_at_once_until_it_is_enabled(store):
     claim = await store.claim(NAME)
     await store._pool.call("disableTable", TABLES[PAYLOAD])
     try:
@@ -192,7 +192,7 @@ async def an_hour_ahead(store) -> None:
             await store._pool.call("mutateRowTs", name, row.key, mutations, row.time_ms + 3_600_000, {})
 
 
-async def test_a_store_whose_clocks_are_set_back_by_an_hour_goes_on(instances):
+async def test_a_store_whose_clocks_are_set_back_by_an_hour_continues(instances):
     store, *others = instances
     claim = await store.claim(NAME)
     ten = rows(MESSAGE, b"m", *range(10))
@@ -219,7 +219,7 @@ async def test_a_store_whose_clocks_are_set_back_by_an_hour_goes_on(instances):
         assert await each.get(METADATA, KEY) == b"5"
 
 
-async def test_a_row_of_a_commit_that_never_took_place_is_replaced_though_clocks_are_set_back(instances):
+async def test_a_row_of_a_commit_that_never_happened_is_replaced_even_if_clocks_are_set_back(instances):
     store, *others = instances
     claim = await store.claim(NAME)
     commit = store._owners.commit

@@ -25,7 +25,7 @@ def daemon(settings, tmp_path):
         yield running
 
 
-def test_a_store_in_hbase_is_shown_and_summed_up_while_its_daemon_goes_on(daemon, settings, capsys):
+def test_a_store_in_hbase_is_shown_and_summed_up_while_its_daemon_runs(daemon, settings, capsys):
     create(daemon.address, "seen")
     publish(daemon.address, "seen", b"first", b"second")
     create(daemon.address, "other")
@@ -44,7 +44,7 @@ def test_a_store_in_hbase_is_shown_and_summed_up_while_its_daemon_goes_on(daemon
     assert len(read_all(daemon.address, "seen")) == 3
 
 
-def test_looking_makes_no_tables_and_says_where_nothing_is(settings, capsys):
+def test_inspecting_creates_no_tables_and_names_missing_ones(settings, capsys):
     assert (
         run(program, ["store", "explain", *settings, "--set", "storage.hbase.table_prefix=nowhere_"], "plainsong")
         == Exit.STORE

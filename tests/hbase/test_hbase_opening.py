@@ -56,7 +56,7 @@ async def refused(addresses, options=OPTIONS) -> StoreUnusable:
     return caught.value
 
 
-async def test_where_no_gateway_answers_each_is_named_and_why():
+async def test_if_no_gateway_answers_each_is_named_with_the_reason():
     first, second = free_ports(2)
     error = await refused([("127.0.0.1", first), ("127.0.0.1", second)], QUICK)
     for port in (first, second):
@@ -65,7 +65,7 @@ async def test_where_no_gateway_answers_each_is_named_and_why():
     assert "storage.hbase.thrift" in error.hint
 
 
-async def test_what_listens_and_says_nothing_is_no_gateway():
+async def test_a_silent_listener_is_not_a_gateway():
     with socket.create_server(("127.0.0.1", 0)) as silent, trio.fail_after(PATIENCE_S):
         error = await refused([silent.getsockname()], QUICK)
     assert "no Thrift gateway of HBase answers" in error.detail
@@ -77,13 +77,13 @@ async def test_one_gateway_of_several_is_enough(hbase, store):
         pass
 
 
-async def test_a_gateway_without_frames_is_told_from_one_that_is_not_there(gateway):
+async def test_an_unframed_gateway_is_distinguished_from_a_missing_one(gateway):
     error = await refused([gateway("-t", "60000")])
     assert "is not framed" in error.detail
     assert "-f" in error.hint
 
 
-async def test_a_gateway_whose_frames_are_too_small_is_refused_before_a_message_is(hbase, gateway, tmp_path):
+async def test_a_gateway_with_too_small_frames_is_refused_before_a_message_is(hbase, gateway, tmp_path):
     shutil.copytree(hbase.directory / "conf", tmp_path / "conf")
     site = tmp_path / "conf/hbase-site.xml"
     site.write_text(
@@ -94,7 +94,7 @@ async def test_a_gateway_whose_frames_are_too_small_is_refused_before_a_message_
     assert "max_frame_size_in_mb" in error.hint
 
 
-async def test_a_gateway_that_ends_while_a_large_frame_is_sent_is_one_that_is_not_there(hbase):
+async def test_a_gateway_that_ends_while_a_large_frame_is_sent_counts_as_missing(hbase):
     """It is retried like any gateway that does not answer; its settings are not blamed."""
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -129,7 +129,7 @@ async def test_a_gateway_that_ends_while_a_large_frame_is_sent_is_one_that_is_no
     assert "does not accept frames" not in error.detail
 
 
-async def test_a_table_that_is_missing_names_the_script_and_the_prefixes_there_are(hbase, store):
+async def test_a_missing_table_names_the_script_and_the_existing_prefixes(hbase, store):
     error = await refused([hbase.address], MISSING)
     assert "HBase has no table contact_metadata" in error.detail
     assert "etc/hbase/tables.rb" in error.hint
@@ -137,7 +137,7 @@ async def test_a_table_that_is_missing_names_the_script_and_the_prefixes_there_a
 
 
 @pytest.mark.parametrize("lost", ["metadata", "messages"])
-async def test_a_table_that_was_lost_is_not_made_anew_beside_the_rows_of_the_others(hbase, lost):
+async def test_a_lost_table_is_not_created_again_next_to_the_rows_of_the_others(hbase, lost):
     options = replace(OPTIONS, table_prefix=f"lost_{lost}_")
     name = TopicName("ns", "t")
     async with await HBaseStore.open([hbase.address], options) as made:
@@ -151,7 +151,7 @@ async def test_a_table_that_was_lost_is_not_made_anew_beside_the_rows_of_the_oth
             assert f"and no table {table.decode()}" in error.detail
 
 
-async def test_making_the_tables_goes_on_where_it_was_interrupted(hbase):
+async def test_creating_the_tables_continues_where_it_was_interrupted(hbase):
     options = replace(OPTIONS, table_prefix="halfmade_")
     async with await HBaseStore.open([hbase.address], options) as made:
         for call in ("disableTable", "deleteTable"):
@@ -180,9 +180,7 @@ async def test_a_table_that_is_disabled_is_not_opened(hbase, store, monkeypatch)
         await store._pool.call("enableTable", b"contract_payloads")
 
 
-async def test_a_table_that_is_not_enabled_yet_is_waited_for_as_while_another_instance_creates_it(
-    hbase, store, monkeypatch
-):
+async def test_a_table_that_is_not_enabled_yet_is_waited_for(hbase, store, monkeypatch):
     await store._pool.call("disableTable", b"contract_payloads")
     asked = trio.Event()
     call = Pool.call

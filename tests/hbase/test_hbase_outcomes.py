@@ -44,7 +44,7 @@ async def test_an_owner_that_finds_another_head_knows_that_its_commit_did_not_ha
     assert await values(others[0]) == []
 
 
-async def test_after_an_answer_that_was_lost_the_next_head_tells_that_a_commit_did_not_happen(store, others):
+async def test_after_a_lost_answer_the_next_head_shows_that_a_commit_did_not_happen(store, others):
     claim = await store.claim(NAME)
     await store.write([rows(MESSAGE, b"before", 0)], claim=claim)
     asked_twice(store, others[0], lands=False)
@@ -54,7 +54,7 @@ async def test_after_an_answer_that_was_lost_the_next_head_tells_that_a_commit_d
     assert await values(others[0]) == [b"before"]
 
 
-async def test_a_commit_that_took_place_before_another_came_is_not_said_to_have_not_happened(store, others):
+async def test_a_commit_that_happened_before_another_is_not_reported_as_not_happened(store, others):
     claim = await store.claim(NAME)
     asked_twice(store, others[0], lands=True)
     with pytest.raises(Deposed) as caught:
@@ -124,7 +124,7 @@ async def test_a_commit_whose_first_part_happened_is_unknown_if_no_connection_is
     assert await values(store) == [b"m"]
 
 
-async def test_a_commit_is_unknown_if_no_connection_is_free_to_look_what_became_of_it(store, others):
+async def test_a_commit_is_unknown_if_no_connection_is_free_to_check_its_outcome(store, others):
     claim = await store.claim(NAME)
     asked_twice(store, others[0], lands=True)
     twice = store._pool.call_counting
@@ -151,7 +151,7 @@ async def test_a_row_that_no_head_decides_about_makes_the_outcome_unknown(store)
     assert await store.get(METADATA, FREE_KEY) == b"said"
 
 
-async def test_a_rollback_that_failed_leaves_what_its_commit_put_before_it_and_nothing_behind_it(store):
+async def test_a_failed_rollback_leaves_rows_put_before_it_and_none_after_it(store):
     await store.write([put_one(METADATA, POINTER_KEY, b"there")], claim=await store.claim(NAME))
     claim = await store.claim(NAME)
     store._remover._each = _fails
@@ -166,7 +166,7 @@ async def test_a_rollback_that_failed_leaves_what_its_commit_put_before_it_and_n
 @pytest.mark.parametrize(
     "behind", [[Delete(MESSAGE, [M[0].prefix + M[0].suffixes[0]])], [RollBack(M[0].prefix, M[0].prefix + b"\xff", 7)]]
 )
-async def test_what_follows_a_commit_is_not_acknowledged_when_another_owner_came_before_its_end(store, others, behind):
+async def test_later_commits_are_not_acknowledged_when_another_owner_came_before_their_end(store, others, behind):
     """The other owner has read the state before it, so the request has to be repeated to that owner."""
     claim = await store.claim(NAME)
     await store.write(M, claim=claim)
@@ -182,7 +182,7 @@ async def test_what_follows_a_commit_is_not_acknowledged_when_another_owner_came
     assert caught.value.happened is None
 
 
-async def test_puts_and_removals_of_metadata_take_place_in_one_moment_whatever_their_order(store, others):
+async def test_puts_and_removals_of_metadata_happen_at_one_moment_in_any_order(store, others):
     claim = await store.claim(NAME)
     await store.write([put_one(METADATA, POINTER_KEY, b"there"), *M], claim=claim)
     Lost(store, puts_to("heads"), happens=False)

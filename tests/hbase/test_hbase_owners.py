@@ -54,12 +54,12 @@ async def replaced(store, other, table, held, commit, retry):
     return seen
 
 
-async def test_a_put_that_lands_after_the_takeover_is_never_seen(store, others):
+async def test_a_put_that_lands_after_the_takeover_is_never_visible(store, others):
     commit, retry = [rows(MESSAGE, b"late", 2)], [rows(MESSAGE, b"again", 1, 3)]
     assert await replaced(store, others[0], MESSAGE, "messages", commit, retry) == [b"again", b"again"]
 
 
-async def test_a_put_that_landed_before_the_takeover_and_was_not_acknowledged_is_never_seen(store, others):
+async def test_an_unacknowledged_put_that_landed_before_the_takeover_is_never_visible(store, others):
     commit, retry = [rows(MESSAGE, b"late", 2)], [rows(MESSAGE, b"again", 1, 3)]
     assert await replaced(store, others[0], MESSAGE, "heads", commit, retry) == [b"again", b"again"]
 
@@ -103,7 +103,7 @@ async def test_metadata_of_a_replaced_owner_leaves_what_was_acknowledged_before(
         assert await each.get(METADATA, POINTER_KEY) == b"after"
 
 
-async def test_an_owner_that_comes_late_to_what_a_later_one_wrote_learns_that_it_was_replaced(store, others):
+async def test_an_owner_that_meets_rows_of_a_later_one_learns_that_it_was_replaced(store, others):
     claim = await store.claim(NAME)
     later = await others[0].claim(NAME)
     await others[0].write([put_one(METADATA, KEY, b"later")], claim=later)
@@ -170,7 +170,7 @@ async def test_a_commit_whose_answer_was_lost_is_there_for_the_next_owner_and_no
     assert await values(others[0]) == [b"there", b"next"]
 
 
-async def test_a_row_that_counts_is_replaced_by_nobody(store, others):
+async def test_a_row_that_counts_is_never_replaced(store, others):
     claim = await store.claim(NAME)
     await store.write([rows(MESSAGE, b"acknowledged", 1)], claim=claim)
     claim = await others[0].claim(NAME)
@@ -180,7 +180,7 @@ async def test_a_row_that_counts_is_replaced_by_nobody(store, others):
     assert await values(others[0]) == [b"acknowledged"]
 
 
-async def test_of_a_commit_all_rows_are_seen_or_none(store, others):
+async def test_all_rows_of_a_commit_are_visible_or_none(store, others):
     claim = await store.claim(NAME)
     commit = [rows(MESSAGE, bytes(5 << 20), 1, 2), rows(PAYLOAD, b"p", 1), put_one(METADATA, POINTER_KEY, b"w")]
     holding = Held(store, puts_to("heads"))
@@ -194,7 +194,7 @@ async def test_of_a_commit_all_rows_are_seen_or_none(store, others):
         assert [len(await values(each, table)) for table in Table] == [1, 2, 1]
 
 
-async def test_of_many_that_claim_at_once_one_is_the_owner(store, others):
+async def test_of_many_concurrent_claims_one_wins(store, others):
     everybody = [store, *others]
     claims: dict[Store, Claim] = {}
 
@@ -220,7 +220,7 @@ async def test_of_many_that_claim_at_once_one_is_the_owner(store, others):
     assert await values(store) == told
 
 
-async def test_removals_that_come_late_leave_what_has_taken_the_place_of_what_they_saw(store, others):
+async def test_late_removals_leave_rows_that_replaced_those_they_saw(store, others):
     """The next owner removes a replaced owner's row and reuses its key, while another removal of it is in flight."""
     claim = await store.claim(NAME)
     Lost(store, puts_to("heads"), happens=False)
@@ -237,7 +237,7 @@ async def test_removals_that_come_late_leave_what_has_taken_the_place_of_what_th
     assert await values(others[0]) == [b"new", b"new"]
 
 
-async def test_rows_of_the_transaction_service_have_its_owner_for_theirs(store, others):
+async def test_rows_of_the_transaction_service_belong_to_its_owner(store, others):
     from actors.transactions import SERVICE_NAME
 
     key = b"\x00xt" + (5).to_bytes(8, "big")

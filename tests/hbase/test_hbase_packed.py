@@ -48,7 +48,7 @@ def test_rows_come_back_as_they_were_packed_in_cells_below_the_bound(table, stam
 
 
 @given(tables, st.data())
-def test_any_removals_and_rollbacks_do_what_they_do_to_a_dict(table, data):
+def test_any_removals_and_rollbacks_have_the_same_effect_as_on_a_dict(table, data):
     store, model = packed(table), dict(table)
     for _ in range(data.draw(st.integers(0, 4))):
         if data.draw(st.booleans()):
@@ -72,7 +72,7 @@ def test_any_removals_and_rollbacks_do_what_they_do_to_a_dict(table, data):
 
 
 @given(tables, stamps, stamps)
-def test_cells_about_another_commits_rows_say_nothing(table, stamp, other):
+def test_cells_about_rows_of_another_commit_are_ignored(table, stamp, other):
     store, before = packed(table, stamp), packed(table, other)
     for key, columns in store.items():
         keys = [row[0] for row in unpack(key, columns)]

@@ -71,7 +71,7 @@ async def test_calls_that_are_cancelled_never_give_their_answer_to_another(pool)
     assert answered >= 1000
 
 
-async def test_what_is_called_later_goes_out_with_the_next_call_and_its_answer_is_nobodys(pool):
+async def test_a_deferred_call_is_sent_with_the_next_one_and_its_answer_dropped(pool):
     await put(pool, b"later", b"value")
     async with pool.connection() as gateway:
         opened = [await gateway.call("scannerOpenWithScan", TABLE, thrift.TScan(), {}) for _ in range(2)]
@@ -85,7 +85,7 @@ async def test_what_is_called_later_goes_out_with_the_next_call_and_its_answer_i
             await gateway.call("scannerGetList", opened[0], 1)  # closed
 
 
-async def test_what_hbase_refuses_is_told_and_the_connection_is_used_again(pool):
+async def test_a_refusal_of_hbase_is_raised_and_the_connection_used_again(pool):
     await put(pool, b"k", b"v")
     connection = pool._idle[-1]
     with pytest.raises(GatewayRefused):
@@ -137,7 +137,7 @@ async def test_scans_that_make_calls_about_their_rows_leave_a_connection_for_the
         assert seen == [12] * 24
 
 
-async def test_a_scan_does_not_wait_for_a_connection_for_ever(pool):
+async def test_a_scan_does_not_wait_for_a_connection_forever(pool):
     entered = trio.Event()
 
     async def keep() -> None:
@@ -173,7 +173,7 @@ async def test_a_gateway_that_does_not_answer_ends_in_an_error_when_the_time_is_
         assert await values(other) == [b"known"]
 
 
-async def test_writes_and_reads_go_on_when_the_gateway_is_killed_and_comes_back(hbase, store):
+async def test_writes_and_reads_continue_when_a_killed_gateway_is_back(hbase, store):
     store._pool.timeout_s = store._reader._timeout_s = 90.0
     cell = [thrift.Mutation(column=b"d:v", value=b"v" * 4000)]
     batches = [thrift.BatchMutation(row=b"scan%04d" % number, mutations=cell) for number in range(3000)]

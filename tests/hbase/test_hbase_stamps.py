@@ -27,7 +27,7 @@ def lived(commits):
 
 
 @given(lives)
-def test_exactly_the_commits_that_took_place_count(commits):
+def test_exactly_the_commits_that_happened_count(commits):
     head = lived(commits)
     for epoch in range(1, len(commits) + 3):
         took_place = commits[epoch - 1] if epoch <= len(commits) else 0
@@ -38,7 +38,7 @@ def test_exactly_the_commits_that_took_place_count(commits):
 
 
 @given(lives)
-def test_a_head_comes_back_as_it_was_written_and_owners_without_commits_leave_nothing_in_it(commits):
+def test_a_head_round_trips_and_owners_without_commits_leave_nothing_in_it(commits):
     head = lived(commits)
     fences = {epoch: decode_serial(encode_serial(serial)) for epoch, serial in head.fences.items()}
     assert Head.decode(head.encode(), fences) == head
@@ -47,7 +47,7 @@ def test_a_head_comes_back_as_it_was_written_and_owners_without_commits_leave_no
 
 
 @given(lives, st.data())
-def test_of_two_cells_the_later_commits_that_took_place_counts(commits, data):
+def test_of_two_cells_the_later_commit_that_happened_counts(commits, data):
     head = lived(commits)
     stamps = st.builds(Stamp, st.integers(1, 9), st.integers(1, 6))
     a, b = (data.draw(st.none() | st.tuples(stamps, st.none() | st.binary(max_size=3))) for _ in range(2))
@@ -58,7 +58,7 @@ def test_of_two_cells_the_later_commits_that_took_place_counts(commits, data):
     assert pair.is_beyond(head) == any(each is not None and each[0].epoch > len(commits) for each in (a, b))
 
 
-def test_a_head_decides_about_its_topics_metadata_and_no_head_about_a_namespaces():
+def test_a_head_decides_about_metadata_of_its_topic_and_no_head_about_that_of_a_namespace():
     prefix = b"ns:topic:"
     for key in (prefix, pointer_key(NAME, 1, 7), system_key(b"h", NAME, 3), system_key(b"r", NAME, 1, b"me")):
         assert governor(key) == prefix
@@ -68,7 +68,7 @@ def test_a_head_decides_about_its_topics_metadata_and_no_head_about_a_namespaces
 
 
 @given(st.integers(0, (1 << 64) - 1), st.none() | st.binary())
-def test_a_cell_that_no_head_decides_about_says_its_epoch_and_its_value(epoch, value):
+def test_a_cell_that_no_head_decides_about_has_its_epoch_and_its_value(epoch, value):
     assert epoch_in(cell_of(epoch, value)) == epoch
     assert value_in(cell_of(epoch, value)) == value
     assert value_in(None) is None

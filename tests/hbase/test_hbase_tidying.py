@@ -69,7 +69,7 @@ async def flushed(hbase, store, table) -> int:
     return files(hbase, table)
 
 
-async def test_rows_that_are_removed_take_no_place_in_hbase_after_a_major_compaction(hbase, store):
+async def test_removed_rows_take_no_space_in_hbase_after_a_major_compaction(hbase, store):
     claim = await store.claim(NAME)
     prefix = generation_prefix(NAME, 1)
     keys = [(100 + number).to_bytes(8, "big") + b"\x00\x00" for number in range(400)]
@@ -87,7 +87,7 @@ async def test_rows_that_are_removed_take_no_place_in_hbase_after_a_major_compac
     print(f"store files: {before} bytes before, {after} after")
 
 
-async def test_rows_of_commits_that_never_took_place_go_with_those_around_them(store, others):
+async def test_rows_of_commits_that_never_happened_are_removed_with_those_around_them(store, others):
     claim = await store.claim(NAME)
     await store.write([rows(MESSAGE, b"before", 1)], claim=claim)
     Lost(store, puts_to("heads"), happens=False)
@@ -111,7 +111,7 @@ async def test_rolled_back_and_partly_removed_rows_leave_no_cells_when_the_last_
     assert await cells(store, MESSAGE) == {}
 
 
-async def test_rows_of_metadata_that_are_gone_leave_hbase_and_those_that_are_there_stay(store, tidy):
+async def test_deleted_rows_of_metadata_leave_hbase_and_live_ones_stay(store, tidy):
     claim = await store.claim(NAME)
     keys = [pointer_key(NAME, 1, number) for number in range(1, 31)]
     await store.write([put_one(METADATA, key, b"there") for key in keys], claim=claim)
@@ -125,7 +125,7 @@ async def test_rows_of_metadata_that_are_gone_leave_hbase_and_those_that_are_the
     assert await values(tidy, METADATA) == [b"again", *[b"there"] * 10]
 
 
-async def test_a_row_whose_commit_is_under_way_is_not_taken_for_one_that_is_gone(store, tidy):
+async def test_a_row_whose_commit_is_in_progress_is_not_taken_for_a_deleted_one(store, tidy):
     claim = await store.claim(NAME)
     commit = store._owners.commit
 
@@ -138,7 +138,7 @@ async def test_a_row_whose_commit_is_under_way_is_not_taken_for_one_that_is_gone
     assert await tidy.get(METADATA, POINTER_KEY) == b"there"
 
 
-async def test_a_step_looks_at_a_bounded_number_of_rows_and_the_next_goes_on_behind_them(store, tidy, monkeypatch):
+async def test_a_step_reads_a_bounded_number_of_rows_and_the_next_continues_after_them(store, tidy, monkeypatch):
     monkeypatch.setattr("storage.hbase.upkeep.STEP_ROWS", 8)
     claim = await store.claim(NAME)
     keys = [pointer_key(NAME, 1, number) for number in range(1, 31)]
@@ -154,7 +154,7 @@ async def fences(store) -> int:
     return len(head.fences)
 
 
-async def test_fences_of_owners_of_whom_nothing_is_left_go_and_what_there_is_still_counts(store, tidy):
+async def test_fences_of_owners_without_rows_are_removed_and_the_remaining_rows_count(store, tidy):
     claim = await store.claim(NAME)
     await store.write([put_one(METADATA, KEY, b"properties")], claim=claim)
     for number in range(MANY_FENCES + 4):
@@ -172,7 +172,7 @@ async def test_fences_of_owners_of_whom_nothing_is_left_go_and_what_there_is_sti
         assert await values(each, METADATA) == [b"properties"]
 
 
-async def test_fences_stay_while_there_are_stored_messages_whose_owners_nobody_has_looked_at(store, tidy):
+async def test_fences_stay_while_stored_messages_have_unexamined_owners(store, tidy):
     await store.write([rows(PAYLOAD, b"p", 1), put_one(METADATA, KEY, b"m")], claim=await store.claim(NAME))
     for number in range(MANY_FENCES + 4):
         await store.write([put_one(METADATA, KEY, b"%d" % number)], claim=await store.claim(NAME))
@@ -185,7 +185,7 @@ def entries(generation, *positions):
     return Put(PAYLOAD, prefix, [each.to_bytes(10, "big") for each in positions], [b"entry"] * len(positions))
 
 
-async def test_fences_of_a_chained_topic_go_but_those_of_the_owners_of_the_entries_that_are_there(store, tidy):
+async def test_fences_of_a_chained_topic_are_removed_except_those_of_owners_of_present_entries(store, tidy):
     claims = [await store.claim(NAME)]
     await store.write([entries(1, 1), put_one(METADATA, KEY, b"m")], claim=claims[0])
     for number in range(MANY_FENCES + 4):
@@ -201,7 +201,7 @@ async def test_fences_of_a_chained_topic_go_but_those_of_the_owners_of_the_entri
         assert await values(each, PAYLOAD) == [b"entry", b"entry"]
 
 
-async def test_of_a_chain_with_many_entries_the_first_says_which_fences_go(store, tidy, monkeypatch):
+async def test_the_first_entry_of_a_long_chain_says_which_fences_may_be_removed(store, tidy, monkeypatch):
     monkeypatch.setattr("storage.hbase.upkeep.FEW_ENTRIES", 8)
     await store.write([put_one(METADATA, KEY, b"m")], claim=await store.claim(NAME))
     for number in range(1, MANY_FENCES + 5):
@@ -226,7 +226,7 @@ async def test_fences_of_a_chained_topic_stay_while_there_are_stored_messages(st
     assert await values(tidy, PAYLOAD) == [b"entry", b"p"]
 
 
-async def test_heads_of_other_topics_are_none_of_a_topics_rows(store, tidy):
+async def test_heads_of_other_topics_are_not_rows_of_a_topic(store, tidy):
     other = TopicName("ns", "topics")
     for number in range(MANY_FENCES + 4):
         for name in (NAME, other):

@@ -64,7 +64,7 @@ async def refused(address, options: HBaseConfig, tls=None) -> str:
     return caught.value.detail
 
 
-async def test_all_that_a_store_does_goes_through_tls(hbase, proxy, authority):
+async def test_every_call_of_a_store_goes_through_tls(hbase, proxy, authority):
     async with await HBaseStore.open([proxy.address], *trusting(authority)) as store:
         await put_and_get(store)
         # A frame with the largest cell takes many TLS records, in both directions.
@@ -76,7 +76,7 @@ async def test_all_that_a_store_does_goes_through_tls(hbase, proxy, authority):
     assert proxy.passed >= 2
 
 
-async def test_a_gateway_of_another_authority_is_refused_and_is_sent_nothing(hbase, proxy, tmp_path):
+async def test_a_gateway_of_another_authority_is_refused_and_gets_no_data(hbase, proxy, tmp_path):
     stranger = Authority(tmp_path, "stranger")
     said = await refused(proxy.address, *trusting(stranger, options=QUICK))
     assert "its certificate is not valid: " in said
@@ -91,7 +91,7 @@ async def test_a_certificate_of_another_machine_is_refused(hbase, authority):
     assert "127.0.0.1" in said
 
 
-async def test_a_gateway_that_wants_a_certificate_is_shown_one(hbase, authority):
+async def test_a_gateway_that_requires_a_certificate_gets_one(hbase, authority):
     with TlsProxy(hbase.address, authority.issue("gateway"), clients=authority) as proxy:
         mine = authority.issue("mine", "instance.example")
         async with await HBaseStore.open([proxy.address], *trusting(authority, mine)) as store:
@@ -103,12 +103,12 @@ async def test_a_gateway_that_wants_a_certificate_is_shown_one(hbase, authority)
     assert "certificate required" in said
 
 
-async def test_plain_and_tls_that_meet_are_told_apart(hbase, proxy, authority):
+async def test_a_mismatch_of_plain_and_tls_is_recognised(hbase, proxy, authority):
     assert "does it want TLS (storage.hbase.tls)?" in await refused(proxy.address, QUICK)
     assert "does it use TLS?" in await refused(hbase.address, *trusting(authority, options=QUICK))
 
 
-async def test_renewed_files_are_followed_by_the_next_connections(hbase, authority, tmp_path):
+async def test_the_next_connections_use_renewed_files(hbase, authority, tmp_path):
     with TlsProxy(hbase.address, authority.issue("gateway")) as proxy:
         async with await HBaseStore.open([proxy.address], *trusting(authority)) as store:
             await put_and_get(store)
@@ -119,7 +119,7 @@ async def test_renewed_files_are_followed_by_the_next_connections(hbase, authori
             await put_and_get(store)
 
 
-async def test_files_that_are_broken_meanwhile_fail_the_calls_and_not_the_store(hbase, authority, caplog):
+async def test_broken_files_fail_the_calls_and_not_the_store(hbase, authority, caplog):
     with TlsProxy(hbase.address, authority.issue("gateway")) as proxy:
         good = authority.file.read_bytes()
         async with await HBaseStore.open([proxy.address], *trusting(authority)) as store:
@@ -148,7 +148,7 @@ def plainsong(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]
     return done
 
 
-def test_daemon_and_commands_reach_hbase_by_tls(hbase, authority, tmp_path):
+def test_daemon_and_commands_reach_hbase_over_tls(hbase, authority, tmp_path):
     with TlsProxy(hbase.address, authority.issue("gateway"), clients=authority) as proxy:
         mine = authority.issue("mine", "instance.example")
         files = {"tls_certificate": mine.certificate, "tls_key": mine.key}
@@ -174,7 +174,7 @@ def test_daemon_and_commands_reach_hbase_by_tls(hbase, authority, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["serve", "store", "copy", "maintain"])
-def test_a_file_that_cannot_be_used_is_a_mistake_in_the_settings(hbase, authority, tmp_path, verb):
+def test_an_unusable_file_is_a_mistake_in_the_settings(hbase, authority, tmp_path, verb):
     mine = authority.issue("mine")
     mine.key.chmod(0o644)
     with TlsProxy(hbase.address, authority.issue("gateway")) as proxy:
@@ -211,7 +211,7 @@ def test_a_file_that_cannot_be_used_is_a_mistake_in_the_settings(hbase, authorit
     assert proxy.passed == 0
 
 
-def test_a_daemon_does_not_start_on_a_gateway_whose_certificate_is_not_good(hbase, proxy, tmp_path):
+def test_a_daemon_does_not_start_on_a_gateway_with_a_bad_certificate(hbase, proxy, tmp_path):
     stranger = Authority(tmp_path, "stranger")
     sets = [*settings(proxy, stranger, "tlsf_"), "storage.hbase.timeout_s=1"]
     with pytest.raises(DaemonEnded, match="its certificate is not valid"):

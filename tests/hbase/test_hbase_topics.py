@@ -71,7 +71,7 @@ async def test_each_row_of_a_request_says_so_since_an_owner_of_version_0_1_count
 
 @pytest.mark.parametrize("behind_ms", [0, 7])
 @pytest.mark.parametrize("where", ["messages", "heads"])
-async def test_a_publish_that_two_instances_served_is_there_once_and_known_to_a_third(store, others, where, behind_ms):
+async def test_a_publish_served_by_two_instances_is_stored_once_and_known_to_a_third(store, others, where, behind_ms):
     async def say(harness, number):
         return await harness.publish(f"m{number}", producer="p", sequence_ids=[number])
 
@@ -88,7 +88,7 @@ async def test_a_publish_that_two_instances_served_is_there_once_and_known_to_a_
 
 @pytest.mark.parametrize("behind_ms", [0, 7])
 @pytest.mark.parametrize("where", ["payloads", "metadata", "heads"])
-async def test_what_was_staged_twice_on_two_instances_is_published_once(store, others, where, behind_ms):
+async def test_messages_staged_twice_on_two_instances_are_published_once(store, others, where, behind_ms):
     async def stage(harness, number):
         request = PublishRequest([b"m%d" % number], producer="p", segment="s", sequence_ids=[number])
         await harness.ask(StoreStaged(request, 2))
@@ -105,7 +105,7 @@ async def test_what_was_staged_twice_on_two_instances_is_published_once(store, o
 
 
 @pytest.mark.parametrize("where", ["payloads", "metadata", "heads"])
-async def test_what_was_stored_twice_under_a_write_pointer_is_published_once(store, others, where):
+async def test_messages_stored_twice_under_a_write_pointer_are_published_once(store, others, where):
     """Without ids the second cannot be recognized as a duplicate; the first is gone, since it never took effect."""
 
     async def keep(harness, payload):

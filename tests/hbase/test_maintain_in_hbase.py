@@ -89,7 +89,7 @@ def expire(client: Client, requests: int) -> None:
     eventually("they expire", lambda: not client.admin.stats("short")["messages"])
 
 
-def test_what_expired_and_what_older_generations_left_goes_from_hbase_itself_beside_a_publisher(daemon, hbase, client):
+def test_expired_rows_and_older_generations_are_removed_from_hbase_itself_during_publishes(daemon, hbase, client):
     client.create_topic("twice")
     client.publish("twice", [b"of the first"] * 500)
     client.admin.delete_topic("twice")
@@ -126,7 +126,7 @@ def test_what_expired_and_what_older_generations_left_goes_from_hbase_itself_bes
     assert client.publish("short", b"it goes on").count == 1
 
 
-def test_killed_in_the_middle_it_is_started_again_and_leaves_nothing(daemon, hbase, client):
+def test_a_killed_run_can_be_started_again_and_leaves_nothing(daemon, hbase, client):
     client.admin.delete_topic("short")
     expire(client, 400)
     part = whole(SHORT, 2, Table.MESSAGE)
