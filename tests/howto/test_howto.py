@@ -118,7 +118,7 @@ def page(tmp_path: Path, request: pytest.FixtureRequest, wanted: str) -> Iterato
 
 
 @pytest.mark.parametrize("wanted", PAGES.values(), ids=PAGES)
-def test_a_page_does_what_it_says(wanted: str, page: Page):
+def test_a_page_works_as_written(wanted: str, page: Page):
     shell = "\n".join(block.body for block in blocks(wanted) if block.info == "sh")
     output, end = "", 0
     for block in blocks(wanted):
@@ -163,7 +163,7 @@ def test_every_page_is_in_the_list_of_pages():
     assert listed | {"index.md"} == {Path(name).name for name in PAGES}
 
 
-def test_a_line_that_was_not_printed_is_found():
+def test_a_line_that_was_not_printed_is_noticed():
     with pytest.raises(AssertionError):
         assert_printed(["second", "first"], "first\nsecond\n")
     with pytest.raises(AssertionError):
