@@ -56,5 +56,5 @@ async def test_a_kept_backup_is_whole_and_restored_gives_every_answer_it_gave(ke
         says_what_was_said(json.loads(json.dumps(answers[question])), answer, question)
 
 
-def test_something_was_kept():
+def test_there_is_a_kept_directory():
     assert [path.name for path in KEPT] == ["0.1", "0.2", "0.2.dev"]
