@@ -49,7 +49,7 @@ def loaded(tmp_path, monkeypatch):
     return module, lambda old, new: swap(functions, path, MODULE.replace(old, new))
 
 
-def test_whoever_holds_a_function_has_its_change(loaded):
+def test_every_reference_to_a_function_gets_its_change(loaded):
     module, change = loaded
     held = module.RULES["below"]
     assert not held(3)
@@ -70,14 +70,14 @@ def test_properties_comprehensions_and_default_values_are_changed(loaded):
     assert module.Box.named() == "BOX"
 
 
-def test_a_change_of_what_ran_when_the_module_was_loaded_is_told_apart(loaded):
+def test_a_change_of_code_that_ran_at_import_is_distinguished(loaded):
     module, change = loaded
     with pytest.raises(NotApplicable):
         change("WHOLE = below(1)", "WHOLE = below(5)")
     assert module.WHOLE
 
 
-def test_what_never_ends_is_killed_by_its_share_of_the_processor():
+def test_an_endless_mutant_is_killed_by_its_share_of_the_processor():
     def never_ends():
         while True:
             pass
@@ -85,7 +85,7 @@ def test_what_never_ends_is_killed_by_its_share_of_the_processor():
     assert forked(never_ends, 1) == (-1, "")
 
 
-def test_what_raises_in_the_midst_of_the_tests_is_killed():
+def test_a_mutant_that_raises_during_the_tests_is_killed():
     def raises():
         raise MemoryError
 
@@ -94,21 +94,21 @@ def test_what_raises_in_the_midst_of_the_tests_is_killed():
     assert forked(lambda: (KILLED, "test_of_it"), 60) == (KILLED, "test_of_it")
 
 
-def test_the_tests_of_a_mutant_are_those_that_run_its_line_the_quickest_first():
+def test_the_tests_of_a_mutant_are_those_that_run_its_line_with_the_quickest_first():
     baseline = Baseline({"slow": 2.0, "quick": 0.1, "other": 0.0}, {"ids": {7: [0, 1], 9: [2]}})
     assert baseline.tests_of("ids", 6, 8) == ["quick", "slow"]
     assert baseline.tests_of("ids", 1, 2) == []
     assert baseline.tests_of("keys", 7, 7) == []
 
 
-def test_a_mutant_is_known_again_as_long_as_its_module_stays():
+def test_a_mutant_is_recognised_while_its_module_stays_the_same():
     mutant = Mutant("ids", 3, "a < b", "a <= b", "a <= b\n")
     assert mutant.key == Mutant("ids", 3, "a < b", "a <= b", "a <= b\n").key
     assert mutant.key != Mutant("ids", 3, "a < b", "a <= b", "a <= b\nelse\n").key
     assert mutant.key != Mutant("keys", 3, "a < b", "a <= b", "a <= b\n").key
 
 
-def test_only_what_behaves_otherwise_and_was_judged_counts_in_the_share():
+def test_only_judged_mutants_that_behave_differently_count_in_the_share():
     def mutant(place: int) -> Mutant:
         return Mutant("ids", place, "", "", str(place))
 
@@ -147,6 +147,6 @@ def test_some_kinds_of_mutants_are_equivalent_wherever_they_are(before, after, i
     assert (why_equivalent(Mutant("ids", 1, before, after, "")) is not None) == is_equivalent
 
 
-def test_the_foremost_modules_are_there_and_each_once():
+def test_the_most_important_modules_are_listed_once_each():
     assert modules()[: len(FOREMOST)] == list(FOREMOST)
     assert len(set(modules())) == len(modules())
