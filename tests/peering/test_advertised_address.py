@@ -31,7 +31,7 @@ def as_instance(name):
 
 
 @pytest.mark.parametrize("dispatch", [as_instance("a"), an_older_version])
-async def test_an_instance_that_finds_itself_says_nothing(caplog, dispatch):
+async def test_an_instance_that_reaches_itself_logs_nothing(caplog, dispatch):
     async with serving(dispatch) as server:
         assert await verify_advertised_address("a", server.address) == ""
     assert SAYS not in caplog.messages
@@ -46,7 +46,7 @@ async def test_another_instance_at_its_address_is_named(caplog):
     assert "cluster.advertise" in said.hint
 
 
-async def test_nobody_at_its_address_is_told_with_why(caplog):
+async def test_an_unreachable_address_is_logged_with_the_reason(caplog):
     with caplog.at_level(logging.WARNING):
         async with serving(as_instance("a")) as server:
             address = server.address
@@ -54,7 +54,7 @@ async def test_nobody_at_its_address_is_told_with_why(caplog):
     assert SAYS in caplog.messages
 
 
-async def test_whoever_is_no_instance_and_whoever_is_silent_is_told(caplog):
+async def test_a_foreign_server_and_a_silent_one_are_logged(caplog):
     async def other(stream):
         await stream.send_all(b"SSH-2.0-somebody\r\n")
 

@@ -44,7 +44,7 @@ async def test_a_link_through_a_front_end_outlives_it_and_ends_with_the_stop():
         await link.ended.wait()
 
 
-async def test_nobody_is_let_in_before_all_are_there_and_nobody_else_gets_the_address(monkeypatch):
+async def test_no_client_is_accepted_before_all_front_ends_run_and_no_other_process_gets_the_address(monkeypatch):
     config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0})
     answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo, security=None))
     stop = trio.Event()
@@ -84,7 +84,7 @@ async def test_a_front_end_that_is_frozen_is_replaced(monkeypatch, caplog):
     assert "a front end ended" in caplog.messages
 
 
-async def test_one_that_cannot_be_started_again_is_tried_again(monkeypatch, caplog):
+async def test_a_front_end_that_failed_to_start_is_started_again(monkeypatch, caplog):
     """For example for lack of descriptors, processes or memory, which may become free."""
     config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0})
     answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo, security=None))
@@ -123,7 +123,7 @@ def text_of(path: Path) -> str:
     return ""
 
 
-async def test_a_connection_arrives_with_what_was_read_of_it():
+async def test_a_connection_arrives_with_the_bytes_already_read_from_it():
     handover, other = descriptors.handover_pair()
     listener = trio.socket.socket()
     await listener.bind(("127.0.0.1", 0))
@@ -145,7 +145,7 @@ async def test_a_connection_arrives_with_what_was_read_of_it():
     await client.aclose()
 
 
-async def test_a_link_by_tls_through_a_front_end_reaches_the_owning_process(tmp_path):
+async def test_a_link_over_tls_through_a_front_end_reaches_the_owning_process(tmp_path):
     authority = Authority(tmp_path)
     pair = authority.issue("server")
     values = {"certificate": pair.certificate, "key": pair.key, "client_ca": authority.file}

@@ -75,7 +75,7 @@ async def test_a_thousand_calls_are_under_way_at_once():
 # --- errors ----------------------------------------------------------------------------------------
 
 
-async def test_an_error_is_raised_here_as_it_was_raised_there():
+async def test_a_remote_error_is_raised_here_as_it_was_there():
     async def refuses(call):
         raise MessageTooLarge(f"message {call.value}", hint="smaller")
 
@@ -85,7 +85,7 @@ async def test_an_error_is_raised_here_as_it_was_raised_there():
     assert (caught.value.outcome, caught.value.hint) == ("not-applied", "smaller")
 
 
-async def test_a_bug_there_is_logged_there_and_told_as_one(caplog):
+async def test_a_remote_bug_is_logged_there_and_raised_as_one(caplog):
     async def falls(call):
         raise RuntimeError("secret")
 
@@ -97,7 +97,7 @@ async def test_a_bug_there_is_logged_there_and_told_as_one(caplog):
     assert "secret" in caplog.text
 
 
-async def test_an_answer_that_cannot_travel_is_a_bug_there():
+async def test_an_answer_that_cannot_be_encoded_is_a_bug_there():
     async def odd(call):
         return Reply(object())
 
@@ -131,7 +131,7 @@ async def test_a_caller_that_leaves_cancels_its_call_there():
         assert pair.link.under_way == 0
 
 
-async def test_what_was_taken_there_still_happens_when_the_caller_leaves():
+async def test_an_accepted_call_still_happens_when_the_caller_leaves():
     begun, gate, done = trio.Event(), trio.Event(), trio.Event()
 
     async def takes(call):
@@ -150,7 +150,7 @@ async def test_what_was_taken_there_still_happens_when_the_caller_leaves():
         await done.wait()
 
 
-async def test_the_time_that_is_left_travels(autojump_clock):
+async def test_the_remaining_time_travels_with_a_call(autojump_clock):
     seen = []
 
     async def looks(call):
@@ -184,7 +184,7 @@ async def test_a_deadline_ends_the_call_on_both_sides(autojump_clock):
 # --- the end of a link -----------------------------------------------------------------------------
 
 
-async def test_who_waits_when_a_link_breaks_learns_that_it_was_sent():
+async def test_a_call_that_waits_when_its_link_breaks_reports_that_it_was_sent():
     begun = trio.Event()
 
     async def waits(call):
@@ -204,7 +204,7 @@ async def test_who_waits_when_a_link_breaks_learns_that_it_was_sent():
         assert not pair.link.is_open
 
 
-async def test_what_was_never_written_was_not_sent():
+async def test_a_call_that_was_never_written_was_not_sent():
     async with linked(echo) as pair:
         await pair.link.call("echo", 1)
         pair.mine.send_stream.send_all_hook = trio.sleep_forever  # the connection accepts no more bytes
@@ -253,7 +253,7 @@ async def test_a_body_whose_last_piece_was_not_written_was_not_sent():
         assert called == []
 
 
-async def test_a_peer_that_leaves_answers_what_is_under_way_and_is_called_no_more():
+async def test_a_peer_that_leaves_answers_calls_in_progress_and_gets_no_more():
     gate, begun = trio.Event(), trio.Event()
 
     async def held(call):
@@ -280,7 +280,7 @@ async def test_a_peer_that_leaves_answers_what_is_under_way_and_is_called_no_mor
         assert got == ["done"]
 
 
-async def test_closing_waits_for_what_is_under_way():
+async def test_closing_waits_for_calls_in_progress():
     gate, begun = trio.Event(), trio.Event()
 
     async def held(call):

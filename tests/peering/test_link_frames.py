@@ -38,19 +38,19 @@ def test_frames_come_out_whole_however_they_are_cut(cuts):
     assert reader.begun_bytes == 0
 
 
-def test_what_has_begun_is_counted():
+def test_incomplete_frames_are_counted():
     reader = FrameReader(VOCABULARY)
     assert reader.feed(written(FRAMES[:1])[:-1]) == []
     assert reader.begun_bytes > 0
 
 
-def test_a_frame_that_announces_too_much_is_refused_before_it_comes():
+def test_a_frame_that_announces_too_much_is_refused_by_its_head():
     with pytest.raises(FrameTooLarge):
         FrameReader(VOCABULARY).feed(struct.pack(">I", MAX_FRAME_BYTES + 1))
     assert FrameReader(VOCABULARY).feed(struct.pack(">I", MAX_FRAME_BYTES)) == []
 
 
-def test_a_frame_that_is_too_large_is_not_made():
+def test_an_oversized_frame_is_not_made():
     with pytest.raises(FrameTooLarge):
         FrameWriter(VOCABULARY).encode(FrameKind.PIECE, 1, bytes(MAX_FRAME_BYTES), False)
 
@@ -66,7 +66,7 @@ def test_a_frame_that_cannot_be_made_leaves_nothing_in_the_next():
     "value",
     [1, None, [], [1], [1, 2], ["CALL", 1], [1.0, 1], [99, 1], [FrameKind.CANCEL, 1, 2], [FrameKind.PING, b""], {1: 2}],
 )
-def test_values_that_are_no_frame_are_refused(value):
+def test_values_that_are_not_a_frame_are_refused(value):
     packed = VOCABULARY.pack(
         [int(each) if isinstance(each, FrameKind) else each for each in value] if isinstance(value, list) else value
     )

@@ -61,13 +61,13 @@ async def met(connector: LinkSecret | None, acceptor: LinkSecret | None) -> tupl
     return called, why
 
 
-async def test_who_knows_the_secret_may_call(autojump_clock):
+async def test_a_peer_that_knows_the_secret_may_call(autojump_clock):
     assert (await met(A, B))[0] == [1]
     assert (await met(None, None))[0] == [1]
 
 
 @pytest.mark.parametrize(("connector", "acceptor"), [(A, OTHER), (OTHER, A), (A, None), (None, A)])
-async def test_who_does_not_know_it_is_cut_before_any_frame(autojump_clock, connector, acceptor):
+async def test_a_peer_without_the_secret_is_cut_before_any_frame(autojump_clock, connector, acceptor):
     called, why = await met(connector, acceptor)
     assert called == []
     assert why
@@ -139,7 +139,7 @@ async def exchanged(connector: LinkSecret, acceptor: LinkSecret, change, binding
     return found
 
 
-async def test_each_learns_the_others_name(autojump_clock):
+async def test_each_side_learns_the_name_of_the_other(autojump_clock):
     assert await exchanged(A, B, lambda data: data) == ["b", "a"]
 
 
@@ -158,7 +158,7 @@ async def test_a_changed_bit_proves_nothing(autojump_clock, at):
     assert await exchanged(A, B, flip) == [None, None]
 
 
-async def test_what_was_said_once_proves_nothing_later(autojump_clock):
+async def test_a_replayed_proof_proves_nothing(autojump_clock):
     heard: list[bytes] = []
     assert await exchanged(A, B, lambda data: heard.append(data) or data) == ["b", "a"]
     replayed = iter(heard)
@@ -210,7 +210,7 @@ def test_the_secret_is_a_line_of_32_bytes_or_more_that_only_its_owner_reads(tmp_
 # --- over TLS --------------------------------------------------------------------------------------
 
 
-async def test_links_go_by_tls_on_the_same_port_and_verify_the_other_end(tmp_path):
+async def test_links_use_tls_on_the_same_port_and_verify_the_other_end(tmp_path):
     authority = Authority(tmp_path)
     pair = authority.issue("server")
     values = {"certificate": pair.certificate, "key": pair.key, "client_ca": authority.file}

@@ -50,7 +50,7 @@ async def collected(body) -> list[bytes]:
     return found
 
 
-async def test_a_streamed_body_comes_piece_by_piece():
+async def test_a_streamed_body_arrives_piece_by_piece():
     body = Pieces(50, 1000)
     async with linked(giving(body), SMALL) as pair:
         reply = await pair.link.call("stream", None)
@@ -87,7 +87,7 @@ async def test_closing_an_answer_ends_it_there():
 
 
 @pytest.mark.parametrize(("fault", "told"), [(TopicNotFound("gone"), TopicNotFound), (RuntimeError("bug"), Internal)])
-async def test_an_answer_that_breaks_off_says_so_after_what_came(fault, told):
+async def test_a_truncated_answer_reports_it_after_its_data(fault, told):
     body = Pieces(3, 10, fault)
     async with linked(giving(body)) as pair:
         reply = await pair.link.call("stream", None)
@@ -146,7 +146,7 @@ async def test_a_refused_conversation_never_begins():
         assert pair.link.under_way == 0
 
 
-async def test_who_is_not_listened_to_waits_and_holds_up_nobody():
+async def test_a_sender_without_a_reader_waits_and_holds_up_no_other():
     async def deaf(call) -> Reply:
         if call.channel is None:
             return await echo(call)
@@ -170,7 +170,7 @@ async def test_who_is_not_listened_to_waits_and_holds_up_nobody():
             nursery.cancel_scope.cancel()
 
 
-async def test_a_caller_that_does_not_listen_is_waited_for():
+async def test_a_caller_that_does_not_read_is_waited_for():
     sent = 0
 
     async def chatty(call) -> Reply:

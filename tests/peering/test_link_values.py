@@ -85,13 +85,13 @@ def test_values_come_back_with_their_types(value):
         TopicProperties(),
     ],
 )
-def test_asks_and_answers_travel(value):
+def test_asks_and_answers_round_trip(value):
     back = there_and_back(value)
     assert back == value
     assert type(back) is type(value)
 
 
-def test_a_view_decides_afar_as_it_did_at_home():
+def test_a_view_decides_remotely_as_it_does_locally():
     view = there_and_back(View(100, {50}, {60}, {70, 120}))
     verdicts = [view.verdict(pointer) for pointer in (10, 50, 60, 70, 101, 120, -10)]
     assert verdicts == [Verdict(each) for each in (0, 2, 1, 0, 2, 0, 1)]
@@ -173,13 +173,13 @@ def test_an_outcome_of_its_own_and_more_that_it_carries_travel():
     assert (back.outcome, back.retry_after_s, back.position) == ("unknown", 7, b"\x01\x02")
 
 
-def test_an_error_whose_constructor_wants_more_travels():
+def test_an_error_whose_constructor_needs_more_arguments_travels():
     back = there_and_back(ChangeConflict(5, b"key", "me"))
     assert isinstance(back, ChangeConflict)
     assert (back.transaction_id, back.client_id) == (5, "me")
 
 
-def test_what_cannot_travel_of_an_error_stays_behind():
+def test_parts_of_an_error_that_cannot_be_encoded_are_left_out():
     error = TopicNotFound("x")
     error.cause = object()
     assert not hasattr(there_and_back(error), "cause")
@@ -195,7 +195,7 @@ def test_an_error_of_an_unknown_class_keeps_its_code_and_outcome():
     assert (back.outcome, back.retry_after_s) == ("applied", 4)
 
 
-def test_an_error_nobody_knows_is_internal_and_what_it_did_is_unknown_unless_it_says_so():
+def test_an_unknown_error_is_internal_and_its_outcome_unknown_unless_it_says_so():
     back = VOCABULARY.unpack(told("Newer", "newer", "d", "h", "perhaps", None, {"__class__": 1, "code": "x"}))
     assert type(back) is Internal
     assert back.outcome == "unknown"
@@ -206,7 +206,7 @@ def test_an_error_nobody_knows_is_internal_and_what_it_did_is_unknown_unless_it_
 
 
 @pytest.mark.parametrize("value", [object(), 1 + 2j, [Colour.RED], 1 << 80, lambda: None])
-def test_what_is_not_known_does_not_travel(value):
+def test_unregistered_values_do_not_travel(value):
     with pytest.raises((TypeError, ValueError, OverflowError)):
         VOCABULARY.pack(value)
 
@@ -229,12 +229,12 @@ def test_what_is_not_known_does_not_travel(value):
         msgpack.packb(msgpack.ExtType(2, msgpack.packb([[1]]))),
     ],
 )
-def test_bytes_that_mean_nothing_are_refused(data):
+def test_meaningless_bytes_are_refused(data):
     with pytest.raises(MalformedBody):
         VOCABULARY.unpack(data)
 
 
-def test_values_within_values_have_a_bound():
+def test_the_nesting_of_values_is_bounded():
     data = msgpack.packb(1)
     for _ in range(MAX_DEPTH):
         data = msgpack.packb(msgpack.ExtType(1, b"\x91" + data))
@@ -268,7 +268,7 @@ def _classes_in(hint):
     return {cls for part in typing.get_args(hint) for cls in _classes_in(part)}
 
 
-def test_what_a_value_that_travels_may_hold_travels_too():
+def test_fields_of_a_registered_class_can_travel_too():
     """For example the records of a topic's row, which one instance requests from another."""
     names = {cls.__name__: cls for cls in VOCABULARY._names} | vars(typing) | vars(collections.abc)
     checked = 0

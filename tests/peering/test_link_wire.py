@@ -60,7 +60,7 @@ async def test_garbage_ends_the_link_and_the_log_says_why(garbage, caplog):
     assert "a link is ended for what it sent" in caplog.text
 
 
-async def test_more_than_there_was_credit_for_ends_the_link(caplog):
+async def test_exceeding_the_credit_ends_the_link(caplog):
     async def deaf(call):
         await trio.sleep_forever()
 
@@ -76,7 +76,7 @@ async def test_more_than_there_was_credit_for_ends_the_link(caplog):
 
 @given(st.binary(max_size=400))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-def test_whatever_is_sent_the_served_side_ends_in_good_order(data):
+def test_any_bytes_end_the_serving_side_in_good_order(data):
     async def main() -> None:
         await served(PREFACE + data)
 
@@ -90,7 +90,7 @@ def test_whatever_is_sent_the_served_side_ends_in_good_order(data):
     (FrameKind.LEAVING, 0), (FrameKind.ANSWER, 1, None, b""), (FrameKind.CREDIT, 4, "x"),
 ]), max_size=12))  # fmt: skip
 @settings(max_examples=100)
-def test_whatever_order_frames_come_in_the_served_side_ends_in_good_order(frames):
+def test_frames_in_any_order_end_the_serving_side_in_good_order(frames):
     async def main() -> None:
         await served(PREFACE + b"".join(frame(*each) for each in frames))
 
@@ -98,7 +98,7 @@ def test_whatever_order_frames_come_in_the_served_side_ends_in_good_order(frames
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"PLAINSONG/2\r\n\r\n", b""])
-async def test_what_is_no_side_of_a_link_gets_nothing(said):
+async def test_a_peer_that_is_not_a_link_gets_nothing(said):
     mine, theirs = memory_stream_pair()
     link = Link(mine, peer="a web server")
     caught = Caught()
@@ -114,7 +114,7 @@ async def test_what_is_no_side_of_a_link_gets_nothing(said):
     assert not caught.error.sent
 
 
-async def test_a_side_that_says_nothing_at_first_is_given_up(autojump_clock):
+async def test_a_side_that_is_silent_from_the_start_is_given_up(autojump_clock):
     mine, _theirs = memory_stream_pair()
     link = Link(mine, LinkBounds(dial_s=2))
     assert "did not begin" in await link.run()
@@ -132,7 +132,7 @@ async def test_a_frozen_or_cut_peer_is_noticed_within_the_bound(autojump_clock):
         assert trio.current_time() - begun_s <= 15
 
 
-async def test_who_serves_a_frozen_caller_notices_too(autojump_clock):
+async def test_the_serving_side_notices_a_frozen_caller_too(autojump_clock):
     cancelled = trio.Event()
 
     async def waits(call):
@@ -150,7 +150,7 @@ async def test_who_serves_a_frozen_caller_notices_too(autojump_clock):
         assert trio.current_time() <= 20
 
 
-async def test_a_quiet_link_between_sides_that_live_lasts(autojump_clock):
+async def test_an_idle_link_between_live_sides_stays(autojump_clock):
     gate = trio.Event()
 
     async def held(call):
@@ -207,7 +207,7 @@ async def test_a_side_in_doubt_that_is_frozen_is_given_up_sooner_than_by_its_sil
         assert trio.current_time() - begun_s == pytest.approx(3)
 
 
-async def test_of_a_side_in_doubt_the_time_counts_for_which_it_has_been_asked_already(autojump_clock):
+async def test_the_time_already_spent_asking_counts_for_a_side_in_doubt(autojump_clock):
     async with linked(echo, LinkBounds(silence_s=30)) as pair:
         await pair.link.call("x", None)
         pair.theirs.send_stream.send_all_hook = trio.sleep_forever

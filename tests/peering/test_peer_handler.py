@@ -105,7 +105,7 @@ async def test_a_preface_in_pieces_is_one(hot):
         assert said == PREFACE
 
 
-async def test_a_connection_that_spoke_http_never_becomes_a_link():
+async def test_a_connection_that_has_spoken_http_never_becomes_a_link():
     async with serving() as server:
         stream = await server.connect()
         request = b"POST /v1/namespaces/n/topics/t/publish HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
@@ -118,7 +118,7 @@ async def test_a_connection_that_spoke_http_never_becomes_a_link():
 
 
 @BOTH_WAYS
-async def test_a_server_that_stops_answers_what_was_asked_and_lets_its_peers_go(hot):
+async def test_a_stopping_server_answers_pending_calls_and_releases_its_peers(hot):
     begun, gate = trio.Event(), trio.Event()
 
     async def held(call):
@@ -158,7 +158,7 @@ async def test_a_link_is_dialled_again_after_it_broke():
         assert (await second.call("echo", 2)).value == 2
 
 
-async def test_many_who_ask_at_once_share_one_link():
+async def test_many_concurrent_callers_share_one_link():
     async with serving() as server, links() as to:
         found = []
 
@@ -171,7 +171,7 @@ async def test_many_who_ask_at_once_share_one_link():
         assert len(set(map(id, found))) == 1
 
 
-async def test_who_cannot_be_reached_is_not_dialled_by_everybody_all_the_time(mock_clock):
+async def test_an_unreachable_peer_is_not_dialled_all_the_time(mock_clock):
     attempts = 0  # within one moment: the clock does not advance
 
     async def refused(address):
@@ -214,7 +214,7 @@ async def test_dialling_has_a_bound(autojump_clock):
         assert trio.current_time() == pytest.approx(2, abs=0.1)
 
 
-async def test_who_is_no_peer_gets_no_request_and_is_left_alone_for_a_while(mock_clock):
+async def test_a_server_that_is_not_a_peer_gets_no_request_and_is_left_alone_for_a_while(mock_clock):
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
 

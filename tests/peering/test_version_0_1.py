@@ -33,7 +33,7 @@ class Old:
         return Reply("answered")
 
 
-async def test_a_route_of_the_lane_is_hot_and_any_other_a_view_and_our_way_is_tried_once():
+async def test_to_version_0_1_a_route_of_the_lane_is_hot_and_any_other_a_view_and_our_way_is_tried_once():
     link: Any = Old()
     publish = Request(TOPIC, "ttl=7", {"content-type": "application/json", "x": "y"}, b"{}", "r1", 5)
     assert (await call_route(link, "publish", publish)).value == "answered"
@@ -46,7 +46,7 @@ async def test_a_route_of_the_lane_is_hot_and_any_other_a_view_and_our_way_is_tr
     assert link.calls[3][1] == ["get_stats", TOPIC, "", {}, "", 0]
 
 
-async def test_any_other_refusal_is_the_callers():
+async def test_any_other_refusal_goes_to_the_caller():
     class Refusing(Old):
         async def call(self, kind: str, value: Any, body: bytes = b"") -> Reply:
             raise InvalidParameter("this is no request")
@@ -57,7 +57,7 @@ async def test_any_other_refusal_is_the_callers():
     assert not link.is_0_1
 
 
-async def test_a_request_of_a_name_is_not_passed_to_an_owner_that_cannot_ask_what_the_name_may():
+async def test_a_request_with_a_name_is_not_forwarded_to_an_owner_that_cannot_check_its_grants():
     link: Any = Old()
     with pytest.raises(Forbidden):
         await call_route(link, "publish", Request(TOPIC, "", {}, who=Identity("shop", "token", "28d95dc87115")))
@@ -72,20 +72,20 @@ async def test_a_request_of_a_name_is_not_passed_to_an_owner_that_cannot_ask_wha
         (["abort", "", "", "7", "ttl=7", {"accept": "a"}, "r1", 5], "abort", {"transaction": "7"}),
     ],
 )
-def test_what_version_0_1_asks_is_a_request(hot, route, path):
+def test_a_call_of_version_0_1_is_a_request(hot, route, path):
     name, request = decode_request(hot_as_request(hot), b"{}")
     assert (name, request.path, request.query, request.headers) == (route, path, "ttl=7", {"accept": "a"})
     assert (request.request_id, request.waited_ms, request.body) == ("r1", 5, b"{}")
 
 
 @pytest.mark.parametrize("hot", [["drain", "", "", "", "", {}, "", 0], ["publish"], []])
-def test_a_hot_call_that_is_none_is_refused(hot):
+def test_an_invalid_hot_call_is_refused(hot):
     with pytest.raises(ValueError, match=r".+"):
         hot_as_request(hot)
 
 
 @pytest.mark.parametrize("held", [Held(7, 5, 3), Held(7, 5, HIDDEN_COUNTED, hidden_more=True), Held(7)])
-def test_what_holds_a_page_travels_as_version_0_1_has_it(held):
+def test_the_transaction_that_holds_a_page_travels_as_in_version_0_1(held):
     packed = VOCABULARY.pack(held)
     assert b"pointer" in packed
     assert b"hidden_messages" not in packed

@@ -53,7 +53,7 @@ async def met(ends, nursery) -> Wire:
     return wire
 
 
-async def test_a_frame_that_is_put_at_once_has_left_with_all_before_it(ends):
+async def test_an_immediate_frame_leaves_with_all_before_it(ends):
     async with trio.open_nursery() as nursery:
         wire = await met(ends, nursery)
         places = [wire.put(FrameKind.PING, 1), wire.put(FrameKind.PING, 2), wire.put_at_once(FrameKind.PING, 3)]
@@ -66,7 +66,7 @@ async def test_a_frame_that_is_put_at_once_has_left_with_all_before_it(ends):
         nursery.cancel_scope.cancel()
 
 
-async def test_what_the_connection_does_not_take_follows_in_order(ends):
+async def test_bytes_that_the_connection_does_not_accept_follow_in_order(ends):
     async with trio.open_nursery() as nursery:
         wire = await met(ends, nursery)
         reader, frames = FrameReader(VOCABULARY), []
@@ -81,7 +81,7 @@ async def test_what_the_connection_does_not_take_follows_in_order(ends):
         nursery.cancel_scope.cancel()
 
 
-async def test_nothing_is_written_at_once_to_what_has_not_said_that_it_is_a_link(ends):
+async def test_nothing_is_written_at_once_to_a_peer_that_has_not_identified_itself_as_a_link(ends):
     ours, theirs = ends
     wire = Wire(stream_of(ours.dup()), WITHIN_DAEMON, VOCABULARY, "")
     async with trio.open_nursery() as nursery:
@@ -94,7 +94,7 @@ async def test_nothing_is_written_at_once_to_what_has_not_said_that_it_is_a_link
         nursery.cancel_scope.cancel()
 
 
-async def test_calls_at_once_and_together_are_answered(ends):
+async def test_immediate_and_batched_calls_are_answered(ends):
     async def dispatch(call: Call) -> Reply:
         return Reply(call.value)
 
