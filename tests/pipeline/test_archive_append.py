@@ -112,7 +112,7 @@ def test_a_topic_that_begins_with_an_underscore_is_read_with_the_others_and_comp
     assert in_archive(spark, root) == in_topic(client, "_orders")
 
 
-def test_a_lost_checkpoint_costs_nothing_and_doubles_nothing(spark, client, run, root):
+def test_losing_a_checkpoint_loses_and_doubles_nothing(spark, client, run, root):
     published(client, 0, 100)
     append(run, ["orders"], root, every=None)
     shutil.rmtree(Path(root) / layout.topic_folder(client.namespace, "orders") / "_checkpoints")
@@ -148,7 +148,7 @@ def test_a_checkpoint_restored_from_an_older_copy_ends_the_run_with_3_and_the_er
     assert (raised.value.code, raised.value.hint) == (Exit.STORE, "was the checkpoint restored, or edited?")
 
 
-def test_a_topic_that_was_made_again_gets_an_archive_of_its_own_generation(spark, client, run, root):
+def test_a_recreated_topic_gets_an_archive_of_its_own_generation(spark, client, run, root):
     published(client, 0, 10)
     append(run, ["orders"], root, every=None)
     client.admin.delete_topic("orders")
@@ -158,7 +158,7 @@ def test_a_topic_that_was_made_again_gets_an_archive_of_its_own_generation(spark
     assert {row["generation"]: row["count"] for row in rows} == {1: 10, 2: 20}
 
 
-def test_a_dry_run_says_what_waits_and_writes_nothing(client, run, root, capsys):
+def test_a_dry_run_reports_what_is_due_and_writes_nothing(client, run, root, capsys):
     published(client, 0, 30)
     run.dry_run = True
     append(run, ["orders"], root, every=None)
@@ -218,7 +218,7 @@ def test_a_later_topic_that_another_run_archives_is_left_out_with_a_warning(clie
     assert capsys.readouterr().err.count("foo-b is left out: ") == 1
 
 
-def test_an_archive_that_is_late_is_told_with_a_metric(client, run, root, capsys):
+def test_a_metric_shows_an_archive_that_is_late(client, run, root, capsys):
     client.create_topic("orders", ttl_s=3600)
     client.publish("orders", [b"early"])
     assert append(run, ["orders"], root, every=None, warn_at=0.0) == ["orders"]
@@ -228,7 +228,7 @@ def test_an_archive_that_is_late_is_told_with_a_metric(client, run, root, capsys
     assert 'plainsong_pipeline_lag_seconds{job="archive",topic="orders"} 0.0' in run.metrics.text()
 
 
-def test_a_run_looks_out_for_losses_unless_the_archive_had_caught_up_not_long_ago(client, run, root):
+def test_a_run_checks_for_losses_unless_the_archive_caught_up_recently(client, run, root):
     def fails_on_data_loss(**choices):
         return Subject(run, client, "orders", AppendOptions(root, **choices)).source(bytes(20))["failOnDataLoss"]
 
@@ -284,7 +284,7 @@ def dying_after(monkeypatch, step):
         )
 
 
-def test_whatever_step_a_run_dies_after_the_next_one_archives_each_message_once(spark, client, run, root, monkeypatch):
+def test_whatever_step_a_run_dies_after_the_next_run_archives_each_message_once(spark, client, run, root, monkeypatch):
     published(client, 0, 40)
     for step in STEPS:
         with monkeypatch.context() as patched:

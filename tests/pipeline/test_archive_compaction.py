@@ -178,7 +178,7 @@ def test_rows_of_other_contents_are_damage_too(spark, archive):
     assert damaged(spark, archive.files, [of_these_sizes]) == {entry.folder: "has rows with different contents"}
 
 
-def test_what_killed_runs_left_is_taken_away_when_it_is_old(spark, archive, compaction, monkeypatch):
+def test_leftovers_of_killed_runs_are_removed_when_they_are_old(spark, archive, compaction, monkeypatch):
     left = archive.writer.new_folder("b" * 32, 0)
     archive.files.write(f"{left}/part-0.parquet", b"half")
     assert compaction.sweep(0) == 0

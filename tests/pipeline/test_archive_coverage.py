@@ -38,7 +38,7 @@ def test_every_id_that_some_entry_holds_is_read_from_exactly_one(found):
 
 
 @given(entries())
-def test_the_entry_of_the_lowest_rank_answers(found):
+def test_of_several_entries_the_lowest_rank_is_read(found):
     for piece in pieces(found):
         for each in ids([(piece.start, piece.end)]):
             others = [other for other in found if other.start <= small_id(each) < other.end]
@@ -46,7 +46,7 @@ def test_the_entry_of_the_lowest_rank_answers(found):
 
 
 @given(entries(), st.data())
-def test_taking_away_any_of_the_replaced_entries_changes_nothing_that_is_read(found, data):
+def test_removing_any_of_the_replaced_entries_changes_nothing_that_is_read(found, data):
     gone = replaced(found, before_ms=10)
     some = data.draw(st.sets(st.sampled_from([each.folder for each in gone]))) if gone else set()
     left = [each for each in found if each.folder not in some]
@@ -54,7 +54,7 @@ def test_taking_away_any_of_the_replaced_entries_changes_nothing_that_is_read(fo
     assert [piece for piece in pieces(left) if piece.start < piece.end] == pieces(found)
 
 
-def test_an_entry_is_kept_until_what_replaces_it_is_old_enough():
+def test_an_entry_is_kept_until_its_replacement_is_old_enough():
     batch = batch_entry(0, 10)
     day = entry("day", 0, 10, written_ms=500, day="2026-01-31", revision=1)
     assert replaced([batch, day], before_ms=499) == []
@@ -73,7 +73,7 @@ def test_a_batch_of_which_a_part_is_left_is_not_replaced():
     assert replaced([batch_entry(0, 10), entry("day", 0, 9, day="2026-01-31", revision=1)], before_ms=10) == []
 
 
-def test_of_two_batches_of_the_same_ids_the_one_written_first_answers():
+def test_of_two_batches_of_the_same_ids_the_one_written_first_is_read():
     early, late = batch_entry(0, 10, written_ms=1, source="z"), batch_entry(5, 15, written_ms=2, source="a")
     assert [(piece.entry, piece.start) for piece in pieces([late, early])] == [
         (early, small_id(0)),
@@ -81,7 +81,7 @@ def test_of_two_batches_of_the_same_ids_the_one_written_first_answers():
     ]
 
 
-def test_a_hole_is_what_others_are_behind_or_the_checkpoint_is_past():
+def test_a_hole_is_a_range_missing_before_other_entries_or_the_checkpoint():
     first, second, third = (batch_entry(start, start + 5, batch=start // 5) for start in (0, 5, 10))
     reached = Range(small_id(0), small_id(15))
     assert holes([first, second, third], reached) == holes([first, second, third]) == holes([]) == []

@@ -36,7 +36,7 @@ def files(request, tmp_path):
 
 
 @given(STATS, ID, ID, st.sampled_from(["batch", "day"]))
-def test_a_manifest_is_read_as_it_was_written(stats, start, end, kind):
+def test_a_manifest_round_trips(stats, start, end, kind):
     own = {"batch": 7} if kind == "batch" else {"day": "2026-01-31", "revision": 2}
     given_files = (("part-0.zstd.parquet", 10), ("part-1.zstd.parquet", 20))
     manifest = Manifest(kind, "default", "orders", 3, start, end, stats, given_files, 5, "ab", folder="f", **own)
@@ -51,7 +51,7 @@ def test_a_manifest_of_a_newer_version_is_refused_by_name():
 @pytest.mark.parametrize(
     "text", [b"", b"{", b"[]", b'{"version": 1}', b'{"version": 1, "kind": "batch", "namespace": 1}']
 )
-def test_what_is_no_manifest_is_refused(text):
+def test_an_invalid_manifest_is_refused(text):
     with pytest.raises(CommandFailed, match="cannot be read"):
         parse_manifest(text, "a/b")
 
@@ -76,7 +76,7 @@ def test_files_are_written_over_each_other_and_found(files):
     files.settle("a/c")
 
 
-def test_a_namespace_and_a_topic_that_begin_with_an_underscore_are_found_and_what_is_the_archives_own_is_not(files):
+def test_names_with_a_leading_underscore_are_found_and_files_of_the_archive_itself_are_not(files):
     entry = "_space/_orders/gen=1/batches/archive=a/batch=0/_manifest.json"
     files.write(entry, b"")
     files.write("_space/_orders/_checkpoints/gen=1/_manifest.json", b"")
@@ -85,7 +85,7 @@ def test_a_namespace_and_a_topic_that_begin_with_an_underscore_are_found_and_wha
         assert files.find(under, MANIFEST_NAME) == [entry]
 
 
-def test_a_folder_that_is_taken_away_is_gone_and_may_be_taken_again(files):
+def test_a_removed_folder_is_gone_and_may_be_removed_again(files):
     files.write("a/c/_manifest.json", b"")
     files.write("a/c/part-0.parquet", b"12345")
     files.remove("a/c")
@@ -115,7 +115,7 @@ def test_days_are_those_of_utc():
     assert layout.day_of(layout.day_start_ms("2026-01-31") + layout.DAY_MS - 1) == "2026-01-31"
 
 
-def test_a_checkpoint_tells_the_range_of_each_batch(tmp_path):
+def test_a_checkpoint_has_the_range_of_each_batch(tmp_path):
     files, log = LocalFiles(tmp_path), Log("default", "orders", 3)
     offsets = Offsets(files, log)
     assert (offsets.first(), offsets.done(), offsets.is_new) == (None, None, True)

@@ -62,7 +62,7 @@ def files(request, tmp_path):
     return HadoopFiles((tmp_path / "root").as_uri(), request.getfixturevalue("spark"))
 
 
-def test_a_lock_is_for_one_at_a_time_and_says_who_has_it(files):
+def test_a_lock_has_one_holder_and_names_it(files):
     with files.lock("a/_appending", "the archive", print) as hold:
         hold.check()
         with pytest.raises(Busy, match=rf"the archive is already being written, by process {os.getpid()} on") as raised:
@@ -74,7 +74,7 @@ def test_a_lock_is_for_one_at_a_time_and_says_who_has_it(files):
         pass
 
 
-def test_a_lock_outlives_nobody(tmp_path):
+def test_a_lock_does_not_outlive_its_holder(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -93,7 +93,7 @@ def write_as_of(disk, ago_s, holder="somebody"):
     disk.write(path, json.dumps({"owner": holder, "renewedMs": locks.now_ms() - int(ago_s * 1000)}).encode())
 
 
-def test_a_lease_is_taken_over_when_its_holder_was_silent_for_long_and_that_is_said(disk, monkeypatch):
+def test_a_lease_is_taken_over_with_a_message_when_its_holder_was_silent_for_long(disk, monkeypatch):
     moment_ms = now_ms()
     monkeypatch.setattr(locks, "now_ms", lambda: moment_ms)  # or its age would be what this machine takes, too
     said = []
@@ -107,7 +107,7 @@ def test_a_lease_is_taken_over_when_its_holder_was_silent_for_long_and_that_is_s
     assert numbers(disk, "l") == [2]
 
 
-def test_a_holder_that_wakes_up_after_it_was_taken_for_dead_finishes_nothing(disk):
+def test_a_holder_that_wakes_after_its_lease_was_taken_finishes_nothing(disk):
     asleep = take(disk, "l", "it")
     write_as_of(disk, STALE_S + 5)
     awake = take(disk, "l", "it")
@@ -122,7 +122,7 @@ def test_a_holder_that_wakes_up_after_it_was_taken_for_dead_finishes_nothing(dis
     take(disk, "l", "it").check()
 
 
-def test_of_two_who_find_the_same_lease_stale_one_takes_it(disk, monkeypatch):
+def test_of_two_processes_that_find_the_same_lease_stale_one_takes_it(disk, monkeypatch):
     write_as_of(disk, STALE_S + 5)
     real, others = disk.create, []
 
@@ -137,7 +137,7 @@ def test_of_two_who_find_the_same_lease_stale_one_takes_it(disk, monkeypatch):
     others[0].check()
 
 
-def test_one_who_looked_long_ago_gives_way_to_those_who_came_since(disk, monkeypatch):
+def test_a_process_with_an_old_check_gives_way_to_later_ones(disk, monkeypatch):
     real, others = disk.create, []
 
     def create(path, data):  # by then another one has been here, gone, and its file was taken away by a third
@@ -166,7 +166,7 @@ def test_a_lease_that_could_not_be_renewed_is_not_relied_on(disk):
     lease.check()
 
 
-def test_a_lease_whose_maker_died_before_it_was_written_is_stale_some_day_too(disk, tmp_path):
+def test_a_lease_whose_maker_died_before_it_was_written_becomes_stale_too(disk, tmp_path):
     disk.create("l/000000000001.lease", b"")
     with pytest.raises(Busy):
         take(disk, "l", "it")
@@ -175,7 +175,7 @@ def test_a_lease_whose_maker_died_before_it_was_written_is_stale_some_day_too(di
     take(disk, "l", "it").check()
 
 
-def test_a_lease_is_renewed_while_it_is_held_and_given_back_at_the_end(disk, monkeypatch):
+def test_a_lease_is_renewed_while_it_is_held_and_released_at_the_end(disk, monkeypatch):
     monkeypatch.setattr(locks, "RENEW_S", 0.001)
     from threading import Event
 

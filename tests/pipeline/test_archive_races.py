@@ -59,7 +59,7 @@ def test_two_compactions_at_once_spoil_nothing(spark, archive, compaction):
     assert times_read(spark, archive) == TIMES
 
 
-def test_a_second_compaction_of_a_topic_is_refused_and_told_who_is_at_it(spark, archive):
+def test_a_second_compaction_of_a_topic_is_refused_with_the_holder(spark, archive):
     run = Run("archive", spark=spark)
     with archive.files.lock(layout.lock_file("default", "orders", "compacting"), "it", print):
         before = sorted(Path(archive.root).rglob("*"))
@@ -72,7 +72,9 @@ def test_a_second_compaction_of_a_topic_is_refused_and_told_who_is_at_it(spark, 
 
 
 @pytest.mark.parametrize("what", ["all", "one file"])
-def test_a_day_whose_files_went_while_it_was_read_back_gets_no_manifest(spark, archive, compaction, monkeypatch, what):
+def test_a_day_whose_files_disappeared_while_it_was_read_back_gets_no_manifest(
+    spark, archive, compaction, monkeypatch, what
+):
     (day,) = plan(compaction.entries())
     folder = compaction.write(day)
 
@@ -93,7 +95,7 @@ def test_a_day_whose_files_went_while_it_was_read_back_gets_no_manifest(spark, a
     assert times_read(spark, archive) == TIMES
 
 
-def test_nothing_is_taken_away_for_an_entry_that_cannot_answer_for_it(spark, archive, compaction):
+def test_nothing_is_removed_for_an_entry_that_cannot_replace_it(spark, archive, compaction):
     (day,) = plan(compaction.entries())
     folder = Path(archive.root) / compaction.run(day).folder
     next(folder.glob("*.parquet")).unlink()
@@ -116,7 +118,7 @@ def test_an_entry_that_is_altered_fails_its_readers_at_once(spark, archive):
     assert read(spark, archive.root, end=id_at(TIMES[7])).count() == 7  # of which it has none
 
 
-def test_who_is_no_longer_the_only_one_finishes_nothing(spark, archive):
+def test_a_process_that_has_lost_its_lease_finishes_nothing(spark, archive):
     def lost():
         raise busy("it", "another")
 
@@ -129,7 +131,7 @@ def test_who_is_no_longer_the_only_one_finishes_nothing(spark, archive):
         compaction.sweep(0)
 
 
-def test_a_batch_that_is_given_to_two_is_finished_by_either_and_read_once(spark, archive, monkeypatch):
+def test_a_batch_given_to_two_processes_is_finished_by_either_and_read_once(spark, archive, monkeypatch):
     """Two concurrent appends, which a lock prevents: neither touches what the other has finished."""
     times = [DAY_MS + hour * HOUR_MS for hour in (40, 41)]
     bounds = (after(id_at(TIMES[-1])), after(id_at(times[-1])))

@@ -86,7 +86,7 @@ def verified(run, root):
     return findings, {name: count for name, count in findings.counts.items() if count}
 
 
-def test_planted_damage_and_what_was_taken_away_are_found(client, run, root):
+def test_planted_damage_and_removed_files_are_found(client, run, root):
     damage(Path(root) / entries(root)[1].folder)
     findings, counts = verified(run, root)
     assert not findings.is_good
@@ -100,7 +100,7 @@ def test_planted_damage_and_what_was_taken_away_are_found(client, run, root):
     assert findings.holes == [Range(gone.start, gone.end)]
 
 
-def test_a_compacted_archive_still_is_what_the_topic_was(spark, client, run, own_topic):
+def test_a_compacted_archive_still_equals_the_topic(spark, client, run, own_topic):
     archiving.compact(run, [], own_topic, compression="zstd", today=True)
     published(client, 300, 20)
     append(run, ["orders"], own_topic, every=None)
@@ -111,7 +111,7 @@ def test_a_compacted_archive_still_is_what_the_topic_was(spark, client, run, own
     assert sorted(raw_ids(own_topic)) == in_topic(client)[:320]
 
 
-def test_what_is_gone_from_an_archive_is_told_also_when_the_topic_has_expired(
+def test_messages_missing_from_an_archive_are_reported_even_if_they_have_expired_in_the_topic(
     client, daemon, run, own_topic, tmp_path, capsys
 ):
     parts = [Range(entry.start, entry.end) for entry in entries(own_topic)]
@@ -141,7 +141,7 @@ def test_what_is_gone_from_an_archive_is_told_also_when_the_topic_has_expired(
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_hole_is_filled_from_the_topic_and_that_is_said(spark, client, run, root, capsys, number):
+def test_a_hole_is_filled_from_the_topic_and_reported(spark, client, run, root, capsys, number):
     open_files(root).remove(entries(root)[number].folder)
     assert len(in_archive(spark, root)) == 200
     append(run, ["orders"], root, every=None)

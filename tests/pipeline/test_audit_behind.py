@@ -47,7 +47,7 @@ def lag(url, client, monkeypatch, tmp_path):
     return told
 
 
-def test_it_is_the_age_of_the_oldest_message_that_is_not_in_topic_by_topic(client, lag, tmp_path):
+def test_the_lag_is_the_age_of_the_oldest_message_that_is_not_in_the_tables_topic_by_topic(client, lag, tmp_path):
     client.create_topic("other", ttl_s=3600)
     assert lag("audit", "other") == {"audit": 0, "other": 0}
     client.publish("audit", [b"one", b"two"])
@@ -59,7 +59,7 @@ def test_it_is_the_age_of_the_oldest_message_that_is_not_in_topic_by_topic(clien
     assert (tmp_path / NOTES).exists(), "that nothing waits is noted"
 
 
-def test_rolled_back_messages_wait_for_nobody_and_those_of_an_open_transaction_do(client, lag):
+def test_rolled_back_messages_are_not_waited_for_and_those_of_an_open_transaction_are(client, lag):
     for _ in range(3):
         transaction = client.transactions.begin()
         client.publish("audit", [b"x"] * 60, transaction=transaction)
@@ -71,7 +71,7 @@ def test_rolled_back_messages_wait_for_nobody_and_those_of_an_open_transaction_d
     assert lag("audit") == {"audit": 60}
 
 
-def test_only_so_many_messages_are_passed_over(client, lag, monkeypatch):
+def test_the_number_of_skipped_messages_is_bounded(client, lag, monkeypatch):
     monkeypatch.setattr(stream, "_PAGES", (1, 1))
     transaction = client.transactions.begin()
     client.publish("audit", [b"x"] * 3, transaction=transaction)

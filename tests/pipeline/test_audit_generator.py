@@ -15,12 +15,12 @@ from tests.pipeline.audit_reference import Bad, Tables, flows_of, judge
 PUBLISHED_MS = START_MS + SPAN_MS
 
 
-def test_equal_seeds_make_equal_messages_and_others_others():
+def test_equal_seeds_make_equal_messages_and_other_seeds_others():
     assert list(payloads(500, 7, bad=0.1)) == list(payloads(500, 7, bad=0.1))
     assert list(payloads(500, 7)) != list(payloads(500, 8))
 
 
-def test_it_makes_them_one_by_one():
+def test_messages_are_generated_one_by_one():
     assert len(list(islice(payloads(10**12, 1), 100))) == 100
 
 
@@ -38,7 +38,7 @@ def test_a_part_is_bad_for_every_reason_and_the_rest_is_good():
         judge(each, PUBLISHED_MS)
 
 
-def test_it_looks_like_a_platform():
+def test_generated_messages_resemble_a_real_platform():
     made = list(payloads(20_000, 2))
     told = [json.loads(each) for each in made]
     kinds = Counter(each["type"] for each in told)
@@ -55,7 +55,7 @@ def test_it_looks_like_a_platform():
     assert any((target, source) in steps for source, target in steps), "there are cycles"
 
 
-def test_what_was_there_before_a_change_is_what_changes_made_it():
+def test_the_value_before_a_change_is_that_of_the_changes_before_it():
     has: dict[str, dict] = {}
     for each in map(json.loads, payloads(20_000, 3)):
         if each["type"] != "metadata":

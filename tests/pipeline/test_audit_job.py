@@ -116,9 +116,7 @@ def killed_when(url, folder, ripe):
 
 
 @pytest.mark.torture
-def test_tables_of_a_run_that_was_killed_again_and_again_are_those_of_the_reference(
-    root, expected, spark, url, tmp_path
-):
+def test_tables_of_a_repeatedly_killed_run_equal_the_reference(root, expected, spark, url, tmp_path):
     folder = tmp_path / "tables"
     killed_when(url, folder, lambda: half_written(folder))
     for sequence in (1, 3, 5):
@@ -136,7 +134,7 @@ def expected(url):
         )
 
 
-def test_tables_of_a_run_that_was_killed_and_went_on_are_those_of_the_reference(root, expected, url):
+def test_tables_of_a_run_that_was_killed_and_continued_equal_the_reference(root, expected, url):
     with Client(url) as client:
         assert [message.payload for message in client.read("audit")] == list(payloads(MESSAGES, SEED, bad=BAD))
     assert len(expected.trail) + len(expected.dead) == MESSAGES
@@ -144,7 +142,7 @@ def test_tables_of_a_run_that_was_killed_and_went_on_are_those_of_the_reference(
     check_equal(tables_in(root), expected)
 
 
-def test_a_run_adds_nothing_twice_whatever_spark_remembers_and_a_dry_run_says_what_waits(
+def test_a_run_adds_nothing_twice_whatever_spark_remembers_and_a_dry_run_reports_what_is_due(
     root, expected, spark, url, said
 ):
     told = said("run", "audit", "--root", str(root), "--dry-run")
@@ -154,9 +152,7 @@ def test_a_run_adds_nothing_twice_whatever_spark_remembers_and_a_dry_run_says_wh
     check_equal(tables_in(root), expected)
 
 
-def test_tables_of_before_get_what_is_missing_and_another_topic_beside_a_known_one_is_read_from_its_beginning(
-    spark, url, tmp_path
-):
+def test_existing_tables_get_missing_rows_and_an_added_topic_is_read_from_its_beginning(spark, url, tmp_path):
     """Restoring a copy of the manifest restores its state; no newer checkpoint makes the next run skip messages."""
     run = Run("audit", Where((url,), "copies"), spark=spark)
     messages = list(payloads(30, 1))
@@ -186,7 +182,7 @@ def test_the_figures_of_a_run_have_every_batch_however_few_spark_remembers(spark
     assert 'plainsong_pipeline_rows_total{job="audit",topic="audit"} 30.0' in run.metrics.text()
 
 
-def test_spark_looks_out_for_losses_unless_a_run_before_had_seen_that_nothing_waits(spark, url, tmp_path, monkeypatch):
+def test_spark_checks_for_losses_unless_the_last_run_had_caught_up(spark, url, tmp_path, monkeypatch):
     """A quiet topic's tables end before what its ttl leaves, and that is no loss; whether it is one, a note decides."""
     looked_out = []
     monkeypatch.setattr(stream, "_go", lambda *given: looked_out.append(not given[3].may_lose))
@@ -259,7 +255,7 @@ def test_lineage_is_walked_up_and_down_to_any_depth(root, expected, answer):
     assert len(by_run) == sum(each["runs"] for each in answer("lineage", start, "--root", str(root), "--limit", "9999"))
 
 
-def test_flows_are_published_for_the_console_when_told_to(spark, url, root, expected, said):
+def test_flows_are_published_for_the_console_on_request(spark, url, root, expected, said):
     """Each once, however many runs made it, and as the tables have them."""
     run = Run("audit", Where((url,)), spark=spark)
     with pytest.raises(CommandFailed):
@@ -277,7 +273,7 @@ def test_flows_are_published_for_the_console_when_told_to(spark, url, root, expe
     assert "--follow" in done.output
 
 
-def test_rows_for_people_are_tables(root):
+def test_output_for_people_is_tables(root):
     done = CliRunner().invoke(audit, ["usage", "--root", str(root), "--limit", "3"])
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["program", "dataset", "reads", "writes", "unknowns", "first", "seen", "last", "seen"]
@@ -286,7 +282,7 @@ def test_rows_for_people_are_tables(root):
     assert done.stderr == "warning: only 3 rows are shown; there may be more\n"
 
 
-def test_what_is_not_there_or_not_meant_is_told(said, tmp_path):
+def test_missing_and_invalid_input_is_reported(said, tmp_path):
     def why(*words):
         done = said(*words, code=1)
         return done.output + str(done.exception)

@@ -72,13 +72,13 @@ def test_each_payload_is_judged_as_the_reference_judges_it_and_none_is_lost(spar
 
 
 @pytest.mark.parametrize("fields", GOOD)
-def test_what_the_shape_allows_is_good(fields):
+def test_payloads_of_the_right_shape_are_good(fields):
     assert judge(as_payload(fields), PUBLISHED_MS)["user"]
 
 
 @pytest.mark.parametrize(("reason", "spoil"), [(reason, each) for reason, ways in SPOILING.items() for each in ways])
 @pytest.mark.parametrize("fields", [ACCESS, EDIT])
-def test_each_way_of_spoiling_a_message_gives_the_reason_it_is_listed_under(reason, spoil, fields):
+def test_each_way_to_spoil_a_message_gives_the_reason_it_is_listed_under(reason, spoil, fields):
     with pytest.raises(Bad) as bad:
         judge(spoil(dict(fields)), PUBLISHED_MS)
     assert bad.value.args[0] == reason

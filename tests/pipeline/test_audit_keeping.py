@@ -24,9 +24,7 @@ class Died(Exception):
 
 
 @pytest.mark.parametrize("fan_in", [3, pytest.param(FAN_IN, marks=pytest.mark.torture)])
-def test_messages_in_any_portions_some_given_again_make_the_tables_of_the_reference(
-    spark, tmp_path, monkeypatch, fan_in
-):
+def test_messages_in_any_portions_with_repeats_make_the_tables_of_the_reference(spark, tmp_path, monkeypatch, fan_in):
     """Late and repeated events, dead letters, portions that overlap as those of a new query do, and merges."""
     monkeypatch.setattr(keeping_module, "FAN_IN", fan_in)
     messages = messages_of(list(payloads(600, seed=3, bad=0.05)))
@@ -70,7 +68,7 @@ def twenty(begun, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["before a part", "before the manifest", "after the manifest"])
-def test_a_batch_that_died_at_any_step_is_whole_after_it_is_given_again(spark, twenty, sixty, monkeypatch, where):
+def test_a_batch_that_died_at_any_step_is_whole_after_a_repeat(spark, twenty, sixty, monkeypatch, where):
     before = manifest_of(twenty)
 
     def dying(module, name, *, first):
@@ -109,7 +107,7 @@ def dies():
     raise Died
 
 
-def test_a_topic_that_was_made_again_is_read_from_its_beginning_and_another_topic_is_its_own(spark, tmp_path):
+def test_a_recreated_topic_is_read_from_its_beginning_and_another_topic_is_separate(spark, tmp_path):
     """Its ids may be smaller than those before: a clock may be set back."""
     later = messages_of([b"one"], first=100)
     with keep(tmp_path, TABLES) as keeping:
@@ -131,7 +129,7 @@ def test_a_reader_by_an_older_manifest_sees_the_tables_as_they_were(spark, twent
     assert [arrow(twenty, TABLE["trail"], manifest=each).num_rows for each in (old, None)] == good
 
 
-def test_two_do_not_keep_one_folder(tmp_path):
+def test_two_runs_do_not_share_a_folder(tmp_path):
     with keep(tmp_path, TABLES):
         with pytest.raises(TablesBusy, match="another process keeps"), keep(tmp_path, TABLES):
             pass
@@ -154,7 +152,7 @@ def test_a_folder_that_holds_other_things_is_refused_and_nothing_in_it_changes(t
     assert (tmp_path / "lock").read_text(encoding="utf-8") == "of another"
 
 
-def test_a_first_run_that_was_killed_before_its_manifest_is_no_hindrance(tmp_path):
+def test_a_first_run_that_was_killed_before_its_manifest_blocks_nothing(tmp_path):
     (tmp_path / "lock").touch()
     (tmp_path / f".{MANIFEST}.4711.tmp").touch()
     with keep(tmp_path, TABLES) as keeping:
@@ -188,7 +186,7 @@ def test_only_parts_that_no_manifest_names_are_swept(tmp_path):
     }
 
 
-def test_a_folder_without_tables_or_with_unreadable_ones_is_told(tmp_path):
+def test_a_folder_without_tables_or_with_unreadable_ones_is_reported(tmp_path):
     with pytest.raises(TablesUnreadable, match="no audit tables"):
         manifest_of(tmp_path)
     for text in ("{", "[]", '{"version": 2}', '{"version": 1}'):

@@ -39,7 +39,7 @@ def flows_at(every, direction):
 
 
 @given(steps, datasets, st.sampled_from(["up", "down"]), st.none() | st.integers(1, 5))
-def test_a_walk_meets_what_a_dataset_came_from_or_went_to_by_the_shortest_way_and_ends(every, start, direction, depth):
+def test_a_walk_visits_all_sources_or_targets_of_a_dataset_by_the_shortest_way_and_ends(every, start, direction, depth):
     found = list(walk(start, flows_at(every, direction), direction, depth))
     turned = every if direction == "down" else {(target, source) for source, target in every}
     expected = {name: far for name, far in distances(turned, start).items() if depth is None or far <= depth}
@@ -97,7 +97,7 @@ def write_edges(root: Path, every, parts: int = 1, times=None) -> None:
     store_manifest(root, TablesManifest(1, {}, tuple(made)))
 
 
-def test_a_time_range_leaves_out_what_was_not_accessed_in_it(tmp_path):
+def test_a_time_range_leaves_out_accesses_outside_it(tmp_path):
     def at(day):
         return datetime(2025, 1, day, tzinfo=UTC)
 

@@ -31,7 +31,7 @@ def clock(monkeypatch):
     return later
 
 
-def test_within_half_of_the_ttl_nothing_can_be_lost_and_later_somebody_has_to_look_out(tmp_path, clock):
+def test_within_half_of_the_ttl_nothing_can_be_lost_and_later_a_check_is_needed(tmp_path, clock):
     quiet = Quiet(tmp_path, {TOPIC: TTL_S})
     clock(499)
     assert quiet.is_safe(tables())
@@ -40,7 +40,7 @@ def test_within_half_of_the_ttl_nothing_can_be_lost_and_later_somebody_has_to_lo
     assert quiet.is_safe(TablesManifest()), "what has nothing misses nothing"
 
 
-def test_runs_that_follow_each_other_keep_a_topic_without_messages_safe(tmp_path, clock):
+def test_consecutive_runs_keep_a_topic_without_messages_safe(tmp_path, clock):
     for seconds in (400, 800, 1200, 1600):
         quiet = Quiet(tmp_path, {TOPIC: TTL_S})
         now = clock(seconds)
@@ -49,7 +49,7 @@ def test_runs_that_follow_each_other_keep_a_topic_without_messages_safe(tmp_path
     assert quiet.is_old(tables())
 
 
-def test_after_an_outage_an_empty_topic_is_no_proof(tmp_path, clock):
+def test_after_an_outage_an_empty_topic_proves_nothing(tmp_path, clock):
     """Its messages may have been published and have expired during the outage."""
     quiet = Quiet(tmp_path, {TOPIC: TTL_S})
     quiet.note(tables(), TOPIC, clock(1001))
@@ -57,7 +57,7 @@ def test_after_an_outage_an_empty_topic_is_no_proof(tmp_path, clock):
     assert not (tmp_path / NOTES).exists()
 
 
-def test_what_was_noted_of_other_messages_or_another_life_counts_no_more(tmp_path, clock):
+def test_notes_about_other_messages_or_another_generation_are_ignored(tmp_path, clock):
     quiet = Quiet(tmp_path, {TOPIC: TTL_S})
     quiet.note(tables(), TOPIC, clock(900))
     clock(1300)
@@ -85,7 +85,7 @@ def test_a_run_that_took_longer_than_messages_live_fails(tmp_path, clock):
 
 
 @given(st.lists(st.integers(1, 2500), max_size=6), st.integers(1, 6000))
-def test_nothing_is_safe_that_may_have_been_lost(tmp_path_factory, gaps, lost_at):
+def test_no_possible_loss_is_called_safe(tmp_path_factory, gaps, lost_at):
     """A message is published at `lost_at`, and runs follow at intervals `gaps`: once it has expired unread, none is safe."""
     folder, seconds = tmp_path_factory.mktemp("quiet"), 0
     for gap in gaps:

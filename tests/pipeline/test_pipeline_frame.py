@@ -48,13 +48,13 @@ def test_all_jobs_are_listed(capsys):
     assert {each["job"] for each in json.loads(said(capsys, "list", "--json")[1])} == set(JOBS)
 
 
-def test_an_unknown_job_is_told_the_nearest(capsys):
+def test_an_unknown_job_is_refused_with_the_nearest_name(capsys):
     code, _, err = said(capsys, "run", "arxive")
     assert code == Exit.USAGE
     assert "did you mean 'archive'?" in err
 
 
-def test_a_job_is_started_by_becoming_it(monkeypatch, capsys):
+def test_a_job_replaces_the_process_that_starts_it(monkeypatch, capsys):
     became = []
     monkeypatch.setattr(pipeline_command.os, "execve", lambda path, args, environ: became.append((path, args, environ)))
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
@@ -66,7 +66,7 @@ def test_a_job_is_started_by_becoming_it(monkeypatch, capsys):
     assert str(ROOT) in environ["PYTHONPATH"].split(os.pathsep)
 
 
-def test_maintain_is_the_daemons_own_command_and_no_line_for_a_cluster(monkeypatch, capsys):
+def test_maintain_is_a_command_of_the_daemon_and_has_no_line_for_a_cluster(monkeypatch, capsys):
     became = []
     monkeypatch.setattr(pipeline_command.os, "execve", lambda path, args, environ: became.append(args[1:]))
     said(capsys, "run", "--master", "local[1]", "maintain", "--dry-run", "orders")
@@ -92,7 +92,7 @@ def test_the_line_for_a_cluster_can_be_pasted(capsys, monkeypatch, found):
     assert out == f"PYSPARK_DRIVER_PYTHON={sys.executable} {submit} {words}\n"
 
 
-def test_the_zip_is_all_that_an_executor_imports_and_nothing_else(tmp_path):
+def test_the_zip_has_everything_that_an_executor_imports_and_nothing_else(tmp_path):
     write_zip(tmp_path / "one.zip")
     write_zip(tmp_path / "other.zip")
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "other.zip").read_bytes()
@@ -127,12 +127,12 @@ def lacking(environ):
     return raised.value.message + "\n" + raised.value.hint
 
 
-def test_missing_java_is_told():
+def test_missing_java_is_reported():
     assert "there is no Java" in lacking({"PATH": "/nowhere"})
     assert "JAVA_HOME is /nowhere, but" in lacking({"JAVA_HOME": "/nowhere"})
 
 
-def test_an_old_java_is_told(tmp_path):
+def test_an_old_java_is_reported(tmp_path):
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
@@ -141,7 +141,7 @@ def test_an_old_java_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("package", ["pyspark", "pyarrow"])
-def test_a_missing_package_is_told(monkeypatch, package):
+def test_a_missing_package_is_reported(monkeypatch, package):
     real = session.find_spec
     monkeypatch.setattr(session, "find_spec", lambda name: None if name == package else real(name))
     says = lacking({})
@@ -158,7 +158,7 @@ def java(tmp_path):
     return str(tmp_path / "jre")
 
 
-def test_an_interpreter_for_workers_without_the_packages_is_told(tmp_path, java):
+def test_an_interpreter_for_workers_without_the_packages_is_reported(tmp_path, java):
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
     bare.chmod(0o755)
@@ -167,13 +167,13 @@ def test_an_interpreter_for_workers_without_the_packages_is_told(tmp_path, java)
     assert f"set it to {sys.executable}" in says
 
 
-def test_an_interpreter_for_workers_that_is_not_there_is_told(java):
+def test_a_missing_interpreter_for_workers_is_reported(java):
     assert "PYSPARK_PYTHON is /nowhere/python, which cannot be run" in lacking(
         {"JAVA_HOME": java, "PYSPARK_PYTHON": "/nowhere/python"}
     )
 
 
-def test_an_interpreter_for_workers_of_another_version_is_told(tmp_path, java):
+def test_an_interpreter_for_workers_of_another_version_is_reported(tmp_path, java):
     other = tmp_path / "python"
     other.write_text("#!/bin/sh\necho 3.9\n")
     other.chmod(0o755)
@@ -202,7 +202,7 @@ def samples(file):
     return {sample.name.removeprefix(PREFIX): sample.value for family in families for sample in family.samples}
 
 
-def test_a_run_is_given_what_the_options_say(monkeypatch):
+def test_a_run_gets_its_options(monkeypatch):
     monkeypatch.delenv("PLAINSONG_URL", raising=False)
     runs = []
     options = ["--url", "http://a:1,http://b:2", "-n", "shop", "--master", "local[1]", "--dry-run"]
@@ -236,7 +236,7 @@ def failing(error):
         (KeyboardInterrupt(), Exit.INTERRUPTED),
     ],
 )
-def test_every_end_has_its_code_in_the_metrics_too(tmp_path, capsys, error, code):
+def test_every_exit_code_is_in_the_metrics_too(tmp_path, capsys, error, code):
     file = tmp_path / "metrics" / "archive.prom"
     assert ran(failing(error), "--metrics-file", str(file), "--json") == code
     assert samples(file)["exit_code"] == code
@@ -262,7 +262,7 @@ def test_sigterm_ends_a_run_as_an_interruption(tmp_path):
     assert samples(file)["exit_code"] == Exit.INTERRUPTED
 
 
-def test_an_interrupted_run_ends_as_one_whatever_fails_on_the_way_out(tmp_path):
+def test_an_interrupted_run_ends_as_one_whatever_fails_during_its_cleanup(tmp_path):
     file = tmp_path / "archive.prom"
 
     def body(run):
@@ -297,7 +297,7 @@ Caused by: java.lang.RuntimeException: wrapped
 # --- progress ----------------------------------------------------------------------------------------
 
 
-def test_progress_tells_rates_lag_and_time_left(capsys):
+def test_progress_shows_rates_lag_and_remaining_time(capsys):
     now = [0.0]
     progress = JobProgress("archive", shown=True, clock_s=lambda: now[0])
     now[0] = 2.0
@@ -309,7 +309,7 @@ def test_progress_tells_rates_lag_and_time_left(capsys):
     assert capsys.readouterr().err == f"\r{line}\x1b[K\r\x1b[K"
 
 
-def test_progress_for_programs_is_an_event_a_line(capsys):
+def test_progress_for_programs_has_one_event_in_a_line(capsys):
     now = [0.0]
     progress = JobProgress("archive", as_json=True, clock_s=lambda: now[0])
     now[0] = 2.0
@@ -322,7 +322,7 @@ def test_progress_for_programs_is_an_event_a_line(capsys):
     assert (warning["warning"], warning["topic"], result["rows"]) == ("behind", "orders", 2_000)
 
 
-def test_nobody_sees_progress_who_does_not_want_it_but_warnings_are_for_all(capsys):
+def test_progress_can_be_switched_off_and_warnings_cannot(capsys):
     progress = JobProgress("archive", shown=False)
     progress.step(1, last=True)
     progress.note("starting")
@@ -344,7 +344,7 @@ def test_the_page_describes_every_metric_with_its_kind_and_no_other():
         assert f"{PREFIX}{name}{{" in metrics.text()
 
 
-def test_the_page_lists_every_job_with_what_it_says():
+def test_the_page_lists_every_job_with_its_summary():
     assert set(re.findall(r"^\| (?:\[(\w+)\]|`(\w+)`)", PAGE.split("## Running")[0], re.MULTILINE)) <= {
         pair for name in JOBS for pair in ((name, ""), ("", name))
     }

@@ -15,7 +15,7 @@ def made(folder, *names):
         path.touch()
 
 
-def test_what_spark_wrote_is_replaced_also_what_it_left_half_done(spark, tmp_path):
+def test_files_written_by_spark_are_replaced_even_if_incomplete(spark, tmp_path):
     spark.range(3).write.parquet(str(tmp_path / "whole"))
     made(tmp_path / "half", "_temporary/0/part-00000.parquet")
     (tmp_path / "empty").mkdir()
@@ -23,7 +23,7 @@ def test_what_spark_wrote_is_replaced_also_what_it_left_half_done(spark, tmp_pat
 
 
 @pytest.mark.parametrize("other", ["notes.txt", "2025/a.parquet", "trail.parquet", ".hidden"])
-def test_what_somebody_else_put_there_is_not(tmp_path, other):
+def test_foreign_files_are_not_replaced(tmp_path, other):
     made(tmp_path / "usage", "part-00000-x.snappy.parquet", "_SUCCESS", other)
     with pytest.raises(CommandFailed, match=r"usage would be replaced, but it holds files") as refused:
         check_replaceable(LocalFiles(tmp_path), ["trail", "usage"])

@@ -106,7 +106,7 @@ def without_originals(messages):
     return [(payload, {name: own[name] for name in kept if name in own}) for payload, own in messages]
 
 
-def test_an_archive_comes_back_in_order_with_the_ids_it_had(client, run, root, first):
+def test_an_archive_is_replayed_in_order_with_its_original_ids(client, run, root, first):
     source = source_of(run, root)
     plans = Plans(source.files, source.folder)
     plan = plan_of(run, source)
@@ -118,7 +118,7 @@ def test_an_archive_comes_back_in_order_with_the_ids_it_had(client, run, root, f
     assert originals == [(str(each.id), str(each.id.publish_time_ms)) for each in first]
 
 
-def test_a_replay_goes_on_where_the_topic_stands_and_not_where_its_plan_does(client, run, root, first):
+def test_a_replay_continues_from_the_topic_and_not_from_its_plan(client, run, root, first):
     source = source_of(run, root)
     plans = Plans(source.files, source.folder)
     plan = plan_of(run, source)
@@ -143,7 +143,7 @@ def test_a_compaction_in_between_changes_nothing(spark, client, daemon, run, roo
     assert without_originals(told(client.read("again"))) == told(first)
 
 
-def test_a_topic_that_has_forgotten_the_replay_is_not_given_everything_again(client, run, root):
+def test_a_topic_that_has_forgotten_the_replay_does_not_get_everything_again(client, run, root):
     source = source_of(run, root)
     plans = Plans(source.files, source.folder)
     plan = plan_of(run, source)
@@ -167,7 +167,7 @@ def test_any_parquet_with_a_payload_and_an_order_can_be_replayed(spark, client, 
     assert told(client.read("again")) == [(str(number).encode(), {}) for number in range(101)]
 
 
-def test_a_column_that_only_one_of_the_files_has_is_published_from_that_one(spark, client, run, tmp_path):
+def test_a_column_that_only_one_of_the_files_has_is_published_from_that_file(spark, client, run, tmp_path):
     path = str(tmp_path / "rows")
     rows = spark.range(2).selectExpr("id AS number", "cast(id AS STRING) AS payload")
     rows.where("number = 0").coalesce(1).write.parquet(path)
@@ -243,7 +243,7 @@ def test_a_message_that_has_an_original_id_keeps_it(spark, client, daemon, tmp_p
     assert found == [own[0], {"originalId": ids[1], "originalPublishTimeMs": "5"}, own[2]]
 
 
-def test_parquet_that_was_written_anew_is_not_taken_for_what_was_replayed(spark, tmp_path):
+def test_rewritten_parquet_is_not_taken_for_the_replayed_file(spark, tmp_path):
     path = str(tmp_path / "rows.parquet")
     rows = spark.range(5).selectExpr("id AS number", "cast(id AS STRING) AS payload")
     rows.write.parquet(path)
@@ -259,7 +259,9 @@ def replayed(daemon, client, root, *more):
     return run_program(replay, [*words, "-n", client.namespace, *more], "replay")
 
 
-def test_a_replay_anew_that_was_killed_goes_on_with_the_same_words(client, daemon, root, first, monkeypatch, capsys):
+def test_a_replay_anew_that_was_killed_continues_with_the_same_command(
+    client, daemon, root, first, monkeypatch, capsys
+):
     assert replayed(daemon, client, root, "--chunk-rows", "80") == 0
     real, saves = Plans.save, []
 
@@ -276,7 +278,7 @@ def test_a_replay_anew_that_was_killed_goes_on_with_the_same_words(client, daemo
     assert without_originals(told(client.read("again"))) == 2 * told(first)
 
 
-def test_a_replay_whose_plan_is_lost_is_refused_and_not_cut_anew(client, daemon, root, first, capsys):
+def test_a_replay_whose_plan_is_lost_is_refused_and_not_planned_again(client, daemon, root, first, capsys):
     assert replayed(daemon, client, root, "--chunk-rows", "80") == 0
     (plan_file,) = Path(root).rglob("_replays/*.json")
     plan_file.unlink()
@@ -351,7 +353,7 @@ def in_process(line):
 # --- killed ------------------------------------------------------------------------------------------
 
 
-def test_a_replay_that_was_killed_goes_on_and_each_message_comes_once(spark, client, daemon, root, first):
+def test_a_killed_replay_continues_and_each_message_is_published_once(spark, client, daemon, root, first):
     command = [
         sys.executable,
         "-m",

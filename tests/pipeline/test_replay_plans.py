@@ -27,18 +27,18 @@ KEY = st.text("0123456789abcdef", min_size=1, max_size=3)
 
 
 @given(KEY, KEY, st.text("abc-_", min_size=1, max_size=255), st.integers(0, 3))
-def test_the_name_of_a_producer_is_short_enough_and_another_for_each_range(start, end, topic, attempt):
+def test_names_of_producers_are_short_and_distinct_for_each_range(start, end, topic, attempt):
     plan = some_plan(start * 13, end * 13, attempt=attempt, topic=topic)
     assert len(plan.producer.encode()) <= 255
     assert plan.producer != some_plan(start * 13, end * 13 + "0", attempt=attempt, topic=topic).producer
 
 
-def test_a_plan_is_read_as_it_was_written(plans):
+def test_a_plan_round_trips(plans):
     plans.save(some_plan(done=1))
     assert plans.all() == [some_plan(done=1)]
 
 
-def test_what_was_begun_is_gone_on_with(plans):
+def test_a_replay_that_was_begun_is_continued(plans):
     plans.save(some_plan(done=1))
     assert plans.chosen(some_plan(end="30"), any_range=True, anew=False) == some_plan(done=1)
     assert plans.chosen(some_plan(), any_range=False, anew=False) == some_plan(done=1)
@@ -55,7 +55,7 @@ def test_a_range_of_which_a_part_was_replayed_is_refused(plans, done):
     assert plans.chosen(other, any_range=False, anew=False) == other
 
 
-def test_anew_is_another_producer_each_time_the_one_before_has_ended(plans):
+def test_anew_uses_another_producer_each_time_the_last_one_has_ended(plans):
     plans.save(some_plan(done=2))
     again = plans.chosen(some_plan(), any_range=False, anew=True)
     assert again.attempt == 1
@@ -67,13 +67,13 @@ def test_anew_is_another_producer_each_time_the_one_before_has_ended(plans):
     assert plans.chosen(some_plan(), any_range=False, anew=True).attempt == 2
 
 
-def test_a_replay_of_everything_does_not_go_on_with_one_that_began_elsewhere(plans):
+def test_a_replay_of_everything_does_not_continue_one_that_began_elsewhere(plans):
     plans.save(some_plan(start="15", done=1))
     with pytest.raises(CommandFailed, match="a part of this is being replayed"):
         plans.chosen(some_plan(), any_range=True, anew=False)
 
 
-def test_files_that_are_others_now_are_not_gone_on_with(plans):
+def test_a_replay_does_not_continue_with_changed_files(plans):
     plans.save(replace(some_plan(done=1), as_read={"files": "a"}))
     others = replace(some_plan(), as_read={"files": "b"})
     with pytest.raises(CommandFailed, match="the files are not those of the earlier, unfinished replay into again"):

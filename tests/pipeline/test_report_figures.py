@@ -47,7 +47,7 @@ def collected(frame) -> set[tuple]:
 
 
 @pytest.mark.parametrize("step_ms", [1_000, 7_777])
-def test_sizes_are_those_counted_message_by_message(spark, history, step_ms):
+def test_sizes_equal_those_counted_message_by_message(spark, history, step_ms):
     grid = Grid(START_MS + 2_500, START_MS + 40_000, step_ms)
     rows, _ = history
     found = queue_sizes(frame(spark, rows), frame(spark, TOPICS, TOPIC_COLUMNS), grid)
@@ -62,14 +62,14 @@ def test_a_message_is_in_its_queue_to_the_last_millisecond_of_its_ttl_and_no_lon
     assert (size[START_MS], size[START_MS + 3_000], size[START_MS + 3_001]) == ((1, 5), (1, 5), (0, 0))
 
 
-def test_throughput_has_every_message_of_the_range_in_its_step_and_steps_without_any(spark, history):
+def test_throughput_has_every_message_of_the_range_in_its_step_and_steps_without_messages(spark, history):
     grid = Grid(START_MS + 2_500, START_MS + 40_000, 7_777)
     rows, _ = history
     found = throughput(frame(spark, rows), frame(spark, TOPICS, TOPIC_COLUMNS), grid)
     assert collected(found) == reported.rates(rows, TOPICS, grid)
 
 
-def test_what_was_stored_first_waited_until_its_publish(spark, history):
+def test_messages_that_were_stored_first_waited_until_their_publish(spark, history):
     grid = Grid(START_MS, START_MS + 10**6, 1_000)
     rows, _ = history
     for row in stored_for(frame(spark, rows), grid).collect():
@@ -79,7 +79,7 @@ def test_what_was_stored_first_waited_until_its_publish(spark, history):
 
 
 @pytest.mark.parametrize("doubt", [False, True])
-def test_a_message_waited_for_all_transactions_up_to_it_as_a_reader_that_walks_the_topic_does(spark, history, doubt):
+def test_a_message_waited_for_all_transactions_up_to_it_like_a_reader_that_walks_the_topic(spark, history, doubt):
     rows, decisions = history
     if not doubt:
         decisions = [each._replace(decided_ms=each.begun_ms + 800) for each in decisions if each.state != "unknown"]
@@ -116,7 +116,7 @@ def test_quantiles_of_topics_and_steps_are_those_of_their_messages(spark, histor
     seen.unpersist()
 
 
-def test_behind_an_open_transaction_everything_waits_and_before_it_nothing(spark):
+def test_everything_after_an_open_transaction_waits_and_nothing_before_it_does(spark):
     rows = [
         Row("ns:a", bytes([number]) * 20, START_MS + number, None, 1, 9 if number == 2 else 0) for number in (1, 2, 3)
     ]

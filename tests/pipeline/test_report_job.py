@@ -80,7 +80,7 @@ def decisions_of(client: Client, rows: list[Row]) -> list[Decision]:
     return found
 
 
-def test_the_figures_are_those_of_what_the_topics_show(client, run, tmp_path):
+def test_the_figures_match_the_topics(client, run, tmp_path):
     wanted = ReportOptions(("orders", "parcels"), parquet=str(tmp_path / "tables"))
     topics = topics_of(run, wanted)
     grid = since_the_beginning(topics)
@@ -118,11 +118,11 @@ def test_the_figures_are_those_of_what_the_topics_show(client, run, tmp_path):
         report_on(run, wanted, topics, grid)
 
 
-def test_young_topics_are_known_whole(client, run):
+def test_young_topics_are_known_completely(client, run):
     assert all(each.whole and each.generation == 1 for each in topics_of(run, ReportOptions()))
 
 
-def test_more_transactions_than_may_be_asked_about_are_told(client, run):
+def test_transactions_over_the_query_limit_are_reported(client, run):
     wanted = ReportOptions(("orders",), max_pointers=1)
     topics = topics_of(run, wanted)
     made = report_on(run, wanted, topics, since_the_beginning(topics))
@@ -130,12 +130,12 @@ def test_more_transactions_than_may_be_asked_about_are_told(client, run):
     assert made.latency[0]["unknown"] > 0
 
 
-def test_a_topic_that_is_not_there_is_named_with_the_nearest(client, run):
+def test_a_missing_topic_is_reported_with_the_nearest_name(client, run):
     with pytest.raises(CommandFailed, match="order"):
         topics_of(run, ReportOptions(("order",)))
 
 
-def test_a_dry_run_says_what_would_be_read_and_starts_no_spark(client, daemon):
+def test_a_dry_run_reports_what_would_be_read_and_starts_no_spark(client, daemon):
     url = "http://{}:{}".format(*daemon.address)
     line = [str(PLAINSONG), "pipeline", "run", "report", "--url", url, "-n", "shop", "--dry-run", "--json"]
     # Without Java, starting Spark would fail.
@@ -147,7 +147,7 @@ def test_a_dry_run_says_what_would_be_read_and_starts_no_spark(client, daemon):
 
 
 @pytest.mark.parametrize("words", [["--offline"], ["--offline", "--archive", "x"], ["--from", "yesterday"]])
-def test_options_that_make_no_sense_end_it_before_anything_is_asked(words):
+def test_invalid_options_end_it_before_any_request(words):
     line = [str(PLAINSONG), "pipeline", "run", "report", "--url", "http://127.0.0.1:1", *words]
     done = subprocess.run(
         line, capture_output=True, text=True, env=clean_environ(), timeout=SPARK_PATIENCE_S, check=False
@@ -189,7 +189,7 @@ def test_with_an_archive_messages_that_expired_count_and_each_counts_once(daemon
     assert [row["messages"] for row in again.rates] == [row["messages"] for row in made.rates]
 
 
-def test_offline_wants_an_archive_that_has_the_topic_and_a_ttl(spark, tmp_path):
+def test_offline_requires_an_archive_that_has_the_topic_and_a_ttl(spark, tmp_path):
     run = Run("report", Where((), "kept"), spark=spark)
     with pytest.raises(CommandFailed, match="has no messages of kept:orders"):
         topics_of(run, ReportOptions(("orders",), str(tmp_path), offline=True, ttl_ms=1000))

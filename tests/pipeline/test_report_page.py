@@ -52,7 +52,7 @@ def test_the_page_has_a_plot_for_each_kind_of_figure_and_needs_nothing_from_else
     assert page.count("<html") == page.count("</html>") == 1
 
 
-def test_plots_are_whole_describe_themselves_and_share_no_ids(made):
+def test_plots_are_complete_describe_themselves_and_share_no_ids(made):
     ids: list[str] = []
     for svg in svgs(page_of(made)):
         root = ElementTree.fromstring(svg)
@@ -73,7 +73,7 @@ def test_plots_take_the_colours_of_the_page(made):
         assert "#000000" not in svg
 
 
-def test_every_section_says_what_it_is_made_of_and_what_is_not_known(made):
+def test_every_section_names_its_sources_and_what_is_not_known(made):
     for text in (unescape(page_of(made)), " ".join(" ".join(lines_of(made)).split())):
         for key, said in MADE_FROM.items():
             assert said in text, key
@@ -153,7 +153,7 @@ def _no_job(monkeypatch):
 
 
 @pytest.mark.usefixtures("_no_job")
-def test_without_the_library_of_the_plots_a_page_is_refused_before_anything_begins(monkeypatch, capsys, tmp_path):
+def test_without_the_plot_library_a_page_is_refused_before_anything_begins(monkeypatch, capsys, tmp_path):
     real = session.find_spec
     monkeypatch.setattr(session, "find_spec", lambda name: None if name == "matplotlib" else real(name))
     assert run(command.report, ["--html", str(tmp_path / "page.html")], "report") == Exit.USAGE
@@ -163,7 +163,7 @@ def test_without_the_library_of_the_plots_a_page_is_refused_before_anything_begi
 
 
 @pytest.mark.usefixtures("_no_job")
-def test_a_page_in_a_folder_that_is_not_there_is_refused_before_anything_begins(capsys, tmp_path):
+def test_a_page_in_a_missing_folder_is_refused_before_anything_begins(capsys, tmp_path):
     assert run(command.report, ["--html", str(tmp_path / "none" / "page.html")], "report") == Exit.USAGE
     assert f"there is no folder {tmp_path}/none" in capsys.readouterr().err
 

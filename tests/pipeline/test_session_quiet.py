@@ -24,7 +24,7 @@ def heard():
     py4j.setLevel(level)
 
 
-def test_a_signal_while_the_jvm_is_asked_shows_no_trace_and_other_errors_are_heard(heard):
+def test_a_signal_during_a_call_to_the_jvm_shows_no_traceback_and_other_errors_are_raised(heard):
     _quiet()
     for error in (KeyboardInterrupt(), ValueError()):
         try:
