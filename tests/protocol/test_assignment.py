@@ -32,21 +32,21 @@ def owners(assigned, topics=TOPICS[:200]):
 
 
 @given(members, st.randoms())
-def test_all_come_to_the_same_owners_in_whatever_order_they_heard_of_the_members(found, random):
+def test_all_instances_compute_the_same_owners_in_whatever_order_they_saw_the_members(found, random):
     shuffled = list(found)
     random.shuffle(shuffled)
     assert owners(Assignment(found, Placement())) == owners(Assignment(shuffled, Placement()))
 
 
 @given(members)
-def test_an_instance_that_goes_moves_only_its_own_topics(found):
+def test_an_instance_that_leaves_moves_only_its_own_topics(found):
     before = owners(Assignment(found, Placement()))
     after = owners(Assignment(found[1:], Placement()))
     assert all(after[topic] == owner for topic, owner in before.items() if owner != found[0].name)
 
 
 @given(members, st.integers(1, 1_000))
-def test_an_instance_that_comes_takes_its_share_and_nothing_else_moves(found, weight):
+def test_an_instance_that_joins_takes_its_share_and_nothing_else_moves(found, weight):
     new = Member("a-new-one-that-nobody-is-called-like", "new:1", weight)
     before, after = owners(Assignment(found, Placement())), owners(Assignment([*found, new], Placement()))
     assert all(after[topic] in (owner, new.name) for topic, owner in before.items())
@@ -59,21 +59,21 @@ def test_a_change_of_weight_moves_topics_only_to_or_from_that_instance(found, we
     assert all(first.name in (owner, after[topic]) for topic, owner in before.items() if after[topic] != owner)
 
 
-def test_shares_go_by_weight():
+def test_shares_follow_the_weights():
     found = [Member("a", "a:1", 100), Member("b", "b:1", 200), Member("c", "c:1", 100)]
     shares = Counter(owners(Assignment(found, Placement()), TOPICS).values())
     assert shares["b"] == pytest.approx(1_000, rel=0.1)
     assert shares["a"] == pytest.approx(500, rel=0.15)
 
 
-def test_a_thousand_of_ten_thousand_topics_move_when_the_tenth_instance_comes():
+def test_a_thousand_of_ten_thousand_topics_move_when_the_tenth_instance_joins():
     topics = [TopicName("ns", f"t{number}") for number in range(10_000)]
     nine = [Member(f"i{number}", "") for number in range(9)]
     before, after = (owners(Assignment(each, Placement()), topics) for each in (nine, [*nine, Member("i9", "")]))
     assert sum(before[topic] != after[topic] for topic in topics) == pytest.approx(1_000, rel=0.12)
 
 
-def test_owners_are_the_same_in_every_process_and_for_ever():
+def test_owners_are_the_same_in_every_process_and_forever():
     found = [Member("alpha", "a:1", 100), Member("beta", "b:1", 250), Member("gamma", "c:1", 70)]
     expected = "alpha alpha gamma beta beta beta gamma alpha beta beta beta beta"
     assert " ".join(owners(Assignment(found, Placement()), TOPICS[:12]).values()) == expected
@@ -92,7 +92,7 @@ def test_owners_are_the_same_in_every_process_and_for_ever():
 
 
 @given(members, st.data())
-def test_a_pinned_topic_is_where_it_is_pinned_as_long_as_that_instance_is_there_and_takes_topics(found, data):
+def test_a_pinned_topic_stays_at_its_instance_while_that_is_present_and_accepts_topics(found, data):
     to = data.draw(st.sampled_from(found))
     topic = TOPICS[0]
     pinned = Placement().pinned(topic, to.name)
@@ -104,12 +104,12 @@ def test_a_pinned_topic_is_where_it_is_pinned_as_long_as_that_instance_is_there_
     assert Assignment(found, pinned.unpinned(topic)).owner(topic) == Assignment(found, Placement()).owner(topic)
 
 
-def test_where_nobody_is_there_nobody_owns_anything():
+def test_without_instances_no_topic_has_an_owner():
     assert Assignment([], Placement()).owner(TOPICS[0]) is None
     assert Assignment([Member("a", "a:1", leaving=True, slices=0)], Placement()).owner(TOPICS[0]) is None
 
 
-def test_as_many_owners_are_remembered_as_may_be(monkeypatch):
+def test_the_number_of_remembered_owners_is_bounded(monkeypatch):
     monkeypatch.setattr(cluster, "MAX_REMEMBERED", 10)
     assigned = Assignment([Member("a", "a:1")], Placement())
     for topic in TOPICS[:25]:
@@ -118,27 +118,27 @@ def test_as_many_owners_are_remembered_as_may_be(monkeypatch):
 
 
 @given(st.dictionaries(st.text(), st.text()), st.frozensets(st.text()))
-def test_a_placement_is_read_as_it_was_written(pins, drained):
+def test_a_placement_round_trips(pins, drained):
     assert Placement.decode(Placement(pins, drained).encode()) == Placement(pins, drained)
 
 
 @pytest.mark.parametrize(
     "text", [b"{", b"[]", b"{}", b'{"pins":{"a":1},"drained":[]}', b'{"pins":{},"drained":7}', b"\xff"]
 )
-def test_what_is_no_placement_is_refused(text):
+def test_an_invalid_placement_is_refused(text):
     with pytest.raises(UnreadablePlacement):
         Placement.decode(text)
     assert Placement.decode(b"") == Placement()
 
 
-def test_a_placement_has_a_bound(monkeypatch):
+def test_the_size_of_a_placement_is_bounded(monkeypatch):
     monkeypatch.setattr(placement, "MAX_PLACEMENT_BYTES", 100)
     with pytest.raises(InvalidParameter):
         Placement({f"ns:t{number}": "a" for number in range(50)}).encode()
 
 
 @pytest.mark.parametrize("text", ["", "a/b", "a b", "x" * 101, "ä"])
-def test_an_instance_has_a_name_that_paths_bear(text):
+def test_the_name_of_an_instance_is_valid_in_paths(text):
     with pytest.raises(InvalidName):
         instance_name(text)
     assert instance_name("host-1.example_2") == "host-1.example_2"

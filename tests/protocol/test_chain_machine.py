@@ -123,7 +123,7 @@ def run(topic, history):
 
 @given(st.lists(events, max_size=14))
 @settings(max_examples=300)
-def test_a_chained_topic_is_always_found_as_its_entries_say(history):
+def test_a_chained_topic_always_verifies_as_its_entries_say(history):
     topic = ChainedTopic(TopicLimits(max_lifetime_ms=0, checkpoint_rows=4))
     for _ in run(topic, history):
         chained = topic.state.chain is not None and not topic.state.chain.due
@@ -134,7 +134,7 @@ def test_a_chained_topic_is_always_found_as_its_entries_say(history):
 
 @given(st.lists(events, max_size=10), st.data())
 @settings(max_examples=200)
-def test_a_message_that_disappears_is_found_unless_it_had_expired_or_never_was_covered(history, data):
+def test_a_message_that_disappears_is_found_unless_it_had_expired_or_was_never_covered(history, data):
     topic = ChainedTopic(TopicLimits(max_lifetime_ms=0))
     for _ in run(topic, history):
         pass

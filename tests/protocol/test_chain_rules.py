@@ -73,7 +73,7 @@ def plain(*messages, **fields):
     return Publish(PublishRequest(list(messages), **fields), 1)
 
 
-def test_requests_of_one_step_that_come_one_after_the_other_share_an_entry():
+def test_consecutive_requests_of_one_step_share_an_entry():
     topic = ChainedTopic()
     topic.do(*(plain(b"%d" % number) for number in range(5)), plain(b"a", b"b"))
     assert covered(topic) == [7]
@@ -83,7 +83,7 @@ def test_requests_of_one_step_that_come_one_after_the_other_share_an_entry():
     assert covered(topic) == [7, 1]
 
 
-def test_a_shared_entry_is_the_one_that_a_request_of_all_its_messages_would_have():
+def test_a_shared_entry_equals_that_of_one_request_with_all_its_messages():
     one, many = ChainedTopic(), ChainedTopic()
     one.publish(b"a", b"bc", b"d")
     many.do(plain(b"a"), plain(b"bc"), plain(b"d"))
@@ -114,7 +114,7 @@ def test_requests_that_differ_in_what_an_entry_says_of_them_have_entries_of_thei
     assert (found.messages, found.faults) == (10, [])
 
 
-def test_a_shared_entry_ends_where_another_one_comes_in_between_and_where_it_is_full():
+def test_a_shared_entry_ends_at_another_request_in_between_and_when_it_is_full():
     topic = ChainedTopic()
     topic.publish_under(7, b"t")
     topic.do(plain(b"a"), RollBackPointer(7), plain(b"b"), plain(b"c"))
@@ -127,7 +127,7 @@ def test_a_shared_entry_ends_where_another_one_comes_in_between_and_where_it_is_
     assert topic.verify().is_good
 
 
-def test_a_head_that_is_asked_for_in_the_step_of_a_publish_covers_it_and_what_comes_later_has_another_entry():
+def test_a_head_requested_in_the_step_of_a_publish_covers_it_and_later_messages_have_another_entry():
     topic = ChainedTopic()
     _, view, _ = topic.do(plain(b"a"), DescribeChain(), plain(b"b"))
     assert (view.number, covered(topic)) == (2, [1, 1])
@@ -136,7 +136,7 @@ def test_a_head_that_is_asked_for_in_the_step_of_a_publish_covers_it_and_what_co
     assert (found.known, found.faults) == ("found", [])
 
 
-def test_a_shared_entry_is_found_again_after_a_cut_behind_any_row():
+def test_a_shared_entry_is_found_again_after_a_cut_at_any_row():
     for rows in range(8):
         topic = ChainedTopic()
         topic.publish(b"before")
@@ -171,7 +171,7 @@ def test_an_entry_covers_as_many_rows_as_its_bounds_of_rows_and_bytes_allow(size
     assert pieces(sizes) == cut
 
 
-def test_a_topic_without_a_chain_has_no_entries_and_the_same_bytes_as_ever():
+def test_a_topic_without_a_chain_has_no_entries_and_the_same_bytes_as_before():
     topic = ChainedTopic(chain="none")
     topic.publish(b"one", b"two")
     assert topic.entries() == []
@@ -229,7 +229,7 @@ def test_an_inserted_message_is_found_and_named():
     assert (fault.kind, fault.position) == ("inserted", inserted[-10:])
 
 
-def test_a_message_behind_the_last_entry_is_found():
+def test_a_message_after_the_last_entry_is_found():
     topic = busy_topic()
     key, value = topic.messages()[-1]
     topic.store.tables[Table.MESSAGE][key[:-10] + b"\x00\x00\x7f" + key[-7:]] = value
@@ -247,7 +247,7 @@ def test_faults_beyond_those_that_are_listed_are_counted():
     assert (len(found.faults), found.more_faults) == (MAX_FAULTS, 3)
 
 
-def test_two_messages_that_changed_places_are_found():
+def test_swapped_messages_are_found():
     topic = ChainedTopic()
     topic.publish(b"one", b"two")
     rows = topic.store.tables[Table.MESSAGE]
@@ -265,7 +265,7 @@ def test_a_message_under_another_write_pointer_is_found():
     assert kinds(topic.verify()) == ["changed"]
 
 
-def test_a_message_that_is_rolled_back_behind_the_topics_back_is_found():
+def test_a_rollback_of_a_message_past_the_topic_is_found():
     topic = busy_topic()
     key, value = topic.messages()[6]
     topic.state.pending.clear()
@@ -313,7 +313,7 @@ def test_a_message_that_is_removed_with_its_entry_is_found():
     assert "entry-removed" in kinds(topic.verify())
 
 
-def test_entries_that_were_made_again_from_other_messages_are_found_by_whoever_knows_a_head():
+def test_entries_made_again_from_other_messages_are_found_with_a_known_head():
     """An attacker who can write the store can make a consistent chain; only a link kept elsewhere reveals it."""
     honest, forged = ChainedTopic(), ChainedTopic()
     honest.publish(b"pay 100")
@@ -322,7 +322,7 @@ def test_entries_that_were_made_again_from_other_messages_are_found_by_whoever_k
     assert kinds(forged.verify(honest.head())) == ["other-chain"]
 
 
-def test_an_end_that_was_cut_off_is_found_by_whoever_knows_a_later_head():
+def test_a_missing_end_is_found_with_a_later_head():
     topic = busy_topic()
     head = topic.head()
     del topic.store.tables[Table.MESSAGE][at(topic, 9)]
@@ -332,7 +332,7 @@ def test_an_end_that_was_cut_off_is_found_by_whoever_knows_a_later_head():
     assert kinds(topic.verify(head)) == ["cut-off"]
 
 
-def test_a_store_that_is_an_older_copy_is_found_by_whoever_knows_a_later_head():
+def test_an_older_copy_of_a_store_is_found_with_a_later_head():
     topic = busy_topic()
     older = {table: dict(rows) for table, rows in topic.store.tables.items()}
     topic.publish(b"later")
@@ -352,7 +352,7 @@ def test_a_head_that_was_known_is_found_as_long_as_its_entry_is_there():
     assert topic.verify(head).known == "found"
 
 
-def test_the_chain_of_another_topic_is_not_taken_for_this_ones():
+def test_the_chain_of_another_topic_is_not_accepted_for_this_one():
     topic = busy_topic()
     topic.store.tables[Table.METADATA][metadata_key(NAME)] = replace(topic.state.metadata, generation=1).encode()
     other = KnownHead(2, 1, bytes(10), bytes(32))
@@ -376,7 +376,7 @@ def test_cleaning_keeps_the_last_link_of_what_it_drops():
     assert (found.messages, found.known, found.begun) == (1, "found", None)
 
 
-def test_a_head_from_before_the_last_link_that_is_kept_cannot_be_compared_and_is_no_fault():
+def test_a_head_from_before_the_last_kept_link_cannot_be_compared_and_is_not_a_fault():
     topic = ChainedTopic()
     topic.publish(b"one")
     early = topic.head()
@@ -387,7 +387,7 @@ def test_a_head_from_before_the_last_link_that_is_kept_cannot_be_compared_and_is
     assert topic.verify(early).is_good
 
 
-def test_the_chain_of_a_topic_that_is_empty_again_goes_on():
+def test_the_chain_of_a_topic_that_is_empty_again_continues():
     topic = ChainedTopic()
     topic.publish(b"one")
     topic.now_ms += 3_601_000
@@ -430,7 +430,7 @@ def test_a_message_before_the_first_entry_that_has_not_expired_is_found():
     assert kinds(topic.verify()) == ["entry-removed"] * 3
 
 
-def test_a_beginning_that_was_cut_off_with_its_messages_is_found():
+def test_a_beginning_removed_with_its_messages_is_found():
     """Cleaning always leaves an expired entry, so an unexpired first entry shows that rows were cut off."""
     topic = ChainedTopic()
     for number in range(4):
@@ -448,7 +448,7 @@ def test_a_beginning_that_was_cut_off_with_its_messages_is_found():
     assert kinds(topic.verify(known)) == ["entry-removed"]
 
 
-def test_a_head_whose_entry_expires_while_a_topic_is_being_read_is_no_fault():
+def test_a_head_whose_entry_expires_while_a_topic_is_being_read_is_not_a_fault():
     topic = ChainedTopic()
     topic.publish(b"0")
     topic.publish(b"1")
@@ -466,7 +466,7 @@ def test_a_head_whose_entry_expires_while_a_topic_is_being_read_is_no_fault():
     assert (found.faults, found.known) == ([], "cleaned")
 
 
-def test_a_topic_whose_entries_do_not_reach_the_head_that_it_names_is_found():
+def test_a_topic_whose_entries_do_not_reach_its_head_is_found():
     """Removing the end of a topic from the store of a running daemon is found without a kept head."""
     topic = busy_topic()
     head = topic.head()
@@ -476,7 +476,7 @@ def test_a_topic_whose_entries_do_not_reach_the_head_that_it_names_is_found():
     assert kinds(topic.verify(head=head._replace(number=head.number - 1))) == ["other-chain"]
 
 
-def test_a_time_to_live_that_a_message_did_not_have_is_found_before_cleaning_removes_the_message():
+def test_a_wrong_time_to_live_of_a_message_is_found_before_cleaning_removes_it():
     topic = ChainedTopic()
     topic.publish(b"one")
     key, _ = topic.messages()[0]
@@ -498,7 +498,7 @@ def test_a_message_in_the_place_of_one_that_has_expired_by_its_own_time_to_live_
     assert (fault.kind, fault.position) == ("changed", key[-10:])
 
 
-def test_entries_that_are_cleaned_while_a_topic_is_being_read_are_no_fault():
+def test_entries_cleaned_while_a_topic_is_being_read_are_not_a_fault():
     topic = ChainedTopic()
     for number in range(4):
         topic.publish(b"%d" % number)
@@ -534,7 +534,7 @@ def test_a_chain_that_is_switched_on_later_begins_there_and_says_so():
     assert found.begun > topic.messages()[0][0][-10:]
 
 
-def test_a_chain_that_is_switched_off_and_on_goes_on_from_its_end():
+def test_a_chain_that_is_switched_off_and_on_continues_from_its_end():
     topic = ChainedTopic()
     topic.publish(b"one")
     known = topic.head()
@@ -561,7 +561,7 @@ def test_a_new_generation_has_a_new_chain():
     assert topic.verify().messages == 1
 
 
-def test_a_topic_that_is_brought_back_goes_on_with_its_chain():
+def test_an_undeleted_topic_continues_its_chain():
     topic = ChainedTopic()
     topic.publish(b"one")
     topic.do(Remove())
@@ -572,7 +572,7 @@ def test_a_topic_that_is_brought_back_goes_on_with_its_chain():
     assert (found.is_good, found.messages, found.entries) == (True, 2, 3)
 
 
-def test_a_chain_does_not_begin_while_stored_messages_may_be_published_behind_its_beginning():
+def test_a_chain_does_not_begin_while_stored_messages_may_be_published_after_its_beginning():
     topic = ChainedTopic(chain="none")
     topic.do(StoreUnder(PublishRequest([b"stored"], write_pointer=7), 1))
     with pytest.raises(Conflict, match="stored"):
@@ -664,7 +664,7 @@ def test_a_stored_message_that_is_removed_is_found(end):
     assert kinds(topic.verify()) == ["removed"]
 
 
-def test_a_stored_message_that_is_inserted_and_two_that_changed_places_are_found():
+def test_inserted_and_swapped_stored_messages_are_found():
     topic = ChainedTopic()
     topic.store_under(7, b"one", b"two", b"three")
     topic.publish_under(7)
@@ -688,7 +688,7 @@ def test_a_stored_message_that_is_inserted_and_two_that_changed_places_are_found
     assert kinds(topic.verify()) == ["changed"]
 
 
-def test_segments_that_lost_cannot_be_shown_nor_those_that_won_be_hidden():
+def test_losing_segments_cannot_be_shown_nor_winning_ones_hidden():
     for segments in ([], [1], [0, 1], None):
         topic = ChainedTopic()
         topic.stage("a", b"won")
@@ -702,7 +702,7 @@ def test_segments_that_lost_cannot_be_shown_nor_those_that_won_be_hidden():
         assert not topic.verify().is_good
 
 
-def test_stored_messages_go_on_with_their_links_after_a_load():
+def test_links_of_stored_messages_continue_after_a_load():
     topic = ChainedTopic()
     topic.store_under(7, b"one", segment="a")
     topic.store_under(7, b"two")
@@ -715,7 +715,7 @@ def test_stored_messages_go_on_with_their_links_after_a_load():
     assert (found.messages, found.faults) == (4, [])
 
 
-def test_a_rollback_of_stored_messages_that_were_published_is_an_entry_and_of_others_none():
+def test_a_rollback_of_published_stored_messages_is_an_entry_and_that_of_others_is_not():
     topic = ChainedTopic()
     topic.store_under(7, b"one")
     topic.publish_under(7)
@@ -774,7 +774,7 @@ def test_a_publish_of_stored_messages_that_a_power_cut_left_without_an_entry_get
 
 
 @pytest.mark.parametrize("rows", range(8))
-def test_a_store_that_was_cut_off_is_none_of_what_is_published_later(rows):
+def test_an_interrupted_store_is_not_part_of_a_later_publish(rows):
     topic = ChainedTopic()
     topic.store_under(7, b"one")
     topic.do(StoreUnder(PublishRequest([b"cut", b"off"], write_pointer=7), 1), rows=rows)
@@ -795,7 +795,7 @@ def test_a_dry_run_of_a_change_adds_no_entry():
 # --- set aside, epochs, crashes ---------------------------------------------------------------------
 
 
-def test_rows_that_were_set_aside_are_in_an_entry_and_no_fault():
+def test_rows_set_aside_are_in_an_entry_and_not_a_fault():
     topic = busy_topic()
     gone = topic.messages()[3:6]
     topic.do(NoteSetAside(1, gone[0][0][-10:], gone[-1][0][-10:], 3))
@@ -844,7 +844,7 @@ def restored(topic, **fields):
     topic.load()
 
 
-def test_a_chain_says_once_that_its_topic_came_from_a_backup_however_often_it_starts():
+def test_a_chain_records_once_that_its_topic_came_from_a_backup_however_often_it_starts():
     topic = ChainedTopic()
     topic.publish(b"one")
     last = topic.entries()[-1][0][-10:]
@@ -860,7 +860,7 @@ def test_a_chain_says_once_that_its_topic_came_from_a_backup_however_often_it_st
     assert (found.faults, found.restored, found.messages) == ([], 1, 3)
 
 
-def test_a_chain_whose_entries_were_not_restored_goes_on_behind_the_end_that_the_metadata_have():
+def test_a_chain_without_restored_entries_continues_after_the_end_in_the_metadata():
     topic = ChainedTopic()
     topic.publish(b"one")
     head = topic.head()
@@ -882,14 +882,14 @@ def test_metadata_keeps_where_a_chain_ended():
     assert Metadata.decode(metadata.encode()) == metadata
 
 
-def test_the_first_entry_says_whose_chain_it_is():
+def test_the_first_entry_names_its_topic():
     topic = ChainedTopic()
     key, value = topic.entries()[0]
     assert ChainEntry.decode(key[-10:], value).of == (str(NAME), 1)
     assert int.from_bytes(key[-10:-2], "big") == START_MS
 
 
-def test_entries_are_described_for_those_who_look_into_a_stopped_store():
+def test_entries_are_described_when_a_stopped_store_is_inspected():
     topic = busy_topic()
     found = [describe(Table.PAYLOAD, key, value).shown() for key, value in topic.entries()]
     assert {each["kind"] for each in found} == {"chain-entry"}

@@ -40,11 +40,11 @@ def publish(*messages: bytes, **fields) -> PublishRequest:
         publish(b"m", b"n", message_ttls_s=[1, 2**31 - 1], atomic=True, routing_key="é" * 2048),
     ],
 )
-def test_a_sensible_publish_passes(request_):
+def test_a_valid_publish_passes(request_):
     check_publish(request_)
 
 
-def test_nothing_can_be_published_only_with_a_pointer_or_what_was_staged():
+def test_an_empty_publish_requires_a_pointer_or_staged_messages():
     for request in (publish(), publish(producer="p", sequence_ids=[1]), publish(producer="p", segments=[])):
         with pytest.raises(NoMessages):
             check_publish(request)
@@ -83,7 +83,7 @@ def test_staged_segments_are_published_with_one_sequence_id():
         (publish(producer="p", sequence_ids=[1], segments=["a"], routing_key="k"), "routingKey is for messages"),
     ],
 )
-def test_a_publish_that_makes_no_sense_is_told_which_field(request_, why):
+def test_an_invalid_publish_is_refused_with_its_field(request_, why):
     with pytest.raises(InvalidParameter, match=why) as caught:
         check_publish(request_)
     assert caught.value.hint
@@ -138,7 +138,7 @@ def test_a_rollback_needs_a_pointer_above_0():
         PollRequest(limit=2**31 - 1, isolation="committed"),
     ],
 )
-def test_a_sensible_poll_passes(request_):
+def test_a_valid_poll_passes(request_):
     check_poll(request_)
 
 
@@ -156,6 +156,6 @@ def test_a_sensible_poll_passes(request_):
         (PollRequest(transaction=b"", isolation="uncommitted"), InvalidParameter),
     ],
 )
-def test_a_poll_that_makes_no_sense_is_refused(request_, error):
+def test_an_invalid_poll_is_refused(request_, error):
     with pytest.raises(error):
         check_poll(request_)

@@ -37,7 +37,7 @@ def page_of(request):
 
 
 @given(st.lists(EVENTS, max_size=4), st.booleans(), st.sampled_from([None, 1]))
-def test_events_come_back_as_they_were(events, escaped, indent):
+def test_events_round_trip(events, escaped, indent):
     body = json.dumps(events, ensure_ascii=escaped, indent=indent).encode()
     found = json.loads(encode_events(page_of(decode_events("batch", {}, body)), "/t"))
     assert [event.pop("plainsongid") for event in found] == [ID.hex()] * len(events)
@@ -47,7 +47,7 @@ def test_events_come_back_as_they_were(events, escaped, indent):
 @given(
     st.sampled_from(["structured", "batch"]), JSONS | st.lists(EVENTS | JSONS, max_size=3) | EVENTS, st.integers(0, 99)
 )
-def test_whatever_is_no_event_is_refused_in_good_order(mode, value, cut):
+def test_an_invalid_event_is_refused_in_good_order(mode, value, cut):
     for body in (json.dumps(value).encode(), json.dumps(value).encode()[:cut]):
         with suppress(BadRequest):
             decode_events(mode, {}, body)

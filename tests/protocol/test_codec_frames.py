@@ -50,14 +50,14 @@ def test_frames_of_version_2_have_attributes_after_the_payload():
     assert encode_frames(sample(), FramesOptions(attributes=True)) == first + second + END + struct.pack(">I", 2)
 
 
-def test_no_message_is_the_end_alone():
+def test_an_empty_page_is_the_end_alone():
     assert encode_frames(Page(), FramesOptions()) == END + bytes(4)
     assert decode_frames(END + bytes(4)) == []
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @given(page=records.pages())
-def test_frames_survive(options, page):
+def test_frames_round_trip(options, page):
     found = decode_frames(encode_frames(page, options), pointers=options.pointers, attributes=options.attributes)
     assert [frame[:2] for frame in found] == list(page.messages())
     pointers = page.pointers if options.pointers else {}
@@ -67,7 +67,7 @@ def test_frames_survive(options, page):
 
 
 @given(st.dictionaries(records.texts, st.text("é", min_size=20, max_size=400), max_size=20))
-def test_attributes_of_every_size_survive(attributes):
+def test_attributes_of_every_size_round_trip(attributes):
     page = Page(sample().parts, 2, attributes={0: attributes, 1: {"big": "x" * 70_000}})
     found = decode_frames(encode_frames(page, FramesOptions(attributes=True)), attributes=True)
     assert found[0].attributes == attributes
@@ -75,7 +75,7 @@ def test_attributes_of_every_size_survive(attributes):
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_frames_cut_off_at_any_byte_are_an_error_never_an_end(options):
+def test_frames_cut_at_any_byte_are_an_error_and_never_an_end(options):
     whole = encode_frames(sample(), options)
     for length in range(len(whole)):
         with pytest.raises(BrokenFrames):
@@ -141,7 +141,7 @@ def test_frames_are_found_anywhere_in_accept(accept, options):
         f'a/b;x="{FRAMES}"',
     ],
 )
-def test_who_does_not_ask_for_frames_gets_none(accept):
+def test_frames_are_sent_only_on_request(accept):
     assert accept_frames(accept) is None
 
 
@@ -152,7 +152,7 @@ def test_frames_of_an_unknown_kind_are_refused_clearly(parameter):
     assert "version=1 or 2" in caught.value.hint
 
 
-def test_the_type_of_frames_says_what_they_hold():
+def test_the_type_of_frames_names_their_content():
     assert [options.content_type for options in OPTIONS] == [
         FRAMES,
         FRAMES + "; version=2",

@@ -51,7 +51,7 @@ def test_a_page_has_the_bytes_of_the_contract():
     assert AVRO.decode_page(bytes.fromhex(PAGE)) == [(ID, b"m2", {})]
 
 
-def test_an_empty_page_is_the_array_without_items_never_no_bytes():
+def test_an_empty_page_is_the_array_without_items_and_never_no_bytes():
     assert AVRO.encode_page(Page()) == AVRO_2.encode_page(Page()) == b"\x00"
     assert AVRO.decode_page(b"\x00") == AVRO_2.decode_page(b"\x00") == []
 
@@ -75,7 +75,7 @@ def test_version_2_appends_its_fields_null_first():
     assert AVRO_2.decode_publish(bytes.fromhex(golden)) == full
 
 
-def test_a_page_of_version_2_has_a_map_behind_every_payload():
+def test_a_page_of_version_2_has_a_map_after_every_payload():
     page = page_of([(ID, b"m2"), (ID, b"m3")])
     page.attributes = {1: {"a": "b"}}
     with_maps = "04" + "28" + ID.hex() + "046d3200" + "28" + ID.hex() + "046d33" + "0202610262" + "00" + "00"

@@ -183,14 +183,14 @@ def test_a_million_empty_messages_are_the_most_and_they_are_counted_before_they_
         AVRO.decode_publish(b"\x02" + long(most + 1) + bytes(most + 2))
 
 
-def test_lists_and_maps_share_one_bound():
+def test_lists_and_maps_together_share_one_bound():
     body = AVRO_2.encode_publish(PublishRequest([b"m"], attributes=[{"a": "b", "c": "d"}]))
     reader = cursor_module.Cursor(body[-12:], room=2)
     with pytest.raises(RequestTooLarge):
         reader.array(reader.strings)
 
 
-def test_large_json_of_very_many_values_is_too_large_but_commas_in_text_are_no_values(monkeypatch):
+def test_large_json_with_very_many_values_is_too_large_and_commas_in_text_do_not_count(monkeypatch):
     monkeypatch.setattr(json_values, "MAX_VALUES", 50)
     assert len(JSON.decode_publish(b'{"messages":["' + b"," * 60 + b'\\",[[["]}').messages[0]) == 65
     with pytest.raises(RequestTooLarge):
@@ -248,6 +248,6 @@ def test_a_damaged_answer_is_malformed_however_many_items_it_claims():
         (b'{"messages":[5]}', r"messages\[0\] is a number 5, not a string"),
     ],
 )
-def test_json_that_is_no_publish_is_refused_with_its_place_or_field(body, why):
+def test_invalid_publishes_in_json_are_refused_with_their_place_or_field(body, why):
     with pytest.raises(MalformedBody, match=why):
         JSON.decode_publish(body)

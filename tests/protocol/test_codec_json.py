@@ -53,7 +53,7 @@ def test_base64_is_strict(wrong):
         publish(messages=["", {"base64": wrong}])
 
 
-def test_a_character_beyond_iso_8859_1_is_no_byte():
+def test_a_character_beyond_iso_8859_1_is_not_a_byte():
     with pytest.raises(MalformedBody, match=r"messages\[0\]: character 1 is not a byte"):
         publish(messages=[{"bytes": "a\u20ac"}])
 
@@ -69,7 +69,7 @@ def test_an_answer_is_text_where_it_is_utf_8_and_base64_where_not():
     assert answered(JSON.encode_page(page))[0]["id"] == ID.hex()
 
 
-def test_payloads_are_all_base64_when_asked_for():
+def test_payloads_are_all_base64_on_request():
     assert answered(JSON.encode_page(page_of(b"m"), PageOptions(payload_base64=True)))[0]["payload"] == {
         "base64": "bQ=="
     }
@@ -90,7 +90,7 @@ def test_an_empty_page_is_an_empty_list():
 # --- items with further fields -----------------------------------------------------------------
 
 
-def test_what_items_say_becomes_the_lists_of_the_request():
+def test_items_become_the_lists_of_the_request():
     request = publish(
         messages=[
             {"payload": "a", "ttlSeconds": 5, "sequenceId": 1, "attributes": {"k": "v"}},
@@ -262,7 +262,7 @@ def test_a_transaction_is_base64_never_text():
 # --- answers, and one that is sent back --------------------------------------------------------
 
 
-def test_write_pointers_are_strings_when_asked_for():
+def test_write_pointers_are_strings_on_request():
     response = PublishResponse(1 << 60, 1, 2, 3, 4)
     assert answered(JSON.encode_publish_response(response))["transactionWritePointer"] == 1 << 60
     options = PageOptions(longs_as_strings=True)
@@ -280,7 +280,7 @@ def test_a_publish_response_has_the_names_of_the_schema():
     }
 
 
-def test_a_receipt_has_stored_and_dropped_only_where_it_straddled():
+def test_a_receipt_has_stored_and_dropped_only_for_a_straddling_request():
     plain = {
         "firstId": ID.hex(),
         "lastId": None,
@@ -307,7 +307,7 @@ def test_half_a_range_is_refused():
         JSON.decode_rollback(b'{"transactionWritePointer":5,"startTimestamp":1,"startSequenceId":0,"endTimestamp":2}')
 
 
-def test_an_answer_that_is_cut_off_is_an_error_for_the_client():
+def test_a_truncated_answer_is_an_error_for_the_client():
     whole = JSON.encode_page(page_of(b"a", b"b"))
     for length in range(len(whole)):
         with pytest.raises(MalformedBody):

@@ -60,7 +60,7 @@ def test_pieces_have_the_same_value_as_the_whole(value, indent, is_ascii):
 @given(case=spoiled)
 @example(case=([1], 2, ","))
 @example(case=({"a": 1}, 7, ","))
-def test_what_is_no_json_as_a_whole_is_none_in_pieces(case):
+def test_json_that_is_invalid_as_a_whole_is_invalid_in_pieces(case):
     value, at, mark = case
     text = json.dumps(value)
     body = (text[:at] + mark + text[at + 1 :]).encode()
@@ -90,13 +90,13 @@ def test_a_field_that_is_there_twice_is_refused_in_pieces_too(small_pieces):
         values.parse_json(b'{"messages": ["some text"], "messages": ["some other text"]}')
 
 
-def test_lists_in_lists_are_refused_and_not_read_again_for_each_of_them():
+def test_nested_lists_are_refused_and_not_read_again_for_each_level():
     deep = b"[" * 200_000 + b"]" * 200_000
     with pytest.raises(MalformedBody, match="nested too deeply"):
         values.parse_json(b'{"messages": [' + b" " * MIB + deep + b"]}")
 
 
-def test_values_are_counted_where_an_escape_stands_on_the_border_of_two_pieces(monkeypatch):
+def test_values_are_counted_with_an_escape_at_the_border_of_two_pieces(monkeypatch):
     monkeypatch.setattr(values, "MAX_VALUES", 20)
     monkeypatch.setattr(values, "_PIECE_BYTES", 7)
     for shift in range(7):
@@ -116,7 +116,7 @@ def test_values_are_counted_where_an_escape_stands_on_the_border_of_two_pieces(m
     ],
     ids=["strings", "escapes", "items", "large items"],
 )
-def test_no_stretch_of_a_large_body_is_parsed_without_a_pause(entry):
+def test_no_large_part_of_a_body_is_parsed_without_a_pause(entry):
     """The work between two pauses is measured in bytes, because its time depends on the machine."""
     one = json.dumps(entry).encode()
     count = 4 * MIB // len(one)

@@ -55,7 +55,7 @@ def page_of(*payloads: bytes) -> Page:
 
 @pytest.mark.parametrize("writer", [name for name in WRITERS if name != "events"])
 @pytest.mark.parametrize("what", LONG)
-def test_no_piece_is_much_longer_than_a_piece_may_be(writer: str, what: str) -> None:
+def test_no_piece_is_much_longer_than_its_limit(writer: str, what: str) -> None:
     for piece in WRITERS[writer](page_of(b"short", LONG[what], b"", LONG[what])):
         assert len(piece) <= 3 * PIECE_BYTES  # in JSON a line end takes two bytes, and base64 four for three
 
@@ -69,7 +69,7 @@ def test_a_page_of_many_short_messages_is_many_pieces(writer: str) -> None:
 
 @pytest.mark.parametrize("codec", [AVRO, AVRO_2, JSON])
 @pytest.mark.parametrize("what", LONG)
-def test_a_long_message_comes_back_as_it_was(codec: object, what: str) -> None:
+def test_a_long_message_round_trips(codec: object, what: str) -> None:
     assert codec in (AVRO, AVRO_2, JSON)
     page = page_of(b"before", LONG[what], b"behind")
     found = codec.decode_page(b"".join(codec.page_pieces(page)))  # type: ignore[attr-defined]

@@ -51,7 +51,7 @@ def of_one_message(payload, ids):
 
 
 @given(PRODUCERS, st.lists(st.tuples(PAYLOADS, LONGS), min_size=1, max_size=3))
-def test_a_producers_next_request_is_read_as_its_first_one(first, following):
+def test_the_next_request_of_a_producer_is_read_like_its_first_one(first, following):
     codec = Avro2Codec()
     assert codec.decode_publish(codec.encode_publish(first)) == first
     for payload, sequence_id in following:
@@ -64,7 +64,7 @@ def test_a_producers_next_request_is_read_as_its_first_one(first, following):
 
 
 @given(PRODUCERS, st.data())
-def test_a_damaged_request_of_a_producer_is_refused_as_it_would_be_from_anybody(first, data):
+def test_a_damaged_request_of_a_producer_is_refused_like_any_other(first, data):
     codec = Avro2Codec()
     whole = codec.encode_publish(first)
     codec.decode_publish(whole)
@@ -88,7 +88,7 @@ def test_unusual_ways_to_write_a_sequence_id_are_read_alike_again_and_again(ids,
         assert told(codec, body) == told(WithoutShortcuts(), body)
 
 
-def test_what_is_kept_of_producers_is_bounded():
+def test_remembered_requests_of_producers_are_bounded():
     codec = Avro2Codec()
     for number in range(3000):
         for name in (f"p{number}", "n" * 400 + str(number)):

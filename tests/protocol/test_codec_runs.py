@@ -28,14 +28,14 @@ def test_consecutive_numbers_are_recognised_by_their_bytes(first, count, before)
 
 
 @given(FIRSTS, st.integers(1, 300), st.data())
-def test_numbers_of_which_one_byte_differs_are_no_run(first, count, data):
+def test_numbers_of_which_one_byte_differs_are_not_a_run(first, count, data):
     run = bytearray(b"".join(map(varint, range(first, first + count))))
     run[data.draw(st.integers(0, len(run) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     assert end_of_run(bytes(run), 0, first, count) is None
 
 
 @given(FIRSTS, st.integers(1, 300), st.data())
-def test_numbers_that_end_early_are_no_run(first, count, data):
+def test_numbers_that_end_early_are_not_a_run(first, count, data):
     run = b"".join(map(varint, range(first, first + count)))
     assert end_of_run(run[: data.draw(st.integers(0, len(run) - 1))], 0, first, count) is None
 
@@ -47,7 +47,7 @@ def test_a_run_of_many_numbers_is_recognised_across_all_lengths():
 
 
 @given(st.lists(st.integers(0, 200), max_size=40).map(sorted), st.integers(0, 1 << 40))
-def test_any_list_is_read_as_it_was_written(gaps, first):
+def test_any_list_round_trips(gaps, first):
     ids = [first + gap for gap in gaps]
     request = PublishRequest([b""] * len(ids), producer="p", sequence_ids=ids)
     assert list(AVRO_2.decode_publish(AVRO_2.encode_publish(request)).sequence_ids) == ids
@@ -62,7 +62,7 @@ def test_consecutive_ids_are_a_range(first):
 
 
 @given(st.binary(max_size=60))
-def test_whatever_is_no_run_is_left_to_the_reader_of_arrays(data):
+def test_anything_but_a_run_is_left_to_the_reader_of_arrays(data):
     def outcome(read):
         cursor = Cursor(data)
         try:

@@ -35,7 +35,7 @@ def flat(parts):
     return found
 
 
-def test_a_single_has_these_bytes_in_both_directions():
+def test_a_single_has_the_documented_bytes_in_both_directions():
     assert stream.encode_single(7, b"m0").hex() == SINGLE
     assert read(bytes.fromhex(SINGLE)) == ([Singles([7], [b"m0"])], None)
 
@@ -77,7 +77,7 @@ def test_one_reader_reads_singles_and_larger_requests_in_any_order():
         assert len(flat(parts)) == message.count(single) + message.count(whole)
 
 
-def test_a_receipt_has_these_bytes_whichever_way_it_was_made():
+def test_a_receipt_has_the_same_bytes_however_it_is_made():
     receipt = Receipt(FIRST, FIRST, 1)
     assert stream.encode_receipt(7, receipt).hex() == RECEIPT
     assert stream.encode_receipts([7], receipt).hex() == RECEIPT
@@ -143,7 +143,7 @@ numbers = st.integers(0, stream.MAX_NUMBER)
 
 
 @given(st.lists(st.tuples(numbers, requests), max_size=8))
-def test_what_is_written_is_read_in_order(sent):
+def test_requests_are_read_in_the_order_in_which_they_were_written(sent):
     parts, fault = read(b"".join(stream.encode_request(number, request) for number, request in sent))
     assert fault is None
     found = []
@@ -204,7 +204,7 @@ def test_a_request_with_fields_that_cannot_be_read_is_refused_alone():
         b"\x92\x01\x81\xa1x\xd6\xff\x00\x00\x00\x00",  # a timestamp
     ],
 )
-def test_what_is_no_request_ends_the_message_and_what_stood_before_it_is_read(tail):
+def test_a_malformed_request_ends_the_message_and_earlier_ones_are_read(tail):
     parts, fault = read(stream.encode_single(1, b"a") + stream.encode_single(2, b"b") + tail)
     assert isinstance(fault, MalformedBody)
     assert flat(parts) == [(1, [b"a"]), (2, [b"b"])]

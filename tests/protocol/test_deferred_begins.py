@@ -70,7 +70,7 @@ def test_a_begin_that_a_crash_forgets_is_not_in_progress(service):
 
 
 @pytest.mark.parametrize("back_ms", [0, 1, 5_000, 10**9])
-def test_a_pointer_that_was_answered_is_never_issued_again_whatever_is_forgotten_and_the_clock_does(service, back_ms):
+def test_an_answered_pointer_is_never_issued_again_whatever_is_forgotten_and_the_clock_does(service, back_ms):
     answered = [service.new() for _ in range(50)]
     service.wall_ms -= back_ms
     for _ in range(3):
@@ -80,7 +80,7 @@ def test_a_pointer_that_was_answered_is_never_issued_again_whatever_is_forgotten
         answered.append(pointer)
 
 
-def test_a_topic_takes_the_row_of_a_begin_that_the_services_own_commit_may_not_make_durable(service):
+def test_a_topic_writes_the_row_of_a_begin_that_the_commit_of_the_service_may_not_make_durable(service):
     """That commit may fail alone, while the topic's, which begins after it, is acknowledged."""
     pointer = service.new()
     [record] = service.ledger.take_unwritten()
@@ -98,7 +98,7 @@ def test_a_begin_beyond_the_reserved_pointers_is_written_at_once(service):
     assert service.state(pointer) == "in_progress"
 
 
-def test_a_begin_that_no_commit_takes_is_written_soon(service):
+def test_a_begin_that_no_commit_includes_is_written_soon(service):
     pointer = service.new()
     assert service.core.next_deadline_s() == service.mono_s + WRITTEN_WITHIN_S
     service.pass_s(WRITTEN_WITHIN_S)
@@ -107,7 +107,7 @@ def test_a_begin_that_no_commit_takes_is_written_soon(service):
     assert service.state(pointer) == "in_progress"
 
 
-def test_a_service_that_is_closed_forgets_no_begin_and_is_not_ahead_of_the_clock_after_it(service):
+def test_a_closed_service_forgets_no_begin_and_is_not_ahead_of_the_clock_after_it(service):
     pointer = service.new()
     for row in service.core.close():
         service.rows[row.prefix + row.suffixes[0]] = row.values[0]

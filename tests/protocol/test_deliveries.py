@@ -259,7 +259,7 @@ def readers_of(case):
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_walk_delivers_holds_counts_and_skips_what_is_said_of_each_row_by_itself(seed):
+def test_a_walk_delivers_holds_counts_and_skips_each_row_as_a_single_decision_would(seed):
     case = drawn(seed)
     for begin in readers_of(case):
         wanted = Specified(case, begin())
@@ -274,7 +274,7 @@ def test_a_walk_delivers_holds_counts_and_skips_what_is_said_of_each_row_by_itse
                     assert reader.passed == wanted.passed
 
 
-def test_those_topics_have_what_a_walk_tells_apart():
+def test_the_topics_of_this_test_have_everything_a_walk_distinguishes():
     counts = Counter[str]()
     for case in map(drawn, range(SEEDS)):
         for begin in readers_of(case):
@@ -314,7 +314,7 @@ def told_of(case, kind=Reader, view=None):
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("extras", [{}, {"i": 1}, {"a": {"of": "one"}}])
 @pytest.mark.parametrize("pointers", [[None], [SEEN, OWN], [None, SEEN]])
-def test_rows_that_differ_in_pointers_and_extras_alone_are_delivered_without_decoding_any(
+def test_rows_that_differ_in_pointers_and_extras_only_are_delivered_without_decoding_any(
     decoded, pointers, extras, view, kind
 ):
     case = Case()
@@ -340,7 +340,7 @@ def test_stored_rows_of_equal_extras_are_decoded_once(decoded, kind):
 
 
 @pytest.mark.parametrize("cut", range(1, 9))
-def test_a_row_that_ends_in_its_pointer_is_told_of_where_it_is_among_rows_of_other_pointers(cut):
+def test_a_row_that_ends_inside_its_pointer_is_reported_at_its_place_among_rows_of_other_pointers(cut):
     case = Case()
     values = [encode_row(MessageRow(b"seen", SEEN)), encode_row(MessageRow(b"gone", -SEEN))]
     values.insert(1, (values[0][:1] + b"\x01" * 8)[:cut])

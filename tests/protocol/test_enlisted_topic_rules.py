@@ -46,7 +46,7 @@ class EnlistedTopic(Topic):
 
 
 @pytest.mark.parametrize("ask", [PublishUnder, StoreUnder])
-def test_nothing_is_written_under_a_pointer_for_which_the_topic_is_not_enlisted(ask):
+def test_nothing_is_written_under_a_pointer_without_an_enlistment_of_the_topic(ask):
     topic = EnlistedTopic()
     topic.standings[OTHER] = "in_progress"
     with pytest.raises(NotEnlisted) as caught:
@@ -58,13 +58,13 @@ def test_nothing_is_written_under_a_pointer_for_which_the_topic_is_not_enlisted(
 
 
 @pytest.mark.parametrize("standing", ["unknown", "in_progress", "aborted", "committed"])
-def test_an_enlistment_counts_for_more_than_what_is_known_here_of_the_transaction(standing):
+def test_an_enlistment_overrides_what_is_known_here_of_the_transaction(standing):
     topic = EnlistedTopic()
     topic.standings[POINTER] = standing
     assert topic.write(POINTER).write_pointer == POINTER
 
 
-def test_nothing_is_written_under_a_transaction_that_timed_out_though_the_topic_is_enlisted():
+def test_nothing_is_written_under_a_transaction_that_timed_out_even_if_the_topic_is_enlisted():
     topic = EnlistedTopic()
     topic.standings[POINTER] = "invalid"
     with pytest.raises(TransactionNotInProgress, match="invalid"):
@@ -79,7 +79,7 @@ def test_an_enlisted_topic_writes_while_the_service_cannot_be_asked():
         topic.write(OTHER)
 
 
-def test_behind_the_end_of_an_enlistment_nothing_more_is_written():
+def test_nothing_is_written_after_the_end_of_an_enlistment():
     topic = EnlistedTopic()
     topic.write(POINTER)
     topic.close_pointers(OTHER, POINTER)
@@ -88,7 +88,7 @@ def test_behind_the_end_of_an_enlistment_nothing_more_is_written():
     assert topic.payloads() == ["x"]
 
 
-def test_a_topic_that_needs_not_be_enlisted_has_none_to_end():
+def test_a_topic_without_an_enlistment_has_none_to_end():
     topic = Topic()
     assert topic.ask(ClosePointers([POINTER])) is None
 
@@ -105,7 +105,7 @@ def test_a_client_rolls_back_under_an_enlistment_and_may_be_enlisted_for_it():
 
 
 @pytest.mark.parametrize("standing", ["aborted", "invalid"])
-def test_a_client_rolls_back_what_was_aborted_or_timed_out_without_an_enlistment(standing):
+def test_a_client_rolls_back_aborted_or_timed_out_messages_without_an_enlistment(standing):
     topic = EnlistedTopic()
     topic.write(POINTER)
     topic.close_pointers(POINTER)
@@ -115,7 +115,7 @@ def test_a_client_rolls_back_what_was_aborted_or_timed_out_without_an_enlistment
     assert view.rolled_back
 
 
-def test_what_was_committed_is_not_rolled_back_by_a_client():
+def test_a_client_cannot_roll_back_committed_messages():
     topic = EnlistedTopic()
     topic.write(POINTER)
     topic.close_pointers(POINTER)
@@ -124,7 +124,7 @@ def test_what_was_committed_is_not_rolled_back_by_a_client():
         topic.ask(RollBackPointer(POINTER))
 
 
-def test_the_services_rollback_ends_the_enlistment_and_needs_none():
+def test_the_rollback_of_the_service_ends_the_enlistment_and_needs_none():
     topic = EnlistedTopic()
     topic.write(POINTER)
     topic.ask(RollBackPointer(POINTER, by_client=False))

@@ -22,7 +22,7 @@ def enlist(at, pointer, name=TOPIC):
     return at.ask(asks.Enlist(pointer, name))
 
 
-def test_enlisted_topics_are_there_after_a_crash_and_gone_with_the_decision():
+def test_enlisted_topics_survive_a_crash_and_are_gone_with_the_decision():
     at = TransactionsInMemory()
     first, second = at.new(), at.new()
     assert enlist(at, first)
@@ -47,7 +47,7 @@ def test_a_checkpoint_is_enlisted_with_its_transaction():
     assert at.core.enlisted(transaction_id) == {TOPIC}
 
 
-def test_a_commit_of_what_was_enlisted_in_the_same_step_waits_for_its_topics():
+def test_a_commit_of_topics_enlisted_in_the_same_step_waits_for_them():
     at = TransactionsInMemory()
     pointer = at.new()
     granted, answer = at.ask_all(asks.Enlist(pointer, TOPIC), asks.Commit(pointer))
@@ -56,14 +56,14 @@ def test_a_commit_of_what_was_enlisted_in_the_same_step_waits_for_its_topics():
     assert at.core.standing(pointer) == "in_progress"
 
 
-def test_an_abort_of_what_was_enlisted_in_the_same_step_goes_to_its_topics_first():
+def test_an_abort_of_topics_enlisted_in_the_same_step_goes_to_them_first():
     at = TransactionsInMemory()
     pointer = at.new()
     _, answer = at.ask_all(asks.Enlist(pointer, TOPIC), asks.Abort(pointer, has_rows=False))
     assert isinstance(answer, asks.RollFirst)
 
 
-def test_nobody_is_enlisted_behind_the_end_in_the_same_step():
+def test_no_topic_is_enlisted_after_the_end_in_the_same_step():
     at = TransactionsInMemory()
     pointer = at.new()
     decision, refused = at.ask_all(asks.Commit(pointer), asks.Enlist(pointer, TOPIC))
@@ -73,7 +73,7 @@ def test_nobody_is_enlisted_behind_the_end_in_the_same_step():
 
 
 @pytest.mark.parametrize("how", ["frozen", "aborting", "committed", "aborted", "invalid", "forgotten"])
-def test_nobody_is_enlisted_for_what_is_decided_or_being_decided(how):
+def test_no_topic_is_enlisted_for_a_transaction_that_is_decided_or_being_decided(how):
     at = TransactionsInMemory(max_outcomes=0) if how == "forgotten" else TransactionsInMemory()
     pointer = at.new()
     if how == "frozen":
@@ -98,7 +98,7 @@ def test_a_pointer_that_was_not_issued_here_is_refused():
     assert rows(at) == []
 
 
-def test_a_freezing_that_was_given_up_does_not_count_for_the_next():
+def test_an_abandoned_freeze_does_not_count_for_the_next():
     at = TransactionsInMemory()
     pointer = at.new()
     first = at.core.freeze(pointer)
@@ -112,7 +112,7 @@ def test_a_freezing_that_was_given_up_does_not_count_for_the_next():
     assert at.core.is_frozen(pointer, second)
 
 
-def test_an_invalid_one_keeps_its_topics_until_it_leaves_the_list():
+def test_an_invalid_transaction_keeps_its_topics_until_it_leaves_the_list():
     at = TransactionsInMemory()
     pointer = at.new()
     enlist(at, pointer)
@@ -124,7 +124,7 @@ def test_an_invalid_one_keeps_its_topics_until_it_leaves_the_list():
     assert rows(at) == []
 
 
-def test_a_complete_pass_takes_the_topics_of_what_it_prunes():
+def test_a_complete_pass_removes_the_topics_of_pruned_transactions():
     at = TransactionsInMemory(max_lifetime_ms=1000)
     pointer = at.new()
     enlist(at, pointer)
@@ -134,7 +134,7 @@ def test_a_complete_pass_takes_the_topics_of_what_it_prunes():
     assert rows(at) == []
 
 
-def test_rows_of_topics_that_a_crash_left_behind_go_with_the_next_commit():
+def test_rows_of_topics_left_by_a_crash_are_removed_with_the_next_commit():
     at = TransactionsInMemory()
     pointer = at.new()
     enlist(at, pointer)
@@ -146,7 +146,7 @@ def test_rows_of_topics_that_a_crash_left_behind_go_with_the_next_commit():
     assert rows(at) == []
 
 
-def test_a_store_of_one_instance_drops_what_was_enlisted_in_another_store():
+def test_a_single_instance_drops_enlistments_made_in_another_store():
     at = TransactionsInMemory()
     pointer = at.new()
     enlist(at, pointer)

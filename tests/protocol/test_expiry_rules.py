@@ -29,28 +29,28 @@ def a_topic() -> TopicCore:
     return core
 
 
-def test_a_longer_time_to_live_does_not_bring_back_what_had_expired():
+def test_a_longer_time_to_live_does_not_revive_expired_messages():
     core = a_topic()
     ask(core, SetProperties({"ttl": 100}), NOW_MS + 10_001)
     span, _ = ask(core, Look(bytes(20)), NOW_MS + 10_002)
     assert span.oldest_ms == NOW_MS + 1
 
 
-def test_a_longer_time_to_live_in_time_keeps_what_lives():
+def test_a_longer_time_to_live_set_in_time_keeps_live_messages():
     core = a_topic()
     ask(core, SetProperties({"ttl": 100}), NOW_MS + 10_000)
     span, _ = ask(core, Look(bytes(20)), NOW_MS + 50_000)
     assert span.oldest_ms <= NOW_MS
 
 
-def test_a_clock_that_goes_back_brings_nothing_back():
+def test_a_backward_step_of_the_clock_revives_nothing():
     core = a_topic()
     ask(core, Look(bytes(20)), NOW_MS + 10_001)
     span, _ = ask(core, Look(bytes(20)), NOW_MS)
     assert span.oldest_ms == NOW_MS + 1
 
 
-def test_what_a_reader_saw_expire_stays_so_for_an_owner_whose_clock_is_behind():
+def test_messages_seen_as_expired_stay_so_for_an_owner_with_a_slow_clock():
     core = a_topic()
     _, step = ask(core, Look(bytes(20)), NOW_MS + 11_001)
     [mark] = [put for put in step.operations if put.prefix == system_key(HIGH_WATER, NAME, 1)]
@@ -61,13 +61,13 @@ def test_what_a_reader_saw_expire_stays_so_for_an_owner_whose_clock_is_behind():
     assert span.oldest_ms == NOW_MS + 1_001
 
 
-def test_reads_write_the_topics_time_only_when_something_expires_and_once_in_a_second():
+def test_reads_write_the_time_of_the_topic_only_when_something_expires_and_once_in_a_second():
     core = a_topic()
     written = [bool(ask(core, Look(bytes(20)), NOW_MS + at)[1].operations) for at in (9_000, 10_500, 11_001, 12_500)]
     assert written == [False, True, False, False]
 
 
-def test_a_look_beside_all_steps_is_that_of_a_step_where_that_writes_nothing_and_answers_at_once():
+def test_a_query_outside_steps_equals_a_step_that_writes_nothing_and_answers_at_once():
     def beside(core, look, now_ms, mono_s=0.0):
         return core.look_now(look, Now(now_ms, mono_s))
 
@@ -92,7 +92,7 @@ def test_reads_write_nothing_while_space_is_low():
     assert not step.operations
 
 
-def test_the_topics_time_is_durable_before_a_plan_is_answered():
+def test_the_time_of_the_topic_is_durable_before_a_plan_is_answered():
     core = a_topic()
     _, step = ask(core, PlanCleaning(0), NOW_MS + 10_001)
     [mark] = [put for put in step.operations if put.prefix == system_key(HIGH_WATER, NAME, 1)]

@@ -125,7 +125,7 @@ async def test_the_example_is_what_leveldb_holds(tmp_path: Path):
     assert there == set(table) - {"FORMAT.tmp"}
 
 
-def test_the_example_can_be_read_by_the_page_alone():
+def test_the_page_alone_suffices_to_read_the_example():
     high_water, reader, metadata, first, second = documented_rows()
     topic = b"shop:orders:" + struct.pack(">i", 1)
     assert high_water[0] == b"\x01\x00h" + topic

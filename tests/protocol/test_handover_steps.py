@@ -51,7 +51,7 @@ def moved(before, after):
     return {topic: (before[topic], after[topic]) for topic in TOPICS if before[topic] != after[topic]}
 
 
-def test_topics_are_spread_over_all_slices_and_keep_theirs_for_ever():
+def test_topics_are_spread_over_all_slices_and_keep_theirs_forever():
     counts = Counter(slice_of(TopicName("ns", f"t{number}")) for number in range(64_000))
     assert sorted(counts) == list(range(SLICES))
     assert max(counts.values()) < 1.2 * min(counts.values())
@@ -59,7 +59,7 @@ def test_topics_are_spread_over_all_slices_and_keep_theirs_for_ever():
 
 
 @given(members, placements, st.data())
-def test_an_instance_that_takes_part_in_fewer_slices_gives_topics_of_these_and_nothing_else_moves(found, said, data):
+def test_an_instance_with_fewer_slices_gives_up_their_topics_and_nothing_else_moves(found, said, data):
     giver = data.draw(st.sampled_from(found))
     to = data.draw(st.integers(0, giver.slices))
     fewer = [replace(each, slices=to) if each is giver else each for each in found]
@@ -73,7 +73,7 @@ def test_an_instance_that_takes_part_in_fewer_slices_gives_topics_of_these_and_n
 
 
 @given(members, placements, st.data())
-def test_the_way_up_is_the_way_down_backwards(found, said, data):
+def test_steps_up_reverse_steps_down(found, said, data):
     one, *others = found
     steps = sorted(data.draw(st.lists(figures, max_size=4)))
 
@@ -87,7 +87,7 @@ def test_the_way_up_is_the_way_down_backwards(found, said, data):
 
 
 @given(st.lists(st.sampled_from(NAMES), min_size=1, unique=True), placements)
-def test_with_all_in_all_slices_everybody_draws_for_everything_but_what_is_pinned(names, said):
+def test_with_all_instances_in_all_slices_everything_but_pinned_topics_is_shared_among_them(names, said):
     assigned = Assignment([Member(name, f"{name}:1") for name in names], said)
     alone = Assignment([Member(name, f"{name}:1") for name in names], Placement())
     for topic in TOPICS[:50]:
@@ -97,7 +97,7 @@ def test_with_all_in_all_slices_everybody_draws_for_everything_but_what_is_pinne
 
 
 @given(members, placements)
-def test_topics_have_an_owner_as_long_as_one_instance_stays(found, said):
+def test_topics_have_an_owner_while_one_instance_stays(found, said):
     found_owners = owners(Assignment(found, said))
     nobody = {topic for topic, owner in found_owners.items() if owner is None}
     if any(not each.leaving for each in found):
@@ -108,7 +108,7 @@ def test_topics_have_an_owner_as_long_as_one_instance_stays(found, said):
 
 
 @given(st.lists(st.tuples(members, placements), min_size=1, max_size=6))
-def test_what_is_remembered_from_the_assignment_before_changes_nothing(views):
+def test_remembering_the_last_assignment_changes_nothing(views):
     known = Assignment((), Placement())
     for found, said in views:
         known = Assignment(found, said, before=known)
@@ -116,14 +116,14 @@ def test_what_is_remembered_from_the_assignment_before_changes_nothing(views):
 
 
 @given(members, placements)
-def test_an_instance_is_to_take_part_in_all_slices_unless_it_is_drained_and_others_are_not(found, said):
+def test_an_instance_should_be_in_all_slices_unless_it_is_drained_and_others_are_not(found, said):
     for one in found:
         staying = {each.name for each in found if not each.leaving and each is not one}
         expected = 0 if one.name in said.drained and staying - said.drained else SLICES
         assert wanted_slices(found, said, one.name) == expected
 
 
-def test_an_instance_begins_with_nothing_where_others_have_topics_unless_they_are_thought_to_be_its_own():
+def test_an_instance_begins_without_slices_where_others_have_topics_unless_they_are_known_as_its_own():
     me, other = Member("a", "a:1"), Member("b", "b:1")
     assert first_slices([], me) == SLICES
     assert first_slices([replace(other, slices=0)], me) == SLICES
@@ -134,7 +134,7 @@ def test_an_instance_begins_with_nothing_where_others_have_topics_unless_they_ar
 
 
 @given(st.lists(st.sampled_from(TOPICS), unique=True), figures)
-def test_a_step_down_gives_a_portion_at_most_or_one_slice_with_something_in_it(topics, slices):
+def test_a_step_down_releases_one_portion_at_most_or_one_slice_that_is_not_empty(topics, slices):
     mine = [topic for topic in topics if slice_of(topic) < slices]
     steps = 0
     while slices > 0:
@@ -147,7 +147,7 @@ def test_a_step_down_gives_a_portion_at_most_or_one_slice_with_something_in_it(t
     assert steps <= 1 + 2 * len(topics) / TOPICS_PER_STEP + len(topics) / TOPICS_PER_STEP
 
 
-def test_where_nothing_is_open_one_step_down_is_enough():
+def test_where_nothing_is_open_one_step_down_is_sufficient():
     assert lowered_slices(SLICES, []) == 0
 
 
@@ -163,7 +163,7 @@ def steps_up(total):
         yield step
 
 
-def test_steps_up_are_as_many_as_the_topics_that_come_want():
+def test_there_are_as_many_steps_up_as_the_arriving_topics_need():
     assert len(list(steps_up(0))) <= 4
     assert len(list(steps_up(40))) <= 5
     thousand = list(steps_up(1_000))

@@ -65,18 +65,18 @@ def test_the_bound_after_an_id_excludes_exactly_that_id(one, other):
         assert bound == LAST_BOUND
 
 
-def test_no_bound_is_behind_the_last():
+def test_there_is_no_bound_after_the_last_id():
     assert after(LAST_BOUND) == LAST_BOUND
     assert bound_at(MAX_TIMESTAMP_MS + 1) == LAST_BOUND
     assert bound_at(MAX_TIMESTAMP_MS) == pack_id(MAX_TIMESTAMP_MS, 0)
 
 
-def test_nothing_is_before_the_first_bound():
+def test_there_is_nothing_before_the_first_bound():
     assert before(FIRST_BOUND) is None
 
 
 @given(times, sequences, sequences, sequences)
-def test_what_is_behind_a_position_excludes_every_id_of_it_and_nothing_later(time_ms, sequence, payload_ms, payload):
+def test_the_bound_after_a_position_excludes_every_id_of_it_and_nothing_later(time_ms, sequence, payload_ms, payload):
     position = pack_position(time_ms, sequence)
     behind = parse_id(behind_position(position))
     assert pack_id(time_ms, sequence, payload_ms, payload) < behind
@@ -85,7 +85,7 @@ def test_what_is_behind_a_position_excludes_every_id_of_it_and_nothing_later(tim
     assert behind_position(None) is None
 
 
-def test_the_ids_of_a_request_go_on_in_the_next_millisecond_when_one_is_full():
+def test_the_ids_of_a_request_continue_in_the_next_millisecond_when_one_is_full():
     first = pack_id(1_700_000_000_000, 0xFFFE)
     assert [unpack_id(each)[:2] for each in consecutive_ids(first, 3)] == [
         (1_700_000_000_000, 0xFFFE),
@@ -95,7 +95,7 @@ def test_the_ids_of_a_request_go_on_in_the_next_millisecond_when_one_is_full():
 
 
 @given(st.integers(-5, MAX_TIMESTAMP_MS + 5), numbers)
-def test_a_time_bound_stands_before_all_messages_of_its_millisecond_and_behind_all_earlier(time_ms, parts):
+def test_a_time_bound_is_before_all_messages_of_its_millisecond_and_after_all_earlier_ones(time_ms, parts):
     assert (pack_id(*parts) >= bound_at(time_ms)) == (parts[0] >= time_ms)
 
 
@@ -115,7 +115,7 @@ def test_a_time_bound_stands_before_all_messages_of_its_millisecond_and_behind_a
         "\0" * 40,
     ],
 )
-def test_text_that_is_no_id_is_refused(text):
+def test_text_that_is_not_an_id_is_refused(text):
     with pytest.raises(InvalidMessageId):
         parse_id(text)
 
@@ -153,7 +153,7 @@ def test_a_start_time_below_zero_is_refused():
 
 
 @pytest.mark.parametrize(("length", "shown"), [(60, "x" * 60), (61, "x" * 57 + "...")])
-def test_of_a_long_text_that_is_no_id_the_beginning_is_shown(length, shown):
+def test_an_error_shows_the_beginning_of_a_long_text_that_is_not_an_id(length, shown):
     with pytest.raises(InvalidMessageId) as refused:
         parse_id("x" * length)
     assert refused.value.detail == f"{shown!r} is not 40 hex digits"

@@ -53,12 +53,12 @@ def test_keys_have_the_bytes_of_the_documentation():
 
 
 @given(names, generations, positions)
-def test_a_message_key_comes_apart_as_it_was_put_together(name, generation, position):
+def test_a_message_key_round_trips(name, generation, position):
     assert parse_message_key(message_key(name, generation, position)) == (name, generation, *position)
 
 
 @given(names, generations, st.binary(max_size=8))
-def test_a_system_key_comes_apart_as_it_was_put_together(name, generation, rest):
+def test_a_system_key_round_trips(name, generation, rest):
     assert parse_system_key(system_key(READER, name, generation, rest)) == (READER, name, generation, rest)
 
 
@@ -75,14 +75,14 @@ def test_rows_of_different_topics_never_mix(one, other, generation, last, positi
 
 
 @given(names, generations, generations, positions)
-def test_a_generation_range_holds_both_its_ends(name, first, generation, position):
+def test_a_generation_range_includes_both_its_ends(name, first, generation, position):
     start, stop = generations_range(name, first, max(first, generation))
     assert start <= message_key(name, max(first, generation), position) < stop
     assert start <= message_key(name, first, (0, 0)) < stop
 
 
 @given(names, generations, positions)
-def test_the_prefix_of_a_topic_is_what_its_keys_begin_with_and_of_others_empty(name, generation, position):
+def test_the_prefix_of_a_topic_begins_its_keys_and_is_empty_for_other_keys(name, generation, position):
     assert topic_prefix(message_key(name, generation, position)) == metadata_key(name)
     assert topic_prefix(system_key(READER, name, generation)) == b""
 
@@ -94,7 +94,7 @@ def test_a_namespace_range_holds_its_own_topics_only(name, namespace):
 
 
 @given(names, generations)
-def test_system_rows_are_no_topics(name, generation):
+def test_system_rows_are_not_topics(name, generation):
     start, stop = topic_range()
     assert start <= metadata_key(name) < stop
     assert not start <= system_key(HIGH_WATER, name, generation) < stop
@@ -112,7 +112,7 @@ def test_nothing_with_a_prefix_comes_after_its_stop(prefix, rest):
 
 
 @given(st.binary(max_size=60))
-def test_bytes_that_are_no_key_raise_damaged_row_and_nothing_else(raw):
+def test_bytes_that_are_not_a_key_raise_damaged_row_and_nothing_else(raw):
     for parse in (topic_of, parse_message_key, parse_payload_key, parse_system_key):
         try:
             parse(raw)
@@ -130,7 +130,7 @@ def test_a_key_without_a_namespace_and_a_topic_and_their_colons_names_no_topic(k
         parse_system_key(SYSTEM + READER + key + bytes(4))
 
 
-def test_a_key_without_the_first_byte_of_system_rows_or_a_generation_is_no_system_key():
+def test_a_key_without_the_first_byte_of_system_rows_or_a_generation_is_not_a_system_key():
     key = system_key(READER, NAME, 1)
     for wrong in (b"\x01" + key[1:], key[1:], key[:1], b"", key[:-1]):
         with pytest.raises(DamagedRow):
@@ -138,7 +138,7 @@ def test_a_key_without_the_first_byte_of_system_rows_or_a_generation_is_no_syste
 
 
 @given(names, generations, st.integers(1, (1 << 63) - 1))
-def test_a_pointers_key_comes_apart_as_it_was_put_together_and_no_other_key_does(name, generation, pointer):
+def test_the_key_of_a_pointer_round_trips_and_no_other_key_parses_as_one(name, generation, pointer):
     key = pointer_key(name, generation, pointer)
     assert parse_pointer_key(key) == (name, generation, pointer)
     for wrong in (key[:-1], key + b"\0", system_key(READER, name, generation, key[-8:])):
@@ -147,7 +147,7 @@ def test_a_pointers_key_comes_apart_as_it_was_put_together_and_no_other_key_does
 
 
 @given(namespaces)
-def test_a_namespaces_key_comes_apart_as_it_was_put_together_and_no_other_key_does(namespace):
+def test_the_key_of_a_namespace_round_trips_and_no_other_key_parses_as_one(namespace):
     key = namespace_key(namespace)
     assert namespace_of(key) == namespace
     for wrong in (key[1:], key[:-1], key[:2] + b":", key[:2] + b"\xff:", SYSTEM + READER + key[2:], b"\x01" + key[1:]):

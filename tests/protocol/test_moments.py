@@ -37,7 +37,7 @@ def test_a_transaction_is_seen_as_of_its_decision_and_not_as_of_the_moment_befor
     assert shown(at, START_MS - 1, one) == "SKIP"
 
 
-def test_what_is_open_aborted_or_invalid_is_skipped_and_holds_nobody():
+def test_open_aborted_and_invalid_transactions_are_skipped_and_hold_no_reader():
     at = TransactionsInMemory()
     open_, aborted, invalid = at.new(), at.new(), at.new()
     at.abort(aborted)
@@ -83,7 +83,7 @@ def test_a_decision_is_never_before_the_begin_of_its_transaction():
     assert decided_ms(at, one) >= one // POINTERS_PER_MS
 
 
-def test_what_was_shown_as_of_a_moment_stays_so_when_the_next_owner_has_a_clock_that_is_behind():
+def test_a_view_as_of_a_moment_stays_the_same_when_the_next_owner_has_a_slow_clock():
     at = TransactionsInMemory()
     one = at.new()
     at.pass_s(5)
@@ -112,14 +112,14 @@ def test_a_moment_is_made_durable_before_it_is_shown_and_only_once():
     assert not at.core.operations(at.step)
 
 
-def test_a_moment_that_is_still_to_come_is_refused():
+def test_a_future_moment_is_refused():
     at = TransactionsInMemory()
     at.commit(at.new())
     with pytest.raises(InvalidParameter, match=f"asOfMs is {at.wall_ms + 1}"):
         as_of(at, at.wall_ms + 1)
 
 
-def test_a_moment_before_what_was_forgotten_is_refused_with_the_earliest_possible_one():
+def test_a_moment_before_forgotten_outcomes_is_refused_with_the_earliest_possible_one():
     at = TransactionsInMemory(outcome_retention_ms=60_000)
     old = at.new()
     at.commit(old)
@@ -150,7 +150,7 @@ def test_outcomes_without_visible_rows_may_be_forgotten_without_harm():
     assert shown(at, START_MS, kept) == "DELIVER"
 
 
-def test_an_older_version_kept_no_order_of_decisions_so_one_reads_as_of_their_end_at_the_earliest():
+def test_an_older_version_kept_no_order_of_decisions_so_the_end_of_its_decisions_is_the_earliest_moment():
     at = TransactionsInMemory()
     one = at.new()
     at.commit(one)
@@ -173,7 +173,7 @@ def test_a_new_store_can_be_read_as_of_any_moment():
     assert as_of(at, 0).undecided == frozenset()
 
 
-def test_a_pointer_that_the_service_did_not_issue_is_no_sign_of_the_time():
+def test_a_pointer_that_the_service_did_not_issue_says_nothing_about_the_time():
     at = TransactionsInMemory()
     at.commit(at.new())
     at.pass_s(1)
@@ -188,7 +188,7 @@ def test_a_pointer_that_the_service_did_not_issue_is_no_sign_of_the_time():
     assert not view.is_later(7)
 
 
-def test_plain_messages_of_the_moments_millisecond_are_shown_and_none_of_the_next():
+def test_plain_messages_of_the_millisecond_of_the_moment_are_shown_and_none_of_the_next():
     at = TransactionsInMemory()
     at.pass_s(1)
     bound = as_of(at, START_MS + 5).view().bound

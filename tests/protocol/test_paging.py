@@ -75,7 +75,7 @@ def read_on(rows, span, limit, max_bytes, chunk):
 
 
 @given(st.lists(messages, max_size=12), bounds, bounds, st.integers(1, 13), st.integers(0, 400), st.integers(1, 5))
-def test_pages_of_every_size_read_one_after_the_other_are_the_span(written, since, until, limit, max_bytes, chunk):
+def test_consecutive_pages_of_every_size_equal_the_range(written, since, until, limit, max_bytes, chunk):
     rows = rows_of(written)
     wanted = visible(written, span(since, until))
     assert list(page_of(rows, span(since, until), 10**6, 10**9).messages()) == wanted
@@ -83,14 +83,14 @@ def test_pages_of_every_size_read_one_after_the_other_are_the_span(written, sinc
 
 
 @given(st.lists(messages, max_size=12), bounds, st.sampled_from([0, *TIMES_MS]), st.integers(1, 4))
-def test_what_the_topics_ttl_has_taken_is_in_no_page(written, since, oldest_ms, limit):
+def test_messages_expired_by_the_topic_ttl_are_in_no_page(written, since, oldest_ms, limit):
     rows = rows_of(written)
     wanted = visible(written, span(since, oldest_ms=oldest_ms))
     assert read_on(rows, span(since, oldest_ms=oldest_ms), limit, 10**9, 3) == wanted
 
 
 @given(st.lists(messages, max_size=12), st.integers(1, 13), st.integers(0, 400), st.integers(1, 5), st.integers(1, 5))
-def test_a_page_of_items_is_the_page_of_the_rows(written, limit, max_bytes, chunk, other_chunk):
+def test_a_page_of_items_equals_the_page_of_the_rows(written, limit, max_bytes, chunk, other_chunk):
     from_rows = page_of(rows_of(written), span(), limit, max_bytes, chunk)
     items = [item(*message) for message in visible(written, span())]
     paging = Paging(span(), limit, max_bytes)
@@ -112,20 +112,20 @@ def test_a_page_of_items_is_the_page_of_the_rows(written, limit, max_bytes, chun
     st.integers(0, 60),
     st.integers(0, 200),
 )
-def test_where_each_item_of_a_part_begins_is_told_whether_they_are_alike_or_not(payloads, alike, size):
+def test_the_beginning_of_each_item_of_a_part_is_known_whether_they_are_alike_or_not(payloads, alike, size):
     for some in (payloads, [b"z" * size] * alike):
         items = [item(pack_id(7, number), payload) for number, payload in enumerate(some)]
         assert list(offsets_in(b"".join(items))) == list(accumulate(map(len, items), initial=0))
 
 
-def test_one_message_always_comes_however_large():
+def test_a_page_has_at_least_one_message_however_large():
     rows = rows_of([(4_000, seq, bytes(1_000), None) for seq in range(3)])
     for max_bytes in (0, 1, 999):
         page = page_of(rows, span(), 10, max_bytes)
         assert (page.count, page.end) == (1, "more")
 
 
-def test_a_page_that_is_exactly_full_at_the_end_of_the_topic_says_so():
+def test_a_page_that_is_exactly_full_at_the_end_of_the_topic_is_marked_as_the_end():
     rows = rows_of([(4_000, seq, b"four", None) for seq in range(3)])
     size = len(item(bytes(20), b"four"))
     assert page_of(rows, span(), 3, 10**6).end == "end"
@@ -133,12 +133,12 @@ def test_a_page_that_is_exactly_full_at_the_end_of_the_topic_says_so():
     assert (page_of(rows, span(), 10, 3 * size - 1).count, page_of(rows, span(), 2, 10**6).end) == (2, "more")
 
 
-def test_expired_messages_behind_a_full_page_are_not_more():
+def test_expired_messages_after_a_full_page_do_not_count_as_more():
     rows = rows_of([(1_000, 0, b"lives", 60), (1_000, 1, b"gone", 1), (1_001, 0, b"gone", 1)])
     assert page_of(rows, span(), 1, 10**6).end == "end"
 
 
-def test_a_start_inside_a_position_is_behind_its_message():
+def test_a_start_inside_a_position_is_after_its_message():
     rows = rows_of([(4_000, 0, b"a", None), (4_000, 1, b"b", None)])
     at = pack_id(4_000, 0)
     assert [payload for _, payload in page_of(rows, span(at)).messages()] == [b"a", b"b"]
@@ -156,14 +156,14 @@ def test_a_page_is_plain_if_its_own_messages_are_whatever_the_one_before_its_sta
         assert paging.is_plain == (second_ttl_s is None)
 
 
-def test_an_end_is_exclusive_and_one_inside_a_position_is_behind_its_message():
+def test_an_end_is_exclusive_and_one_inside_a_position_is_after_its_message():
     rows = rows_of([(4_000, 0, b"a", None), (4_000, 1, b"b", None)])
     at = pack_id(4_000, 1)
     assert [payload for _, payload in page_of(rows, span(until=at)).messages()] == [b"a"]
     assert [payload for _, payload in page_of(rows, span(until=after(at))).messages()] == [b"a", b"b"]
 
 
-def test_an_empty_span_is_resumed_where_it_ends():
+def test_an_empty_range_is_resumed_where_it_ends():
     page = page_of([], span(pack_id(4_000, 0), pack_id(4_500, 0)))
     assert (page.count, page.end) == (0, "end")
     assert after(page.last_id) == pack_id(4_500, 0)
@@ -180,7 +180,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
 @pytest.mark.parametrize("chunk", [1, 2, 3, 10])
-def test_what_stands_before_a_damaged_row_is_returned_and_the_next_page_raises(damage, chunk):
+def test_messages_before_a_damaged_row_are_returned_and_the_next_page_raises(damage, chunk):
     rows = rows_of([(4_000, seq, b"m", None) for seq in range(6)])
     key = PREFIX + pack_position(4_000, 3)
     rows[3] = (key, damage)
@@ -194,14 +194,14 @@ def test_what_stands_before_a_damaged_row_is_returned_and_the_next_page_raises(d
 
 
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_row_behind_the_page_does_not_hurt_it(damage):
+def test_a_damaged_row_after_the_page_does_not_affect_it(damage):
     rows = rows_of([(4_000, seq, b"m", 60) for seq in range(4)])
     rows[2] = (rows[2][0], damage)
     for limit in (1, 2):
         assert page_of(rows, span(), limit, 10**6, 10).count == limit
 
 
-def test_expired_messages_before_a_damaged_row_are_no_page():
+def test_expired_messages_before_a_damaged_row_make_no_page():
     rows = rows_of([(1_000, 0, b"gone", 1), (1_000, 1, b"m", None)])
     rows[1] = (rows[1][0], b"\xff?")
     with pytest.raises(DamagedRow):
@@ -209,7 +209,7 @@ def test_expired_messages_before_a_damaged_row_are_no_page():
 
 
 @pytest.mark.parametrize("size", [0, 1, ITEM_HEAD_BYTES, ITEM_HEAD_BYTES + 1, 63, 64])
-def test_items_of_one_length_are_cut_into_the_messages_that_were_put(size):
+def test_items_of_one_length_are_cut_into_the_original_messages(size):
     messages = [(pack_id(4_500, number), bytes([number]) * size) for number in range(40)]
     page = Page([b"".join(item(*each) for each in messages)], count=40)
     assert list(messages_of(page)) == list(page.messages()) == messages

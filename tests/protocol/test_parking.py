@@ -20,7 +20,7 @@ actions = st.lists(
 
 
 @given(actions)
-def test_each_poll_is_taken_out_once_when_something_is_there_or_its_time_is_over(actions):
+def test_each_poll_is_removed_once_when_a_message_arrives_or_its_time_is_over(actions):
     parking, model = Parking(), {}
     for number, (what, one, other) in enumerate(actions):
         if what == "park":
@@ -55,7 +55,7 @@ def held(parking):
     return len(parking._by_since), len(parking._by_deadline)
 
 
-def test_those_who_left_are_not_held_in_memory():
+def test_abandoned_polls_are_not_held_in_memory():
     parking = Parking()
     for number in range(5_000):
         parking.park(number, Look(bytes([9])), 1.0)
@@ -74,7 +74,7 @@ def test_polls_that_are_woken_again_and_again_are_not_held_until_their_deadline(
     assert max(held(parking)) <= 70
 
 
-def test_polls_that_time_out_are_not_held_until_a_message_comes():
+def test_polls_that_time_out_are_not_held_until_the_next_message():
     parking = Parking()
     for number in range(5_000):
         parking.park(number, Look(bytes([9])), float(number))

@@ -83,7 +83,7 @@ class Topic:
 
 
 @pytest.mark.parametrize("verb", ["publish", "keep"])
-def test_what_is_refused_under_a_write_pointer(verb):
+def test_some_requests_are_refused_under_a_write_pointer(verb):
     topic = Topic(max_lifetime_ms=25 * HOUR_MS)
     write = getattr(topic, verb)
     topic.refuses(errors.InvalidParameter, write(0, b"x"))
@@ -103,12 +103,12 @@ def test_what_is_refused_under_a_write_pointer(verb):
     topic.refuses(errors.TopicNotFound, write(Q, b"x"))
 
 
-def test_with_lifetime_zero_a_pointer_may_be_as_old_as_it_likes():
+def test_with_lifetime_zero_a_pointer_may_have_any_age():
     topic = Topic(max_lifetime_ms=0)
     assert topic.publish(1, b"x").write_pointer == 1
 
 
-def test_a_topic_that_wants_transactions_takes_publishes_under_one():
+def test_a_topic_that_requires_transactions_accepts_publishes_under_one():
     topic = Topic(TopicProperties(transactional="required"))
     assert topic.publish(P, b"x").write_pointer == P
 
@@ -130,7 +130,7 @@ def test_a_segment_beyond_the_bound_is_refused():
     assert topic.keep(P, b"x", segment="a") is None
 
 
-def test_what_was_stored_is_published_by_one_row_before_the_messages_of_the_request():
+def test_stored_messages_are_published_by_one_row_before_the_messages_of_the_request():
     topic = Topic()
     topic.keep(P, b"a", b"bb")
     topic.now_ms += 1
@@ -175,7 +175,7 @@ def test_only_listed_segments_count_and_unknown_ones_are_no_error():
     assert topic.view().messages == 2
 
 
-def test_a_second_publish_that_lists_other_segments_is_refused_since_they_are_never_seen():
+def test_a_second_publish_with_other_segments_is_refused_since_they_are_never_visible():
     topic = Topic()
     topic.keep(P, b"a", segment="one")
     topic.keep(P, b"b", segment="two")
@@ -191,14 +191,14 @@ def test_a_second_publish_that_lists_other_segments_is_refused_since_they_are_ne
     assert topic.view().messages == 2
 
 
-def test_a_publish_of_all_that_is_stored_is_answered_again_whatever_is_listed():
+def test_a_repeated_publish_of_everything_stored_gets_its_answer_whatever_is_listed():
     topic = Topic()
     topic.keep(P, b"a", segment="one")
     first = topic.publish(P)
     assert topic.publish(P, segments=["one"]) == first
 
 
-def test_with_no_winner_nothing_is_published_for_ever():
+def test_a_publish_without_winners_publishes_nothing_forever():
     topic = Topic()
     topic.keep(P, b"a", segment="one")
     topic.publish(P, segments=["other"])
@@ -206,7 +206,7 @@ def test_with_no_winner_nothing_is_published_for_ever():
     topic.refuses(errors.AlreadyPublished, topic.keep(P, b"b"))
 
 
-def test_stored_messages_take_room_in_the_topic():
+def test_stored_messages_count_for_the_size_of_the_topic():
     topic = Topic(TopicProperties(max_bytes=250))
     topic.keep(P, b"x" * 150)
     topic.refuses(errors.TopicFull, topic.plain(b"y" * 150))
@@ -241,7 +241,7 @@ def test_a_rollback_wins_over_publishes_of_its_pointer_in_the_same_step():
 
 
 @pytest.mark.parametrize("standing", ["deciding", "committed"])
-def test_what_was_committed_is_not_rolled_back_by_a_late_client(standing):
+def test_a_late_client_cannot_roll_back_committed_messages(standing):
     topic = Topic()
     topic.standings[P] = "in_progress"
     topic.publish(P, b"x")
@@ -261,7 +261,7 @@ def test_a_pointer_that_the_service_never_issued_is_refused_and_leaves_nothing(p
     assert isinstance(topic.ask(PublishUnder(request, 0)), PublishResponse)
 
 
-def test_a_pointer_that_an_earlier_version_took_is_forgotten_once_it_is_rolled_back():
+def test_a_pointer_accepted_by_an_earlier_version_is_forgotten_once_it_is_rolled_back():
     topic = Topic(issues_pointers=True)
     pointer = (1 << 63) - 1
     topic.standings[pointer] = "in_progress"
@@ -295,7 +295,7 @@ def test_the_service_rolls_back_in_a_deleted_topic_and_a_client_does_not():
 
 
 @pytest.mark.parametrize("wrote", ["publish", "keep"])
-def test_a_transaction_that_wrote_into_an_earlier_generation_writes_no_more_into_the_topic(wrote):
+def test_a_transaction_that_wrote_into_an_earlier_generation_cannot_write_into_the_topic_any_more(wrote):
     topic = Topic()
     getattr(topic, wrote)(P, b"x")
     topic.ask(Remove())
@@ -314,7 +314,7 @@ def test_a_transaction_that_wrote_into_an_earlier_generation_writes_no_more_into
     assert topic.step.dropped == [P]
 
 
-def test_after_a_checkpoint_a_transaction_that_wrote_into_an_earlier_generation_writes_no_more_into_the_topic():
+def test_after_a_checkpoint_a_transaction_that_wrote_into_an_earlier_generation_cannot_write_into_the_topic_any_more():
     topic = Topic()
     topic.keep(P, b"x")
     topic.ask(Remove())
@@ -375,7 +375,7 @@ def test_past_the_maximum_lifetime_a_pointer_is_forgotten_with_its_stored_messag
     assert (P not in topic.core.state.pending) is forgotten
 
 
-def test_without_a_lifetime_orphans_go_by_the_ttl_and_cannot_be_published_any_more():
+def test_without_a_lifetime_orphans_expire_by_the_ttl_and_cannot_be_published_any_more():
     topic = Topic(TopicProperties(ttl_s=3600), max_lifetime_ms=0)
     topic.keep(1, b"x")
     topic.now_ms += HOUR_MS
@@ -386,7 +386,7 @@ def test_without_a_lifetime_orphans_go_by_the_ttl_and_cannot_be_published_any_mo
 
 
 @pytest.mark.parametrize(("standing", "forgotten"), [("unknown", True), ("invalid", False), ("in_progress", False)])
-def test_past_the_maximum_lifetime_only_pointers_that_nobody_knows_are_forgotten(standing, forgotten):
+def test_past_the_maximum_lifetime_only_unknown_pointers_are_forgotten(standing, forgotten):
     topic = Topic(max_lifetime_ms=HOUR_MS)
     topic.publish(P, b"x")
     if standing == "invalid":
@@ -406,7 +406,7 @@ def test_pointers_are_listed_by_their_first_rows_and_those_without_rows_last():
     assert [each.pointer for each in topic.ask(ListPointers())] == [P + 2, Q, P]
 
 
-def test_a_pointer_counts_what_was_published_directly_and_what_was_stored_first():
+def test_a_pointer_counts_messages_published_directly_and_stored_first():
     topic = Topic()
     topic.publish(P, b"inline")
     topic.keep(P, b"a", b"bb")
@@ -415,7 +415,7 @@ def test_a_pointer_counts_what_was_published_directly_and_what_was_stored_first(
     assert (view.messages, view.bytes, view.stored, view.stored_bytes) == (4, 13, 0, 0)
 
 
-def test_hidden_messages_are_those_from_the_pointers_first_row_on():
+def test_hidden_messages_are_those_from_the_first_row_of_the_pointer_on():
     topic = Topic()
     topic.plain(b"before")
     topic.publish(P, b"1", b"2")
@@ -455,7 +455,7 @@ def runs_of(topic, pointer=P):
     return topic.core.state.pending[pointer].runs
 
 
-def test_requests_between_which_nobody_else_publishes_are_one_run():
+def test_uninterrupted_requests_of_one_pointer_are_one_run():
     topic = Topic()
     size = None
     for number in range(100):
@@ -481,7 +481,7 @@ def test_requests_between_which_nobody_else_publishes_are_one_run():
     assert topic.view().hidden == 207
 
 
-def test_what_is_published_behind_a_part_that_was_rolled_back_is_a_run_of_its_own():
+def test_messages_published_after_a_rolled_back_part_are_a_run_of_their_own():
     topic = Topic()
     for message in (b"stays", b"goes"):
         topic.now_ms += 1
@@ -510,14 +510,14 @@ def test_a_damaged_pointer_row_stops_publishes_and_nothing_else():
 @pytest.mark.parametrize("sizes", [(3,), (3, 3), (3, 200, 0)])
 @pytest.mark.parametrize("ttls_s", [None, 5])
 @pytest.mark.parametrize("extras", [None, {"s": 3}])
-def test_values_made_in_bulk_are_those_of_rows_made_one_by_one(sizes, ttls_s, extras):
+def test_values_made_in_bulk_equal_those_made_one_by_one(sizes, ttls_s, extras):
     messages = [bytes(size) for size in sizes]
     ttls = None if ttls_s is None else [ttls_s] * len(sizes)
     wanted = [encode_row(MessageRow(each, P, ttls_s, extras or {})) for each in messages]
     assert values_of(messages, ttls, P, None if extras is None else RowExtras(every=extras)) == wanted
 
 
-def test_items_begin_anew_behind_a_reference():
+def test_items_start_over_after_a_reference():
     roll = RowBatch()
     roll.add([Run(5, 0, 2)], [b"a", b"b"], None, P)
     roll.add([Run(5, 2, 1)], [b"c"], None, P)
@@ -544,13 +544,13 @@ def test_the_wire_form_of_a_batch_is_cut_where_each_of_its_messages_begins(messa
     assert batch.items == wanted
 
 
-def test_rolling_back_a_pointer_past_its_life_that_has_nothing_keeps_nothing():
+def test_rolling_back_an_old_pointer_without_rows_keeps_nothing():
     topic = Topic(max_lifetime_ms=1000)
     topic.ask(RollBackPointer(1))
     assert not topic.core.state.pending
 
 
-def test_a_pointers_row_says_the_same_when_most_of_it_was_packed_before():
+def test_the_row_of_a_pointer_is_the_same_when_most_of_it_was_packed_before():
     pending = Pending(-7, 1, 1, first_stored=bytes(10), last_stored=bytes(10), staged_by="p")
     for index in range(40):
         name = f"s{index % 20}"

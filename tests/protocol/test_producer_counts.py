@@ -25,14 +25,14 @@ def test_duplicates_and_partial_duplicates_are_counted_one_by_one():
     }
 
 
-def test_duplicates_that_fall_into_holes_are_counted_one_by_one():
+def test_duplicates_inside_gaps_are_counted_one_by_one():
     topic = Topic()
     topic.publish([1])
     topic.publish([9])
     assert outcomes(topic, publish([3]), publish([5])) == {"duplicate": 2, "unremembered": 2}
 
 
-def test_producers_that_make_room_are_counted():
+def test_evicted_producers_are_counted():
     topic = Topic(max_producers=2, producer_active_ms=1000)
     for name in ("a", "b"):
         topic.publish([1], name)
@@ -41,7 +41,7 @@ def test_producers_that_make_room_are_counted():
 
 
 @pytest.mark.parametrize(("most", "evicted"), [(63, 1), (64, 2), (127, 2), (128, 3)])
-def test_of_many_producers_one_in_sixty_four_makes_room_besides_so_that_not_each_new_one_costs_a_mark(most, evicted):
+def test_with_many_producers_one_in_sixty_four_is_evicted_in_advance_so_that_few_new_ones_cost_a_mark(most, evicted):
     topic = Topic(max_producers=most, producer_active_ms=1000)
     for number in range(most):
         topic.publish([1], f"p{number}")
@@ -58,7 +58,7 @@ def test_a_producer_of_an_earlier_generation_is_kept_no_longer():
 
 
 @pytest.mark.parametrize(("few_rows", "is_written"), [(2, True), (3, False), (4, False)])
-def test_at_close_a_mark_is_written_unless_there_are_few_rows_to_replay(few_rows, is_written):
+def test_closing_writes_a_mark_unless_there_are_few_rows_to_replay(few_rows, is_written):
     topic = Topic()
     topic.close()
     for payload in ("a", "b", "c"):

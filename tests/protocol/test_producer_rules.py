@@ -57,7 +57,7 @@ def test_e1_a_new_producer_has_no_last_sequence_id():
     assert Topic().open().last_sequence_id == -1
 
 
-def test_e2_ids_that_were_stored_are_duplicates():
+def test_e2_stored_ids_are_duplicates():
     topic = Topic()
     for each in range(3):
         assert topic.publish([each]).duplicate is False
@@ -66,7 +66,7 @@ def test_e2_ids_that_were_stored_are_duplicates():
     assert topic.payloads() == ["p0", "p1", "p2"]
 
 
-def test_e3_they_are_after_a_restart_too():
+def test_e3_stored_ids_are_duplicates_after_a_restart_too():
     topic = Topic()
     for each in range(3):
         topic.publish([each])
@@ -77,7 +77,7 @@ def test_e3_they_are_after_a_restart_too():
     assert topic.payloads() == ["p0", "p1", "p2"]
 
 
-def test_e4_what_falls_into_a_hole_counts_as_seen_and_is_counted():
+def test_e4_ids_inside_a_gap_count_as_seen_and_are_counted():
     topic = Topic()
     topic.publish([1])
     topic.publish([5])
@@ -90,14 +90,14 @@ def test_e4_what_falls_into_a_hole_counts_as_seen_and_is_counted():
     assert topic.payloads() == ["p1", "p5", "p6"]
 
 
-def test_e5_producers_and_topics_do_not_know_each_other():
+def test_e5_producers_and_topics_are_independent():
     topic = Topic()
     topic.publish([0], "a")
     assert topic.publish([0], "b").duplicate is False
     assert Topic().publish([0], "a").duplicate is False
 
 
-def test_e6_a_duplicate_of_the_last_five_requests_has_the_ids_of_the_first_time_an_older_one_has_none():
+def test_e6_a_duplicate_of_the_last_five_requests_has_the_original_ids_and_an_older_one_has_none():
     topic = Topic()
     answers = [topic.publish([each, each + 1]) for each in range(0, 14, 2)]
     again = [topic.publish([each, each + 1]) for each in range(0, 14, 2)]
@@ -118,7 +118,7 @@ def test_a_part_of_a_request_sent_again_is_found_in_it():
     assert (again.first_id, again.last_id) == (None, None), "between two requests there may be messages of others"
 
 
-def test_a_duplicate_has_the_ids_of_one_remembered_request_and_none_that_are_not_certain():
+def test_a_duplicate_has_the_ids_of_one_remembered_request_and_none_that_are_uncertain():
     topic = Topic()
     topic.publish([0])
     topic.publish([0], "other")
@@ -147,7 +147,7 @@ def test_e8_a_producer_gives_an_id_to_every_message():
     assert topic.payloads() == []
 
 
-def test_e9_of_a_request_that_straddles_the_last_id_the_rest_is_stored_and_both_are_told():
+def test_e9_the_rest_of_a_straddling_request_is_stored_and_both_parts_are_reported():
     topic = Topic()
     topic.publish(range(6))
     receipt = topic.publish(range(4, 9))
@@ -157,7 +157,7 @@ def test_e9_of_a_request_that_straddles_the_last_id_the_rest_is_stored_and_both_
     assert topic.payloads() == [f"p{each}" for each in range(9)]
 
 
-def test_e9_the_rest_keeps_its_attributes_and_a_copy_names_neither_what_is_stored_nor_what_is_dropped():
+def test_e9_the_rest_keeps_its_attributes_and_a_copy_names_neither_stored_nor_dropped_messages():
     topic = Topic()
     topic.publish([0])
     topic.publish([0, 1, 2], attributes=[{"of": "0"}, {"of": "1"}, {"of": "2"}])
@@ -166,7 +166,7 @@ def test_e9_the_rest_keeps_its_attributes_and_a_copy_names_neither_what_is_store
     assert (copy.duplicate, copy.stored, copy.dropped) == (True, None, None)
 
 
-def test_e10_of_an_atomic_one_nothing_is():
+def test_e10_a_straddling_atomic_request_stores_nothing():
     topic = Topic()
     topic.publish(range(6))
     with pytest.raises(PartialDuplicate):
@@ -183,7 +183,7 @@ def test_e13_a_copy_in_the_same_step_shares_the_first_ones_outcome():
     assert topic.payloads() == ["p0", "p1"]
 
 
-def test_e15_what_failed_is_taken_again_and_nothing_behind_it_passes_it():
+def test_e15_a_failed_request_is_accepted_again_and_no_later_one_passes_it():
     topic = Topic()
     topic.publish([6])
     topic.step(publish([7]), publish([8]), rows=0)
@@ -209,7 +209,7 @@ def test_a_refused_request_leaves_no_producer_behind():
     assert topic.publish([0], payloads=["x" * 12]).duplicate, "a duplicate needs no room"
 
 
-def test_the_ids_of_one_generation_mean_nothing_in_another():
+def test_ids_of_one_generation_mean_nothing_in_another():
     topic = Topic()
     topic.publish([0], generation=1)
     topic.ask(Remove())
@@ -219,7 +219,7 @@ def test_the_ids_of_one_generation_mean_nothing_in_another():
     assert topic.publish([0], generation=2).duplicate is False
 
 
-def test_a_generation_that_is_brought_back_knows_its_producers():
+def test_an_undeleted_generation_knows_its_producers():
     topic = Topic()
     topic.open()
     topic.publish([0, 1], producer_epoch=1)
@@ -246,7 +246,7 @@ def test_the_first_row_has_the_stamp_and_the_others_are_those_of_a_plain_request
     assert [len(row.payload) for row in rest[2:]] == [each % 3 for each in range(300)]
 
 
-def test_an_atomic_request_without_a_producer_says_that_it_is_one():
+def test_an_atomic_request_without_a_producer_is_marked_as_one():
     topic = Topic()
     topic.ask(Publish(PublishRequest([b"a", b"b"], atomic=True), 0))
     assert [row.extras for row in rows_of(topic)] == [{BATCH: 2}, {}]
@@ -254,7 +254,7 @@ def test_an_atomic_request_without_a_producer_says_that_it_is_one():
 
 @pytest.mark.parametrize("more", [{}, {"routing_key": "k"}], ids=str)
 @pytest.mark.parametrize("count", [2, 300, 1025])
-def test_in_a_store_that_instances_share_each_row_says_that_it_is_of_a_request(count, more):
+def test_in_a_store_shared_by_instances_each_row_is_marked_as_part_of_a_request(count, more):
     # An owner of version 0.1 counts no others: it would treat the request as cut off.
     topic = Topic()
     topic.state.epoch = 7
@@ -280,7 +280,7 @@ def test_rows_that_may_be_removed_one_by_one_have_their_index_in_the_request(kin
     assert [row.extras.get(INDEX) for row in rows_of(topic)] == [None, 1, 2]
 
 
-def test_attributes_stand_in_their_messages_rows_whatever_else_does():
+def test_attributes_are_in_the_rows_of_their_messages_in_every_case():
     topic = Topic()
     strings = [{"a": "1"}, {}, {"b": "2"}]
     topic.ask(Publish(PublishRequest([b"x"] * 3, attributes=strings), 0))
@@ -313,7 +313,7 @@ def test_e41_messages_of_an_atomic_request_follow_each_other():
 
 
 @pytest.mark.parametrize("rows", range(1, 5))
-def test_e43_of_an_atomic_request_that_was_cut_off_nothing_is_ever_seen(rows):
+def test_e43_nothing_of_an_interrupted_atomic_request_is_ever_visible(rows):
     topic = Topic()
     topic.publish([0])
     ask = publish(range(1, 6), atomic=True)
@@ -326,7 +326,7 @@ def test_e43_of_an_atomic_request_that_was_cut_off_nothing_is_ever_seen(rows):
 
 
 @pytest.mark.parametrize("rows", range(6))
-def test_of_another_one_that_was_cut_off_the_rest_is_stored_when_it_is_sent_again(rows):
+def test_the_rest_of_an_interrupted_plain_request_is_stored_when_it_is_sent_again(rows):
     topic = Topic()
     topic.publish([0])
     topic.step(publish(range(1, 6)), rows=rows)
@@ -343,7 +343,7 @@ def plain(*payloads):
 
 
 @pytest.mark.parametrize("rows", range(6))
-def test_messages_that_follow_one_that_was_cut_off_are_not_taken_for_its_own(rows):
+def test_messages_that_follow_an_interrupted_request_are_not_counted_as_its_own(rows):
     topic = Topic()
     topic.publish([0])
     topic.step(publish(range(1, 6)), rows=rows)
@@ -356,7 +356,7 @@ def test_messages_that_follow_one_that_was_cut_off_are_not_taken_for_its_own(row
 
 
 @pytest.mark.parametrize("rows", range(5))
-def test_messages_that_follow_an_atomic_one_that_was_cut_off_are_not_removed_with_it(rows):
+def test_messages_that_follow_an_interrupted_atomic_request_are_not_removed_with_it(rows):
     topic = Topic()
     topic.ask(plain("before"))
     topic.step(Publish(PublishRequest([b"x"] * 5, atomic=True), 0), rows=rows)
@@ -366,7 +366,7 @@ def test_messages_that_follow_an_atomic_one_that_was_cut_off_are_not_removed_wit
     assert topic.state.usage.messages == 3
 
 
-def test_one_that_goes_over_into_the_next_millisecond_is_counted_whole():
+def test_a_request_that_spans_two_milliseconds_is_counted_whole():
     topic = Topic()
     topic.ask(plain(*["x"] * (SEQUENCES_PER_MS - 2)))
     topic.publish(range(5))
@@ -380,7 +380,7 @@ def test_one_that_goes_over_into_the_next_millisecond_is_counted_whole():
 # --- sessions -------------------------------------------------------------------------------------
 
 
-def test_e39_a_session_ends_the_ones_before_it_also_across_a_restart():
+def test_e39_a_session_ends_the_ones_before_it_even_across_a_restart():
     topic = Topic()
     assert topic.open().epoch == 1
     topic.publish([0], producer_epoch=1)
@@ -410,14 +410,14 @@ def test_a_session_that_was_not_written_was_not_opened():
     assert topic.publish([0], producer_epoch=1).duplicate is False
 
 
-def test_a_made_name_must_be_new():
+def test_a_generated_name_must_be_new():
     topic = Topic()
     assert topic.open("made", must_be_new=True).epoch == 1
     with pytest.raises(ProducerFenced):
         topic.open("made", must_be_new=True)
 
 
-def test_recent_requests_are_told_at_opening():
+def test_opening_returns_recent_requests():
     topic = Topic()
     receipt = topic.publish([4, 5])
     [result] = topic.open().recent
@@ -425,7 +425,7 @@ def test_recent_requests_are_told_at_opening():
     assert result.response is None
 
 
-def test_e35_e37_a_producer_that_does_nothing_is_forgotten_and_its_session_told():
+def test_e35_e37_an_idle_producer_is_forgotten_and_its_session_learns_it():
     topic = Topic(producer_retention_ms=7 * DAY_MS)
     topic.open()
     topic.publish([0], producer_epoch=1)
@@ -438,7 +438,7 @@ def test_e35_e37_a_producer_that_does_nothing_is_forgotten_and_its_session_told(
     assert topic.publish([0]).duplicate is False
 
 
-def test_e36_one_that_does_something_is_not():
+def test_e36_an_active_producer_is_kept():
     topic = Topic(producer_retention_ms=7 * DAY_MS)
     for each in range(3):
         topic.publish([each])
@@ -447,7 +447,7 @@ def test_e36_one_that_does_something_is_not():
     assert topic.publish([2]).duplicate
 
 
-def test_a_session_of_a_forgotten_producer_does_not_fit_the_next_one():
+def test_a_session_of_a_forgotten_producer_does_not_match_the_next_one():
     topic = Topic()
     topic.open()
     topic.remove()
@@ -460,7 +460,7 @@ def test_a_session_of_a_forgotten_producer_does_not_fit_the_next_one():
     assert topic.open().epoch == 3
 
 
-def test_a_longer_memory_is_kept_and_has_a_bound_and_a_cap():
+def test_a_longer_retention_is_kept_and_has_a_bound_and_a_cap():
     topic = Topic(producer_retention_ms=DAY_MS, max_retention_ms=10 * DAY_MS, max_long_producers=1)
     topic.open("long", retention_ms=10 * DAY_MS)
     topic.publish([0], "long", producer_epoch=1)
@@ -475,7 +475,7 @@ def test_a_longer_memory_is_kept_and_has_a_bound_and_a_cap():
     topic.open("other", retention_ms=2 * DAY_MS)
 
 
-def test_a_producer_with_a_longer_memory_counts_once_however_often_it_is_opened():
+def test_a_producer_with_a_longer_retention_counts_once_however_often_it_is_opened():
     topic = Topic(producer_retention_ms=DAY_MS, max_retention_ms=10 * DAY_MS, max_long_producers=2)
     for _ in range(3):
         topic.open("long", retention_ms=2 * DAY_MS)
@@ -493,7 +493,7 @@ def test_a_session_may_ask_for_any_retention_from_none_to_the_cap():
             topic.open(retention_ms=retention_ms)
 
 
-def test_e38_the_longest_idle_make_room_and_when_all_are_active_the_new_one_is_sent_away():
+def test_e38_the_longest_idle_producers_are_evicted_and_when_all_are_active_the_new_one_is_refused():
     topic = Topic(max_producers=3, producer_active_ms=1000, max_long_producers=3)
     topic.open("long", retention_ms=30 * DAY_MS)
     for each in range(2):
@@ -509,7 +509,7 @@ def test_e38_the_longest_idle_make_room_and_when_all_are_active_the_new_one_is_s
     assert topic.publish([0], "p1").duplicate
 
 
-def test_with_producers_that_come_once_the_book_stays_bounded():
+def test_with_producers_that_publish_once_the_book_stays_bounded():
     topic = Topic(max_producers=64, producer_active_ms=0)
     for each in range(2000):
         topic.now_ms += 1
@@ -519,7 +519,7 @@ def test_with_producers_that_come_once_the_book_stays_bounded():
     assert len(topic.payloads()) == 1000  # one page
 
 
-def test_a_deleted_producer_begins_anew():
+def test_a_deleted_producer_starts_over():
     topic = Topic()
     topic.publish([5])
     topic.remove()
@@ -556,7 +556,7 @@ def test_both_maps_are_shown_while_a_commit_is_under_way():
 # --- snapshots ------------------------------------------------------------------------------------
 
 
-def test_e23_every_so_many_requests_all_that_is_known_is_written_with_the_mark():
+def test_e23_a_snapshot_with_the_mark_is_written_every_few_requests():
     topic = Topic(snapshot_entries=10)
     for each in range(10):
         topic.publish([each])
@@ -569,7 +569,7 @@ def test_e23_every_so_many_requests_all_that_is_known_is_written_with_the_mark()
     assert topic.get().last_sequence_id == 9
 
 
-def test_e24_after_a_while_it_is_too_although_nothing_happens():
+def test_e24_a_snapshot_is_also_written_after_a_while_without_requests():
     topic = Topic(snapshot_interval_ms=120_000)
     topic.publish([0])
     due_s = topic.core.next_deadline_s()
@@ -585,7 +585,7 @@ def test_e24_after_a_while_it_is_too_although_nothing_happens():
     assert topic.book.replayed_entries == 0
 
 
-def test_e25_at_close_too_so_that_a_crash_later_replays_no_more_than_an_interval():
+def test_e25_a_snapshot_at_close_limits_a_later_replay_to_an_interval():
     topic = Topic(snapshot_entries=1000)
     for each in range(999):
         topic.publish([each])
@@ -611,7 +611,7 @@ def test_e31_without_a_mark_all_rows_are_replayed_to_the_same_map():
     assert {name: (each.pushed, each.recent) for name, each in topic.book.known.items()} == before
 
 
-def test_without_a_mark_the_forgotten_stay_forgotten():
+def test_without_a_mark_forgotten_producers_stay_forgotten():
     topic = Topic()
     topic.publish([7])
     topic.remove()
@@ -622,7 +622,7 @@ def test_without_a_mark_the_forgotten_stay_forgotten():
     assert topic.get().last_sequence_id == 0
 
 
-def test_a_session_is_opened_in_the_generation_that_its_client_knows():
+def test_a_session_is_opened_in_the_generation_known_to_its_client():
     topic = Topic()
     generation = topic.open().generation
     assert topic.open(generation=generation).generation == generation
@@ -634,7 +634,7 @@ def test_a_session_is_opened_in_the_generation_that_its_client_knows():
 # --- switches -------------------------------------------------------------------------------------
 
 
-def test_e33_off_forgets_all_and_on_again_knows_from_where_on():
+def test_e33_switching_off_forgets_everything_and_switching_on_records_from_where():
     topic = Topic()
     topic.publish([0, 1])
     assert topic.page().enabled is True
@@ -656,7 +656,7 @@ def test_e33_off_forgets_all_and_on_again_knows_from_where_on():
     assert topic.payloads() == ["p0", "p1", "p1", "p0", "p1"]
 
 
-def test_where_producers_are_not_remembered_each_answer_under_a_pointer_says_so():
+def test_without_deduplication_each_answer_under_a_pointer_says_so():
     topic = Topic(TopicProperties(deduplication="disabled"))
     topic.store_under(POINTER, None, None, ["a"])
     first, again = (topic.publish_under(POINTER, [], "p", []) for _ in range(2))
@@ -665,7 +665,7 @@ def test_where_producers_are_not_remembered_each_answer_under_a_pointer_says_so(
 
 
 @pytest.mark.parametrize("rows", range(6))
-def test_switching_off_that_was_cut_off_is_done_all_the_same(rows):
+def test_an_interrupted_switch_off_is_completed(rows):
     topic = Topic()
     for name in "pqr":
         topic.open(name)
@@ -679,7 +679,7 @@ def test_switching_off_that_was_cut_off_is_done_all_the_same(rows):
     assert topic.open().epoch == 2
 
 
-def test_e34_the_topic_wins_over_its_namespace_and_that_over_the_service():
+def test_e34_the_topic_overrides_its_namespace_and_that_overrides_the_service():
     topic = Topic(deduplication_default=False)
     assert topic.publish([0]).deduplicated is False
     topic.policy = NamespacePolicy(enabled=True)
@@ -692,7 +692,7 @@ def test_e34_the_topic_wins_over_its_namespace_and_that_over_the_service():
     assert topic.publish([0]).deduplicated is False
 
 
-def test_the_systems_own_namespace_remembers_only_where_a_topic_says_so():
+def test_the_system_namespace_remembers_producers_only_where_a_topic_says_so():
     topic = Topic(name=TopicName("system", "t"))
     topic.policy = NamespacePolicy(enabled=True)
     assert topic.publish([0]).deduplicated is False
@@ -700,7 +700,7 @@ def test_the_systems_own_namespace_remembers_only_where_a_topic_says_so():
     assert topic.publish([0]).deduplicated
 
 
-def test_a_phase_that_the_topic_slept_through_empties_it_all_the_same():
+def test_deduplication_switched_off_and_on_while_the_topic_was_closed_forgets_its_producers():
     topic = Topic()
     topic.publish([0])
     topic.close()
@@ -710,7 +710,7 @@ def test_a_phase_that_the_topic_slept_through_empties_it_all_the_same():
     assert topic.publish([0]).duplicate
 
 
-def test_a_topic_with_a_word_of_its_own_does_not_care_about_its_namespace():
+def test_a_topic_with_its_own_setting_ignores_that_of_its_namespace():
     topic = Topic(TopicProperties(deduplication="enabled"))
     topic.publish([0])
     topic.policy = NamespacePolicy(enabled=False, switched=1)
@@ -721,7 +721,7 @@ def test_a_topic_with_a_word_of_its_own_does_not_care_about_its_namespace():
     assert topic.publish([0]).duplicate
 
 
-def test_e40_switched_off_many_producers_leave_nothing():
+def test_e40_when_switched_off_many_producers_leave_nothing():
     topic = Topic(TopicProperties(deduplication="disabled"))
     for each in range(200):
         topic.publish([0], f"p{each}")
@@ -734,7 +734,7 @@ def test_e40_switched_off_many_producers_leave_nothing():
 # --- under a write pointer ------------------------------------------------------------------------
 
 
-def test_e59_a_transactional_publish_sent_again_has_the_same_answer():
+def test_e59_a_repeated_transactional_publish_has_the_same_answer():
     topic = Topic()
     first = topic.publish_under(POINTER, [0, 1])
     again = topic.publish_under(POINTER, [0, 1])
@@ -746,7 +746,7 @@ def test_e59_a_transactional_publish_sent_again_has_the_same_answer():
 
 
 @pytest.mark.parametrize("standing", ["deciding", "committed"])
-def test_a_transactional_publish_sent_again_while_its_transaction_commits_has_the_same_answer(standing):
+def test_a_transactional_publish_repeated_while_its_transaction_commits_has_the_same_answer(standing):
     class Standings(NoAuthority):
         now = "in_progress"
 
@@ -764,7 +764,7 @@ def test_a_transactional_publish_sent_again_while_its_transaction_commits_has_th
         topic.publish_under(POINTER, [2])
 
 
-def test_ids_used_under_a_pointer_are_consumed_for_any_other_also_after_a_rollback():
+def test_ids_used_under_a_pointer_are_consumed_for_any_other_even_after_a_rollback():
     topic = Topic()
     topic.publish_under(POINTER, [0, 1])
     with pytest.raises(SequenceConsumed):
@@ -791,7 +791,7 @@ def test_a_transactional_publish_that_straddles_covers_what_came_before():
     assert rest.end_sequence_id == first.end_sequence_id + 1
 
 
-def test_what_was_stored_is_published_once_for_one_sequence_id():
+def test_stored_messages_are_published_once_for_one_sequence_id():
     topic = Topic()
     topic.store_under(POINTER, [0, 1])
     topic.store_under(POINTER, [0, 1])
@@ -809,7 +809,7 @@ def test_what_was_stored_is_published_once_for_one_sequence_id():
     topic.store_under(POINTER, [1, 2])  # a retransmit that comes late changes nothing
 
 
-def test_stored_messages_and_others_published_together_are_told_apart_by_the_stamp():
+def test_the_stamp_distinguishes_stored_messages_from_others_published_together():
     topic = Topic()
     topic.store_under(POINTER, [0], "s")
     topic.publish_under(POINTER, [4, 5])
@@ -822,7 +822,7 @@ def test_stored_messages_and_others_published_together_are_told_apart_by_the_sta
     assert topic.publish_under(POINTER, [4, 5]).duplicate
 
 
-def test_another_attempt_stores_under_a_segment_of_its_own():
+def test_another_attempt_is_stored_under_its_own_segment():
     topic = Topic()
     topic.store_under(POINTER, [0, 1], segment="one")
     topic.store_under(POINTER, [0, 1], segment="two")
@@ -830,7 +830,7 @@ def test_another_attempt_stores_under_a_segment_of_its_own():
     assert topic.state.pending[POINTER].stored == 4
 
 
-def test_a_session_of_an_earlier_life_never_fits_a_later_one_that_began_without_a_session():
+def test_a_session_of_an_earlier_producer_never_matches_a_later_one_that_began_without_a_session():
     topic = Topic()
     topic.open()
     old = topic.open().epoch
@@ -842,7 +842,7 @@ def test_a_session_of_an_earlier_life_never_fits_a_later_one_that_began_without_
 
 
 @pytest.mark.parametrize("crashed", [False, True])
-def test_what_was_published_under_an_open_pointer_is_a_duplicate_however_many_requests_ago(crashed):
+def test_a_publish_under_an_open_pointer_is_a_duplicate_however_many_requests_ago(crashed):
     topic = Topic()
     answers = [topic.publish_under(POINTER, [each]) for each in range(9)]
     if crashed:
@@ -853,7 +853,7 @@ def test_what_was_published_under_an_open_pointer_is_a_duplicate_however_many_re
     assert again.end_sequence_id == answers[-1].end_sequence_id
 
 
-def test_an_id_that_was_used_between_those_of_a_pointer_is_not_one_of_them():
+def test_an_id_used_between_those_of_a_pointer_is_not_one_of_them():
     topic = Topic()
     topic.publish_under(POINTER, [0])
     topic.publish([1])
@@ -880,7 +880,7 @@ def test_ids_of_a_pointer_that_was_rolled_back_are_consumed_however_long_ago_the
         topic.publish([sequence_id])
 
 
-def test_ids_used_after_those_of_a_pointer_are_duplicates_as_ever():
+def test_ids_after_those_of_a_pointer_are_checked_as_usual():
     topic = Topic()
     topic.publish_under(POINTER, [0])
     for each in range(1, 10):
@@ -893,7 +893,7 @@ def test_ids_used_after_those_of_a_pointer_are_duplicates_as_ever():
 # --- unreadable rows ------------------------------------------------------------------------------
 
 
-def test_what_is_written_about_producers_stands_behind_their_messages():
+def test_rows_about_producers_are_written_after_their_messages():
     topic = Topic(snapshot_entries=1)
     step = topic.core.step([(0, publish([0]))], topic.now())
     tables = [(each.table, each.prefix[:2]) for each in step.operations if isinstance(each, Put)]
@@ -902,7 +902,7 @@ def test_what_is_written_about_producers_stands_behind_their_messages():
     assert [table for table, _ in tables].index(Table.MESSAGE) == 1
 
 
-def test_errors_tell_that_nothing_happened_and_what_to_do():
+def test_errors_say_that_nothing_happened_and_what_to_do():
     topic = Topic()
     topic.open()
     for ask in (

@@ -15,7 +15,7 @@ values = (
 
 
 @pytest.mark.parametrize("given_", [None, {}])
-def test_properties_not_given_have_their_defaults(given_):
+def test_missing_properties_have_their_defaults(given_):
     assert parse_properties(given_) == TopicProperties(DEFAULT_TTL_S, "optional", "inherit", None)
     assert DEFAULT_TTL_S == 604_800
 
@@ -31,7 +31,7 @@ def test_properties_not_given_have_their_defaults(given_):
         ({"max_bytes": "9223372036854775807"}, TopicProperties(max_bytes=(1 << 63) - 1)),
     ],
 )
-def test_each_property_is_taken(given_, expected):
+def test_each_property_is_accepted(given_, expected):
     assert parse_properties(given_) == expected
 
 
@@ -63,19 +63,19 @@ def test_each_property_is_taken(given_, expected):
         ({"deduplication": ["enabled"]}, "inherit, enabled, disabled"),
     ],
 )
-def test_each_refusal_says_what_would_do(given_, hint):
+def test_each_refusal_says_what_is_accepted(given_, hint):
     with pytest.raises(InvalidProperty) as caught:
         parse_properties(given_)
     assert hint in caught.value.hint
     assert len(caught.value.detail) < 200
 
 
-def test_the_generation_may_be_sent_and_is_never_obeyed():
+def test_a_generation_may_be_sent_and_is_ignored():
     for sent in (3, "3", "03", None, 3.0, [3]):
         assert parse_properties({"generation": sent, "ttl": 5}) == TopicProperties(5)
 
 
-def test_what_is_shown_can_be_sent_back():
+def test_shown_properties_can_be_sent_back():
     properties = TopicProperties(60, "disabled", "enabled", 1000)
     shown = properties.shown(7)
     assert all(isinstance(value, str) for value in shown.values())
@@ -87,7 +87,7 @@ def test_what_is_shown_can_be_sent_back():
 @given(
     st.dictionaries(st.sampled_from(["ttl", "transactional", "deduplication", "max_bytes", "generation", "x"]), values)
 )
-def test_any_object_gives_properties_in_their_bounds_or_is_refused(given_):
+def test_any_object_gives_properties_within_their_bounds_or_is_refused(given_):
     try:
         properties = parse_properties(given_)
     except InvalidProperty as error:

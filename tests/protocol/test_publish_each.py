@@ -53,7 +53,7 @@ def each_of(answer, count: int):
     low_space=st.booleans(),
     before=st.sampled_from([0, SEQUENCES_PER_MS - 5]),
 )
-def test_asked_at_once_or_one_after_the_other_comes_to_the_same(
+def test_publishing_at_once_or_one_after_the_other_has_the_same_result(
     payloads, max_bytes, transactional, max_message_bytes, is_there, low_space, before
 ):
     properties = TopicProperties(transactional=transactional, max_bytes=max_bytes) if is_there else None
@@ -67,7 +67,7 @@ def test_asked_at_once_or_one_after_the_other_comes_to_the_same(
     assert rows == rows_alone
 
 
-def test_of_messages_that_do_not_all_fit_each_has_its_own_verdict():
+def test_if_not_all_messages_fit_each_has_its_own_verdict():
     core = Asked(TopicProperties(max_bytes=100), TopicLimits(), 0)
     (answers,), rows = core.step([PublishEach([b"x" * 50, b"y" * 90, b"z" * 5], 145)])
     first, second, third = answers

@@ -59,7 +59,7 @@ class Topic:
         return error
 
 
-def test_a_topic_that_is_not_there_takes_nothing():
+def test_a_missing_topic_accepts_nothing():
     Topic().refuses(TopicNotFound, b"x")
 
 
@@ -76,13 +76,13 @@ def test_a_message_over_the_bound_is_named_by_its_index():
     assert isinstance(topic.publish(b"abc"), Receipt)
 
 
-def test_a_request_has_at_most_so_many_messages():
+def test_the_number_of_messages_in_a_request_is_bounded():
     topic = Topic(TopicProperties(), max_request_messages=2)
     topic.refuses(RequestTooLarge, b"", b"", b"")
     assert isinstance(topic.publish(b"", b""), Receipt)
 
 
-def test_a_topic_that_wants_transactions_takes_no_plain_publish():
+def test_a_topic_that_requires_transactions_accepts_no_plain_publish():
     Topic(TopicProperties(transactional="required")).refuses(TransactionRequired, b"x")
 
 
@@ -92,13 +92,13 @@ def test_a_publish_for_another_generation_is_refused():
     assert isinstance(topic.publish(b"x", generation=1), Receipt)
 
 
-def test_nothing_is_taken_while_the_disk_is_nearly_full():
+def test_nothing_is_accepted_while_the_disk_is_nearly_full():
     topic = Topic(TopicProperties())
     topic.refuses(LowSpace, b"x", low_space=True)
     assert isinstance(topic.publish(b"x"), Receipt)
 
 
-def test_a_full_topic_takes_nothing_until_something_has_expired():
+def test_a_full_topic_accepts_nothing_until_something_has_expired():
     topic = Topic(TopicProperties(ttl_s=10, max_bytes=200))
     assert isinstance(topic.publish(b"x" * 150), Receipt)
     error = topic.refuses(TopicFull, b"y" * 150)
@@ -138,7 +138,7 @@ def test_the_check_of_a_publish_answers_as_the_publish_would_and_stores_nothing(
     assert (checked is None) == (case == "taken" and not low_space)
 
 
-def test_what_can_never_fit_into_a_topic_is_not_told_to_wait():
+def test_a_publish_that_can_never_fit_into_a_topic_is_not_asked_to_wait():
     error = Topic(TopicProperties(max_bytes=50)).refuses(RequestTooLarge, b"x" * 51)
     assert error.retry_after_s is None
 
@@ -160,7 +160,7 @@ KINDS = ["plain", "stamped", "atomic", "shared"]
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 100, MAX_CUT_BYTES, MAX_CUT_BYTES + 1])
 @pytest.mark.parametrize("count", [MANY_ROWS - 1, MANY_ROWS, MANY_ROWS + 1, 1000])
-def test_messages_of_one_length_become_the_rows_that_they_would_become_one_by_one(length, count):
+def test_rows_of_messages_of_one_length_equal_those_made_one_by_one(length, count):
     messages = [bytes([number % 256]) * length for number in range(count)]
     at_once, one_by_one = RowBatch(), RowBatch()
     for first in (7, 7 + count):
@@ -176,7 +176,7 @@ def test_messages_of_one_length_become_the_rows_that_they_would_become_one_by_on
 @pytest.mark.parametrize("pointer", [None, 7])
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 127, 128, 129, 256, 257, 1024, 1025])
 @pytest.mark.parametrize("lengths", [(0,), (100,), (MAX_CUT_BYTES + 1,), (5, 300, 0)])
-def test_the_rows_of_a_request_are_those_that_its_extras_say_one_by_one(kind, pointer, count, lengths):
+def test_rows_of_a_request_have_the_extras_of_each_message(kind, pointer, count, lengths):
     messages = [bytes(lengths[number % len(lengths)]) for number in range(count)]
     extras = stamped(kind, count)
     batch = RowBatch()
@@ -197,7 +197,7 @@ def test_the_rows_of_a_request_are_those_that_its_extras_say_one_by_one(kind, po
 
 @pytest.mark.parametrize("length", [0, 100, 20_000])
 @pytest.mark.parametrize("order", list(product(["plain", "stamped", "shared", "pointer"], repeat=3)))
-def test_requests_of_one_message_become_the_rows_that_any_others_become(order, length):
+def test_rows_of_requests_with_one_message_equal_any_others(order, length):
     message = b"m" * length
     singly, as_any = RowBatch(), RowBatch()
     for number, kind in enumerate(order):
@@ -228,7 +228,7 @@ def test_rows_of_several_requests_have_their_wire_form_whatever_their_lengths_ar
 
 @pytest.mark.parametrize("ttls_s", [None, [None, None], [None, 5], [5, None]], ids=str)
 @pytest.mark.parametrize("behind", ["nothing", "plain rows", "a reference"])
-def test_rows_are_said_to_have_no_time_to_live_only_where_none_has(ttls_s, behind):
+def test_rows_are_marked_without_a_time_to_live_only_if_none_has_one(ttls_s, behind):
     step = Step(bytes(20))
     batch = step.row_batch(b"prefix")
     batch.add([Run(NOW_MS, 0, 2)], [b"a", b"b"], ttls_s)
@@ -264,13 +264,13 @@ def test_requests_of_all_kinds_have_their_wire_form_in_one_batch(order, count, l
 
 
 @pytest.mark.parametrize("messages", [[], [b""], [b"ab", b"cd"], [b"a", b"", b"abc"]])
-def test_the_lengths_of_messages_are_their_longest_their_sum_and_the_one_that_all_have(messages):
+def test_the_lengths_of_messages_are_their_longest_their_sum_and_their_common_one(messages):
     lengths, sizes = Lengths(messages), [len(message) for message in messages]
     assert (lengths.longest, lengths.total) == (max(sizes, default=0), sum(sizes))
     assert lengths.of_each == (sizes[0] if sizes and len(set(sizes)) == 1 else None)
 
 
-def test_a_message_has_the_shorter_of_its_own_time_to_live_and_its_requests():
+def test_a_message_has_the_shorter_of_its_own_time_to_live_and_that_of_its_request():
     assert own_ttls(3, 60, [10, None, 600]) == [10, 60, 60]
     assert own_ttls(2, None, [None, 7]) == [None, 7]
     assert own_ttls(2, 60, None) == [60, 60]

@@ -96,13 +96,13 @@ def test_a_reference_to_staged_messages_names_a_pointer_below_0(staged):
 
 
 @pytest.mark.parametrize("staged", [None, 0, 1, -(1 << 63) - 1, True, "-1", -1.0])
-def test_a_reference_without_a_pointer_of_its_own_or_its_row_is_damaged(staged):
+def test_a_reference_without_a_pointer_of_its_own_or_of_its_row_is_damaged(staged):
     with pytest.raises(DamagedRow):
         Stored.of(MessageRow(None, extras=reference(w=staged)))
 
 
 @pytest.mark.parametrize("pointer", [7, -7])
-def test_a_reference_under_a_write_pointer_is_to_what_was_stored_under_it_also_when_it_was_rolled_back(pointer):
+def test_a_reference_under_a_write_pointer_is_to_messages_stored_under_it_even_when_rolled_back(pointer):
     row = MessageRow(None, pointer, extras=reference(g=[3, 1]))
     found = Stored.of(row)
     assert found.pointer_of_payloads(row) == 7
@@ -117,7 +117,7 @@ def test_a_reference_under_a_write_pointer_is_to_what_was_stored_under_it_also_w
 @pytest.mark.parametrize(
     "changed", [{"n": -1}, {"b": None}, {"f": bytes(9)}, {"l": "0123456789"}, {"g": [-1]}, {"g": 3}, {"n": "2"}]
 )
-def test_a_reference_with_a_wrong_part_is_damaged(changed):
+def test_a_reference_with_an_invalid_part_is_damaged(changed):
     with pytest.raises(DamagedRow):
         Stored.of(MessageRow(None, 7, extras=reference(**changed)))
 
@@ -137,7 +137,7 @@ def test_a_plain_value_is_the_end_of_its_wire_form(payload):
 
 
 @given(rows)
-def test_a_row_comes_apart_as_it_was_put_together(row):
+def test_a_row_round_trips(row):
     assert decode_row(encode_row(row)) == row
     assert own_ttl_s(encode_row(row)) == row.ttl_s
 
@@ -177,12 +177,12 @@ def test_a_changed_byte_raises_damaged_row_or_gives_another_row(row, at, byte):
         decode_row(bytes(value))
 
 
-def test_a_value_of_a_later_format_has_no_time_to_live_that_we_know_of():
+def test_a_value_of_a_later_format_has_no_known_time_to_live():
     assert own_ttl_s(b"\x12\x00\x00\x00\x01") is None
 
 
 @given(metadatas | marks | readers)
-def test_a_record_comes_back_as_it_was(record):
+def test_a_record_round_trips(record):
     assert type(record).decode(record.encode()) == record
 
 
@@ -233,13 +233,13 @@ def test_a_record_with_fields_of_wrong_types_is_damaged(record, fields):
 
 
 @given(st.integers(0, 1 << 62))
-def test_a_length_comes_back_from_its_varint(number):
+def test_a_length_round_trips_as_a_varint(number):
     assert read_varint(varint(number) + b"rest", 0) == (number, len(varint(number)))
     assert length_prefix(number) == varint(number)
 
 
 @given(st.lists(st.tuples(st.binary(min_size=20, max_size=20), payloads), max_size=8))
-def test_items_come_apart_as_they_were_put_together(messages):
+def test_items_round_trip(messages):
     items = [item(*message) for message in messages]
     assert list(items_in(b"".join(items))) == messages
     assert list(Page(parts=items).messages()) == messages

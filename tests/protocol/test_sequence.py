@@ -31,21 +31,21 @@ def test_positions_strictly_increase_under_any_clock(takes):
         assert last == (sequence.last_ts_ms << 16) + sequence.last_sequence_id
 
 
-def test_a_grown_clock_starts_the_millisecond_at_zero():
+def test_a_later_clock_starts_the_millisecond_at_zero():
     sequence = PositionSequence(5, 7)
     assert sequence.take(6, 2) == [Run(6, 0, 2)]
     assert sequence.take(6, 1) == [Run(6, 2, 1)]
     assert sequence.take(3, 1) == [Run(6, 3, 1)]
 
 
-def test_a_full_millisecond_goes_over_into_the_next():
+def test_a_full_millisecond_continues_in_the_next():
     sequence = PositionSequence(5, 65_534)
     assert sequence.take(5, 3) == [Run(5, 65_535, 1), Run(6, 0, 2)]
     assert PositionSequence(5, 65_535).take(5, 1) == [Run(6, 0, 1)]
     assert PositionSequence().take(0, 131_073) == [Run(0, 0, 65_536), Run(1, 0, 65_536), Run(2, 0, 1)]
 
 
-def test_a_position_seen_on_disk_is_not_given_again():
+def test_a_position_seen_on_disk_is_not_issued_again():
     sequence = PositionSequence()
     sequence.advance_past(9, 4)
     sequence.advance_past(9, 2)

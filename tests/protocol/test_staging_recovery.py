@@ -31,7 +31,7 @@ def topic():
     return StagingTopic()
 
 
-def test_a_staged_pointer_is_never_given_again_after_a_crash_with_the_clock_set_back(topic):
+def test_a_staged_pointer_is_never_issued_again_after_a_crash_with_the_clock_set_back(topic):
     seen = set()
     for hours in range(4):
         topic.stage("a", "one", producer=f"p{hours}")
@@ -46,7 +46,7 @@ def test_a_staged_pointer_is_never_given_again_after_a_crash_with_the_clock_set_
 
 @pytest.mark.parametrize("rows", range(6))
 @pytest.mark.parametrize("passed_ms", [-1000, 0, 1, 1000])
-def test_a_store_that_was_cut_off_and_comes_again_is_published_once(topic, rows, passed_ms):
+def test_an_interrupted_and_repeated_store_is_published_once(topic, rows, passed_ms):
     topic.stage("a", "zero", ids=[0])
     topic.now_ms += 5
     topic.step(topic.store_ask("a", "one", "two", ids=[1, 2]), rows=rows)
@@ -60,7 +60,7 @@ def test_a_store_that_was_cut_off_and_comes_again_is_published_once(topic, rows,
 
 @pytest.mark.parametrize("rows", range(5))
 @pytest.mark.parametrize("passed_ms", [-1000, 0, 1000])
-def test_a_first_store_that_was_cut_off_and_comes_again_is_published_once(topic, rows, passed_ms):
+def test_an_interrupted_and_repeated_first_store_is_published_once(topic, rows, passed_ms):
     topic.step(topic.store_ask("a", "one", "two", ids=[0, 1]), rows=rows)
     topic.now_ms += passed_ms
     topic.stage("a", "one", "two", ids=[0, 1])
@@ -69,7 +69,7 @@ def test_a_first_store_that_was_cut_off_and_comes_again_is_published_once(topic,
 
 
 @pytest.mark.parametrize("rows", range(4))
-def test_a_publish_that_was_cut_off_happened_or_not_and_comes_again_once(topic, rows):
+def test_an_interrupted_publish_happened_or_not_and_its_repeat_takes_effect_once(topic, rows):
     topic.stage("a", "one", "two", ids=[0, 1])
     request = PublishRequest([], producer="p", sequence_ids=[0], segments=["a"])
     topic.step(PublishStaged(request, 0), rows=rows)
@@ -82,7 +82,7 @@ def test_a_publish_that_was_cut_off_happened_or_not_and_comes_again_once(topic, 
     assert topic.system_rows(POINTER_KIND) == []
 
 
-def test_stores_of_a_transaction_that_were_cut_off_and_come_again_are_published_once(topic):
+def test_interrupted_and_repeated_stores_of_a_transaction_are_published_once(topic):
     topic.store_under(POINTER, [0])
     topic.now_ms += 5
     request = PublishRequest([b"p1"], POINTER, producer="p", sequence_ids=[1])
@@ -99,7 +99,7 @@ def planned(topic):
 
 
 @pytest.mark.parametrize(("lifetime_ms", "life_ms"), [(50_000, 50_000), (0, 7 * 24 * 3600 * 1000)])
-def test_what_is_never_published_is_cleaned_a_lifetime_after_the_last_store(lifetime_ms, life_ms):
+def test_unpublished_staged_messages_are_cleaned_one_lifetime_after_the_last_store(lifetime_ms, life_ms):
     topic = StagingTopic(max_lifetime_ms=lifetime_ms)
     topic.stage("a", "one")
     topic.now_ms += life_ms - 1
@@ -120,7 +120,7 @@ def test_what_is_never_published_is_cleaned_a_lifetime_after_the_last_store(life
     assert planned(topic) == [pointer], "until all of it is gone"
 
 
-def test_a_deleted_topic_brought_back_has_what_was_staged_and_a_new_one_has_not(topic):
+def test_an_undeleted_topic_has_its_staged_messages_and_a_new_one_has_none(topic):
     topic.stage("a", "one")
     topic.ask(Remove())
     topic.refuses(TopicNotFound, lambda: topic.stage("a", "two"))
@@ -140,7 +140,7 @@ def test_a_deleted_topic_brought_back_has_what_was_staged_and_a_new_one_has_not(
     assert topic.read() == ["new"]
 
 
-def test_a_row_about_a_staged_pointer_that_cannot_be_read_costs_what_was_staged_and_nothing_else(topic):
+def test_an_unreadable_row_of_a_staged_pointer_costs_its_staged_messages_and_nothing_else(topic):
     topic.stage("a", "one")
     pointer = topic.pending().pointer
     topic.core.state.pending[pointer] = Pending.of_damaged(pointer, NOW_MS)

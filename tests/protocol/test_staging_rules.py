@@ -52,7 +52,7 @@ def topic():
 # --- one batch, once -------------------------------------------------------------------------------
 
 
-def test_a_batch_is_one_plain_row_that_every_reader_sees_in_the_order_of_the_stores(topic):
+def test_a_batch_is_one_plain_row_that_every_reader_gets_in_the_order_of_the_stores(topic):
     topic.stage("b", "one", ids=[0])
     topic.stage("lost", "two", ids=[0])
     topic.stage("a", "three", "four", ids=[0, 1])
@@ -71,7 +71,7 @@ def test_a_batch_is_one_plain_row_that_every_reader_sees_in_the_order_of_the_sto
 
 
 @pytest.mark.parametrize("limit", range(1, 7))
-def test_pages_of_every_size_cut_inside_a_batch_and_go_on_there(topic, limit):
+def test_pages_of_every_size_may_end_inside_a_batch_and_continue_there(topic, limit):
     topic.publish([0], producer="other", payloads=["before"])
     topic.stage("lost", "x", "y")
     topic.stage("a", *"bcdef")
@@ -80,7 +80,7 @@ def test_pages_of_every_size_cut_inside_a_batch_and_go_on_there(topic, limit):
     assert topic.read(limit=limit) == ["before", *"bcdef", "behind"]
 
 
-def test_a_duplicate_is_answered_as_it_was_and_looks_for_no_segment(topic):
+def test_a_duplicate_gets_the_original_answer_and_needs_no_segment(topic):
     topic.stage("a", "one", ids=[0])
     first = topic.batch(4, "a")
     topic.load()
@@ -104,7 +104,7 @@ def test_a_receipt_encloses_its_batch_and_nothing_else(topic):
     assert receipt.last_id < behind.first_id
 
 
-def test_a_store_that_comes_again_stores_nothing_twice_and_a_longer_one_what_is_new(topic):
+def test_a_repeated_store_stores_nothing_twice_and_a_longer_one_only_the_new_part(topic):
     topic.stage("a", "0", "1", ids=[0, 1])
     topic.load()
     topic.stage("a", "0", "1", ids=[0, 1])
@@ -121,7 +121,7 @@ def test_stores_without_sequence_ids_are_all_new(topic):
     assert topic.read() == ["same", "same"]
 
 
-def test_producers_stage_beside_each_other(topic):
+def test_producers_stage_concurrently(topic):
     topic.stage("a", "p", producer="p")
     topic.stage("a", "q", producer="q")
     topic.batch(0, "a", producer="q")
@@ -130,7 +130,7 @@ def test_producers_stage_beside_each_other(topic):
     assert topic.read() == ["q", "p"]
 
 
-def test_a_batch_may_be_larger_than_an_atomic_request_and_may_call_itself_atomic():
+def test_a_batch_may_be_larger_than_an_atomic_request_and_may_be_marked_atomic():
     topic = StagingTopic(max_atomic_messages=2, max_atomic_bytes=10)
     topic.stage("a", *"abcdefghijkl")
     topic.batch(0, "a", atomic=True)
@@ -152,14 +152,14 @@ def test_segments_that_are_not_staged_are_named_and_nothing_is_published(topic):
     topic.refuses(InvalidParameter, lambda: topic.batch(1, "a"))
 
 
-def test_what_lost_cannot_be_published_later(topic):
+def test_losing_segments_cannot_be_published_later(topic):
     topic.stage("a", "one")
     topic.stage("b", "lost")
     topic.batch(0, "a")
     topic.refuses(InvalidParameter, lambda: topic.batch(1, "b"))
 
 
-def test_a_segment_whose_beginning_is_published_cannot_go_on(topic):
+def test_a_partly_published_segment_cannot_continue(topic):
     topic.stage("a", "one", ids=[0])
     topic.batch(0, "a")
     topic.refuses(AlreadyPublished, lambda: topic.stage("a", "two", ids=[1]))
@@ -168,7 +168,7 @@ def test_a_segment_whose_beginning_is_published_cannot_go_on(topic):
     assert topic.read() == ["one", "anew"]
 
 
-def test_what_failed_attempts_left_is_dropped_by_a_session_that_says_so_and_by_deleting_the_producer(topic):
+def test_leftovers_of_failed_attempts_are_dropped_by_a_session_that_says_so_and_by_deleting_the_producer(topic):
     topic = StagingTopic(max_segments=2)
     for drop in (OpenProducer("p", discard_staged=True), RemoveProducer("p")):
         topic.stage("a", "one", ids=[0])
@@ -192,7 +192,7 @@ def test_what_failed_attempts_left_is_dropped_by_a_session_that_says_so_and_by_d
     topic.refuses(ProducerNotFound, lambda: topic.ask(RemoveProducer("q")))
 
 
-def test_a_session_that_is_over_neither_stages_nor_publishes(topic):
+def test_a_session_that_has_ended_neither_stages_nor_publishes(topic):
     old = topic.open().epoch
     topic.stage("a", "one", producer_epoch=old, ids=[0])
     new = topic.open().epoch
@@ -206,7 +206,7 @@ def test_a_session_that_is_over_neither_stages_nor_publishes(topic):
     assert topic.read() == ["one", "two"]
 
 
-def test_topics_that_require_a_transaction_refuse_both_and_those_without_transactions_take_both():
+def test_topics_that_require_a_transaction_refuse_both_and_those_without_transactions_accept_both():
     strict = StagingTopic(TopicProperties(transactional="required"))
     strict.refuses(TransactionRequired, lambda: strict.stage("a", "one"))
     strict.refuses(TransactionRequired, lambda: strict.batch(0, "a"))
@@ -258,7 +258,7 @@ def test_on_a_full_disk_nothing_is_staged_or_published_and_duplicates_are_answer
 # --- deduplication switched off ------------------------------------------------------------------------
 
 
-def test_without_deduplication_a_batch_is_published_as_it_comes(topic):
+def test_without_deduplication_a_batch_is_published_as_it_arrives(topic):
     topic.policy = NamespacePolicy(enabled=False)
     topic.stage("a", "one", ids=[0])
     topic.stage("b", "one", ids=[0])
@@ -271,7 +271,7 @@ def test_without_deduplication_a_batch_is_published_as_it_comes(topic):
     assert topic.read() == ["one", "one"]
 
 
-def test_without_deduplication_a_store_is_known_by_its_sequence_ids_all_the_same():
+def test_without_deduplication_a_store_is_still_known_by_its_sequence_ids():
     topic = StagingTopic(max_lifetime_ms=50_000)
     topic.policy = NamespacePolicy(enabled=False)
     topic.stage("a", "0", "1", ids=[0, 1])
@@ -287,7 +287,7 @@ def test_without_deduplication_a_store_is_known_by_its_sequence_ids_all_the_same
     assert topic.read() == ["anew"]
 
 
-def test_what_is_staged_outlives_a_switch_of_deduplication(topic):
+def test_staged_messages_survive_a_switch_of_deduplication(topic):
     topic.stage("a", "one", ids=[0])
     topic.policy = NamespacePolicy(enabled=False)
     topic.stage("a", "two", ids=[1])
@@ -300,7 +300,7 @@ def test_what_is_staged_outlives_a_switch_of_deduplication(topic):
 # --- room, times to live -------------------------------------------------------------------------------
 
 
-def test_what_is_staged_counts_for_max_bytes_until_it_is_published():
+def test_staged_messages_count_for_max_bytes_until_they_are_published():
     topic = StagingTopic(TopicProperties(max_bytes=100))
     topic.stage("a", "x" * 40)
     topic.stage("b", "y" * 40)
@@ -344,7 +344,7 @@ def test_rollbacks_of_transactions_leave_batches_alone(topic):
         topic.ask(RollBackPointer(topic.state.sequence.last_ts_ms * -65_536))
 
 
-def test_a_batch_is_not_held_behind_its_stores_and_is_held_by_what_is_before_it(topic):
+def test_a_batch_is_not_held_by_its_own_stores_and_is_held_by_earlier_messages(topic):
     topic.stage("a", "one")
     topic.ask(PublishUnder(PublishRequest([b"undecided"], POINTER), 0))
     topic.publish([0], producer="other", payloads=["plain"])
@@ -355,7 +355,7 @@ def test_a_batch_is_not_held_behind_its_stores_and_is_held_by_what_is_before_it(
     assert topic.read(View(POINTER, frozenset(), frozenset())) == ["undecided", "plain", "one"]
 
 
-def test_no_refusal_is_a_surprise(topic):
+def test_every_error_of_staging_has_an_outcome_and_a_hint(topic):
     """Every error of staging has an outcome and a hint."""
     for ask in (lambda: topic.batch(0, "a"), lambda: topic.stage("a", "x", producer_epoch=3)):
         with pytest.raises(PlainsongError) as caught:

@@ -91,7 +91,7 @@ def message(name, kind, sequence_id, payload):
 
 
 @pytest.mark.parametrize("asked", GOLDEN, ids=lambda asked: asked[0])
-def test_calls_have_the_bytes_tephra_takes(asked):
+def test_calls_have_the_bytes_that_tephra_accepts(asked):
     written = bytes.fromhex(GOLDEN[asked])
     assert framed(encode_call(asked[0], 1, *asked[1:])) == written
     frames = ThriftFrames()
@@ -185,7 +185,7 @@ TX = struct.pack(">Bhq", 10, 1, 200)
         TX + struct.pack(">Bh", 12, 9) * 100 + bytes(101),
     ],
 )
-def test_malformed_arguments_are_refused_and_the_connection_can_go_on(args):
+def test_malformed_arguments_are_refused_and_the_connection_can_continue(args):
     error = refusal(HEAD + args)
     assert (error.number, error.call.method, error.call.sequence_id) == (PROTOCOL_ERROR, "canCommitOrThrow", 3)
 
@@ -194,11 +194,11 @@ def test_a_transaction_without_an_id_is_refused():
     assert "no id" in refusal(encode_call("abortTx", 3, None)[:-1] + struct.pack(">Bh", 12, 1) + b"\0\0").message
 
 
-def test_a_text_that_was_left_out_is_none():
+def test_an_omitted_text_is_none():
     assert decode_call(encode_call("startShortClientId", 3, None)).args == (None,)
 
 
-def test_a_text_that_is_no_utf_8_is_refused():
+def test_a_text_that_is_not_utf_8_is_refused():
     error = refusal(encode_call("startShortClientId", 3, None)[:-1] + b"\x0b\0\1\0\0\0\1\xff\0")
     assert "UTF-8" in error.message
 
@@ -218,7 +218,7 @@ def test_a_text_that_is_no_utf_8_is_refused():
         bytes.fromhex("80010001 00000200") + b"a" * 512 + bytes(5),
     ],
 )
-def test_what_is_no_call_is_no_call(data):
+def test_an_invalid_call_is_refused(data):
     with pytest.raises(MalformedThrift):
         decode_call(data)
 
@@ -239,7 +239,7 @@ def test_noise_is_a_reply_or_refused_and_nothing_else(noise, result):
             decode_reply(data, result[0], 1)
 
 
-def test_an_answer_to_another_call_is_none_to_this_one():
+def test_an_answer_to_another_call_is_not_accepted():
     data = encode_result(Call("status", 7, ()), "OK")
     for name, sequence_id in (("status", 8), ("invalidTxSize", 7)):
         with pytest.raises(MalformedThrift, match="is due"):

@@ -66,7 +66,7 @@ def test_a_snapshot_has_the_bytes_tephra_writes():
 
 
 @given(states)
-def test_a_snapshot_says_the_state_it_was_made_of(state):
+def test_a_snapshot_is_of_the_state_it_was_made_from(state):
     assert decode_snapshot(encode_snapshot(state)) == state
 
 
@@ -83,7 +83,7 @@ def test_versions_two_and_three_have_types_and_no_checkpoints(version):
     assert found.in_progress == {1000: Entry(5000, 900, EntryType.LONG), 1001: Entry(6000, 900)}
 
 
-def test_version_one_tells_long_transactions_by_having_no_time_out():
+def test_version_one_marks_long_transactions_by_having_no_timeout():
     data = bytes.fromhex("02c03ece0fd40f 00 04 d00f01880e d20fe05d880e 00 00 00")
     found = decode_snapshot(data)
     assert found.in_progress == {1000: Entry(-1, 900, EntryType.LONG), 1001: Entry(6000, 900)}
@@ -115,7 +115,7 @@ def test_every_truncated_snapshot_is_refused(state):
         ("08000000 00 00 0202 02 04 61", "length of 2"),
     ],
 )
-def test_a_snapshot_that_is_none_is_refused_with_a_reason(data, says):
+def test_an_invalid_snapshot_is_refused_with_a_reason(data, says):
     with pytest.raises(MalformedTransaction, match=says):
         decode_snapshot(bytes.fromhex(data))
 

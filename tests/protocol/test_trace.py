@@ -28,7 +28,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         (PARENT + "\n", False, False),
     ],
 )
-def test_a_traceparent_is_one_that_the_recommendation_takes(parent, valid, sampled):
+def test_a_valid_traceparent_is_accepted_as_the_recommendation_says(parent, valid, sampled):
     assert trace_of({"traceparent": parent}) == ({"traceparent": parent} if valid else {})
     assert is_sampled(parent) is sampled
 
@@ -61,7 +61,7 @@ def test_each_message_has_its_own_trace_or_that_of_its_request(own, state):
             }
 
 
-def test_a_message_whose_attributes_leave_no_room_is_published_without_its_trace():
+def test_a_message_whose_attributes_leave_no_room_is_published_without_a_trace():
     full = {"k": "x" * (MAX_ATTRIBUTE_BYTES - 10)}
     request = PublishRequest([b"a"], attributes=[full])
     carry_trace(request, {"traceparent": PARENT})

@@ -18,7 +18,7 @@ def test_a_decision_names_its_transaction_and_says_whether_this_request_made_it(
     assert at.ask(ask(pointer)) == asks.Decision(pointer, state, changed=False)
 
 
-def test_what_begins_and_each_checkpoint_name_the_service():
+def test_the_answers_to_begin_and_each_checkpoint_name_the_service():
     at = TransactionsInMemory()
     begun = at.ask(asks.Begin())
     assert begun.service
@@ -47,7 +47,7 @@ def test_every_conflict_is_counted():
     assert at.step.conflicts == 3
 
 
-def test_no_pointer_is_issued_again_where_a_crash_left_a_transaction_ahead_of_the_head():
+def test_no_pointer_is_issued_again_after_a_crash_left_a_transaction_ahead_of_the_head():
     at = TransactionsInMemory()
     at.new()
     head = at.rows[service_key(HEAD)]

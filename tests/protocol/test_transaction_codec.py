@@ -98,7 +98,7 @@ def test_absent_fields_count_as_tephra_counts_them():
     ("data", "lacks"),
     [(b"\0", "no id"), (BOTH_IDS[:11] + b"\0", "no read pointer"), (BOTH_IDS[11:] + b"\0", "no id")],
 )
-def test_bytes_without_id_or_read_pointer_are_no_transaction(data, lacks):
+def test_bytes_without_id_or_read_pointer_are_not_a_transaction(data, lacks):
     with pytest.raises(MalformedTransaction, match=lacks):
         decode_transaction(data)
 
@@ -159,14 +159,14 @@ def test_what_follows_a_transaction_is_ignored(transaction, rest):
 
 @given(transactions)
 @settings(max_examples=20)
-def test_every_truncation_is_refused(transaction):
+def test_every_truncated_transaction_is_refused(transaction):
     data = encode_transaction(transaction)
     for size in range(len(data)):
         with pytest.raises(MalformedTransaction):
             decode_transaction(data[:size])
 
 
-def test_lists_that_are_not_sorted_come_sorted():
+def test_unsorted_lists_are_returned_sorted():
     data = encode_transaction(Transaction(9, 10, 10, invalids=(7, 3, 5), in_progress=(8, 2), first_short_in_progress=2))
     found = decode_transaction(data)
     assert (found.invalids, found.in_progress) == ((3, 5, 7), (2, 8))
@@ -174,7 +174,7 @@ def test_lists_that_are_not_sorted_come_sorted():
 
 @pytest.mark.parametrize("count", [-1, -(2**31), 2**31 - 1, 3])
 @pytest.mark.parametrize("kind", [3, 8, 10, 11, 12, 13, 15, 1])
-def test_counts_that_are_negative_or_beyond_the_bytes_are_refused(count, kind):
+def test_counts_that_are_negative_or_larger_than_the_bytes_are_refused(count, kind):
     for field in (3, 77):
         with pytest.raises(MalformedTransaction):
             decode_transaction(BOTH_IDS + struct.pack(">BhBi", 15, field, kind, count) + b"\0")
@@ -221,7 +221,7 @@ def test_a_changed_byte_is_decoded_or_refused_and_nothing_else(transaction, data
         assert error.hint
 
 
-def test_ten_thousand_pointers_take_no_time_to_speak_of():
+def test_ten_thousand_pointers_are_decoded_quickly():
     transaction = Transaction(10**18, 10**18 + 1, 10**18 + 1, invalids=tuple(range(10_000)))
     before = time.thread_time()
     for _ in range(10):

@@ -72,7 +72,7 @@ def same(at, replica):
 
 
 @given(STEPS, st.data())
-def test_a_replica_knows_what_the_service_knows(steps, data):
+def test_a_replica_knows_everything_that_the_service_knows(steps, data):
     at, replica = ServiceWithChanges(max_outcomes=3, max_changes=data.draw(st.integers(1, 8))), ReplicaState()
     late = []
     for step in steps:
@@ -90,7 +90,7 @@ def test_a_replica_knows_what_the_service_knows(steps, data):
     same(at, replica)
 
 
-def test_a_replica_that_is_not_too_far_behind_gets_only_what_changed():
+def test_a_replica_that_is_not_too_far_behind_gets_only_the_changes():
     at, replica = ServiceWithChanges(), ReplicaState()
     pointers = [at.new() for _ in range(3)]
     assert at.sync(replica).complete
@@ -104,7 +104,7 @@ def test_a_replica_that_is_not_too_far_behind_gets_only_what_changed():
     assert at.sync(replica).complete
 
 
-def test_a_replica_takes_everything_from_the_next_owner_and_nothing_from_the_one_before():
+def test_a_replica_accepts_everything_from_the_next_owner_and_nothing_from_the_last_one():
     at, replica = ServiceWithChanges(term=1), ReplicaState()
     pointer = at.new()
     replica.apply(at.sync(replica))
@@ -133,10 +133,10 @@ def test_a_view_stays_the_same_object_until_something_changes():
 
 
 @pytest.mark.parametrize("packed", [None, [], [1] * 7, [1, 2, True, 4, 5, 6, [[1]]], ["x", 2, True, 4, 5, 6, [[]] * 6]])
-def test_what_is_no_state_is_refused(packed):
+def test_an_invalid_state_is_refused(packed):
     with pytest.raises(MalformedTransaction):
         ReplicaUpdate.unpack(msgpack.packb(packed))
 
 
-def test_a_replica_that_knows_nothing_says_so():
+def test_an_empty_replica_says_so():
     assert ReplicaState().version == UNKNOWN_VERSION

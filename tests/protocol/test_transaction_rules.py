@@ -72,13 +72,13 @@ def test_a_snapshot_is_of_the_moment_before_its_transaction():
     assert (tx.type, tx.write_pointer) == (TransactionType.SHORT, tx.transaction_id)
 
 
-def test_first_short_is_none_where_only_long_ones_are_open():
+def test_first_short_is_none_if_only_long_ones_are_open():
     at = TransactionsInMemory()
     at.new(long=True)
     assert at.begin().first_short_in_progress == NO_TRANSACTION
 
 
-def test_a_checkpoint_of_a_long_transaction_is_not_taken_for_a_short_one():
+def test_a_checkpoint_of_a_long_transaction_does_not_count_as_short():
     at = TransactionsInMemory()
     long = at.new(long=True)
     at.checkpoint(long)
@@ -105,7 +105,7 @@ def test_a_checkpoint_keeps_the_snapshot_of_the_begin():
     assert again.checkpoint_write_pointers == (after.write_pointer, again.write_pointer)
 
 
-def test_a_checkpoint_with_the_clients_transaction_keeps_that_and_uses_the_servers_own_list():
+def test_a_checkpoint_with_the_transaction_of_the_client_keeps_it_and_uses_the_list_of_the_server():
     at = TransactionsInMemory()
     tx = at.begin()
     at.checkpoint(tx.transaction_id)
@@ -113,13 +113,13 @@ def test_a_checkpoint_with_the_clients_transaction_keeps_that_and_uses_the_serve
     assert len(after.checkpoint_write_pointers) == 2
 
 
-def test_a_checkpoint_is_of_the_transaction_that_was_asked_about_whatever_the_client_says():
+def test_a_checkpoint_is_of_the_requested_transaction_whatever_the_client_says():
     at = TransactionsInMemory()
     one, other = at.begin(), at.begin()
     assert at.checkpoint(one.transaction_id, other).transaction_id == one.transaction_id
 
 
-def test_a_checkpoint_whose_snapshot_nobody_remembers_asks_for_it():
+def test_a_checkpoint_with_a_forgotten_snapshot_asks_for_it():
     at = TransactionsInMemory(max_outcomes=0)
     tx = at.begin()
     at.commit(at.new())
@@ -130,7 +130,7 @@ def test_a_checkpoint_whose_snapshot_nobody_remembers_asks_for_it():
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, 3601])
-def test_a_time_out_that_is_not_allowed_is_refused(timeout_s):
+def test_an_invalid_timeout_is_refused(timeout_s):
     with pytest.raises(InvalidParameter):
         TransactionsInMemory().begin(timeout_s=timeout_s)
 
@@ -141,7 +141,7 @@ def test_a_client_id_is_bounded(client_id):
         TransactionsInMemory().begin(client_id=client_id)
 
 
-def test_a_long_transaction_takes_no_time_out_and_gets_the_long_one():
+def test_a_long_transaction_accepts_no_timeout_and_gets_the_long_one():
     at = TransactionsInMemory()
     with pytest.raises(InvalidParameter):
         at.begin(long=True, timeout_s=5)
@@ -173,14 +173,14 @@ def test_nothing_begins_while_too_much_is_invalid():
 # --- commit ------------------------------------------------------------------------------------------
 
 
-def test_what_is_committed_is_delivered_and_what_is_open_holds():
+def test_committed_messages_are_delivered_and_open_ones_hold():
     at = TransactionsInMemory()
     one, two = at.new(), at.new()
     at.commit(two)
     assert (at.verdict(one), at.verdict(two)) == ("hold", "deliver")
 
 
-def test_a_commit_is_idempotent_while_its_outcome_is_kept_also_after_a_restart():
+def test_a_commit_is_idempotent_while_its_outcome_is_kept_even_after_a_restart():
     at = TransactionsInMemory()
     one = at.new()
     assert at.ask(asks.Commit(one)).changed
@@ -192,7 +192,7 @@ def test_a_commit_is_idempotent_while_its_outcome_is_kept_also_after_a_restart()
         at.commit(one)
 
 
-def test_a_commit_makes_all_its_checkpoints_visible_and_ignores_what_the_client_says_its_pointer_is():
+def test_a_commit_makes_all_its_checkpoints_visible_and_ignores_the_pointer_named_by_the_client():
     at = TransactionsInMemory()
     tx = at.begin()
     other = at.new()
@@ -203,7 +203,7 @@ def test_a_commit_makes_all_its_checkpoints_visible_and_ignores_what_the_client_
     assert at.ledger.head.read_pointer == pointer
 
 
-def test_a_checkpoints_pointer_is_refused_as_an_id():
+def test_the_pointer_of_a_checkpoint_is_refused_as_an_id():
     at = TransactionsInMemory()
     pointer = at.checkpoint(at.new()).write_pointer
     for ask in (asks.Commit, asks.Abort, asks.Invalidate, asks.Checkpoint, lambda each: asks.Prepare(each, ())):
@@ -213,7 +213,7 @@ def test_a_checkpoints_pointer_is_refused_as_an_id():
     assert at.ask(asks.LookAt(pointer)).transaction_id == pointer - 1, "to look at, it names its transaction"
 
 
-def test_an_id_never_issued_is_not_found_and_moves_nothing():
+def test_an_unissued_id_is_not_found_and_moves_nothing():
     at = TransactionsInMemory()
     before = at.begin().read_pointer
     for ask in (asks.Commit, asks.Abort, asks.Invalidate):
@@ -223,7 +223,7 @@ def test_an_id_never_issued_is_not_found_and_moves_nothing():
     assert at.state(7) == "unknown"
 
 
-def test_a_commit_under_way_is_not_visible_before_it_is_durable():
+def test_a_commit_in_progress_is_not_visible_before_it_is_durable():
     at = TransactionsInMemory()
     one = at.new()
     view = at.core.view()
@@ -235,7 +235,7 @@ def test_a_commit_under_way_is_not_visible_before_it_is_durable():
     assert at.standing(one) == "committed"
 
 
-def test_what_replicas_are_told_of_a_pointer_is_what_is_durable_and_nothing_of_one_that_is_not_there():
+def test_replicas_get_durable_states_of_pointers_and_nothing_about_unknown_ones():
     at = TransactionsInMemory()
     one, two, three, four = (at.new() for _ in range(4))
     at.commit(two)
@@ -245,7 +245,7 @@ def test_what_replicas_are_told_of_a_pointer_is_what_is_durable_and_nothing_of_o
     assert told == ["in_progress", "committed", "aborted", "invalid", "forgotten"]
 
 
-def test_a_frozen_transaction_takes_nothing_more_and_does_not_time_out():
+def test_a_frozen_transaction_accepts_nothing_more_and_does_not_time_out():
     at = TransactionsInMemory()
     one = at.new()
     assert at.core.freeze(one)
@@ -258,7 +258,7 @@ def test_a_frozen_transaction_takes_nothing_more_and_does_not_time_out():
     assert at.commit(one) == "committed"
 
 
-def test_a_frozen_transaction_that_conflicts_goes_on_and_its_time_is_over_then():
+def test_a_frozen_transaction_that_conflicts_continues_and_then_times_out():
     at = TransactionsInMemory()
     one, two = at.new(), at.new()
     at.prepare(one, b"k")
@@ -275,7 +275,7 @@ def test_a_frozen_transaction_that_conflicts_goes_on_and_its_time_is_over_then()
 # --- time-outs ---------------------------------------------------------------------------------------
 
 
-def test_a_time_out_is_a_deadline_and_a_later_commit_is_refused_though_no_timer_has_run():
+def test_a_timeout_is_a_deadline_and_a_later_commit_is_refused_even_if_no_timer_has_run():
     at = TransactionsInMemory()
     one, two = at.new(timeout_s=5), at.new(timeout_s=6)
     at.pass_s(5)
@@ -285,7 +285,7 @@ def test_a_time_out_is_a_deadline_and_a_later_commit_is_refused_though_no_timer_
     assert at.verdict(one) == "skip"
 
 
-def test_a_time_out_invalidates_checkpoints_too_and_the_next_deadline_is_known():
+def test_a_timeout_invalidates_checkpoints_too_and_the_next_deadline_is_known():
     at = TransactionsInMemory()
     pointer = at.checkpoint(at.new(timeout_s=5)).write_pointer
     at.new(timeout_s=9)
@@ -308,7 +308,7 @@ def test_a_jump_of_the_clock_neither_ends_nor_prolongs_a_transaction(jump_s):
     assert at.state(one) == "invalid"
 
 
-def test_a_deadline_goes_on_after_a_restart_and_never_grows():
+def test_a_deadline_continues_after_a_restart_and_never_grows():
     at = TransactionsInMemory()
     one = at.new(timeout_s=10)
     at.pass_s(4)
@@ -351,7 +351,7 @@ def test_a_conflict_names_the_key_and_the_other_client():
     assert (caught.value.key, caught.value.client_id, caught.value.transaction_id) == ("z\\x00", "writer", one)
 
 
-def test_whoever_began_after_the_commit_does_not_conflict_and_an_empty_set_never_does():
+def test_a_transaction_begun_after_the_commit_does_not_conflict_and_an_empty_set_never_does():
     at, one = conflicting()
     at.prepare(one)
     assert at.commit(one) == "committed"
@@ -360,7 +360,7 @@ def test_whoever_began_after_the_commit_does_not_conflict_and_an_empty_set_never
     assert at.commit(later) == "committed"
 
 
-def test_conflicts_survive_a_restart_with_the_clients_name():
+def test_conflicts_survive_a_restart_with_the_name_of_the_client():
     at, one = conflicting(max_outcomes=0)
     at.new()
     at.load()
@@ -427,7 +427,7 @@ def test_change_sets_are_bounded_in_keys_and_bytes():
             at.prepare(one, *keys)
 
 
-def test_prepared_sets_are_bounded_together_and_a_decision_makes_room():
+def test_prepared_sets_are_bounded_together_and_a_decision_frees_space():
     at = TransactionsInMemory(max_prepared_bytes=2 * 200)
     one, two, three = at.new(), at.new(), at.new()
     for each in (one, two):
@@ -465,7 +465,7 @@ def test_a_checkpoint_of_a_long_transaction_does_not_hold_change_sets_back():
     assert len(at.ledger.committed) == 0
 
 
-def test_a_long_transaction_is_checked_too_against_what_is_kept():
+def test_a_long_transaction_is_checked_too_against_the_kept_sets():
     at = TransactionsInMemory()
     long, short = at.new(long=True), at.new()
     two = at.new()
@@ -477,7 +477,7 @@ def test_a_long_transaction_is_checked_too_against_what_is_kept():
     at.prepare(long, b"k")
 
 
-def test_committed_sets_are_bounded_and_who_cannot_be_checked_any_more_conflicts():
+def test_committed_sets_are_bounded_and_a_transaction_that_can_no_longer_be_checked_conflicts():
     at = TransactionsInMemory(max_committed_bytes=1_000)
     old = at.new()
     for number in range(20):
@@ -521,7 +521,7 @@ def test_an_abort_with_rows_is_over_only_when_they_are_rolled_back():
     assert at.standing(one + 1) == "aborted"
 
 
-def test_an_abort_of_what_was_aborted_rolls_nothing_back_again():
+def test_aborting_an_aborted_transaction_rolls_nothing_back_again():
     at = TransactionsInMemory()
     one = at.new()
     at.ask(asks.Abort(one, has_rows=True))
@@ -541,7 +541,7 @@ def test_a_refusal_says_whether_the_transaction_is_being_aborted_or_committed():
 
 
 @pytest.mark.parametrize("end", ["abort", "invalidate"])
-def test_the_prepared_set_of_what_is_not_committed_leaves_the_disk(end):
+def test_the_prepared_set_of_an_uncommitted_transaction_leaves_the_disk(end):
     at = TransactionsInMemory()
     one = at.new()
     at.prepare(one, b"k")
@@ -550,7 +550,7 @@ def test_the_prepared_set_of_what_is_not_committed_leaves_the_disk(end):
     assert service_key(CHANGES, one) not in at.rows
 
 
-def test_a_set_that_a_crash_left_of_an_aborted_transaction_leaves_the_disk_with_the_next_step():
+def test_a_set_of_an_aborted_transaction_left_by_a_crash_leaves_the_disk_with_the_next_step():
     at = TransactionsInMemory()
     one = at.new()
     at.prepare(one, b"k")
@@ -573,7 +573,7 @@ def test_an_abort_begun_before_a_crash_can_only_be_finished():
     assert at.core.unfinished_aborts() == [asks.RollFirst(one, (one,))]
 
 
-def test_an_abort_that_could_not_reach_everything_is_an_invalidation_and_says_so():
+def test_an_abort_that_could_not_reach_everything_is_an_invalidation_and_reports_it():
     at = TransactionsInMemory()
     one = at.new()
     at.ask(asks.Abort(one, has_rows=True))
@@ -582,7 +582,7 @@ def test_an_abort_that_could_not_reach_everything_is_an_invalidation_and_says_so
     assert at.core.unfinished_aborts() == []
 
 
-def test_an_abort_uses_the_servers_own_list_of_checkpoints():
+def test_an_abort_uses_the_checkpoints_known_to_the_server():
     at = TransactionsInMemory()
     one = at.new()
     pointer = at.checkpoint(one).write_pointer
@@ -624,7 +624,7 @@ def test_a_committed_transaction_can_neither_be_aborted_nor_invalidated():
             at.ask(ask)
 
 
-def test_an_invalidation_is_idempotent_and_hides_for_ever():
+def test_an_invalidation_is_idempotent_and_hides_forever():
     at = TransactionsInMemory()
     one = at.new()
     assert at.ask(asks.Invalidate(one)).changed
@@ -637,7 +637,7 @@ def test_an_invalidation_is_idempotent_and_hides_for_ever():
 # --- the invalid list ----------------------------------------------------------------------------------
 
 
-def test_truncation_by_ids_takes_only_what_is_on_the_list():
+def test_truncation_by_ids_removes_only_what_is_on_the_list():
     at = TransactionsInMemory()
     one, two, open_ = at.new(), at.new(), at.new()
     at.invalidate(one)
@@ -651,7 +651,7 @@ def test_truncation_by_ids_takes_only_what_is_on_the_list():
     assert at.abort(one) == "invalid"
 
 
-def test_truncation_may_take_a_checkpoint_alone():
+def test_truncation_may_remove_a_checkpoint_alone():
     at = TransactionsInMemory()
     one = at.new()
     at.checkpoint(one)
@@ -694,7 +694,7 @@ def test_a_complete_pass_prunes_only_what_is_past_its_lifetime():
 
 
 @pytest.mark.parametrize("settings", [{"max_lifetime_ms": 0}, {"prune": False}])
-def test_nothing_is_pruned_by_itself_where_that_is_not_safe_and_it_says_why(settings):
+def test_nothing_is_pruned_automatically_where_that_is_unsafe_and_the_reason_is_given(settings):
     at = TransactionsInMemory(**settings)
     one = at.new()
     at.invalidate(one)
@@ -704,7 +704,7 @@ def test_nothing_is_pruned_by_itself_where_that_is_not_safe_and_it_says_why(sett
     assert kept_because(at.settings)
 
 
-def test_the_safe_bound_is_tephras():
+def test_the_safe_bound_is_that_of_tephra():
     at = TransactionsInMemory()
     assert at.core.visible.upper_bound() == at.core.visible.read_pointer - 1
     one, two = at.new(), at.new()
@@ -718,7 +718,7 @@ def test_the_safe_bound_is_tephras():
 # --- memory ---------------------------------------------------------------------------------------------
 
 
-def test_a_state_that_there_is_not_is_refused_with_the_nearest_one():
+def test_an_unknown_state_is_refused_with_the_nearest_one():
     with pytest.raises(InvalidParameter) as refused:
         TransactionsInMemory().ask(asks.ListAll("comitted"))
     assert "committed" in refused.value.hint
@@ -737,7 +737,7 @@ def test_outcomes_are_bounded_in_number_and_time_oldest_first():
     assert len([key for key in at.rows if key[2:3] == b"t"]) == 2
 
 
-def test_a_forgotten_outcome_is_no_unknown_pointer_and_nothing_can_be_written_under_it():
+def test_a_forgotten_outcome_does_not_make_a_pointer_unknown_and_nothing_can_be_written_under_it():
     at = TransactionsInMemory(max_outcomes=0)
     one = at.new()
     pointer = at.checkpoint(one).write_pointer
@@ -787,7 +787,7 @@ def test_transactions_are_listed_by_state_oldest_first():
         listed("open")
 
 
-def test_forgetting_the_change_sets_makes_those_conflict_that_began_before():
+def test_forgetting_the_change_sets_makes_transactions_conflict_that_began_before():
     at, one = conflicting()
     at.ask(asks.ForgetChanges())
     assert len(at.ledger.committed) == 0
@@ -796,7 +796,7 @@ def test_forgetting_the_change_sets_makes_those_conflict_that_began_before():
     at.prepare(at.new(), b"anything")
 
 
-def test_the_snapshot_is_tephras_and_says_only_what_is_durable():
+def test_the_snapshot_is_that_of_tephra_and_has_only_durable_state():
     at = TransactionsInMemory()
     gone, long, short, done = at.new(), at.new(long=True), at.new(), at.new()
     at.invalidate(gone)
@@ -813,7 +813,7 @@ def test_the_snapshot_is_tephras_and_says_only_what_is_durable():
     at.core.settled(under_way)
 
 
-def test_what_is_said_of_the_time_left_is_the_deadline_also_after_the_clock_went_back_over_a_restart():
+def test_the_reported_remaining_time_is_the_deadline_even_after_a_restart_with_the_clock_set_back():
     at = TransactionsInMemory()
     one = at.new(timeout_s=600)
     at.wall_ms -= 3 * 86_400_000
@@ -837,7 +837,7 @@ def test_the_checkpoints_of_one_transaction_are_bounded():
     assert at.commit(one) == "committed"
 
 
-def test_a_deadline_at_the_zero_of_the_clock_is_one():
+def test_a_deadline_at_the_zero_of_the_clock_is_valid():
     at = TransactionsInMemory()
     at.mono_s = -5.0
     at.new(timeout_s=5)

@@ -14,7 +14,7 @@ added = st.lists(st.tuples(st.integers(0, 500), st.integers(1, 5), st.sampled_fr
 
 
 @given(added, st.integers(0, 5000), st.sampled_from([1_000, 12_800, 128_000]))
-def test_the_count_is_too_high_by_one_slice_at_most(added, gone_ms, ttl_ms):
+def test_the_count_is_too_high_by_at_most_one_slice(added, gone_ms, ttl_ms):
     usage, counted, ts_ms = Usage(), [], 0
     for after_ms, messages, _ in added:
         ts_ms += after_ms
@@ -30,7 +30,7 @@ def test_the_count_is_too_high_by_one_slice_at_most(added, gone_ms, ttl_ms):
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=900), st.integers(0, 20_000))
-def test_slices_are_bounded_and_nothing_is_lost_when_they_join(steps, gone_ms):
+def test_slices_are_bounded_and_nothing_is_lost_when_they_are_merged(steps, gone_ms):
     usage, ts_ms, stamps = Usage(), 0, []
     for step in steps:
         ts_ms += step
@@ -56,7 +56,7 @@ def test_the_next_expiry_is_that_of_the_message_that_expires_first():
     assert usage.due(7_001) == [(0, 2), (5_000, 5_000)]
 
 
-def test_what_was_cleaned_is_counted_out_of_its_slice():
+def test_cleaned_messages_are_subtracted_from_their_slice():
     usage = Usage()
     usage.add(0, 3, 30, 128_000, 9_000)
     usage.cleaned(0, 0, messages=1, size=10, own_expiry_ms=11_000)
@@ -75,7 +75,7 @@ def test_a_slice_that_grew_while_it_was_cleaned_stays_due():
     assert usage.due(1_000) == [(0, 700)]
 
 
-def test_no_slice_is_counted_below_zero():
+def test_no_slice_counts_below_zero():
     usage = Usage()
     usage.add(100, 1, 10, 128_000, 500)
     usage.add(150, 1, 10, 1_280, 500)
@@ -85,7 +85,7 @@ def test_no_slice_is_counted_below_zero():
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from([1, 1_000, 12_800, 3_600_000])), max_size=60))
-def test_no_millisecond_is_in_two_slices_also_when_the_ttl_changes(added):
+def test_no_millisecond_is_in_two_slices_even_when_the_ttl_changes(added):
     usage, ts_ms = Usage(), 0
     for after_ms, ttl_ms in added:
         ts_ms += after_ms
@@ -100,7 +100,9 @@ def test_no_millisecond_is_in_two_slices_also_when_the_ttl_changes(added):
     st.integers(0, 2000),
     st.data(),
 )
-def test_whether_anything_expired_behind_a_reader_is_exact_but_for_the_slice_that_expires(added, cleaned, oldest, data):
+def test_whether_anything_after_a_reader_expired_is_exact_except_for_the_slice_that_is_expiring(
+    added, cleaned, oldest, data
+):
     ttl_ms, usage, ids, ts_ms = 12_800, Usage(), [], 0
     for after_ms, messages in added:
         ts_ms += after_ms + 1
@@ -120,7 +122,7 @@ def test_whether_anything_expired_behind_a_reader_is_exact_but_for_the_slice_tha
             assert start < bound_at(oldest)
 
 
-def test_a_start_inside_a_batch_that_expired_may_have_missed_some_of_it():
+def test_a_start_inside_an_expired_batch_may_have_missed_some_of_it():
     usage = Usage()
     usage.add(100, 7, 70, 128_000, 0, 3)
     inside = pack_position(100, 3) + (5 << 16).to_bytes(10, "big")

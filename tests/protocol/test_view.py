@@ -19,7 +19,9 @@ many_views = views.map(
 
 
 @given(st.integers(0, 30), several, several, several, pointers)
-def test_the_verdict_is_tephras_visibility_with_a_stop_at_what_may_yet_come(read, in_progress, invalids, own, pointer):
+def test_the_verdict_is_the_visibility_of_tephra_with_a_stop_at_undecided_pointers(
+    read, in_progress, invalids, own, pointer
+):
     visible = pointer in own or (pointer <= read and pointer not in in_progress and pointer not in invalids)
     verdict = View(read, in_progress, invalids, own).verdict(pointer)
     assert (verdict is Verdict.DELIVER) == visible
@@ -29,7 +31,7 @@ def test_the_verdict_is_tephras_visibility_with_a_stop_at_what_may_yet_come(read
 
 
 @given(views | many_views, st.lists(st.integers(-30, 30).filter(bool), min_size=1, max_size=6))
-def test_what_is_delivered_at_once_is_delivered_one_by_one(view, given_pointers):
+def test_bulk_delivery_equals_delivery_one_by_one(view, given_pointers):
     at_once = view.delivers_all(min(given_pointers), max(given_pointers), lambda: given_pointers)
     if at_once:
         assert {view.verdict(pointer) for pointer in given_pointers} == {Verdict.DELIVER}
@@ -43,7 +45,7 @@ def test_what_is_delivered_at_once_is_delivered_one_by_one(view, given_pointers)
 @given(
     st.frozensets(st.integers(1, 500), min_size=65), st.lists(st.tuples(pointers, pointers), min_size=30, max_size=99)
 )
-def test_what_a_view_learns_while_it_is_asked_changes_no_answer(hidden, asked):
+def test_later_knowledge_of_a_view_changes_no_answer_in_progress(hidden, asked):
     view = View(600, hidden, frozenset({700}))
     for index, pair in enumerate(asked):
         among = [10 * index + each for each in pair if 10 * index + each <= 600] or [600]
@@ -51,7 +53,7 @@ def test_what_a_view_learns_while_it_is_asked_changes_no_answer(hidden, asked):
         assert said == (not any(each in hidden for each in among))
 
 
-def test_many_hidden_pointers_beside_those_of_a_page_are_looked_up_no_more_than_once():
+def test_many_hidden_pointers_next_to_those_of_a_page_are_looked_up_no_more_than_once():
     view = View(1 << 40, frozenset(range(1_000)), frozenset(range(1 << 30, (1 << 30) + 1_000)))
     looked_up = []
     among = range(10_000, 10_500)
@@ -75,7 +77,7 @@ def test_one_visible_pointer_that_is_not_its_own_is_delivered_at_once(view, poin
         (VisibilityLevel.SNAPSHOT_EXCLUDE_CURRENT, {10, 11}),
     ],
 )
-def test_a_transaction_sees_its_own_and_its_checkpoints_as_its_level_says(level, seen):
+def test_a_transaction_sees_its_own_messages_and_those_of_its_checkpoints_as_its_level_says(level, seen):
     transaction = Transaction(9, 10, 12, checkpoint_write_pointers=(11, 12), visibility_level=level)
     view = View.of(transaction)
     assert {pointer for pointer in range(10, 15) if view.verdict(pointer) is Verdict.DELIVER} == seen

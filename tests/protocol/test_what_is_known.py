@@ -27,7 +27,7 @@ def plain(payload):
 # --- topics ----------------------------------------------------------------------------------------
 
 
-def test_a_span_lists_as_many_undecided_pointers_as_were_asked_for():
+def test_a_range_lists_as_many_undecided_pointers_as_requested():
     topic = Topic()
     pointers = {POINTER, POINTER + 1, POINTER + 2}
     for pointer in pointers:
@@ -48,7 +48,7 @@ def test_messages_that_do_not_fit_into_their_millisecond_count_as_those_that_do(
     assert (divided.state.usage.messages, divided.state.usage.bytes) == (4, together.state.usage.bytes)
 
 
-def test_a_span_says_whether_messages_behind_its_start_have_expired():
+def test_a_range_says_whether_messages_after_its_start_have_expired():
     topic = Topic(TopicProperties(ttl_s=60))
     first = topic.ask(plain("first")).first_id
     assert not topic.ask(Look(FIRST_BOUND)).expired
@@ -58,7 +58,7 @@ def test_a_span_says_whether_messages_behind_its_start_have_expired():
     assert not topic.ask(Look(after(first))).expired
 
 
-def test_nothing_is_published_with_a_time_up_to_a_moment_that_was_read_also_when_the_clock_goes_back():
+def test_nothing_is_published_at_or_before_a_moment_that_was_read_even_when_the_clock_goes_back():
     topic = Topic()
     topic.now_ms += 10
     topic.ask(Look(FIRST_BOUND, as_of_ms=NOW_MS + 10))
@@ -69,13 +69,13 @@ def test_nothing_is_published_with_a_time_up_to_a_moment_that_was_read_also_when
     assert unpack_id(topic.ask(plain("later")).first_id).publish_ts_ms > NOW_MS + 10
 
 
-def test_a_moment_that_is_still_to_come_is_refused():
+def test_a_future_moment_is_refused():
     topic = Topic()
     with pytest.raises(InvalidParameter):
         topic.ask(Look(FIRST_BOUND, as_of_ms=NOW_MS + 1))
 
 
-def test_a_damaged_producer_is_listed_among_the_others_with_the_topics_generation():
+def test_a_damaged_producer_is_listed_among_the_others_with_the_generation_of_the_topic():
     topic = Topic()
     topic.publish([1], "b")
     topic.book.damaged.add("a")  # as by a load that cannot read a producer's row
@@ -85,7 +85,7 @@ def test_a_damaged_producer_is_listed_among_the_others_with_the_topics_generatio
     assert (well.name, well.damaged, well.generation) == ("b", False, 1)
 
 
-def test_a_list_of_producers_says_what_loading_them_took():
+def test_a_list_of_producers_has_the_cost_of_loading_them():
     topic = Topic()
     topic.publish([1])
     topic.load()
@@ -97,7 +97,7 @@ def test_a_list_of_producers_says_what_loading_them_took():
 # --- chains ----------------------------------------------------------------------------------------
 
 
-def test_a_chain_that_goes_on_has_its_owners_epoch():
+def test_a_chain_that_continues_has_the_epoch_of_its_owner():
     topic = ChainedTopic()
     topic.state.epoch = 3
     topic.set(chain="none")
@@ -107,7 +107,7 @@ def test_a_chain_that_goes_on_has_its_owners_epoch():
     assert ChainEntry.decode(key[-10:], value).epoch == 3
 
 
-def test_a_chain_says_which_pointers_are_open_and_no_more_than_were_asked_for():
+def test_a_chain_lists_the_open_pointers_up_to_the_requested_number():
     topic = ChainedTopic()
     one, other = topic.now_ms * 1_000_000, topic.now_ms * 1_000_000 + 1
     topic.publish_under(one, b"a")
@@ -148,7 +148,7 @@ def test_every_entry_whose_messages_have_expired_is_counted():
 # --- the transaction service -----------------------------------------------------------------------
 
 
-def test_figures_count_what_is_open_invalid_and_remembered():
+def test_figures_count_open_invalid_and_remembered_transactions():
     at = TransactionsInMemory()
     figures = at.core.figures()
     assert (figures.open, figures.invalid, figures.outcomes, figures.oldest_open_ms) == (0, 0, 0, None)
@@ -171,7 +171,7 @@ def test_figures_count_what_is_open_invalid_and_remembered():
     assert at.core.figures().committed_bytes > 0
 
 
-def test_figures_about_pruning_name_the_oldest_invalid_pointer_and_each_topics_own():
+def test_pruning_figures_name_the_oldest_invalid_pointer_and_that_of_each_topic():
     at = TransactionsInMemory()
     topics = {TopicName("ns", "t"): 7}
     assert pruning_figures(at.core, topics).oldest_invalid is None
@@ -191,12 +191,12 @@ def test_a_moment_is_the_same_at_another_instance():
 @pytest.mark.parametrize(
     "packed", [b"", b"\xc1", b"\x01", b"\x93\x01\x90\x90", b"\x95\x01\x01\x90\x01\x02", b"\x95\xa1x\x90\x90\x01\x02"]
 )
-def test_bytes_that_are_no_moment_are_refused(packed):
+def test_bytes_that_are_not_a_moment_are_refused(packed):
     with pytest.raises(MalformedTransaction):
         Moment.unpack(packed)
 
 
-def test_without_the_service_everything_is_committed_that_is_not_undecided_or_rolled_back():
+def test_without_the_service_everything_not_undecided_or_rolled_back_is_committed():
     view = View.without_service(frozenset({5}))
     verdicts = [view.verdict(pointer) for pointer in (4, 5, 6, (1 << 63) - 1, -4)]
     assert verdicts == [Verdict.DELIVER, Verdict.HOLD, Verdict.DELIVER, Verdict.DELIVER, Verdict.SKIP]
