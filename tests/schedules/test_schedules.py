@@ -57,7 +57,7 @@ def good(world: str, found: Found) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_no_schedule_loses_or_changes_what_was_acknowledged(world):
+def test_no_schedule_loses_or_changes_acknowledged_messages(world):
     schedules, how = WORLDS[world]
     found = many(range(schedules), **how)
     good(world, found)
@@ -66,7 +66,7 @@ def test_no_schedule_loses_or_changes_what_was_acknowledged(world):
 
 @pytest.mark.torture
 @pytest.mark.parametrize("world", WORLDS)
-def test_no_schedule_of_an_hour_loses_or_changes_what_was_acknowledged(world):
+def test_no_schedule_of_an_hour_loses_or_changes_acknowledged_messages(world):
     _, how = WORLDS[world]
     found = many(itertools.count(time.time_ns() // 10**6), seconds=HOUR_S / len(WORLDS), **how)
     good(world, found)
@@ -90,12 +90,12 @@ FOUND = [
 
 
 @pytest.mark.parametrize(("world", "seed", "steps"), FOUND)
-def test_a_schedule_that_found_something_finds_it_no_more(world, seed, steps):
+def test_a_schedule_that_once_found_a_fault_finds_it_no_more(world, seed, steps):
     _, how = WORLDS[world]
     good(world, many([seed], steps=steps, **how))
 
 
-def test_each_structure_that_two_threads_touch_takes_part():
+def test_each_structure_used_by_two_threads_takes_part():
     with noted() as found:
         good("tables", many(range(4)))
         good("store", many(range(6), **WHOLE))
@@ -105,7 +105,7 @@ def test_each_structure_that_two_threads_touch_takes_part():
 
 
 @pytest.mark.parametrize(("name", "planted", "how"), PLANTED, ids=[name for name, _, _ in PLANTED])
-def test_exploring_finds_a_mistake_that_was_planted(name, planted, how):
+def test_exploring_finds_a_planted_mistake(name, planted, how):
     with planted():
         found = many(range(BUDGET), steps=24, **how)
     assert found.error is not None, f"{name}: not found in {BUDGET} schedules"
