@@ -35,7 +35,7 @@ async def test_every_refused_request_has_its_line(tmp_path, caplog, listener):
 
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])
-async def test_a_request_from_elsewhere_has_its_line(tmp_path, caplog, headers):
+async def test_a_request_from_another_origin_has_its_line(tmp_path, caplog, headers):
     caplog.set_level(logging.INFO, logger="plainsong.access")
     async with named(tmp_path, listener="hot", log__access=True) as running:
         answer = await running.ask("operator", "PUT", f"{T}/a", headers=headers, json={})

@@ -119,7 +119,7 @@ async def test_a_change_is_recorded_before_it_is_answered(daemon):
     assert (refused["outcome"], refused["status"], refused["code"]) == ("refused", 404, "topic_not_found")
 
 
-async def test_ending_ones_own_transaction_is_everyday_work_and_anothers_is_recorded(daemon):
+async def test_ending_an_own_transaction_is_not_recorded_and_ending_that_of_another_is(daemon):
     first, second = [(await daemon.ask("owner", "POST", "/v1/transactions")).json()["id"] for _ in range(2)]
     await daemon.ask("owner", "POST", f"/v1/transactions/{first}/abort")
     assert await records(daemon) == []
@@ -128,7 +128,7 @@ async def test_ending_ones_own_transaction_is_everyday_work_and_anothers_is_reco
     assert (record["action"], record["target"], record["name"]) == ("transaction.abort", str(second), "operator")
 
 
-async def test_whoever_may_not_operate_is_recorded_when_it_tries_to_end_anothers_transaction(daemon):
+async def test_an_attempt_to_end_the_transaction_of_another_without_operate_is_recorded(daemon):
     theirs = (await daemon.ask("other", "POST", "/v1/transactions")).json()["id"]
     assert (await daemon.ask("owner", "POST", f"/v1/transactions/{theirs}/abort")).status_code == 403
     assert (await daemon.ask("owner", "POST", "/v1/transactions/17/abort")).status_code == 404
@@ -137,7 +137,7 @@ async def test_whoever_may_not_operate_is_recorded_when_it_tries_to_end_anothers
 
 
 @pytest.mark.parametrize("verb", ["prepare", "commit", "checkpoint"])
-async def test_whoever_may_not_decide_anothers_transaction_is_recorded(daemon, verb):
+async def test_an_attempt_to_decide_the_transaction_of_another_is_recorded(daemon, verb):
     theirs = (await daemon.ask("other", "POST", "/v1/transactions")).json()["id"]
     assert (await daemon.ask("owner", "POST", f"/v1/transactions/{theirs}/{verb}")).status_code == 403
     (record,) = await gathered(daemon, 1)
@@ -145,7 +145,7 @@ async def test_whoever_may_not_decide_anothers_transaction_is_recorded(daemon, v
     assert (record["outcome"], record["status"], record["code"]) == ("refused", 403, "forbidden")
 
 
-async def test_what_a_handler_refuses_a_name_is_recorded_once(daemon):
+async def test_a_refusal_by_a_handler_is_recorded_once(daemon):
     await daemon.ask("operator", "PUT", f"{T}/a", json={})
     theirs = (await daemon.ask("other", "POST", "/v1/transactions")).json()["id"]
     body = {"transactionWritePointer": theirs}
@@ -168,13 +168,13 @@ async def test_a_dry_run_changes_nothing_and_is_not_recorded(daemon, query):
 
 
 @pytest.mark.parametrize("query", ["?dryRun=false", "?dryRun=true&dryRun=false", "?dryRun=true&x=1"])
-async def test_nothing_else_passes_for_a_dry_run(daemon, query):
+async def test_nothing_else_counts_as_a_dry_run(daemon, query):
     done = (await daemon.ask("operator", "PUT", f"{T}/a{query}", json={})).status_code == 200
     (record,) = await records(daemon)
     assert record["outcome"] == ("applied" if done else "refused")
 
 
-async def test_refusals_of_a_kind_are_one_record_with_their_number(daemon, mock_clock):
+async def test_refusals_of_a_kind_are_one_record_with_their_count(daemon, mock_clock):
     await daemon.ask("stranger", "POST", f"{T}/a/publish")
     (record,) = await gathered(daemon, 1, mock_clock)
     for _ in range(49):
@@ -199,13 +199,13 @@ async def test_a_request_without_a_name_is_recorded(tmp_path, nursery, listener,
         nursery.cancel_scope.cancel()
 
 
-async def test_a_name_of_a_transaction_that_is_no_number_is_refused_and_no_fault_of_the_daemon(daemon):
+async def test_a_transaction_id_that_is_not_a_number_is_refused_without_an_internal_error(daemon):
     for name in ("%C2%B2", "9" * 5000, "x"):
         answer = await daemon.ask("operator", "POST", f"/v1/transactions/{name}/abort")
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_parameter")
 
 
-async def test_a_flood_of_refusals_of_many_kinds_is_few_records_and_little_memory(daemon, mock_clock):
+async def test_a_flood_of_refusals_of_many_kinds_makes_few_records_and_uses_little_memory(daemon, mock_clock):
     del mock_clock  # it does not advance: a slow machine would have time for more records
     audit = daemon.daemon.service.audit
     for number in range(300):
@@ -219,7 +219,7 @@ async def test_a_flood_of_refusals_of_many_kinds_is_few_records_and_little_memor
     assert "plainsong_audit_lost_total 0.0" in (await daemon.ask("operator", "GET", "/metrics")).text
 
 
-async def test_names_that_draw_a_thousand_refusals_hide_no_other_names_refusal_and_no_reload(autojump_clock):
+async def test_names_with_a_thousand_refusals_hide_neither_those_of_other_names_nor_a_reload(autojump_clock):
     made = audit_of()
     for who in ("greedy", "greedier", "greediest"):
         for number in range(1_000):
@@ -268,7 +268,7 @@ async def test_a_reload_does_not_wait_for_the_next_turn_of_refusals(mock_clock):
     assert len(made.written) == RECORDS_PER_S + 1
 
 
-def test_what_is_kept_of_refusals_is_bounded_however_many_are_refused_and_empties(monkeypatch):
+def test_pending_refusals_are_bounded_and_written_in_time(monkeypatch):
     made = audit_of()
     monkeypatch.setattr(trio, "current_time", lambda: now_s)
     now_s = 0.0
@@ -285,7 +285,7 @@ def test_what_is_kept_of_refusals_is_bounded_however_many_are_refused_and_emptie
     assert (len(kept), len(kept._of), len(kept._queues)) == (0, 0, 0)
 
 
-async def test_numbers_of_refusals_are_written_as_there_is_room_and_none_is_lost(autojump_clock):
+async def test_counts_of_refusals_are_written_as_space_permits_and_none_is_lost(autojump_clock):
     made = audit_of()
     for number in range(45):
         for _ in range(10):
@@ -299,7 +299,7 @@ async def test_numbers_of_refusals_are_written_as_there_is_room_and_none_is_lost
     assert made.lost_records == 0
 
 
-async def test_no_record_has_a_credential_in_it(daemon):
+async def test_no_record_contains_a_credential(daemon):
     token = daemon.files.tokens["operator"]
     await daemon.ask("operator", "PUT", f"{T}/{token}", json={})
     await daemon.daemon.http.get(f"{T}/a", headers={"Authorization": f"Bearer {token}x"})
@@ -327,7 +327,7 @@ async def test_a_change_that_cannot_be_recorded_happens_and_is_counted(tmp_path)
 
 
 @pytest.mark.usefixtures("no_commit_is_slow")
-async def test_an_audit_that_has_grown_large_needs_attention(daemon, monkeypatch):
+async def test_a_large_audit_needs_attention(daemon, monkeypatch):
     await daemon.ask("operator", "PUT", f"{T}/a", json={"x": 1})
     assert (await daemon.ask("operator", "GET", "/v1/attention")).json() == []
     monkeypatch.setattr("broker.audit.LARGE_BYTES", 10)
@@ -336,7 +336,7 @@ async def test_an_audit_that_has_grown_large_needs_attention(daemon, monkeypatch
     assert "plainsong audit" in found["text"]
 
 
-async def test_where_the_audit_is_required_such_a_change_is_not_made(tmp_path):
+async def test_where_the_audit_is_required_a_change_that_cannot_be_recorded_is_not_made(tmp_path):
     async with named(tmp_path, security__audit="required") as running:
         answer = await running.ask("operator", "PUT", f"{T}/a", json={})
         assert (answer.status_code, answer.json()["code"]) == (503, "audit_unavailable")
@@ -395,7 +395,7 @@ async def test_a_reload_is_recorded_with_the_digests(daemon):
     assert len(record["before"]["sha256"]) == len(record["after"]["sha256"]) == 64
 
 
-async def test_a_reader_that_is_put_elsewhere_is_recorded_and_one_that_goes_on_is_not(daemon, mock_clock):
+async def test_resetting_a_reader_is_recorded_and_its_progress_is_not(daemon, mock_clock):
     await daemon.ask("operator", "PUT", f"{T}/a", json={})
     await daemon.ask("operator", "POST", f"{T}/a/publish", json={"messages": ["m"] * 3})
     first, second, third = (
@@ -438,7 +438,7 @@ async def test_a_reader_that_is_put_elsewhere_is_recorded_and_one_that_goes_on_i
     ],
     ids=["create", "properties", "namespace", "delete"],
 )
-async def test_a_dry_run_names_the_action_and_the_target_as_the_audit_does(daemon, method, path, body):
+async def test_a_dry_run_names_the_action_and_the_target_like_the_audit(daemon, method, path, body):
     await daemon.ask("operator", "PUT", f"{T}/a", json={"ttl": 60})
     more = {} if body is None else {"json": body}
     said = (await daemon.ask("operator", method, f"{path}?dryRun=true", **more)).json()
@@ -447,7 +447,7 @@ async def test_a_dry_run_names_the_action_and_the_target_as_the_audit_does(daemo
     assert (said["action"], said["target"]) == (record["action"], record["target"])
 
 
-async def test_an_import_of_definitions_is_one_record_with_what_it_changed(daemon):
+async def test_an_import_of_definitions_is_one_record_with_its_changes(daemon):
     await daemon.ask("operator", "PUT", f"{T}/a", json={"ttl": 60})
     document = {"format": 1, "topics": {"ns:a": {"ttl": 90}, "ns:b": {}}, "namespaces": {}, "pins": {}}
     assert (await daemon.ask("operator", "PUT", "/v1/definitions", json=document)).status_code == 200
@@ -456,7 +456,7 @@ async def test_an_import_of_definitions_is_one_record_with_what_it_changed(daemo
     assert record["after"] == {"created": ["topics/ns:b"], "changed": ["topics/ns:a"], "deleted": []}
 
 
-async def test_a_store_made_of_a_backup_says_so_once(tmp_path, nursery):
+async def test_a_restored_store_is_recorded_once(tmp_path, nursery):
     async with named(tmp_path) as running:
         store, audit = running.daemon.store, running.daemon.service.audit
         topics, ended_ms = ("ns:a",), 1_700_000_000_000
@@ -474,7 +474,7 @@ async def test_a_store_made_of_a_backup_says_so_once(tmp_path, nursery):
         assert record["after"] == {"endedAt": "2023-11-14T22:13:20Z", "chosen": "at 17", "topics": ["ns:a"]}
 
 
-def test_every_action_is_of_a_route_that_changes_something():
+def test_every_action_belongs_to_a_route_that_changes_something():
     routes = {route.name: route for route in ROUTES}
     for name in set(ACTIONS) & set(routes):
         assert not routes[name].reads_only
@@ -517,7 +517,7 @@ async def test_the_audit_has_its_own_properties_again_after_a_start(tmp_path, pl
 
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
-async def test_the_audit_is_written_by_the_daemon_alone_also_while_authentication_is_off(listener):
+async def test_only_the_daemon_writes_the_audit_even_while_authentication_is_off(listener):
     async with in_process(listener=listener) as daemon:
         for method, more in (
             ("PUT", ""),

@@ -47,7 +47,7 @@ def somebody(number):
     return Identity(f"n{number}", "oidc", "k", (f"group-{number}",))
 
 
-def test_names_whose_rights_are_kept_ready_are_bounded():
+def test_the_number_of_names_with_cached_rights_is_bounded():
     made = guard_of()
     for number in range(2 * guards.MAX_NAMES + 5):
         assert made.admission_of(somebody(number)).rights.on_topic("publish", "ns", "t")
@@ -55,7 +55,7 @@ def test_names_whose_rights_are_kept_ready_are_bounded():
         assert len(made._decisions) <= guards.MAX_NAMES
 
 
-def test_one_name_that_asks_for_ever_new_topics_fills_one_bounded_table():
+def test_one_name_that_requests_ever_new_topics_fills_one_bounded_table():
     made = guard_of()
     rights = made.admission_of(somebody(1)).rights
     for number in range(MAX_REMEMBERED + MAX_REMEMBERED // 2):
@@ -64,7 +64,7 @@ def test_one_name_that_asks_for_ever_new_topics_fills_one_bounded_table():
     assert len(made._rights) == 1
 
 
-def test_names_whose_quotas_are_kept_ready_are_bounded():
+def test_the_number_of_names_with_cached_quotas_is_bounded():
     made = guard_of().quotas
     for number in range(2 * quotas.MAX_NAMES + 5):
         assert made.concern(somebody(number))
@@ -72,7 +72,7 @@ def test_names_whose_quotas_are_kept_ready_are_bounded():
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["one greedy name", "many names"])
-def test_buckets_are_bounded_whoever_asks_about_whatever_topic(same, monkeypatch):
+def test_buckets_are_bounded_whatever_names_and_topics_are_requested(same, monkeypatch):
     monkeypatch.setattr(quotas, "MAX_BUCKETS", 1_000)
     made = guard_of().quotas
     for number in range(5_000):
@@ -83,7 +83,7 @@ def test_buckets_are_bounded_whoever_asks_about_whatever_topic(same, monkeypatch
         assert made.buckets <= 1_000
 
 
-def test_nothing_is_counted_any_more_of_connections_and_polls_that_have_ended():
+def test_ended_connections_and_polls_are_no_longer_counted():
     made = guard_of().quotas
     seats, parked, refused = [], [], 0
     for number in range(200):
@@ -109,7 +109,7 @@ def test_nothing_is_counted_any_more_of_connections_and_polls_that_have_ended():
     assert made._counts == {}
 
 
-def test_what_has_waited_is_not_looked_at_any_more():
+def test_ended_waits_are_no_longer_checked():
     made = guard_of()
     with ExitStack() as stack:
         for number in range(1_000):
@@ -119,7 +119,7 @@ def test_what_has_waited_is_not_looked_at_any_more():
     assert made.holds == 0
 
 
-def test_strangers_leave_nothing_behind():
+def test_anonymous_clients_leave_nothing_in_memory():
     made = guard_of()
     for number in range(20_000):
         with pytest.raises(Unauthenticated):
@@ -130,7 +130,7 @@ def test_strangers_leave_nothing_behind():
     assert not any(kept)
 
 
-def test_certificates_whose_names_are_kept_are_bounded():
+def test_the_number_of_cached_certificate_names_is_bounded():
     certificate_identity.cache_clear()
     for number in range(3_000):
         assert certificate_identity(b"no certificate %d" % number, "san-dns") is None

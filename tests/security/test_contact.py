@@ -14,7 +14,7 @@ PATH = "/.well-known/security.txt"
 
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
-async def test_whoever_found_a_hole_is_told_the_contact_without_a_name(tmp_path, listener):
+async def test_the_security_contact_is_shown_without_a_name(tmp_path, listener):
     contact = "mailto:security@example.org, https://example.org/report"
     async with named(tmp_path, listener=listener, security__contact=contact) as daemon:
         answer = await daemon.ask(None, "GET", PATH)
@@ -34,6 +34,6 @@ async def test_without_the_setting_there_is_no_such_file():
 @pytest.mark.parametrize(
     "contact", ["security@example.org", "http://example.org", "mailto:a@b\nExpires: 9", "mailto:,"]
 )
-def test_what_is_no_address_of_a_contact_is_refused_at_the_start(contact):
+def test_an_invalid_contact_is_refused_at_the_start(contact):
     with pytest.raises(ConfigError, match=r"security\.contact"):
         load_config(None, {}, {"security.contact": contact})

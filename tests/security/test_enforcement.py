@@ -45,7 +45,7 @@ def problem(answer, status, code):
     ("method", "path"),
     [("POST", f"{T}/a/publish"), ("GET", f"{T}/a"), ("GET", "/nothing"), ("DELETE", f"{T}/a/publish")],
 )
-async def test_without_a_name_everything_is_401_even_what_does_not_exist(daemon, method, path):
+async def test_without_a_name_everything_is_401_even_missing_resources(daemon, method, path):
     answer = problem(await daemon.ask(None, method, path), 401, "unauthenticated")
     assert answer.headers["www-authenticate"] == 'Bearer realm="plainsong"'
 
@@ -83,7 +83,7 @@ async def test_a_token_in_a_url_is_400_and_is_not_repeated(daemon, name, path):
         assert "www-authenticate" not in answer.headers
 
 
-async def test_health_needs_no_name_and_tells_nothing_but_its_status(daemon):
+async def test_health_needs_no_name_and_shows_nothing_but_its_status(daemon):
     for path in ("/ping", "/livez", "/readyz"):
         for headers in ({}, {"Authorization": "Bearer nonsense"}):
             assert (await daemon.daemon.http.get(path, headers=headers)).status_code == 200
@@ -92,7 +92,7 @@ async def test_health_needs_no_name_and_tells_nothing_but_its_status(daemon):
     assert "transactions" in (await daemon.ask("watcher", "GET", "/readyz")).json()
 
 
-def test_what_the_listener_leaves_open_is_what_the_routes_say():
+def test_the_listener_leaves_open_exactly_the_routes_declared_open():
     for route in ROUTES:
         path = route.path.replace("{", "").replace("}", "")
         assert OPEN.asks_nobody(path) is (route.on == "nobody"), route.name
@@ -100,7 +100,7 @@ def test_what_the_listener_leaves_open_is_what_the_routes_say():
     assert (stream.name, stream.verbs, stream.on) == tuple(_ROUTE)
 
 
-async def test_of_a_list_that_is_kept_each_name_sees_what_it_may(daemon):
+async def test_each_name_sees_its_own_part_of_a_kept_list(daemon):
     async def seen_by(*names):
         return [(await daemon.ask(name, "GET", T)).json() for name in names]
 
@@ -112,7 +112,7 @@ async def test_of_a_list_that_is_kept_each_name_sees_what_it_may(daemon):
     assert await seen_by("watcher", "operator", "watcher", "narrow") == [["b"], whole, ["b"], part]
 
 
-async def test_whoami_tells_each_name_about_itself(daemon):
+async def test_whoami_describes_each_name_to_itself(daemon):
     told = (await daemon.ask("narrow", "GET", "/v1/whoami")).json()
     entry = next(each for each in daemon.files.entries if each.name == "narrow")
     assert told == {
@@ -127,7 +127,7 @@ async def test_whoami_tells_each_name_about_itself(daemon):
 
 
 @pytest.mark.parametrize("listener", LISTENERS)
-async def test_open_metrics_are_everybodys_and_those_of_topics_stay_closed(tmp_path, listener):
+async def test_open_metrics_are_public_and_those_of_topics_stay_closed(tmp_path, listener):
     for is_open in (False, True):
         folder = tmp_path / str(is_open)
         folder.mkdir()
@@ -155,7 +155,7 @@ async def test_a_refused_request_about_a_topic_is_counted_once(daemon):
 # --- whether ---------------------------------------------------------------------------------------
 
 
-async def test_a_verb_is_for_what_it_says_and_for_nothing_else(daemon):
+async def test_a_verb_permits_its_own_operations_and_nothing_else(daemon):
     message = {"json": {"messages": ["m"]}}
     assert (await daemon.ask("writer", "POST", f"{T}/a/publish", **message)).status_code == 200
     assert (await daemon.ask("reader", "POST", f"{T}/a/poll", json={})).json()[0]["payload"] == "m"
@@ -180,7 +180,7 @@ def bare(answer):
 @pytest.mark.parametrize(
     ("method", "verb"), [("POST", "/publish"), ("POST", "/poll"), ("GET", ""), ("GET", "/stats"), ("DELETE", "")]
 )
-async def test_a_refusal_is_the_same_whether_the_topic_is_there_or_not(daemon, method, verb):
+async def test_a_refusal_is_the_same_whether_the_topic_exists_or_not(daemon, method, verb):
     there = bare(await daemon.ask("stranger", method, f"{T}/a{verb}"))
     assert there[0] == 403
     await daemon.ask("operator", "DELETE", f"{T}/a")
@@ -197,7 +197,7 @@ async def test_a_refusal_comes_before_the_content_type_and_the_body(daemon):
     assert (await daemon.ask("writer", "POST", f"{T}/a/publish", **wrong)).status_code == 415
 
 
-async def test_nothing_of_a_large_body_is_read_for_a_name_that_is_refused(daemon):
+async def test_a_large_body_is_not_read_for_a_refused_name(daemon):
     url = daemon.daemon.http.base_url
     head = "\r\n".join(
         [
@@ -216,19 +216,19 @@ async def test_nothing_of_a_large_body_is_read_for_a_name_that_is_refused(daemon
     assert answer.startswith(b"HTTP/1.1 403 ")
 
 
-async def test_a_refusal_keeps_the_connection_where_the_body_had_come(daemon):
+async def test_a_refusal_keeps_the_connection_if_the_body_had_arrived(daemon):
     for _ in range(3):
         assert (await daemon.ask("stranger", "POST", f"{T}/a/publish", json={"messages": ["m"]})).status_code == 403
         assert (await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["m"]})).status_code == 200
 
 
-async def test_one_connection_serves_many_names_and_none_borrows_from_another(daemon):
+async def test_one_connection_serves_many_names_and_each_has_its_own_rights(daemon):
     for who, status in (("writer", 200), ("reader", 403), (None, 401), ("writer", 200), ("stranger", 403)) * 3:
         answer = await daemon.ask(who, "POST", f"{T}/a/publish", json={"messages": ["m"]})
         assert answer.status_code == status
 
 
-async def test_the_audit_is_written_by_nobody(daemon):
+async def test_no_name_may_write_the_audit(daemon):
     await daemon.daemon.service.audit.create()
     path = "/v1/namespaces/system/topics/audit"
     for method, more in (
@@ -245,7 +245,7 @@ async def test_the_audit_is_written_by_nobody(daemon):
     assert (await daemon.ask("operator", "POST", f"{path}/poll", json={})).status_code == 200
 
 
-async def test_a_name_that_could_be_no_name_is_not_repeated_in_a_header(daemon):
+async def test_an_invalid_name_is_not_repeated_in_a_header(daemon):
     answer = await daemon.ask("stranger", "POST", "/v1/namespaces/ns/topics/%22%0d%0aX-Evil%3A1/publish", json={})
     assert answer.status_code in (403, 404)
     assert "x-evil" not in answer.headers
@@ -321,7 +321,7 @@ async def test_a_revoked_token_is_refused_on_the_connection_that_it_opened(daemo
     assert 'error_description="the token is revoked"' in answer.headers["www-authenticate"]
 
 
-async def test_an_expired_token_is_said_to_be_expired(daemon):
+async def test_an_expired_token_is_reported_as_expired(daemon):
     daemon.files.change("writer", expires_ms=1)
     await daemon.reload()
     answer = await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["m"]})
@@ -397,7 +397,7 @@ async def test_a_stream_of_events_ends_with_an_error_when_its_token_is_revoked(d
     assert daemon.daemon.service.security.guard.holds == 0
 
 
-async def test_a_poll_of_many_that_waits_gives_nothing_of_a_topic_whose_grant_has_gone(daemon):
+async def test_a_waiting_poll_of_many_topics_returns_nothing_of_a_topic_whose_grant_is_gone(daemon):
     answers = []
 
     async def poll():
@@ -422,7 +422,7 @@ async def test_a_poll_of_many_that_waits_gives_nothing_of_a_topic_whose_grant_ha
     assert "secret" not in answers[0].text
 
 
-async def test_events_of_all_topics_show_none_whose_grant_has_gone(daemon):
+async def test_events_of_all_topics_leave_out_topics_whose_grant_is_gone(daemon):
     headers, seen = daemon.files.header("narrow"), []
     with trio.fail_after(PATIENCE_S):
         path = "/v1/events?kinds=topics&topics=ns:a,ns:b"
@@ -439,7 +439,7 @@ async def test_events_of_all_topics_show_none_whose_grant_has_gone(daemon):
     assert seen == [["a"], []]
 
 
-async def test_a_websocket_over_http_2_is_refused_before_anything_else_sees_it(daemon, caplog):
+async def test_a_websocket_over_http_2_is_refused_before_anything_else_handles_it(daemon, caplog):
     client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
     client.initiate_connection()
     url, head, told = daemon.daemon.http.base_url, {}, b""
@@ -462,13 +462,13 @@ async def test_a_websocket_over_http_2_is_refused_before_anything_else_sees_it(d
     assert not [each for each in caplog.records if each.name != "plainsong.audit"]
 
 
-async def test_whoami_tells_the_groups_of_the_file_that_is_in_force(daemon):
+async def test_whoami_shows_the_groups_of_the_file_in_force(daemon):
     daemon.files.grant('format = 1\n[groups]\ndesk = ["stranger"]\n')
     await daemon.reload()
     assert (await daemon.ask("stranger", "GET", "/v1/whoami")).json()["groups"] == ["desk"]
 
 
-async def test_a_bad_file_changes_nothing_and_is_told(daemon):
+async def test_a_bad_file_changes_nothing_and_is_reported(daemon):
     daemon.files.tokens_path.write_text("{")
     daemon.files.grant('format = 1\n[[grant]]\nto = ["stranger"]\nverbs = ["all"]')
     await daemon.reload()
@@ -494,7 +494,7 @@ async def test_a_bad_file_changes_nothing_and_is_told(daemon):
 GRANTS_OF_STRANGER = 'format = 1\n[[grant]]\nto = ["stranger"]\nverbs = ["all"]\non = ["*:*", "service"]\n'
 
 
-async def test_while_authentication_is_off_everybody_is_anonymous_and_may_everything():
+async def test_while_authentication_is_off_every_request_is_allowed_as_anonymous():
     from tests.broker.broker_in_process import in_process
 
     async with in_process() as daemon:

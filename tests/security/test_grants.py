@@ -52,7 +52,7 @@ def test_a_name_has_what_its_groups_have_and_no_more():
     assert rights("group:payments").topic_bits("shop", "orders") == 0
 
 
-def test_all_is_every_verb_and_stars_do_not_reach_the_namespace_system():
+def test_all_is_every_verb_and_wildcards_do_not_reach_the_namespace_system():
     operator = rights("operator")
     assert operator.topic_bits("shop", "x") == operator.topic_bits("system", "audit") == ALL_BITS
     assert operator.service_bits == ALL_BITS
@@ -73,13 +73,13 @@ def test_a_route_of_a_namespace_needs_all_of_its_topics():
     assert NOTHING.namespace_bits("shop") == 0
 
 
-def test_whoever_asks_while_authentication_is_off_may_everything():
+def test_while_authentication_is_off_everything_is_allowed():
     assert EVERYTHING.topic_bits("system", "audit") == EVERYTHING.namespace_bits("system") == ALL_BITS
     assert EVERYTHING.service_bits == ALL_BITS
     assert EVERYTHING.within("x")
 
 
-def test_what_rights_remember_of_topics_is_bounded_for_all_names_together():
+def test_cached_rights_on_topics_are_bounded_over_all_names_together():
     shared = {}
     names = [Rights(table().granted(name, ()), shared) for name in ("operator", "stranger")]
     for number in range(MAX_REMEMBERED // 2 + 10):
@@ -88,7 +88,7 @@ def test_what_rights_remember_of_topics_is_bounded_for_all_names_together():
     assert all(each.remembered == len(shared) for each in names)
 
 
-def test_what_can_be_no_topic_is_not_remembered():
+def test_invalid_topic_names_are_not_cached():
     one = rights("operator")
     for place in (("shop", "t" * 256), ("n" * 256, "t")):
         one.topic_bits(*place)
@@ -146,7 +146,7 @@ def test_a_file_with_too_many_lines_is_refused():
         parse_grants(b"format = 1\n" + b"#\n" * MAX_LINES)
 
 
-def test_a_file_that_is_no_text_is_refused_where_it_is_none():
+def test_a_file_that_is_not_text_is_refused_at_that_place():
     with pytest.raises(BadGrantsFile) as caught:
         parse_grants(b"format = 1\n# \xff")
     assert (caught.value.line, caught.value.column) == (2, 3)
@@ -161,7 +161,7 @@ def test_a_pattern_is_shown_as_it_was_written(text):
 @pytest.mark.parametrize(
     "text", ["", ":", "a", "a:", ":b", "a**:b", "*a:b", "a:*b", "a:b:c", "a-b:c", "A b:c", "Service"]
 )
-def test_what_is_no_pattern_is_refused(text):
+def test_an_invalid_pattern_is_refused(text):
     with pytest.raises(ValueError, match="neither"):
         parse_pattern(text)
 
@@ -171,7 +171,7 @@ PARTS = NAMES | NAMES.map(lambda name: name[:-1] + "*")
 
 
 @given(PARTS, PARTS, NAMES, NAMES)
-def test_a_pattern_matches_what_is_equal_or_begins_so(namespace_part, topic_part, namespace, topic):
+def test_a_pattern_matches_equal_names_or_a_prefix(namespace_part, topic_part, namespace, topic):
     def fits(part, name):
         return name.startswith(part[:-1]) if part.endswith("*") else name == part
 
@@ -180,7 +180,7 @@ def test_a_pattern_matches_what_is_equal_or_begins_so(namespace_part, topic_part
 
 
 @given(st.text(max_size=200) | st.binary(max_size=200))
-def test_no_text_does_more_than_be_refused(text):
+def test_any_text_is_read_or_refused(text):
     try:
         parse_grants(text.encode("utf-8", "replace") if isinstance(text, str) else text)
     except BadGrantsFile:

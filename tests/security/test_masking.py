@@ -32,11 +32,11 @@ def test_credentials_are_masked_and_nothing_else_is(text, shown):
 @pytest.mark.parametrize(
     "name", ["psg_", "a-long-name-with-psg_in-the-middle-of-it-and-more", "eyJ", "psg_orders", "eyJ.x.y"]
 )
-def test_names_that_only_begin_so_are_names_like_any_other(name):
+def test_names_that_only_begin_alike_are_names_like_any_other(name):
     assert not holds_credential(name)
 
 
-async def test_a_token_names_nothing_since_names_are_shown(tmp_path):
+async def test_a_token_cannot_be_a_name_since_names_are_shown(tmp_path):
     async with named(tmp_path) as daemon:
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
 
@@ -58,7 +58,7 @@ async def test_a_token_names_nothing_since_names_are_shown(tmp_path):
 
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
-async def test_a_token_is_no_id_of_a_request(tmp_path, listener):
+async def test_a_token_is_not_accepted_as_a_request_id(tmp_path, listener):
     async with named(tmp_path, listener=listener) as daemon:
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
         for path in ("publish", "offsets"):

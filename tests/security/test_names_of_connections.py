@@ -58,7 +58,7 @@ def test_a_certificate_names_its_holder_by_the_first_of_its_kind(kind, name):
     assert (found.name, found.via, found.credential) == (name, "cert", "abc")
 
 
-def test_a_certificate_without_that_kind_or_with_no_name_in_it_names_nobody():
+def test_a_certificate_without_that_kind_or_without_a_name_names_no_one():
     assert ConnectionNames("san-dns", unix=False)(Peer(certificate=certificate(dns=()))) is None
     assert ConnectionNames("san-dns", unix=False)(Peer(certificate=certificate(dns=(), uris=()))) is None
     assert ConnectionNames("subject-cn", unix=False)(Peer(certificate=certificate("a b"))) is None
@@ -66,11 +66,11 @@ def test_a_certificate_without_that_kind_or_with_no_name_in_it_names_nobody():
 
 
 @given(st.binary(max_size=400))
-def test_no_bytes_of_a_certificate_do_more_than_name_nobody(data):
+def test_any_bytes_of_a_certificate_name_its_holder_or_no_one(data):
     assert ConnectionNames("san-dns", unix=False)(Peer(certificate=data)) is None
 
 
-def test_the_peer_of_a_unix_socket_is_its_user_where_that_is_wanted():
+def test_the_peer_of_a_unix_socket_is_its_user_if_configured():
     peer = Peer("unix", unix=UnixPeer(1, os.getuid(), os.getgid()))
     user = pwd.getpwuid(os.getuid()).pw_name
     assert ConnectionNames("san-dns", unix=True)(peer).name == f"unix:{user}"
@@ -78,7 +78,7 @@ def test_the_peer_of_a_unix_socket_is_its_user_where_that_is_wanted():
     assert ConnectionNames("san-dns", unix=True)(Peer("unix", unix=UnixPeer(1, 4_000_000, 1))) is None
 
 
-def test_a_bad_token_is_refused_even_where_the_certificate_would_do():
+def test_a_bad_token_is_refused_even_if_the_certificate_would_be_sufficient():
     guard = Guard(required=True, peer_names=ConnectionNames("san-dns", unix=False))
     peer = Peer(certificate=certificate())
     assert guard.admit_now({}, peer).who.name == "cert:ledger.internal"
@@ -95,7 +95,7 @@ def test_what_looks_like_a_credential_is_masked_and_nothing_else_is(before, behi
     assert text == f"{before} psg_***{behind} eyJ*** end"
 
 
-def test_a_token_that_a_client_put_anywhere_comes_back_in_no_problem():
+def test_no_problem_repeats_a_token_wherever_the_client_put_it():
     answer = answer_for(InvalidParameter(f"unknown query parameter '{TOKEN}'", hint=f"is it {JWT}?"))
     assert TOKEN.encode() not in answer.body
     assert JWT.encode() not in answer.body

@@ -171,7 +171,7 @@ async def test_a_token_of_the_provider_names_its_subject_and_groups(provider, al
         ({"key": OTHER}, "signature is not valid"),
     ],
 )
-async def test_a_token_that_is_not_good_in_every_way_is_refused(provider, changes, why):
+async def test_a_token_with_any_fault_is_refused(provider, changes, why):
     assert why in await refused(provider, signed(**changes))
 
 
@@ -186,7 +186,7 @@ async def test_clocks_may_differ_by_the_skew(provider):
         await provider.verify(signed(**changes), NO_PEER)
 
 
-async def test_without_a_kid_there_has_to_be_exactly_one_key_that_fits(provider, told):
+async def test_without_a_kid_exactly_one_key_has_to_match(provider, told):
     await provider.verify(signed(header={"kid": None}), NO_PEER)
     told.body = published(KEYS["RS256"], RSAKey.generate_key(2048, {"kid": "second"}))
     await provider.refresh()
@@ -202,7 +202,7 @@ async def test_a_token_is_not_verified_by_a_key_that_it_brings(provider):
         assert "signature is not valid" in await refused(provider, signed(key=OTHER, header={name: value}))
 
 
-async def test_a_public_key_is_no_secret_to_sign_with(provider):
+async def test_a_public_key_is_not_accepted_as_a_secret(provider):
     secret = KEYS["RS256"].as_pem(private=False)
     head, claims = (
         encoded(json.dumps({"alg": "HS256", "kid": "rsa"}).encode()),
@@ -213,7 +213,7 @@ async def test_a_public_key_is_no_secret_to_sign_with(provider):
     assert "not accepted" in await refused(provider, f"{parts}.{encoded(mac)}")
 
 
-async def test_a_bound_token_is_good_on_the_connection_of_its_certificate_alone(provider):
+async def test_a_bound_token_is_valid_on_the_connection_of_its_certificate_only(provider):
     token = signed(cnf={"x5t#S256": encoded(sha256(b"certificate").digest())})
     assert "bound" in await refused(provider, token)
     assert "bound" in await refused(provider, token, Peer(certificate=b"another"))
@@ -226,7 +226,7 @@ async def test_a_bound_token_is_good_on_the_connection_of_its_certificate_alone(
             provider.known(token, thief)
 
 
-async def test_access_tokens_alone_where_that_is_wanted(told):
+async def test_only_access_tokens_are_accepted_if_configured(told):
     made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url, require_typ=True), now_s=Now())
     await made.refresh()
     await made.verify(signed(header={"typ": "application/at+jwt"}), NO_PEER)
@@ -236,7 +236,7 @@ async def test_access_tokens_alone_where_that_is_wanted(told):
 # --- keys ------------------------------------------------------------------------------------------
 
 
-async def test_a_new_key_is_fetched_when_it_is_met_and_that_at_most_once_in_half_a_minute(told):
+async def test_a_new_key_is_fetched_when_it_is_first_used_and_at_most_once_in_half_a_minute(told):
     made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url), now_s=Now())
     await made.refresh()
     asked = told.asked
@@ -252,7 +252,7 @@ async def test_a_new_key_is_fetched_when_it_is_met_and_that_at_most_once_in_half
     assert told.asked == asked + 2
 
 
-async def test_a_key_that_is_withdrawn_takes_its_tokens_with_it(told):
+async def test_a_withdrawn_key_invalidates_its_tokens(told):
     changes = []
     made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url), now_s=Now(), on_change=lambda: changes.append(1))
     await made.refresh()
@@ -266,7 +266,7 @@ async def test_a_key_that_is_withdrawn_takes_its_tokens_with_it(told):
     assert "does not publish" in await refused(made, token)
 
 
-async def test_a_key_that_takes_the_name_of_another_takes_none_of_its_tokens(told):
+async def test_a_key_that_reuses_the_id_of_another_does_not_verify_its_tokens(told):
     first, second = (RSAKey.generate_key(2048, {"kid": "same"}) for _ in range(2))
     told.body = published(first)
     made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url), now_s=Now())
@@ -280,7 +280,7 @@ async def test_a_key_that_takes_the_name_of_another_takes_none_of_its_tokens(tol
     assert "signature is not valid" in await refused(made, token)
 
 
-async def test_while_the_provider_is_away_the_last_keys_hold_for_a_while_and_then_nobody_knows(told):
+async def test_while_the_provider_is_away_the_last_keys_hold_for_a_while_and_then_tokens_cannot_be_checked(told):
     now, failures = Now(), []
     made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url, max_stale_s=1000), now_s=now, on_failure=failures.append)
     told.status = 500
@@ -304,7 +304,7 @@ async def test_while_the_provider_is_away_the_last_keys_hold_for_a_while_and_the
     await made.verify(signed(exp=NOW_S + 10_000), NO_PEER)
 
 
-async def test_a_token_that_comes_while_the_keys_are_fetched_for_the_first_time_waits_for_them(told):
+async def test_a_token_that_arrives_during_the_first_fetch_of_keys_waits_for_them(told):
     made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url), now_s=Now())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(made.verify, signed(), NO_PEER)
@@ -312,7 +312,7 @@ async def test_a_token_that_comes_while_the_keys_are_fetched_for_the_first_time_
         assert await made.refresh()
 
 
-async def test_a_token_waits_only_so_long_for_the_first_keys(told, autojump_clock):
+async def test_a_token_waits_for_the_first_keys_for_a_bounded_time(told, autojump_clock):
     made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url), now_s=Now())
     started_s = trio.current_time()
     with pytest.raises(AuthenticationUnavailable):
@@ -323,7 +323,7 @@ async def test_a_token_waits_only_so_long_for_the_first_keys(told, autojump_cloc
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b'{"keys": []}', b'{"keys": [{"kty": "oct", "k": "AAAA"}]}', b"x" * (1 << 20) + b"xx"]
 )
-async def test_what_is_no_set_of_public_keys_replaces_none(told, provider, body):
+async def test_an_invalid_key_set_replaces_none(told, provider, body):
     told.body = body
     assert not await provider.refresh()
     await provider.verify(signed(), NO_PEER)
@@ -370,13 +370,13 @@ async def test_a_change_of_the_file_of_keys_right_after_it_was_read_is_noticed(t
         ),
     ).map(lambda value: json.dumps(value).encode())
 )
-def test_no_bytes_of_a_set_do_more_than_be_refused(data):
+def test_any_bytes_of_a_key_set_are_read_or_refused(data):
     with suppress(BadKeySet):
         assert parse_keys(data)
 
 
 @given(st.text("eyJ0.-_=aZ9", max_size=60), st.sampled_from(["{0}", "{0}.{0}.{0}", "eyJhbGciOiJSUzI1NiJ9.{0}.{0}"]))
-def test_no_text_of_a_token_does_more_than_be_refused(text, form):
+def test_any_text_of_a_token_is_read_or_refused(text, form):
     async def ask():
         made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, "nowhere"), now_s=Now())
         made._put(parse_keys(published(*KEYS.values())))
@@ -387,7 +387,7 @@ def test_no_text_of_a_token_does_more_than_be_refused(text, form):
     trio.run(ask)
 
 
-async def test_what_is_known_of_tokens_is_bounded(provider):
+async def test_cached_tokens_are_bounded(provider):
     who = await provider.verify(signed(), NO_PEER)
     for number in range(MAX_KNOWN):
         provider._known[number.to_bytes(32, "big")] = who, "rsa", None
@@ -396,7 +396,7 @@ async def test_what_is_known_of_tokens_is_bounded(provider):
 
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
-async def test_a_daemon_lets_the_provider_s_names_in_and_grants_by_their_groups(tmp_path, told, listener):
+async def test_a_daemon_accepts_names_of_the_provider_and_grants_by_their_groups(tmp_path, told, listener):
     settings = {
         "security__oidc.issuer": ISSUER,
         "security__oidc.audience": AUDIENCE,
@@ -427,7 +427,7 @@ async def test_a_daemon_lets_the_provider_s_names_in_and_grants_by_their_groups(
 
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
-async def test_a_token_that_ends_is_refused_on_the_connection_that_it_opened_and_ends_what_waits(
+async def test_an_expired_token_is_refused_on_the_connection_that_it_opened_and_ends_its_waits(
     tmp_path, told, listener
 ):
     settings = {"security__oidc.issuer": ISSUER, "security__oidc.audience": AUDIENCE, "security__oidc.jwks": told.url}
@@ -469,7 +469,7 @@ async def test_a_token_that_ends_is_refused_on_the_connection_that_it_opened_and
 @pytest.mark.parametrize(
     ("change", "status"), [("replaced", 401), ("stale", 503)], ids=["key-replaced", "keys-too-old"]
 )
-async def test_what_would_be_refused_now_ends_on_kept_connections_too(tmp_path, told, listener, change, status):
+async def test_requests_that_would_be_refused_now_end_on_kept_connections_too(tmp_path, told, listener, change, status):
     first, second = (RSAKey.generate_key(2048, {"kid": "same"}) for _ in range(2))
     told.body = published(first)
     settings = {"security__oidc.issuer": ISSUER, "security__oidc.audience": AUDIENCE, "security__oidc.jwks": told.url}
@@ -528,7 +528,7 @@ def _raw(headers):
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
-async def test_a_token_without_an_end_that_a_date_could_say_is_good(tmp_path, told):
+async def test_a_token_whose_end_no_date_can_express_is_valid(tmp_path, told):
     settings = {"security__oidc.issuer": ISSUER, "security__oidc.audience": AUDIENCE, "security__oidc.jwks": told.url}
     async with named(tmp_path, **settings) as daemon:
         provider = daemon.daemon.service.security.provider
@@ -539,7 +539,7 @@ async def test_a_token_without_an_end_that_a_date_could_say_is_good(tmp_path, to
         assert (answer.status_code, answer.json()["expires"]) == (200, "9999-12-31T23:59:59Z")
 
 
-async def test_what_waits_is_looked_at_when_it_begins_to_wait(tmp_path):
+async def test_a_wait_is_checked_when_it_begins(tmp_path):
     async with named(tmp_path) as daemon:
         guard = daemon.daemon.service.security.guard
         admission = guard.admit_now({k.lower(): v for k, v in daemon.files.header("writer").items()}, NO_PEER)

@@ -75,7 +75,7 @@ async def test_an_owner_gives_no_page_and_no_span_to_a_name_that_it_does_not_kno
                 await access.page(THERE, span, 10, 1 << 20, None)
 
 
-async def test_nobody_takes_back_what_anothers_transaction_wrote_at_an_owner_that_does_not_have_the_service(tmp_path):
+async def test_no_other_name_rolls_back_a_transaction_at_an_owner_that_does_not_have_the_service(tmp_path):
     files = Files(tmp_path)
     async with cluster("a", "b", **files.settings, transactions__service="embedded") as nodes:
         nodes.move(TRANSACTIONS, "a")
@@ -95,7 +95,7 @@ async def test_nobody_takes_back_what_anothers_transaction_wrote_at_an_owner_tha
         await ask("owner", f"/v1/transactions/{pointer}/commit")
 
 
-async def test_the_cluster_shows_whose_security_files_differ(tmp_path):
+async def test_the_cluster_shows_instances_whose_security_files_differ(tmp_path):
     async with instances(tmp_path) as (nodes, files):
 
         async def shown(at):
@@ -125,7 +125,7 @@ async def test_the_cluster_shows_whose_security_files_differ(tmp_path):
         assert "at a; " in of_tokens or of_tokens.endswith("at a")
 
 
-def test_instances_whose_files_are_the_same_or_not_known_are_not_warned_of():
+def test_instances_whose_files_are_the_same_or_unknown_cause_no_warning():
     same = {"grants": "12" * 6, "tokens": "ab" * 6}
     assert not security_differences([{"name": "a", "security": same}, {"name": "b", "security": dict(same)}])
     assert not security_differences([{"name": "a", "security": same}, {"name": "b", "security": None}, {"name": "c"}])

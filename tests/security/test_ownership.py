@@ -26,7 +26,7 @@ async def begun(daemon, who="owner"):
 
 
 @pytest.mark.parametrize("verb", ["prepare", "commit", "abort", "invalidate", "checkpoint"])
-async def test_a_transaction_is_ended_by_its_name_or_by_an_operator(daemon, verb):
+async def test_a_transaction_is_ended_by_its_name_or_an_operator(daemon, verb):
     first, second = await begun(daemon), await begun(daemon)
     refused = await daemon.ask("other", "POST", f"{TX}/{first}/{verb}")
     assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
@@ -45,7 +45,7 @@ async def test_a_topic_that_is_there_needs_no_right_to_create_it(daemon):
     assert (await daemon.ask("operator", "GET", f"{T}/none")).status_code == 404
 
 
-async def test_whoever_may_publish_takes_part_in_a_transaction_of_another_but_takes_nothing_back(daemon):
+async def test_a_name_that_may_publish_takes_part_in_the_transaction_of_another_but_cannot_roll_back(daemon):
     pointer = await begun(daemon)
     body = {"transactionWritePointer": pointer, "messages": ["m"]}
     assert (await daemon.ask("writer", "POST", f"{T}/a/publish", json=body)).status_code == 200
@@ -57,7 +57,7 @@ async def test_whoever_may_publish_takes_part_in_a_transaction_of_another_but_ta
     assert (await daemon.ask("owner", "POST", f"{T}/a/rollback", json=own)).status_code == 200
 
 
-async def test_whose_a_transaction_is_survives_a_restart(tmp_path):
+async def test_the_owner_of_a_transaction_survives_a_restart(tmp_path):
     async with named(tmp_path) as running:
         pointer = await begun(running)
         store = running.daemon.store
@@ -66,7 +66,7 @@ async def test_whose_a_transaction_is_survives_a_restart(tmp_path):
             assert (await again.ask("owner", "POST", f"{TX}/{pointer}/abort")).status_code == 200
 
 
-async def test_a_transaction_without_a_name_is_an_operators(tmp_path):
+async def test_a_transaction_without_a_name_belongs_to_operators(tmp_path):
     async with named(tmp_path) as running:
         service = running.daemon.service.authority.embedded
         pointer = (await service.begin()).transaction.transaction_id
@@ -74,7 +74,7 @@ async def test_a_transaction_without_a_name_is_an_operators(tmp_path):
         assert (await running.ask("operator", "POST", f"{TX}/{pointer}/commit")).status_code == 200
 
 
-async def test_of_others_transactions_neither_client_nor_topics_are_shown(daemon):
+async def test_the_client_and_topics_of_the_transactions_of_others_are_hidden(daemon):
     pointer = await begun(daemon)
     body = {"transactionWritePointer": pointer, "messages": ["m"]}
     await daemon.ask("owner", "POST", f"{T}/b/publish", json=body)
@@ -92,7 +92,7 @@ async def test_of_others_transactions_neither_client_nor_topics_are_shown(daemon
     assert (await daemon.ask("reader", "GET", TX)).status_code == 403
 
 
-async def test_of_the_transaction_of_another_only_the_topics_that_one_may_see_are_shown_and_counted(daemon):
+async def test_in_the_transaction_of_another_only_visible_topics_are_shown_and_counted(daemon):
     pointer = await begun(daemon, "operator")
     for topics, count in ((f"{T}/a", 2), ("/v1/namespaces/bank/topics/z", 3)):
         body = {"transactionWritePointer": pointer, "messages": ["m"] * count}
@@ -104,7 +104,7 @@ async def test_of_the_transaction_of_another_only_the_topics_that_one_may_see_ar
             assert (told["topics"], told["hiddenMessages"]) == (topics, hidden), (who, path)
 
 
-async def test_lists_show_what_one_may_see(daemon):
+async def test_lists_show_what_the_name_may_see(daemon):
     async def listed(who, path):
         return (await daemon.ask(who, "GET", path)).json()
 
@@ -121,7 +121,7 @@ async def test_lists_show_what_one_may_see(daemon):
     assert len(names) == 2
 
 
-async def test_whoever_may_only_inspect_sees_no_payload_and_no_attribute(daemon):
+async def test_the_verb_inspect_alone_shows_no_payload_and_no_attribute(daemon):
     body = {"messages": ["secret"], "attributes": [{"key": "hidden"}]}
     assert (await daemon.ask("writer", "POST", f"{T}/a/publish", json=body)).status_code == 200
     (seen,) = (await daemon.ask("reader", "GET", f"{T}/a/messages")).json()
@@ -139,7 +139,7 @@ async def test_whoever_may_only_inspect_sees_no_payload_and_no_attribute(daemon)
     assert (await daemon.ask("watcher", "GET", f"{T}/a/messages?filter=sec")).status_code == 403
 
 
-async def test_of_many_topics_each_is_read_or_refused_by_itself(daemon):
+async def test_each_of_many_topics_is_read_or_refused_by_itself(daemon):
     await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["m"]})
     answer = await daemon.ask(
         "narrow", "POST", "/v1/namespaces/ns/poll", json={"topics": {"a": {}, "b": {}, "none": {}}}

@@ -59,7 +59,7 @@ def test_a_bucket_has_two_seconds_and_fills_by_the_clock():
     publish(made, A, 1000)
 
 
-def test_a_request_larger_than_the_bucket_is_let_in_when_it_is_full_and_owes_the_rest():
+def test_a_request_larger_than_the_bucket_is_accepted_when_it_is_full_and_owes_the_rest():
     clock = Clock()
     made = quotas(BYTES, clock)
     publish(made, A, 5000)
@@ -83,7 +83,7 @@ def test_each_name_has_its_own_bucket_and_a_topic_one_for_all():
         publish(shared, B, 1)
 
 
-def test_what_is_refused_takes_nothing_from_any_bucket():
+def test_a_refused_request_takes_nothing_from_any_bucket():
     made = quotas('[[quota]]\nto = ["*"]\nrequests_per_s = 10\npublish_bytes_per_s = 1\n')
     publish(made, A, 2)
     for _ in range(50):
@@ -93,7 +93,7 @@ def test_what_is_refused_takes_nothing_from_any_bucket():
         made.enter(A, "get_topic", "ns", "t", 0)
 
 
-def test_what_turns_out_to_be_the_cost_is_owed():
+def test_the_difference_to_the_real_cost_is_owed():
     clock = Clock()
     made = quotas('[[quota]]\nto = ["*"]\npublish_messages_per_s = 10\npoll_bytes_per_s = 100\n', clock)
     publish(made, A, 1)
@@ -127,7 +127,7 @@ def test_parked_polls_are_counted_until_they_end():
     assert not made._counts
 
 
-def test_a_name_without_a_quota_is_not_concerned():
+def test_a_name_without_a_quota_is_not_limited():
     made = quotas('[[quota]]\nto = ["a"]\nrequests_per_s = 1\n')
     assert made.concern(A)
     assert not made.concern(B)
@@ -153,7 +153,7 @@ def frozen(daemon):
     daemon.daemon.service.security.guard.quotas._now_s = Clock()
 
 
-async def test_a_stream_of_events_that_pays_for_what_it_sent_ends_with_its_token_all_the_same(tmp_path):
+async def test_a_stream_of_events_that_pays_for_its_data_still_ends_with_its_token(tmp_path):
     async with named(tmp_path, listener="hot") as daemon:
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
         await daemon.ask("operator", "POST", f"{T}/a/publish", json={"messages": ["x" * 1000] * 20})
@@ -195,7 +195,7 @@ async def test_a_compressed_publish_costs_what_it_decompresses_to(tmp_path, list
         assert int(answer.headers["retry-after"]) >= 98
 
 
-def test_what_is_kept_of_names_is_bounded():
+def test_cached_names_are_bounded():
     made = quotas(BYTES)
     for number in range(MAX_BUCKETS + 100):
         publish(made, Identity(f"n{number}"), 1)
@@ -203,7 +203,7 @@ def test_what_is_kept_of_names_is_bounded():
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(0, 5000)), max_size=40))
-def test_nobody_gets_more_than_the_rate_and_one_burst_and_one_request(course):
+def test_no_name_gets_more_than_the_rate_and_one_burst_and_one_request(course):
     clock = Clock()
     made, begun_s, taken, largest = quotas(BYTES, clock), clock.s, 0, 0
     for pause_s, size in course:
@@ -245,7 +245,7 @@ async def writer_of(daemon):
 
 @pytest.mark.parametrize("what", REQUESTS)
 @pytest.mark.parametrize("listener", ["hot", "application"])
-async def test_each_publish_is_paid_once_whichever_way_it_is_answered(tmp_path, listener, what):
+async def test_each_publish_is_charged_once_however_it_is_answered(tmp_path, listener, what):
     async with named(tmp_path, listener=listener) as daemon:
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
         quota = (
@@ -270,7 +270,7 @@ async def test_each_publish_is_paid_once_whichever_way_it_is_answered(tmp_path, 
         assert levels == {"publish_requests_per_s": 0, "publish_messages_per_s": messages}
 
 
-async def test_a_name_within_its_quota_is_answered_without_a_task_and_over_it_by_one(tmp_path, monkeypatch):
+async def test_a_name_within_its_quota_is_answered_without_a_task_and_beyond_it_by_a_task(tmp_path, monkeypatch):
     async with named(tmp_path, listener="hot") as daemon:
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
         daemon.files.grant(GRANTS + '[[quota]]\nto = ["writer"]\nconnections = 2\npublish_requests_per_s = 3\n')
@@ -292,7 +292,7 @@ async def test_a_name_within_its_quota_is_answered_without_a_task_and_over_it_by
 
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
-async def test_over_its_quota_a_name_is_429_and_others_go_on(tmp_path, listener):
+async def test_a_name_over_its_quota_is_refused_with_429_and_others_continue(tmp_path, listener):
     async with named(tmp_path, listener=listener) as daemon:
         frozen(daemon)
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
@@ -319,7 +319,7 @@ async def test_over_its_quota_a_name_is_429_and_others_go_on(tmp_path, listener)
 
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
-async def test_pages_are_as_short_as_what_is_left_and_have_one_message_at_least(tmp_path, listener):
+async def test_pages_are_cut_to_the_remaining_quota_and_have_at_least_one_message(tmp_path, listener):
     async with named(tmp_path, listener=listener) as daemon:
         frozen(daemon)
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
@@ -343,7 +343,7 @@ async def test_pages_are_as_short_as_what_is_left_and_have_one_message_at_least(
         assert len(other.json()) == 20
 
 
-async def test_the_entries_of_a_chain_are_paid_for_like_polls_since_they_come_with_messages(tmp_path):
+async def test_the_entries_of_a_chain_are_charged_like_polls_since_they_come_with_messages(tmp_path):
     async with named(tmp_path) as daemon:
         frozen(daemon)
         await daemon.ask("operator", "PUT", f"{T}/a", json={"chain": "sha256"})
@@ -358,7 +358,7 @@ async def test_the_entries_of_a_chain_are_paid_for_like_polls_since_they_come_wi
         assert (answer.status_code, answer.json()["code"]) == (429, "quota_exceeded")
 
 
-async def test_an_avro_answer_that_is_never_cut_is_paid_for_whole(tmp_path):
+async def test_an_avro_answer_that_is_never_cut_is_charged_whole(tmp_path):
     async with named(tmp_path, poll__max_bytes=1024) as daemon:
         frozen(daemon)
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
@@ -373,7 +373,7 @@ async def test_an_avro_answer_that_is_never_cut_is_paid_for_whole(tmp_path):
         assert int(over.headers["retry-after"]) >= 17
 
 
-async def test_a_poll_of_many_topics_is_as_short_as_what_is_left(tmp_path):
+async def test_a_poll_of_many_topics_is_cut_to_the_remaining_quota(tmp_path):
     async with named(tmp_path) as daemon:
         frozen(daemon)
         for topic in "ab":
@@ -387,7 +387,7 @@ async def test_a_poll_of_many_topics_is_as_short_as_what_is_left(tmp_path):
         assert {each["end"] for each in found.values()} == {"more"}
 
 
-async def test_only_polls_that_wait_and_streams_of_events_are_parked(tmp_path):
+async def test_only_polls_that_wait_and_streams_of_events_count_as_parked(tmp_path):
     async with named(tmp_path, listener="hot") as daemon:
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
         daemon.files.grant(GRANTS + '[[quota]]\nto = ["reader"]\nparked_polls = 1\n')
@@ -411,7 +411,7 @@ async def test_only_polls_that_wait_and_streams_of_events_are_parked(tmp_path):
                 pass  # the daemon notices the end a moment later
 
 
-async def test_probes_of_nobody_are_never_over_a_quota_of_every_name(tmp_path):
+async def test_anonymous_probes_are_never_over_a_quota_of_every_name(tmp_path):
     async with named(tmp_path) as daemon:
         daemon.files.grant(GRANTS + '[[quota]]\nto = ["*"]\nrequests_per_s = 1\n')
         await daemon.reload()
@@ -424,7 +424,7 @@ def connected(daemon):
 
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
-async def test_a_name_has_as_many_connections_as_its_quota_and_others_any_number(tmp_path, listener):
+async def test_a_name_has_as_many_connections_as_its_quota_and_names_without_one_any_number(tmp_path, listener):
     async with named(tmp_path, listener=listener) as daemon, AsyncExitStack() as stack:
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
         daemon.files.grant(GRANTS + '[[quota]]\nto = ["owner", "other"]\nconnections = 2\n')
@@ -458,7 +458,7 @@ async def test_a_name_has_as_many_connections_as_its_quota_and_others_any_number
         assert (await asked(late, "owner")).status_code == 429
 
 
-async def test_a_name_creates_as_many_topics_as_its_quota_whoever_else_creates_some(tmp_path):
+async def test_a_name_creates_as_many_topics_as_its_quota_whatever_others_create(tmp_path):
     more = '[[grant]]\nto = ["owner", "other"]\nverbs = ["admin"]\non = ["ns:*"]\n'
     async with named(tmp_path) as daemon:
         daemon.files.grant(GRANTS + more + '[[quota]]\nto = ["owner", "other"]\ntopics = 2\n')

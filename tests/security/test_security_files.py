@@ -9,7 +9,7 @@ import pytest
 from broker.security.files import UnsafeFile, locked, read_guarded, stamp_of, write_guarded, write_secret
 
 
-def test_what_others_can_write_is_not_read(tmp_path):
+def test_a_file_that_others_can_write_is_not_read(tmp_path):
     path = tmp_path / "tokens.json"
     write_guarded(path, b"{}")
     for mode, is_read in ((0o600, True), (0o644, True), (0o620, False), (0o602, False), (0o666, False)):
@@ -21,7 +21,7 @@ def test_what_others_can_write_is_not_read(tmp_path):
                 read_guarded(path, 10)
 
 
-def test_what_others_can_read_is_not_read_where_it_is_secret(tmp_path):
+def test_a_secret_file_that_others_can_read_is_not_read(tmp_path):
     path = tmp_path / "tokens.json"
     write_guarded(path, b"{}")
     for mode in (0o600, 0o640):
@@ -33,7 +33,7 @@ def test_what_others_can_read_is_not_read_where_it_is_secret(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_what_belongs_to_another_user_is_not_read(tmp_path):
+def test_a_file_of_another_user_is_not_read(tmp_path):
     path = tmp_path / "tokens.json"
     write_guarded(path, b"{}")
     os.chown(path, 12345, 12345)
@@ -41,7 +41,7 @@ def test_what_belongs_to_another_user_is_not_read(tmp_path):
         read_guarded(path, 10)
 
 
-def test_what_is_larger_than_allowed_or_no_file_is_not_read(tmp_path):
+def test_an_oversized_file_and_anything_but_a_file_are_not_read(tmp_path):
     path = tmp_path / "tokens.json"
     path.write_bytes(b"12345")
     assert read_guarded(path, 5)[0] == b"12345"
@@ -73,7 +73,7 @@ def test_a_link_to_the_file_stays_a_link(tmp_path):
     assert path.read_bytes() == b"2"
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "tokens.json"
     write_guarded(path, b"1")
 
@@ -95,10 +95,10 @@ def test_a_secret_is_never_written_over(tmp_path):
     assert path.read_text() == "psg_1\n"
 
 
-def test_the_lock_is_beside_the_file(tmp_path):
+def test_the_lock_is_next_to_the_file(tmp_path):
     with locked(tmp_path / "tokens.json"):
         assert [each.name for each in tmp_path.iterdir()] == ["tokens.json.lock"]
 
 
-def test_a_file_that_is_not_there_has_no_stamp(tmp_path):
+def test_a_missing_file_has_no_stamp(tmp_path):
     assert stamp_of(tmp_path / "nothing") is None

@@ -39,21 +39,21 @@ async def refused(daemon, verb, method, *args):
         await daemon.tephra.call(method, *args)
 
 
-async def test_without_a_grant_nothing_is_answered(daemon):
+async def test_without_a_grant_no_call_is_answered(daemon):
     await may(daemon, "")
     await refused(daemon, "transact", "startShort")
     await refused(daemon, "transact", "getSnapshot")
     await refused(daemon, "operate", "resetState")
 
 
-async def test_what_every_name_has_is_not_for_whoever_has_none(daemon):
+async def test_grants_of_every_name_do_not_apply_without_a_name(daemon):
     daemon.files.grant(GRANTS + TO_THRIFT.format(verbs='"all"').replace('"thrift"', '"*"'))
     await daemon.reload()
     assert (await daemon.ask("stranger", "POST", "/v1/transactions")).status_code == 200
     await refused(daemon, "transact", "startShort")
 
 
-async def test_whoever_transacts_ends_what_no_name_began(daemon):
+async def test_the_verb_transact_ends_transactions_that_no_name_began(daemon):
     theirs = (await daemon.ask("owner", "POST", "/v1/transactions")).json()["id"]
     await may(daemon, '"transact"')
     mine = await daemon.tephra.call("startShort")
@@ -63,7 +63,7 @@ async def test_whoever_transacts_ends_what_no_name_began(daemon):
     await daemon.tephra.call("abortTx", mine)
 
 
-async def test_whoever_operates_ends_everybodys(daemon):
+async def test_the_verb_operate_ends_every_transaction(daemon):
     theirs = (await daemon.ask("owner", "POST", "/v1/transactions")).json()["id"]
     await may(daemon, '"operate"')
     assert await daemon.tephra.call("invalidateTx", theirs) is True
@@ -74,7 +74,7 @@ async def audited(daemon):
     return [json.loads(each["payload"]) for each in records.json()]
 
 
-async def test_what_is_done_to_others_transactions_is_recorded_as_thrifts_and_everyday_work_is_not(daemon, nursery):
+async def test_calls_on_transactions_of_others_are_recorded_as_thrift_and_everyday_calls_are_not(daemon, nursery):
     await daemon.daemon.service.audit.create()
     nursery.start_soon(daemon.daemon.service.audit.run)
     theirs = (await daemon.ask("owner", "POST", "/v1/transactions")).json()["id"]
@@ -106,7 +106,7 @@ async def test_a_refused_call_is_recorded(daemon, nursery):
     assert (found[0]["name"], found[0]["code"], found[0]["target"]) == ("thrift", "forbidden", "service")
 
 
-async def test_where_the_audit_is_required_thrifts_changes_need_it_too(tmp_path, nursery):
+async def test_a_required_audit_covers_changes_over_thrift_too(tmp_path, nursery):
     more = {"transactions__service": "embedded", "transactions__thrift": "127.0.0.1:0", "security__audit": "required"}
     async with named(tmp_path, **more) as running:
         stop = trio.Event()

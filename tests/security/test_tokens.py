@@ -70,20 +70,20 @@ def test_a_short_checksum_is_filled_with_zeros():
 
 
 @pytest.mark.parametrize("name", ["billing", "a.b@c/d+e=f-g_H", "x" * 255])
-def test_a_token_names_anybody_without_a_colon(name):
+def test_a_token_names_any_name_without_a_colon(name):
     assert is_name(name, of_token=True)
     assert is_name(f"oidc:{name[:250]}")
     assert not is_name(f"oidc:{name[:250]}", of_token=True)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "anonymous", "a b", "é", "a\n", "*"])
-def test_what_is_no_name_is_refused(name):
+def test_an_invalid_name_is_refused(name):
     assert not is_name(name)
     with pytest.raises(BadTokensFile, match="name"):
         parse_tokens(file_of({**ENTRY, "name": name}))
 
 
-def test_a_file_is_written_as_it_is_read():
+def test_a_file_round_trips():
     entries = [
         TokenEntry(id_of(HASH), "billing", HASH, NOW_MS, None, None, "for é"),
         TokenEntry("0" * 12, "billing", "sha256:" + "0" * 64, NOW_MS + 1, NOW_MS + 5_000, NOW_MS + 7),
@@ -128,7 +128,7 @@ def test_a_file_with_one_fault_is_refused_as_a_whole(data):
         lambda value: json.dumps(value).encode()
     )
 )
-def test_no_bytes_do_more_than_be_refused(data):
+def test_any_bytes_are_read_or_refused(data):
     try:
         table = parse_tokens(data)
     except BadTokensFile:
@@ -140,7 +140,7 @@ JSON_VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=20) |
 
 
 @given(st.sampled_from(sorted(ENTRY)), JSON_VALUES)
-def test_no_value_of_a_field_does_more_than_be_refused(key, value):
+def test_any_value_of_a_field_is_read_or_refused(key, value):
     try:
         parse_tokens(file_of({**ENTRY, key: value}))
     except BadTokensFile as error:
