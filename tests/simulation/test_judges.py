@@ -42,7 +42,7 @@ def notes(*looks: Look, sent_s: tuple[float, ...] = (0.0, 0.5), **more: object) 
     ],
     ids=["in time", "a clock that is ahead", "lives of their own"],
 )
-def test_what_expires_in_time_is_right(right):
+def test_messages_may_expire_in_time(right):
     assert not judged(right)
 
 
@@ -58,11 +58,11 @@ def test_what_expires_in_time_is_right(right):
         ("brief and refused", notes(look(0.6, 0.0), refused=True)),
     ],
 )
-def test_what_is_wrong_with_expiry_is_named(kind, wrong):
+def test_wrong_expiry_is_named(kind, wrong):
     assert kind in {each.kind for each in judged(wrong)}
 
 
-def test_what_had_expired_when_the_time_to_live_was_changed_stays_gone():
+def test_messages_that_had_expired_when_the_time_to_live_changed_stay_gone():
     for changed_s, kinds in ((1.0, []), (0.7, ["came back"])):
         found = notes(look(0.6, 0.0, 0.5), look(0.9, 0.0, 0.5))
         found.floors.append((changed_s, BEGAN_MS + 300))
@@ -83,18 +83,18 @@ def shown(model: Model, *contents: bytes) -> bool:
     return not model.wrong
 
 
-def test_what_was_deleted_comes_back_as_it_was():
+def test_an_undeleted_topic_is_unchanged():
     assert shown(a_garden("create", "publish", "delete", "undelete", "publish"), b"1", b"4")
     assert not shown(a_garden("create", "publish", "delete", "undelete"))
 
 
-def test_what_is_made_anew_is_empty():
+def test_a_recreated_topic_is_empty():
     assert shown(a_garden("create", "publish", "delete", "create"))
     assert not shown(a_garden("create", "publish", "delete", "create"), b"1")
 
 
 @pytest.mark.parametrize("contents", [(b"1",), (b"1", b"x"), (b"1", b"2", b"x"), (b"1", b"2")])
-def test_what_was_not_answered_may_happen_late_or_never_and_once(contents):
+def test_an_unanswered_request_may_happen_late_or_never_and_at_most_once(contents):
     model = a_garden("create", "publish")
     model.unknown("publish", (b"x",))
     if b"2" in contents:
@@ -145,7 +145,7 @@ def moments_judged(*looks: moments.Look) -> set[str]:
     return {each.kind for each in moments.judged(moments.Notes(list(looks), decided_ms), a_history())}
 
 
-def test_what_is_shown_as_of_its_time_is_right():
+def test_a_correct_read_as_of_its_time_is_accepted():
     for at_s, places in ((0.9, ()), (1, (0,)), (2.9, (0,)), (3, (0, 2)), (4, (0, 2, 4)), (5, (0, 1, 2, 4))):
         assert not moments_judged(seen(at_s, "t", *places), seen(at_s, "u", *places), seen(at_s, "t", *places))
     assert not moments_judged(seen(5, "t", 0, 1, whole=False), seen(5, "t", 0, 1, 2, 4))
@@ -166,5 +166,5 @@ def test_what_is_shown_as_of_its_time_is_right():
         ("moment split", [seen(5, "t", 0, 1, 2, 4), seen(5, "u", 0, 2, 4)]),
     ],
 )
-def test_what_is_wrong_as_of_a_moment_is_named(kind, looks):
+def test_a_wrong_read_as_of_a_moment_is_named(kind, looks):
     assert kind in moments_judged(*looks)

@@ -30,18 +30,18 @@ SOON = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "-"))
-def test_a_mistake_has_its_place_in_the_code(mistake):
+def test_each_planted_mistake_has_its_place_in_the_code(mistake):
     spec = importlib.util.find_spec(mistake.module)
     changed = with_mistake(Path(spec.origin).read_text(encoding="utf-8"), mistake)
     compile(changed, spec.origin, "exec")
 
 
-def test_a_mistake_whose_place_has_gone_is_an_error():
+def test_a_mistake_whose_place_is_missing_is_an_error():
     with pytest.raises(LookupError):
         with_mistake("nothing", MISTAKES[0])
 
 
-def test_mistakes_have_names_of_their_own():
+def test_mistakes_have_unique_names():
     assert all(named(each.name) is each for each in MISTAKES)
 
 
@@ -50,7 +50,7 @@ def test_the_document_has_a_row_for_each_mistake():
 
 
 @pytest.mark.parametrize(("name", "count"), SOON.items(), ids=[name.replace(" ", "-") for name in SOON])
-def test_the_simulation_finds_it(name, count):
+def test_the_simulation_finds_each_planted_mistake(name, count):
     command = [sys.executable, "-m", "tests.simulation", "--json", "--planted", name, "--count", str(count)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=570, check=False)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -36,7 +36,7 @@ def test_histories_whose_commits_the_event_loop_writes_keep_every_promise():
     assert json.loads(done.stdout.splitlines()[-1])["histories"] == COUNT // 2
 
 
-def test_each_kind_of_client_of_fault_and_of_setting_is_in_many_histories():
+def test_each_kind_of_client_fault_and_setting_is_in_many_histories():
     plans = [plan_of(seed) for seed in range(500)]
     for had, every in (
         (
@@ -63,7 +63,7 @@ def test_histories_are_equal_to_the_last_answer_and_its_time(count):
     assert json.loads(once.stdout)["digest"] == json.loads(again.stdout)["digest"]
 
 
-def test_a_history_is_the_same_whether_rounds_for_a_task_that_is_alone_are_left_out_or_made(monkeypatch):
+def test_a_history_is_the_same_whether_rounds_for_a_single_task_are_left_out_or_made(monkeypatch):
     plans = [plan_of(seed) for seed in (1, 5, 19)]
     assert {plan.instances for plan in plans} == {1, 2, 3}
     left_out = [noted(simulate(plan)) for plan in plans]
@@ -73,12 +73,12 @@ def test_a_history_is_the_same_whether_rounds_for_a_task_that_is_alone_are_left_
 
 
 @pytest.mark.torture
-def test_histories_without_end_keep_every_promise():
+def test_endless_histories_keep_every_promise():
     done = simulation("--first", str(COUNT), "--count", "1000000", "--seconds", "560")
     assert done.returncode == 0, done.stdout[-4000:]
 
 
 @pytest.mark.torture
-def test_histories_without_end_whose_commits_the_event_loop_writes_keep_every_promise():
+def test_endless_histories_whose_commits_the_event_loop_writes_keep_every_promise():
     done = simulation("--count", "1000000", "--seconds", "280", "--inline")
     assert done.returncode == 0, done.stdout[-4000:]
