@@ -124,7 +124,7 @@ def test_the_printed_line_runs_as_it_is_where_executors_have_the_zip_alone(
     assert sorted(raw_ids(str(tmp_path / "archive"))) == orders
 
 
-def test_a_program_reads_and_writes_where_executors_have_the_zip_and_is_told_what_they_lack(
+def test_a_program_reads_and_writes_where_executors_have_the_zip_and_learns_what_they_lack(
     cluster, installed, wheels, bare, client, url, tmp_path
 ):
     client.create_topic("elsewhere")

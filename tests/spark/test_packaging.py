@@ -100,7 +100,7 @@ def test_without_the_extra_a_job_says_what_to_install(plain, job):
     assert not (plain.parents[1] / "archive").exists()
 
 
-def test_without_the_extra_help_and_the_list_of_jobs_are_there(plain):
+def test_without_the_extra_help_and_the_list_of_jobs_work(plain):
     assert run(plain, "pipeline", "list") == (Exit.OK, "")
     assert run(plain, "pipeline", "run", "archive", "append", "--help") == (Exit.OK, "")
 

@@ -78,7 +78,7 @@ def test_a_task_reads_attributes_with_one_zip_and_nothing_else_of_ours(tmp_path)
     assert done.stdout.splitlines() == ["x k [('a', 'b')]", "y None None"]
 
 
-def test_a_missing_pyarrow_is_said_with_the_interpreter_that_lacks_it(monkeypatch):
+def test_a_missing_pyarrow_is_reported_with_the_interpreter_that_lacks_it(monkeypatch):
     """The error comes when Spark creates the source, before it imports pyarrow itself."""
     monkeypatch.setattr("pyspark_plainsong.source.find_spec", lambda name: None)
     with pytest.raises(Lacking, match=f"run {sys.executable}, which has no pyarrow.*PYSPARK_PYTHON"):

@@ -54,7 +54,7 @@ def history(tables, request):
     return topics, at_ms
 
 
-def test_a_table_has_what_had_been_committed_by_then_in_each_of_its_topics(tables, history):
+def test_a_table_has_what_was_committed_by_then_in_each_of_its_topics(tables, history):
     topics, at_ms = history
     both = ",".join(topics)
     assert tables.read(both, asOfTimestamp=at_ms) == [b"early", b"plain"] * 2
@@ -62,14 +62,14 @@ def test_a_table_has_what_had_been_committed_by_then_in_each_of_its_topics(table
     assert tables.read(both, asOfTimestamp=at_ms) == [b"early", b"plain"] * 2
 
 
-def test_it_is_the_same_in_parts(tables, history):
+def test_partitions_give_the_same_table(tables, history):
     (topic, _), at_ms = history
     assert tables.read(topic, asOfTimestamp=at_ms, minPartitions=3) == [b"early", b"plain"]
     assert tables.read(topic, asOfTimestamp=at_ms, maxRecordsPerPartition=1) == [b"early", b"plain"]
     assert tables.read(topic, asOfTimestamp=at_ms, fetchSize=1) == [b"early", b"plain"]
 
 
-def test_what_is_published_between_the_plan_and_the_tasks_is_not_in_it(tables):
+def test_messages_published_between_the_plan_and_the_tasks_are_not_included(tables):
     topic = tables.create("planned")
     tables.publish(topic, "before")
     at_ms = moment_of(tables, topic)
@@ -90,7 +90,7 @@ def test_an_open_transaction_does_not_end_the_table(tables):
     tables.decide(pointer, "abort")
 
 
-def test_a_moment_that_is_still_to_come_is_refused_when_the_query_is_planned(tables):
+def test_a_future_moment_is_refused_when_the_query_is_planned(tables):
     topic = tables.create("future")
     tables.publish(topic, "now")
     with pytest.raises(BrokerError, match="asOfMs") as caught:
@@ -114,7 +114,7 @@ def test_a_moment_within_a_millisecond_is_the_millisecond_that_it_is_in(tables):
     assert tables.read_options("t").as_of_ms is None
 
 
-def test_a_daemon_without_a_transaction_service_says_so_rather_than_show_everything(tmp_path):
+def test_a_daemon_without_a_transaction_service_is_reported_rather_than_everything_shown(tmp_path):
     with Daemon(tmp_path / "data", "transactions.service=off") as daemon:
         tables = Tables("http://{}:{}".format(*daemon.address))
         topic = tables.create("t")

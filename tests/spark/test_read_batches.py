@@ -63,7 +63,7 @@ def rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
 
 
 @given(MESSAGES)
-def test_every_column_is_what_the_message_says(messages):
+def test_every_column_matches_the_message(messages):
     batch = FrameBatches(ALL, "demo", "orders").batch(frames(messages))
     assert rows(batch) == [row(*message) for message in messages]
     batch.validate(full=True)
@@ -78,7 +78,7 @@ def test_without_pointers_and_attributes_the_plain_decoder_agrees(messages):
 
 
 @given(st.permutations(ALL.names), st.integers(1, len(ALL.names)))
-def test_the_schema_is_sparks_for_any_columns_in_any_order(names, count):
+def test_the_schema_is_that_of_spark_for_any_columns_in_any_order(names, count):
     schema = some(*names[:count])
     maker = FrameBatches(schema, "demo", "orders")
     message = (pack_id(1_700_000_000_000, 1), b"x", 7, {"a": "b"})
@@ -88,7 +88,7 @@ def test_the_schema_is_sparks_for_any_columns_in_any_order(names, count):
 
 
 @given(MESSAGES.filter(bool), st.data())
-def test_a_body_cut_anywhere_is_broken_never_shorter(messages, data):
+def test_a_truncated_body_is_an_error_and_never_a_shorter_page(messages, data):
     body = frames(messages)
     cut = data.draw(st.integers(0, len(body) - 1))
     with pytest.raises(BrokenFrames):
@@ -98,7 +98,7 @@ def test_a_body_cut_anywhere_is_broken_never_shorter(messages, data):
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_frames_are_refused(body):
+def test_bytes_that_are_not_frames_are_refused(body):
     end = b"\xff" * 20 + struct.pack(">I", 1)
     with pytest.raises(BrokenFrames):
         FrameBatches(ALL, "demo", "orders").batch(body[:20] + end)

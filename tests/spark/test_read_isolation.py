@@ -33,7 +33,7 @@ def test_an_open_transaction_holds_the_table_and_its_commit_releases_it(tables):
     assert tables.read(topic) == [b"before", b"inside", b"behind"]
 
 
-def test_rolled_back_and_invalid_messages_are_passed_over(tables):
+def test_rolled_back_and_invalid_messages_are_skipped(tables):
     topic = tables.create("passed-over")
     for verb in ("abort", "invalidate"):
         pointer = tables.begin()
@@ -44,7 +44,7 @@ def test_rolled_back_and_invalid_messages_are_passed_over(tables):
     assert len(tables.read(topic, isolation="uncommitted")) == 4
 
 
-def test_the_write_pointer_is_a_column_when_asked_for(tables):
+def test_the_write_pointer_is_a_column_on_request(tables):
     topic = tables.create("pointers")
     committed, aborted = tables.begin(), tables.begin()
     tables.publish(topic, "plain")
@@ -110,7 +110,7 @@ def test_where_transactions_are_off_plain_reading_needs_no_option(tmp_path):
         reader.stop()
 
 
-def test_a_stream_asks_again_whether_there_are_transactions_between_two_batches(tmp_path, monkeypatch):
+def test_a_stream_checks_between_two_batches_whether_there_are_transactions(tmp_path, monkeypatch):
     bind = f"127.0.0.1:{free_port()}"
     tables = Tables(f"http://{bind}")
     with Daemon(tmp_path / "data", "transactions.service=off", bind=bind):
@@ -128,7 +128,7 @@ def test_a_stream_asks_again_whether_there_are_transactions_between_two_batches(
         reader.stop()
 
 
-def test_where_the_service_has_gone_a_stream_and_a_batch_end_before_what_is_undecided(tmp_path):
+def test_without_the_service_a_stream_and_a_batch_end_before_undecided_messages(tmp_path):
     port = free_port()
     settings = ("transactions.service=tephra", f"transactions.tephra=127.0.0.1:{port}")
     deciding = Daemon(tmp_path / "service", f"transactions.thrift=127.0.0.1:{port}")
@@ -148,7 +148,7 @@ def test_where_the_service_has_gone_a_stream_and_a_batch_end_before_what_is_unde
         assert tables.read(topic, isolation="uncommitted") == [b"a", b"undecided"]
 
 
-def test_where_the_service_was_never_there_a_batch_says_why(tmp_path):
+def test_a_batch_on_a_daemon_that_never_had_the_service_says_why(tmp_path):
     settings = ("transactions.service=tephra", f"transactions.tephra=127.0.0.1:{free_port()}")
     with Daemon(tmp_path / "data", *settings) as daemon:
         tables = Tables("http://{}:{}".format(*daemon.address))

@@ -48,7 +48,7 @@ def test_expiry_unread_stops_a_stream_unless_it_may_lose_data(tables, follow):
     assert batches(follow(topic, failOnDataLoss="false"), start)[0] == [[b"new"]]
 
 
-def test_a_stream_that_looked_on_knows_that_nothing_was_lost(tables, follow):
+def test_a_stream_that_kept_looking_knows_that_nothing_was_lost(tables, follow):
     topic = tables.create("stream-quiet", ttl=10)  # far more than what is to happen within it takes
     tables.publish(topic, "read")
     reader = follow(topic)
@@ -61,7 +61,7 @@ def test_a_stream_that_looked_on_knows_that_nothing_was_lost(tables, follow):
     assert batches(reader, start)[0] == [[b"new"]]
 
 
-def test_a_query_that_ran_over_a_quiet_topic_goes_on_whoever_starts_it_again_and_runs_its_batch_twice(tables, follow):
+def test_a_query_that_ran_over_a_quiet_topic_continues_after_any_restart_and_runs_its_batch_twice(tables, follow):
     topic = tables.create("stream-quiet-runs")
     tables.publish_many(topic, 3)
     start = batches(follow(topic, maxOffsetsPerTrigger=3), follow(topic).initialOffset())[1]
@@ -77,7 +77,7 @@ def test_a_query_that_ran_over_a_quiet_topic_goes_on_whoever_starts_it_again_and
         assert payloads(again, again.partitions(start, end)) == [b"new"]
 
 
-def test_what_expires_unread_in_a_topic_that_was_empty_is_missed(tables, follow):
+def test_messages_that_expire_unread_in_a_topic_that_was_empty_are_missed(tables, follow):
     topic = tables.create("stream-empty")
     reader = follow(topic)
     start = reader.latestOffset(reader.initialOffset(), ALL)
@@ -105,7 +105,7 @@ def test_half_a_request_that_expired_unread_is_missed(tables, follow):
         follow(topic).latestOffset(start, ALL)
 
 
-def test_a_recreated_topic_is_told_while_it_is_empty(tables, follow):
+def test_a_recreated_topic_is_reported_while_it_is_empty(tables, follow):
     topic = tables.create("stream-again-empty")
     tables.publish(topic, "old")
     reader = follow(topic)
@@ -125,7 +125,7 @@ def test_a_recreated_topic_is_told_while_it_is_empty(tables, follow):
     assert batches(follow(topic), end)[0] == [[b"new"]]
 
 
-def test_a_stream_from_a_time_begins_with_what_there_is(tables, follow):
+def test_a_stream_from_a_time_begins_with_the_available_messages(tables, follow):
     topic = tables.create("stream-time")
     tables.publish(topic, "old")
     old = tables.rows(topic, "message_id")[-1]["message_id"]
@@ -154,7 +154,7 @@ def test_a_recreated_topic_stops_a_stream_unless_it_may_lose_data(tables, follow
     assert end["topics"]["demo:stream-again"]["gen"] == 2
 
 
-def test_a_topic_of_a_pattern_that_was_deleted_is_not_passed_over_in_silence(tables, follow):
+def test_a_deleted_topic_of_a_pattern_is_not_skipped_in_silence(tables, follow):
     for topic in ("gone-a", "gone-b"):
         tables.publish(tables.create(topic), topic)
     pattern = {"subscribePattern": "gone-."}
@@ -170,7 +170,7 @@ def test_a_topic_of_a_pattern_that_was_deleted_is_not_passed_over_in_silence(tab
     assert follow(None, subscribePattern="gone-b").latestOffset(start, ALL) != start  # it is not asked for any more
 
 
-def test_rows_that_an_operator_has_set_aside_are_passed_with_a_warning(tables, follow, caplog):
+def test_rows_set_aside_by_an_operator_are_skipped_with_a_warning(tables, follow, caplog):
     topic = tables.create("set-aside")
     tables.publish(topic, "first", "second", "third", "last")
     ids = [row["message_id"].hex() for row in tables.rows(topic, "message_id")]

@@ -32,7 +32,7 @@ def test_the_defaults_are_earliest_committed_and_failing_on_loss():
 
 
 @pytest.mark.parametrize("missing", ["url", "subscribe"])
-def test_what_is_missing_is_named(missing):
+def test_missing_options_are_named(missing):
     given = {name: value for name, value in NEEDED.items() if name != missing}
     with pytest.raises(BadOption, match=f"option {missing} is missing"):
         ReadOptions.parse(given, streaming=False)
@@ -113,7 +113,7 @@ def test_options_of_another_use_are_refused_as_such():
         ({"subscribe": ""}, "empty"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_the_reason(given, why):
+def test_invalid_options_are_refused_with_the_reason(given, why):
     assert why in refusal(**given)
 
 
@@ -144,7 +144,7 @@ def test_times_are_milliseconds_or_iso_8601_in_utc():
     assert parse(startingTimestamp="2023-11-14T22:13:20.000001Z").starting.default == 1_700_000_000_001
 
 
-def test_offsets_are_words_ids_json_or_a_checkpoints():
+def test_offsets_are_words_ids_json_or_those_of_a_checkpoint():
     assert parse(startingOffsets=ID).starting.default == bytes.fromhex(ID)
     by_topic = parse(startingOffsets=f'{{"orders": "{ID}"}}').starting
     assert by_topic.of("orders") == TopicBound(bytes.fromhex(ID))
@@ -153,11 +153,11 @@ def test_offsets_are_words_ids_json_or_a_checkpoints():
     assert parse(startingOffsets=checkpoint).starting.of("orders") == TopicBound(bytes.fromhex(ID), 3)
 
 
-def test_sparks_own_options_are_passed_over():
+def test_options_of_spark_itself_are_ignored():
     assert parse(True, checkpointLocation="/tmp/x", path="y").topics == ("orders",)
 
 
-def test_any_columns_in_any_order_and_nothing_else():
+def test_any_columns_in_any_order_are_accepted_and_nothing_else():
     everything = read_schema(include_transaction=True)
     some = check_schema(StructType([everything["payload"], everything["namespace"]]))
     assert some.names == ["payload", "namespace"]

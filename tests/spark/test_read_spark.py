@@ -70,7 +70,7 @@ def test_any_columns_in_any_order_are_a_projection(spark, tables, schema):
     assert len(frame.collect()) == 2
 
 
-def test_times_are_the_same_moments_in_every_session(spark, tables):
+def test_times_are_the_same_in_every_session(spark, tables):
     topic = tables.create("spark-zones")
     tables.publish(topic, "x")
     published_ms = tables.ask("GET", f"/v1/namespaces/{NAMESPACE}/topics/{topic}/messages")[0]["publishTimeMs"]
@@ -85,7 +85,7 @@ def test_times_are_the_same_moments_in_every_session(spark, tables):
         spark.conf.set("spark.sql.session.timeZone", before)
 
 
-def test_partitions_are_read_side_by_side_and_order_by_id_is_the_topics(spark, tables):
+def test_partitions_are_read_in_parallel_and_order_by_id_is_that_of_the_topic(spark, tables):
     topic = tables.create("spark-parts")
     written = tables.publish_many(topic, 3000)
     frame = load(spark, tables, topic, minPartitions=4)
@@ -97,7 +97,7 @@ def test_partitions_are_read_side_by_side_and_order_by_id_is_the_topics(spark, t
         assert ids == sorted(ids)
 
 
-def test_a_view_in_sql(spark, tables):
+def test_a_view_can_be_created_in_sql(spark, tables):
     topic = tables.create("spark-sql")
     tables.publish(topic, '{"n": 1}', '{"n": 2}')
     options = ", ".join(f"`{name}` '{value}'" for name, value in tables.options(subscribe=topic).items())
@@ -149,7 +149,7 @@ def test_a_table_without_messages_is_empty(spark, tables):
     assert load(spark, tables, None, subscribePattern="nothing-.*").collect() == []
 
 
-def test_what_is_wrong_is_said_in_the_query(spark, tables):
+def test_errors_are_raised_in_the_query(spark, tables):
     topic = tables.create("spark-wrong")
     options = tables.options(subscribe=topic)
     assert "is subscribe meant" in refusal(lambda: load(spark, tables, topic, subscribed="x"))
@@ -171,7 +171,7 @@ def test_a_dead_daemon_is_named(spark, tmp_path):
     assert "check that the daemon runs, and the option url" in text
 
 
-def test_a_body_that_breaks_off_is_read_again(spark, tables):
+def test_a_truncated_body_is_read_again(spark, tables):
     topic = tables.create("spark-broken")
     written = tables.publish_many(topic, 2000)
     with Proxy(("127.0.0.1", int(tables.url.rpartition(":")[2]))) as proxy:
@@ -199,7 +199,7 @@ def test_a_task_that_is_tried_again_reads_the_same_rows(spark, tables, tmp_path)
     assert os.path.exists(once)
 
 
-def test_expiry_and_recreation_stop_a_query_in_their_own_words(spark, tables):
+def test_expiry_and_recreation_stop_a_query_with_their_own_errors(spark, tables):
     topic = tables.create("spark-lost")
     tables.publish(topic, "x")
     offsets = json.dumps({"v": 1, "topics": {f"{NAMESPACE}:{topic}": {"gen": 7, "next": "0" * 40}}})

@@ -69,7 +69,7 @@ def texts(payloads) -> list[str]:
     return [payload.decode() for payload in payloads]
 
 
-def test_bounds_hold_when_what_is_there_is_taken_and_a_restart_goes_on(query, tables):
+def test_bounds_hold_for_available_messages_and_a_restart_continues(query, tables):
     topic = tables.create("now")
     written = texts(tables.publish_many(topic, 100))
     ended = query.run(topic, maxOffsetsPerTrigger=40)

@@ -66,7 +66,7 @@ def test_offsets_have_one_form_only(tables, follow):
     assert reader.initialOffset() == reader.initialOffset()
 
 
-def test_max_offsets_per_trigger_is_kept_when_all_that_is_there_is_taken(tables, follow):
+def test_max_offsets_per_trigger_holds_when_all_available_messages_are_read(tables, follow):
     topic = tables.create("max-offsets")
     written = tables.publish_many(topic, 100)
     reader = follow(topic, maxOffsetsPerTrigger=30)
@@ -79,7 +79,7 @@ def test_max_offsets_per_trigger_is_kept_when_all_that_is_there_is_taken(tables,
     assert [payload for each in found for payload in each] == written
 
 
-def test_max_bytes_per_trigger_is_kept_and_never_stops_at_a_large_message(tables, follow):
+def test_max_bytes_per_trigger_holds_and_never_stops_at_a_large_message(tables, follow):
     topic = tables.create("max-bytes")
     tables.publish(topic, *(["x" * 100] * 20), "y" * 5000, "z")
     reader = follow(topic, maxBytesPerTrigger=500)
@@ -134,7 +134,7 @@ def test_a_topic_without_a_share_of_a_micro_batch_is_measured_once(tables, monke
     assert measured == topics
 
 
-def test_bytes_are_kept_over_topics_whose_messages_are_larger_than_their_share(tables, follow):
+def test_max_bytes_holds_over_topics_whose_messages_are_larger_than_their_share(tables, follow):
     for topic in ("wide-a", "wide-b", "wide-c"):
         tables.publish(tables.create(topic), "x" * 300)
     reader = follow("wide-a,wide-b,wide-c", maxBytesPerTrigger=700)
@@ -142,7 +142,7 @@ def test_bytes_are_kept_over_topics_whose_messages_are_larger_than_their_share(t
     assert sorted(len(each) for each in found) == [1, 2]
 
 
-def test_a_single_run_over_everything_knows_no_bounds(tables, follow):
+def test_a_single_run_over_everything_ignores_bounds(tables, follow):
     topic = tables.create("once")
     tables.publish_many(topic, 100)
     reader = follow(topic, maxOffsetsPerTrigger=30)
@@ -169,7 +169,7 @@ def test_a_stream_of_a_pattern_can_start_without_any_topic(tables, follow):
     assert batches(reader, start)[0] == [[b"x"]]
 
 
-def test_latest_and_times_and_ids_are_where_a_stream_starts(tables, follow):
+def test_a_stream_may_start_at_latest_at_a_time_and_at_an_id(tables, follow):
     topic = tables.create("starts")
     tables.publish(topic, "a", "b")
     row = tables.rows(topic)[1]
@@ -220,7 +220,7 @@ def test_an_idle_stream_asks_once_in_each_poll_timeout(tables, follow, monkeypat
     assert asked == ["/v1/namespaces/demo/poll"] * 5
 
 
-def test_what_nobody_sees_is_looked_at_once(tables, follow):
+def test_invisible_messages_are_read_once(tables, follow):
     topic = tables.create("nothing-to-see")
     reader = follow(topic)
     start = reader.latestOffset(reader.initialOffset(), ALL)
@@ -287,7 +287,7 @@ def test_a_long_topic_is_measured_in_steps(tables, follow, monkeypatch):
     assert payloads(reader, parts) == written
 
 
-def test_a_topic_that_is_not_there_is_an_error_from_the_start(tables, follow):
+def test_a_missing_topic_is_an_error_from_the_start(tables, follow):
     with pytest.raises(BrokerError, match="topic demo:missing does not exist"):
         follow("missing").initialOffset()
 
@@ -313,7 +313,7 @@ def test_more_topics_than_one_request_can_wait_for_are_all_followed(tables, foll
 
 
 @given(st.integers(0, 200), st.dictionaries(st.text("abc", min_size=1), st.integers(1, 60)), st.integers(0, 9))
-def test_shares_are_fair_and_use_all_the_room(room, wanted, turn):
+def test_shares_are_fair_and_use_the_whole_bound(room, wanted, turn):
     shares = fair_shares(room, wanted, turn)
     assert sum(shares.values()) == min(room, sum(wanted.values()))
     assert all(shares[name] <= wanted[name] for name in wanted)

@@ -21,7 +21,7 @@ def tables(tmp_path_factory):
         yield Tables("http://{}:{}".format(*daemon.address))
 
 
-def test_a_page_that_the_daemon_cuts_is_not_the_end(tables):
+def test_a_page_cut_by_the_daemon_is_not_the_end(tables):
     topic = tables.create("long")
     written = tables.publish_many(topic, 1000)
     assert tables.read(topic) == written
@@ -117,13 +117,13 @@ def test_a_list_and_a_pattern_of_whole_names(tables):
     assert tables.read(None, subscribePattern="none-.*") == []
 
 
-def test_a_topic_that_is_not_there_is_named(tables):
+def test_a_missing_topic_is_named(tables):
     with pytest.raises(BrokerError, match="topic demo:nowhere does not exist"):
         tables.read("nowhere")
 
 
 @pytest.mark.parametrize("options", [{}, {"minPartitions": 3}, {"maxRecordsPerPartition": 2}])
-def test_the_planned_partitions_are_read_up_to_the_end_that_the_topic_has_then(tables, options):
+def test_the_planned_partitions_are_read_up_to_the_end_of_the_topic_at_that_time(tables, options):
     topic = tables.create(f"grows-{len(options)}-{''.join(options)}")
     reader = tables.batch(topic, "payload", **options)
     parts = reader.partitions()
@@ -137,7 +137,7 @@ def test_the_planned_partitions_are_read_up_to_the_end_that_the_topic_has_then(t
     assert payloads(reader, parts) == written  # no row is in two partitions
 
 
-def test_a_range_whose_end_is_named_is_always_the_same(tables):
+def test_a_range_with_an_explicit_end_is_always_the_same(tables):
     topic = tables.create("fixed")
     tables.publish(topic, "a", "b")
     last = tables.rows(topic, "message_id")[-1]["message_id"]
@@ -164,7 +164,7 @@ def test_a_table_grows_up_to_an_end_in_the_future_and_past_a_transaction_that_wa
     assert payloads(reader, parts) == [b"a", b"undecided", b"b"]
 
 
-def test_topics_that_match_a_pattern_later_are_in_the_table_too(tables):
+def test_topics_that_match_a_pattern_later_are_included_in_the_table(tables):
     reader = tables.batch(None, "payload", subscribePattern="later-.*")
     parts = reader.partitions()
     assert payloads(reader, parts) == []
@@ -186,14 +186,14 @@ def test_a_table_whose_topic_was_created_again_or_deleted_fails_with_the_reason(
         payloads(reader, parts)
 
 
-def test_an_empty_topic_and_a_partition_of_sparks_own_have_no_rows(tables):
+def test_an_empty_topic_and_a_partition_of_spark_itself_have_no_rows(tables):
     reader = tables.batch(tables.create("void"), "payload")
     assert payloads(reader, reader.partitions()) == []
     assert list(reader.read(None)) == []
 
 
 @pytest.mark.parametrize("wanted", [2, 3, 10])
-def test_a_topic_is_cut_into_at_least_so_many_partitions(tables, wanted):
+def test_the_number_of_partitions_is_at_least_the_minimum(tables, wanted):
     topic = tables.create(f"cut-{wanted}")
     written = tables.publish_many(topic, 500)
     reader = tables.batch(topic, "payload", minPartitions=wanted)
@@ -214,7 +214,7 @@ def test_several_topics_share_the_partitions_by_their_size(tables):
     assert sorted(payloads(reader, parts)) == sorted([b"x", *written])
 
 
-def test_no_partition_has_more_than_its_records(tables):
+def test_no_partition_has_more_than_its_maximum_of_records(tables):
     topic = tables.create("records")
     written = tables.publish_many(topic, 250)
     for extra in ({}, {"minPartitions": 7}):
@@ -250,7 +250,7 @@ def test_too_many_partitions_are_refused(tables, monkeypatch):
         tables.batch(topic, maxRecordsPerPartition=1).partitions()
 
 
-def test_expired_messages_are_lost_for_whoever_names_them_only(tables):
+def test_expired_messages_are_lost_only_for_a_read_that_names_them(tables):
     topic = tables.create("expiring")
     tables.publish(topic, "old")
     old = tables.rows(topic, "message_id")[0]["message_id"]
@@ -264,7 +264,7 @@ def test_expired_messages_are_lost_for_whoever_names_them_only(tables):
     assert tables.read(topic, startingOffsets=named, failOnDataLoss="false") == [b"new"]
 
 
-def test_a_recreated_topic_is_told_from_an_expired_one(tables):
+def test_a_recreated_topic_is_distinguished_from_an_expired_one(tables):
     topic = tables.create("again")
     tables.publish(topic, "old")
     offsets = f'{{"v": 1, "topics": {{"demo:{topic}": {{"gen": 1, "next": "{"0" * 40}"}}}}}}'
@@ -297,11 +297,11 @@ def test_a_range_that_expires_while_it_is_read_is_noticed(tables):
         payloads(reader, parts)
 
 
-def test_cutting_nothing_asks_nobody():
+def test_splitting_an_empty_range_makes_no_request():
     assert cut(Calls(None, "n"), [], 5, 5) == []  # type: ignore[arg-type]
 
 
-def test_a_daemon_that_is_killed_and_comes_back_is_read_on(tmp_path):
+def test_reading_continues_after_the_daemon_was_killed_and_is_back(tmp_path):
     with Daemon(tmp_path / "data", bind=f"127.0.0.1:{free_port()}") as daemon:
         tables = Tables("http://{}:{}".format(*daemon.address))
         written = tables.publish_many(tables.create("killed"), 1000)

@@ -89,13 +89,13 @@ def dead_url() -> str:
     return f"http://127.0.0.1:{free_port()}"
 
 
-def test_a_body_that_breaks_off_is_asked_for_again(wire):
+def test_a_truncated_body_is_requested_again(wire):
     with Server((None, b"half"), (200, b"whole")) as server:
         assert wire(server.url).ask("POST", "/x", b"{}").body == b"whole"
         assert len(server.requests) == 2
 
 
-def test_frames_without_their_end_are_asked_for_again_and_never_the_end_of_a_topic(wire):
+def test_frames_without_their_end_are_requested_again_and_never_the_end_of_a_topic(wire):
     whole = END + b"\0\0\0\0"
     with Server((200, whole[:-5]), (200, whole)) as server:
         page = Calls(wire(server.url), "n").poll_frames(
@@ -106,7 +106,7 @@ def test_frames_without_their_end_are_asked_for_again_and_never_the_end_of_a_top
         Calls(wire(server.url), "n").poll_frames("t", start=bytes(20), end_before=END, limit=1, isolation="committed")
 
 
-def test_a_refusal_is_raised_as_the_daemon_said_it(wire):
+def test_a_refusal_is_raised_as_the_daemon_sent_it(wire):
     with Server(problem(404, "topic_not_found")) as server, pytest.raises(BrokerError) as caught:
         wire(server.url).ask("GET", "/x")
     error = pickle.loads(pickle.dumps(caught.value))
@@ -144,7 +144,7 @@ def test_a_dead_daemon_is_named_with_what_to_check(wire):
     assert caught.value.outcome == "not-applied"
 
 
-def test_an_answer_that_got_lost_leaves_the_outcome_unknown(wire):
+def test_a_lost_answer_leaves_the_outcome_unknown(wire):
     with Server((None, None)) as server:
         with pytest.raises(BrokerError) as caught:
             wire(server.url).ask("POST", "/x", b"{}", repeatable=False)
@@ -157,14 +157,14 @@ def test_a_refusal_after_a_lost_answer_says_nothing_of_the_first_attempt(wire):
     assert (caught.value.code, caught.value.outcome) == ("producer_fenced", "unknown")
 
 
-def test_something_else_at_the_url_is_told_from_a_daemon(wire):
+def test_another_server_at_the_url_is_distinguished_from_a_daemon(wire):
     with Server((404, b"<html>nothing here</html>")) as server, pytest.raises(BrokerError) as caught:
         wire(server.url).ask("GET", "/x")
     assert "not as a Plainsong daemon does" in str(caught.value)
     assert "nothing here" in str(caught.value)
 
 
-def test_a_connection_that_was_left_for_long_is_not_trusted(wire, monkeypatch):
+def test_a_connection_that_was_idle_for_long_is_not_used_again(wire, monkeypatch):
     with Server((200, b"ok")) as server:
         asked = wire(server.url)
         asked.ask("GET", "/x")
@@ -219,13 +219,13 @@ def test_the_given_authority_is_trusted_and_no_other(wire, tmp_path):
         assert wire(url, ca_file=str(authority.file)).ask("GET", "/x").body == b"ok"
 
 
-def test_the_path_of_a_url_stands_before_ours(wire):
+def test_the_path_of_a_url_comes_before_ours(wire):
     with Server((200, b"[]")) as server:
         assert Calls(wire(f"{server.url}/plainsong"), "n").topics() == []
     assert server.requests[0][1] == "/plainsong/v1/namespaces/n/topics"
 
 
-def test_a_token_file_that_is_not_there_is_said_at_once(tmp_path):
+def test_a_missing_token_file_is_reported_at_once(tmp_path):
     asked = Wire(("http://127.0.0.1:9",), token_file=str(tmp_path / "none"), retries=1000)
     with pytest.raises(BrokerError, match=r"tokenFile cannot be read.*every host"):
         asked.ask("GET", "/v1/namespaces")

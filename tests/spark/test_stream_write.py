@@ -83,7 +83,7 @@ def test_every_micro_batch_appears_once_and_the_query_is_remembered_for_90_days(
 
 
 @pytest.mark.parametrize("when", ["before_commit", "after_commit"])
-def test_a_commit_that_fails_is_made_up_for_by_the_next_start(run, topics, when) -> None:
+def test_a_failed_commit_is_repeated_by_the_next_start(run, topics, when) -> None:
     topic = topics.create(when)
     with pytest.raises(StreamingQueryException, match="disturbed"):
         run(topics.options(topic), batch=1, **{when: "raise"})
@@ -98,7 +98,7 @@ def test_attempts_that_fail_half_way_leave_nothing(run, topics) -> None:
     assert topics.counted(topic) == wanted(FILES * ROWS)
 
 
-def test_lost_answers_of_publishes_are_asked_for_again(run, topics) -> None:
+def test_publishes_whose_answers_are_lost_are_sent_again(run, topics) -> None:
     topic = topics.create("lost")
     with Proxy(address(topics.url)) as proxy:
         proxy.after = {f"/topics/{topic}/publish".encode(): "lose"}
@@ -203,7 +203,7 @@ def test_a_topic_with_too_many_remembered_queries_names_the_option(run, tmp_path
             run(topics.options(topic), checkpoint="another")
 
 
-def test_under_a_name_of_the_users_a_new_checkpoint_is_refused_instead_of_left_out(run, topics, caplog) -> None:
+def test_under_a_user_chosen_name_a_new_checkpoint_is_refused_instead_of_skipped(run, topics, caplog) -> None:
     topic = topics.create("named")
     options = topics.options(topic, producerName="mine")
     run(options)
@@ -221,7 +221,7 @@ def test_under_a_name_of_the_users_a_new_checkpoint_is_refused_instead_of_left_o
     assert "producerName=mine replaces the query's id" in caplog.text
 
 
-def test_rows_go_to_several_topics_and_those_that_failed_are_made_up_for(source, topics, tmp_path) -> None:
+def test_rows_go_to_several_topics_and_failed_ones_are_repeated(source, topics, tmp_path) -> None:
     topics.create("first")
     frame = source.selectExpr("payload", "if(cast(payload as int) % 2 = 0, 'first', 'second') as topic")
 
@@ -250,7 +250,7 @@ def test_complete_mode_is_refused(source, topics, tmp_path) -> None:
         query.awaitTermination()
 
 
-def test_a_daemon_that_remembers_for_less_says_so(run, tmp_path) -> None:
+def test_a_shorter_retention_of_the_daemon_is_reported(run, tmp_path) -> None:
     limits = ("deduplication.producer_retention_s=3600", "deduplication.max_retention_s=86400")
     with Daemon(tmp_path / "data", *limits) as daemon:
         topics = Topics("http://{}:{}".format(*daemon.address))

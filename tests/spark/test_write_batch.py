@@ -67,7 +67,7 @@ def test_a_save_is_one_entry_of_a_chained_topic_which_is_verified(spark, topics)
     assert (found.faults, found.messages, found.entries) == ((), 5_010, 3)
 
 
-def test_saves_without_a_name_are_done_each_time_and_leave_none_behind(spark, topics) -> None:
+def test_saves_without_a_name_run_each_time_and_leave_no_producer(spark, topics) -> None:
     topic = topics.create("unnamed")
     for _ in range(2):
         save(numbers(spark, 20), topics.options(topic))
@@ -99,7 +99,7 @@ def test_rows_go_to_the_topics_their_column_names(spark, topics) -> None:
     assert topics.counted("odd") == Counter(b"%d" % n for n in range(1, 1_000, 2))
 
 
-def test_keys_headers_and_times_to_live_are_kept(spark, topics) -> None:
+def test_keys_headers_and_times_to_live_are_preserved(spark, topics) -> None:
     topic = topics.create("attributes")
     frame = spark.sql(
         "select 'a' as payload, 'key' as routing_key, map('h', '1') as headers, 100 as ttl_seconds "
@@ -155,26 +155,26 @@ def test_topics_are_only_ever_appended_to(spark, topics) -> None:
         ("cast(null as binary) as payload", "payload is null"),
     ],
 )
-def test_what_is_wrong_with_the_columns_is_said(spark, topics, expression, words) -> None:
+def test_wrong_columns_are_refused_with_the_reason(spark, topics, expression, words) -> None:
     topic = topics.create("columns-" + expression.rpartition(" ")[2] + str(len(expression)))
     assert words in refusal(spark.range(1).selectExpr(expression), topics.options(topic))
     assert topics.counted(topic) == Counter()
 
 
-def test_a_topic_that_is_not_there_is_named_before_anything_runs(spark, topics) -> None:
+def test_a_missing_topic_is_named_before_anything_runs(spark, topics) -> None:
     ran = spark.sparkContext.accumulator(0)
     frame = numbers(spark, 10).rdd.map(lambda row: ran.add(1) or row).toDF("payload binary")
     assert "topic_not_found" in refusal(frame, topics.options("nowhere"))
     assert ran.value == 0
 
 
-def test_the_topic_is_said_once(spark, topics) -> None:
+def test_the_topic_may_be_given_only_once(spark, topics) -> None:
     topic = topics.create("once")
     assert "found neither" in refusal(numbers(spark, 1), topics.options())
     assert "found both" in refusal(numbers(spark, 1).selectExpr("*", "'once' as topic"), topics.options(topic))
 
 
-def test_where_nothing_is_remembered_only_a_save_without_a_name_is_taken(spark, topics) -> None:
+def test_without_deduplication_only_a_save_without_a_name_is_accepted(spark, topics) -> None:
     topic = topics.create("forgetful", deduplication="disabled")
     save(numbers(spark, 100), topics.options(topic))
     assert topics.counted(topic) == wanted(100)
@@ -183,7 +183,7 @@ def test_where_nothing_is_remembered_only_a_save_without_a_name_is_taken(spark, 
     assert topics.counted(topic) == wanted(100)
 
 
-def test_a_named_save_is_remembered_for_as_long_as_asked(spark, topics) -> None:
+def test_a_named_save_is_remembered_for_the_requested_time(spark, topics) -> None:
     topic = topics.create("memory")
     save(numbers(spark, 10), topics.options(topic, producerName="yearly", sequenceId=0, memoryDays=30))
     found = topics.ask("GET", "/v1/namespaces/demo/topics/memory/producers/yearly")

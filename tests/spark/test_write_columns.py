@@ -108,7 +108,7 @@ def test_routing_keys_and_headers_become_attributes() -> None:
         ({"payload": [b"", b""], "headers": [None, [("routingKey", "k")]]}, "a column of its own, routing_key"),
     ],
 )
-def test_values_no_message_can_have_are_refused_by_column(columns: dict[str, list[object]], words: str) -> None:
+def test_values_that_no_message_can_have_are_refused_by_column(columns: dict[str, list[object]], words: str) -> None:
     kinds = {"payload": BinaryType(), "topic": StringType(), "headers": HEADERS}
     arrow = {"payload": pa.binary(), "topic": pa.string(), "headers": pa.map_(pa.string(), pa.string())}
     rows = batch(**{name: pa.array(values, type=arrow[name]) for name, values in columns.items()})
@@ -133,7 +133,7 @@ def test_rows_of_two_generations_of_a_topic_are_not_published_together() -> None
         winners([TaskStored(0, "a", {"t": Stored(1, 1)}), TaskStored(1, "b", {"t": Stored(1, 2)})])
 
 
-def test_a_payload_is_any_bytes_and_another_string_that_is_no_utf_8_is_refused_by_its_column():
+def test_a_payload_is_any_bytes_and_any_other_string_that_is_not_utf_8_is_refused_by_its_column():
     broken = pa.array([b"\xff\xfe"]).cast(pa.binary()).view(pa.string())
     columns = WriteColumns.of(schema(payload=StringType(), routing_key=StringType()))
     (chunk,) = columns.chunks(batch(payload=broken, routing_key=pa.array(["k"])), "orders", 10)

@@ -49,7 +49,7 @@ BOTH_WAYS = [
 
 
 @pytest.mark.parametrize(("in_stream", "in_save"), BOTH_WAYS)
-def test_what_a_killed_driver_wrote_is_published_once_by_the_next_run(
+def test_rows_of_a_killed_driver_are_published_once_by_the_next_run(
     spark, daemon, topics, tmp_path, in_stream: str, in_save: str
 ) -> None:
     for name in ("stream", "save"):

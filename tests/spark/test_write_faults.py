@@ -83,7 +83,7 @@ def test_an_attempt_that_fails_half_way_leaves_nothing(disturb, topics, task) ->
     assert topics.counted(topic) == wanted(ROWS)
 
 
-def test_when_all_attempts_fail_nothing_is_visible_and_the_save_can_be_done_again(spark, disturb, topics) -> None:
+def test_when_all_attempts_fail_nothing_is_visible_and_the_save_can_be_repeated(spark, disturb, topics) -> None:
     topic = topics.create("all-fail")
     options = topics.options(topic, producerName="job", sequenceId=0)
     with pytest.raises(FAILED, match="disturbed"):
@@ -93,7 +93,7 @@ def test_when_all_attempts_fail_nothing_is_visible_and_the_save_can_be_done_agai
     assert topics.counted(topic) == wanted(ROWS)
 
 
-def test_lost_answers_of_stores_are_asked_for_again(spark, daemon, topics) -> None:
+def test_stores_whose_answers_are_lost_are_sent_again(spark, daemon, topics) -> None:
     topic = topics.create("lost-stores")
     with Proxy(daemon.address) as proxy:
         marks = [f"/topics/{topic}/store".encode()] * 3
@@ -113,7 +113,7 @@ def lose_more(proxy: Proxy, marks: list[bytes]) -> None:
         proxy.after[mark] = "lose"
 
 
-def test_a_lost_answer_of_the_publish_is_asked_for_again(spark, daemon, topics) -> None:
+def test_a_publish_whose_answer_is_lost_is_sent_again(spark, daemon, topics) -> None:
     topic = topics.create("lost-publish")
     with Proxy(daemon.address) as proxy:
         proxy.after = {f"/topics/{topic}/publish".encode(): "lose"}
@@ -122,7 +122,9 @@ def test_a_lost_answer_of_the_publish_is_asked_for_again(spark, daemon, topics) 
     assert topics.counted(topic) == wanted(ROWS)
 
 
-def test_a_publish_that_never_gets_an_answer_is_in_doubt_and_done_again_under_its_name(spark, daemon, topics) -> None:
+def test_a_publish_that_never_gets_an_answer_is_in_doubt_and_can_be_repeated_under_its_name(
+    spark, daemon, topics
+) -> None:
     topic = topics.create("in-doubt")
     with Proxy(daemon.address) as proxy:
         proxy.after = {f"/topics/{topic}/publish".encode(): "die"}
@@ -133,7 +135,7 @@ def test_a_publish_that_never_gets_an_answer_is_in_doubt_and_done_again_under_it
     assert topics.counted(topic) == wanted(ROWS)
 
 
-def test_what_was_published_is_not_taken_back_when_spark_aborts(disturb, topics) -> None:
+def test_a_publish_is_not_rolled_back_when_spark_aborts(disturb, topics) -> None:
     topic = topics.create("complete")
     with pytest.raises(FAILED) as caught:
         disturb(topics.options(topic, producerName="job", sequenceId=0), after_commit="raise")
@@ -141,7 +143,7 @@ def test_what_was_published_is_not_taken_back_when_spark_aborts(disturb, topics)
     assert topics.counted(topic) == wanted(ROWS)
 
 
-def test_a_publish_that_is_done_behind_sparks_back_is_told_by_the_abort(daemon, topics) -> None:
+def test_the_abort_reports_a_publish_that_spark_did_not_see(daemon, topics) -> None:
     topic = topics.create("behind")
     schema = StructType([StructField("payload", BinaryType())])
     writer = BatchWriter(WriteOptions.parse(topics.options(topic), streaming=False), schema, overwrite=False)
@@ -165,7 +167,7 @@ def test_a_commit_that_fails_before_it_asks_the_daemon_leaves_nothing(disturb, t
     assert topics.counted(topic) == Counter()
 
 
-def test_an_outer_transactions_rows_are_taken_back_when_spark_aborts(disturb, topics) -> None:
+def test_rows_of_an_outer_transaction_are_rolled_back_when_spark_aborts(disturb, topics) -> None:
     topic = topics.create("outer")
     transaction = topics.ask("POST", "/v1/transactions", {})
     options = topics.options(topic, transactionWritePointer=transaction["writePointer"])
@@ -176,7 +178,7 @@ def test_an_outer_transactions_rows_are_taken_back_when_spark_aborts(disturb, to
 
 
 @pytest.mark.parametrize("when", ["task", "before_commit"])
-def test_the_daemon_killed_and_started_again_changes_nothing(disturb, tmp_path, when) -> None:
+def test_killing_and_starting_the_daemon_again_changes_nothing(disturb, tmp_path, when) -> None:
     with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         topics = Topics("http://{}:{}".format(*daemon.address))
         topic = topics.create("killed")
@@ -204,7 +206,7 @@ def test_a_daemon_that_is_away_for_a_while_is_waited_for(disturb, tmp_path) -> N
         assert topics.counted(topic) == wanted(ROWS)
 
 
-def test_what_a_late_attempt_stores_is_seen_by_nobody(spark, topics) -> None:
+def test_rows_stored_by_a_late_attempt_are_never_visible(spark, topics) -> None:
     topic = topics.create("late")
     options = topics.options(topic, producerName="job", sequenceId=0)
     save_plainly(spark, options, 100)
@@ -216,7 +218,7 @@ def test_what_a_late_attempt_stores_is_seen_by_nobody(spark, topics) -> None:
     assert topics.counted(topic) == wanted(100) + wanted(100)
 
 
-def test_a_segment_whose_beginning_went_with_another_save_is_not_gone_on_with(spark, topics) -> None:
+def test_a_segment_partly_published_by_another_save_is_not_continued(spark, topics) -> None:
     topic = topics.create("gone-on")
     with closing(calls_of(topics.url)) as calls:
         calls.store(topic, store_body(StoredUnder("job", "half", 1), [b"lost"], 0))
@@ -225,7 +227,7 @@ def test_a_segment_whose_beginning_went_with_another_save_is_not_gone_on_with(sp
             calls.store(topic, store_body(StoredUnder("job", "half", 1), [b"on"], 1))
 
 
-def test_a_publish_still_on_its_way_when_spark_aborts_lands_no_more(topics) -> None:
+def test_a_publish_still_on_its_way_when_spark_aborts_has_no_effect(topics) -> None:
     topic = topics.create("delayed")
     identity, won = Identity("job", 0), Winners(topic, ("segment",), 1, 1)
     with closing(calls_of(topics.url)) as calls:
@@ -242,7 +244,7 @@ def test_a_publish_still_on_its_way_when_spark_aborts_lands_no_more(topics) -> N
     assert topics.counted(topic) == Counter([b"row"])
 
 
-def test_where_nothing_is_remembered_lost_answers_of_stores_are_asked_for_again_too(spark, daemon, topics) -> None:
+def test_without_deduplication_stores_whose_answers_are_lost_are_sent_again_too(spark, daemon, topics) -> None:
     topic = topics.create("forgetful", deduplication="disabled")
     with Proxy(daemon.address) as proxy:
         proxy.after = {f"/topics/{topic}/store".encode(): "lose"}
@@ -251,7 +253,7 @@ def test_where_nothing_is_remembered_lost_answers_of_stores_are_asked_for_again_
     assert topics.counted(topic) == wanted(ROWS)
 
 
-def test_a_save_that_was_counted_down_to_is_refused_unless_it_is_known_to_be_there(topics) -> None:
+def test_a_save_with_a_lower_id_is_refused_unless_it_is_known_to_be_stored(topics) -> None:
     topic = topics.create("counted-down")
     with closing(calls_of(topics.url)) as calls:
 
@@ -275,7 +277,7 @@ def test_a_save_that_was_counted_down_to_is_refused_unless_it_is_known_to_be_the
     assert topics.counted(topic) == Counter([b"3", b"5", b"7", b"8", b"9", b"10"])
 
 
-def test_a_topic_created_anew_while_it_is_written_gets_nothing(disturb, topics, tmp_path) -> None:
+def test_a_topic_recreated_while_it_is_written_gets_nothing(disturb, topics, tmp_path) -> None:
     topic = topics.create("anew")
 
     def create_anew() -> None:

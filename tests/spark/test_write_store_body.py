@@ -31,7 +31,7 @@ def as_codec_writes(under: StoredUnder, payloads: list[bytes], first_id: int, tt
 
 
 @given(st.data())
-def test_the_body_is_the_codecs(data: st.DataObject) -> None:
+def test_the_body_equals_that_of_the_codec(data: st.DataObject) -> None:
     under = StoredUnder(
         data.draw(_NAMES),
         data.draw(_NAMES),
