@@ -67,7 +67,7 @@ def test_rows_and_messages_are_committed_together(db: Engine):
     assert waiting(db) == [("orders", b"17"), ("audit", b"a"), ("audit", b"b")]
 
 
-def test_what_the_session_rolls_back_was_never_there(db: Engine):
+def test_messages_that_the_session_rolls_back_are_never_published(db: Engine):
     with Session(db) as session:
         outbox = Outbox(session)
         outbox.publish("orders", b"1")
@@ -84,7 +84,7 @@ def test_what_the_session_rolls_back_was_never_there(db: Engine):
     assert payloads(db) == [b"3"]
 
 
-def test_a_row_that_is_refused_takes_its_messages_with_it(db: Engine):
+def test_a_refused_row_rolls_back_its_messages(db: Engine):
     with Session(db) as session:
         session.add(Order(id=1))
         session.commit()
@@ -98,7 +98,7 @@ def test_a_row_that_is_refused_takes_its_messages_with_it(db: Engine):
     assert payloads(db) == []
 
 
-def test_what_a_savepoint_rolls_back_was_never_there_and_the_rest_is(db: Engine):
+def test_messages_of_a_rolled_back_savepoint_are_never_published_and_the_rest_is(db: Engine):
     with Session(db) as session, session.begin():
         outbox = Outbox(session)
         outbox.publish("orders", b"1")
@@ -125,7 +125,7 @@ def test_a_commit_over_open_savepoints_commits_their_messages(db: Engine):
     assert payloads(db) == [b"1", b"2"]
 
 
-def test_a_block_that_ends_over_an_open_savepoint_is_refused_and_commits_nothing(db: Engine):
+def test_a_block_that_ends_with_an_open_savepoint_is_refused_and_commits_nothing(db: Engine):
     with Session(db) as session:
         transaction = session.begin()
         session.add(Order(id=1))
@@ -139,7 +139,7 @@ def test_a_block_that_ends_over_an_open_savepoint_is_refused_and_commits_nothing
         assert session.get(Order, 1) is None
 
 
-def test_messages_published_by_listeners_as_rows_are_written_are_of_the_same_commit(db: Engine):
+def test_messages_published_by_listeners_as_rows_are_written_are_part_of_the_same_commit(db: Engine):
     with Session(db) as session:
         outbox = Outbox(session)
 
@@ -154,7 +154,7 @@ def test_messages_published_by_listeners_as_rows_are_written_are_of_the_same_com
     assert payloads(db) == [b"1", b"2"]
 
 
-def test_ids_are_drawn_as_the_session_commits(db: Engine):
+def test_ids_are_assigned_as_the_session_commits(db: Engine):
     with Session(db) as early:
         Outbox(early).publish("orders", b"early")
         with Session(db) as late:
@@ -164,7 +164,7 @@ def test_ids_are_drawn_as_the_session_commits(db: Engine):
     assert payloads(db) == [b"late", b"early"]
 
 
-def test_an_id_never_comes_again(db: Engine):
+def test_an_id_is_never_used_again(db: Engine):
     seen = []
     with Session(db) as session:
         for _ in range(3):
@@ -176,7 +176,7 @@ def test_an_id_never_comes_again(db: Engine):
     assert seen == sorted(set(seen))
 
 
-def test_values_are_serialized_and_messages_have_lives_and_attributes_of_their_own(db: Engine):
+def test_values_are_serialized_and_messages_have_their_own_times_to_live_and_attributes(db: Engine):
     with Session(db) as session:
         outbox = Outbox(session, serializer=JSON)
         outbox.publish("orders", [{"id": 1}, Outgoing({"id": 2}, ttl_s=5)], ttl_s=60)
@@ -187,7 +187,7 @@ def test_values_are_serialized_and_messages_have_lives_and_attributes_of_their_o
     assert [row.attributes and json.loads(row.attributes) for row in rows] == [None, None, {"routingKey": "é"}]
 
 
-def test_what_cannot_be_published_is_refused_at_once_and_the_rest_goes_on(db: Engine):
+def test_an_unpublishable_message_is_refused_at_once_and_the_rest_continues(db: Engine):
     with Session(db) as session:
         outbox = Outbox(session, max_message_bytes=3)
         outbox.publish("orders", b"123")
@@ -206,7 +206,7 @@ def test_what_cannot_be_published_is_refused_at_once_and_the_rest_goes_on(db: En
     assert payloads(db) == [b"123"]
 
 
-def test_a_transaction_holds_so_many_bytes_and_no_more(db: Engine, monkeypatch: pytest.MonkeyPatch):
+def test_the_bytes_of_a_transaction_are_bounded(db: Engine, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(outbox_module, "MAX_TRANSACTION_BYTES", 10)
     with Session(db) as session:
         outbox = Outbox(session)
@@ -223,7 +223,7 @@ def test_a_transaction_holds_so_many_bytes_and_no_more(db: Engine, monkeypatch: 
     assert payloads(db) == [b"123456", b"7890", b"1234567890"]
 
 
-def test_without_its_tables_the_commit_says_what_makes_them_and_commits_nothing(tmp_path: Path):
+def test_without_its_tables_the_commit_names_what_creates_them_and_commits_nothing(tmp_path: Path):
     engine = create_engine(f"sqlite:///{tmp_path}/bare.db")
     Base.metadata.create_all(engine)
     with Session(engine) as session:
@@ -237,7 +237,7 @@ def test_without_its_tables_the_commit_says_what_makes_them_and_commits_nothing(
     engine.dispose()
 
 
-def test_making_the_tables_twice_is_harmless_and_they_may_have_another_name(db: Engine):
+def test_creating_the_tables_twice_is_harmless_and_they_may_have_another_name(db: Engine):
     create_outbox(db)
     other = create_outbox(db, "letters")
     with Session(db) as session:
@@ -259,7 +259,7 @@ def test_a_scoped_session_and_one_with_several_engines_have_outboxes(db: Engine)
     assert payloads(db) == [b"1", b"2"]
 
 
-def test_what_is_no_session_is_refused():
+def test_anything_but_a_session_is_refused():
     with pytest.raises(OutboxUnusable, match="not a session"):
         Outbox(create_engine("sqlite://"))  # type: ignore[arg-type] # that is the mistake
     with (
@@ -269,7 +269,7 @@ def test_what_is_no_session_is_refused():
         Outbox(session).publish("orders", b"1")
 
 
-def test_a_session_in_two_phases_writes_its_messages_as_it_is_prepared(engine: Engine):
+def test_a_two_phase_session_writes_its_messages_when_it_is_prepared(engine: Engine):
     create_outbox(engine)
     with Session(engine) as session:
         participant = SqlParticipant(session)
@@ -284,7 +284,9 @@ def test_a_session_in_two_phases_writes_its_messages_as_it_is_prepared(engine: E
     assert payloads(engine) == [b"1"]
 
 
-def test_a_database_that_cannot_prepare_is_told_of_the_outbox(server: Postgres, database: str, tmp_path: Path):
+def test_a_database_without_prepared_transactions_is_pointed_to_the_outbox(
+    server: Postgres, database: str, tmp_path: Path
+):
     lite = create_engine(f"sqlite:///{tmp_path}/shop.db")
     with Session(lite) as session, pytest.raises(SqlUnusable) as caught:
         SqlParticipant(session).start_tx(begun())

@@ -67,7 +67,7 @@ def ran(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("verb", ["create", "status"])
-def test_a_database_that_cannot_be_reached_is_told_in_one_line(verb: str, capfd: pytest.CaptureFixture[str]):
+def test_an_unreachable_database_is_reported_in_one_line(verb: str, capfd: pytest.CaptureFixture[str]):
     code, said, told = ran(capfd, verb, "--database", f"postgresql+psycopg://shop@127.0.0.1:{free_port()}/shop")
     assert (code, said) == (Exit.UNAVAILABLE, "")
     assert told.startswith("error: cannot ")
@@ -75,7 +75,7 @@ def test_a_database_that_cannot_be_reached_is_told_in_one_line(verb: str, capfd:
     assert told.count("\n") == 1
 
 
-def test_an_outbox_is_made_filled_watched_and_published(url: str, client: Client, capfd: pytest.CaptureFixture[str]):
+def test_an_outbox_is_created_filled_watched_and_published(url: str, client: Client, capfd: pytest.CaptureFixture[str]):
     assert ran(capfd, "create", "--database", url, "--json") == (
         0,
         '{"tables":["plainsong_outbox","plainsong_outbox_topics"]}\n',
@@ -107,7 +107,7 @@ def test_an_outbox_is_made_filled_watched_and_published(url: str, client: Client
     assert row.split() == ["orders", "0", "-", "1", "2"]
 
 
-def test_what_is_wrong_with_the_database_or_the_topic_is_said_with_a_next_step(
+def test_errors_of_the_database_or_the_topic_are_reported_with_a_next_step(
     url: str, client: Client, capfd: pytest.CaptureFixture[str]
 ):
     code, _, err = ran(capfd, "status", "--database", url)
@@ -129,7 +129,7 @@ def test_what_is_wrong_with_the_database_or_the_topic_is_said_with_a_next_step(
     assert code == Exit.UNAVAILABLE
 
 
-def test_a_person_decides_about_messages_in_doubt_and_is_asked_first(
+def test_an_operator_decides_about_messages_in_doubt_and_is_asked_first(
     lite: Engine, url: str, client: Client, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     client.create_topic("orders")

@@ -132,7 +132,9 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.torture) for seed in range(1,
 
 @pytest.mark.parametrize("victim", ["writer", "relay", "daemon", "database"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_each_message_of_a_committed_row_comes_once_in_the_order_of_commits(harness: Harness, victim: str, seed: int):
+def test_each_message_of_a_committed_row_is_published_once_in_the_order_of_commits(
+    harness: Harness, victim: str, seed: int
+):
     if victim == "database" and harness.server is None:
         pytest.skip("SQLite has no process of its own: it dies with the writer and with the relay")
     chance = random.Random(f"{victim} {seed}")
@@ -166,7 +168,7 @@ def check_order(harness: Harness, messages: list[list[int]]) -> None:
         last_part[number] = part
 
 
-def test_both_relays_end_when_they_are_asked_to(harness: Harness):
+def test_both_relays_end_on_request(harness: Harness):
     for relay in harness.relays:
         # One that was started just now may not have installed its handler.
         eventually("it hears of an end", lambda relay=relay: catches(relay.pid, signal.SIGTERM))

@@ -71,7 +71,7 @@ def left(engine: Engine) -> list[bytes]:
         return [bytes(each) for each in connection.scalars(select(MESSAGES.c.payload).order_by(MESSAGES.c.id))]
 
 
-def test_what_is_committed_gets_numbers_from_0_without_holes(db: Engine, relay: Connection):
+def test_committed_messages_get_numbers_from_0_without_gaps(db: Engine, relay: Connection):
     with Session(db) as session:
         Outbox(session).publish("orders", b"never")
         session.flush()
@@ -101,7 +101,7 @@ def test_a_message_whose_transaction_commits_late_is_not_skipped(engine: Engine)
         assert taken(rows, relay) == [(1, b"slow")]
 
 
-def test_who_commits_after_another_comes_after_it_though_it_began_and_published_before(engine: Engine):
+def test_messages_are_in_the_order_of_commits_whatever_began_or_published_first(engine: Engine):
     create_outbox(engine)
     with engine.connect() as relay:
         rows = begun_at(relay)
@@ -116,7 +116,7 @@ def test_who_commits_after_another_comes_after_it_though_it_began_and_published_
         assert taken(rows, relay) == [(0, b"first"), (1, b"second")]
 
 
-def test_a_batch_has_so_many_messages_and_bytes_and_at_least_one(db: Engine, relay: Connection):
+def test_a_batch_is_bounded_in_messages_and_bytes_and_has_at_least_one_message(db: Engine, relay: Connection):
     publish(db, b"1234", b"567", b"89", b"large large", b"0")
     rows = begun_at(relay)
     batches = []
@@ -126,7 +126,7 @@ def test_a_batch_has_so_many_messages_and_bytes_and_at_least_one(db: Engine, rel
     assert batches == [[b"1234", b"567"], [b"89"], [b"large large"], [b"0"]]
 
 
-def test_what_is_not_known_to_be_sent_comes_again_with_the_same_number(db: Engine, relay: Connection):
+def test_messages_not_known_to_be_sent_are_repeated_with_the_same_number(db: Engine, relay: Connection):
     publish(db, b"a", b"b")
     rows = begun_at(relay)
     assert taken(rows, relay) == taken(rows, relay) == [(0, b"a"), (1, b"b")]
@@ -164,7 +164,7 @@ def test_a_relay_that_dies_between_its_statements_leaves_nothing_half_done(db: E
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_message_is_skipped_or_numbered_twice_beside_many_writers(db: Engine, seed: int):
+def test_no_message_is_skipped_or_numbered_twice_with_many_writers(db: Engine, seed: int):
     """Writers pause between drawing an id and committing, and undo some transactions, while two relays run."""
     writers, commits = (4, 25) if db.dialect.name == "postgresql" else (3, 8)  # SQLite's writers wait for each other
     is_over, committed = threading.Event(), [0] * writers
@@ -250,7 +250,7 @@ def test_two_relays_that_number_at_the_same_moment_wait_for_each_other(engine: E
         assert taken(RelayRows(TABLES), second) == [(0, b"a")]
 
 
-def test_sent_messages_are_kept_for_as_long_as_they_shall_be(db: Engine, relay: Connection):
+def test_sent_messages_are_kept_for_the_configured_time(db: Engine, relay: Connection):
     publish(db, *(b"%d" % number for number in range(SWEEP_ROWS + 1)))
     rows = begun_at(relay)
     batch = rows.take(relay, "orders", 5_000, 1 << 20)
@@ -264,7 +264,7 @@ def test_sent_messages_are_kept_for_as_long_as_they_shall_be(db: Engine, relay: 
     assert left(db) == []
 
 
-def test_topics_that_wait_are_told_by_name_without_those_that_rest(db: Engine, relay: Connection):
+def test_topics_with_waiting_messages_are_listed_and_idle_ones_are_not(db: Engine, relay: Connection):
     rows = RelayRows(TABLES)
     assert rows.topics_that_wait(relay) == []
     for topic in ("b", "a", "c", "b"):
@@ -283,7 +283,7 @@ def test_an_outbox_does_not_change_its_namespace(relay: Connection):
 # --- answers of the daemon to repeated requests -------------------------------------------------------
 
 
-def test_what_the_daemon_has_is_done_with_and_what_it_has_not_is_sent(db: Engine, relay: Connection):
+def test_messages_that_the_daemon_has_are_finished_and_others_are_sent(db: Engine, relay: Connection):
     publish(db, b"a", b"b", b"c")
     rows = begun_at(relay)
     assert len(taken(rows, relay)) == 3
@@ -313,7 +313,7 @@ STANDING = Standing("default", "outbox-1", epoch=4, generation=1, next_number=10
         (OpenedProducer(1, 2, -1), 10, 0, "from a backup"),
     ],
 )
-def test_whether_messages_on_the_way_have_arrived_is_believed_only_where_it_can_be_known(
+def test_messages_in_flight_count_as_arrived_only_if_that_can_be_known(
     opened: OpenedProducer, before: int | None, in_flight: int, match: str | None
 ):
     if match is None:
@@ -325,7 +325,7 @@ def test_whether_messages_on_the_way_have_arrived_is_believed_only_where_it_can_
         assert "plainsong outbox decide" in caught.value.hint
 
 
-def test_a_producer_that_the_daemon_has_forgotten_leaves_messages_on_the_way_in_doubt():
+def test_a_producer_that_the_daemon_has_forgotten_leaves_messages_in_flight_in_doubt():
     check_remembered("orders", STANDING, 8, 3)
     check_remembered("orders", STANDING, None, 0)
     check_remembered("orders", STANDING._replace(generation=None), None, 3)
@@ -333,7 +333,7 @@ def test_a_producer_that_the_daemon_has_forgotten_leaves_messages_on_the_way_in_
         check_remembered("orders", STANDING, None, 3)
 
 
-def test_a_topic_made_anew_gets_what_the_old_one_had_not(db: Engine, relay: Connection):
+def test_a_recreated_topic_gets_the_messages_that_the_old_one_lacked(db: Engine, relay: Connection):
     publish(db, b"a", b"b", b"c")
     rows = begun_at(relay, generation=1)
     taken(rows, relay)
@@ -344,7 +344,7 @@ def test_a_topic_made_anew_gets_what_the_old_one_had_not(db: Engine, relay: Conn
 
 
 @pytest.mark.parametrize("resend", [True, False])
-def test_a_person_decides_about_messages_in_doubt(db: Engine, relay: Connection, resend: bool):
+def test_an_operator_decides_about_messages_in_doubt(db: Engine, relay: Connection, resend: bool):
     publish(db, b"a", b"b")
     rows = begun_at(relay)
     producer = rows.standing(relay, "orders", "default").producer
@@ -362,7 +362,7 @@ def test_a_person_decides_about_messages_in_doubt(db: Engine, relay: Connection,
 # --- one relay at a time ------------------------------------------------------------------------------
 
 
-def test_the_lock_is_of_one_and_goes_with_its_connection(db: Engine):
+def test_the_lock_has_one_holder_and_ends_with_its_connection(db: Engine):
     first, second = RelayLock(db, "plainsong_outbox"), RelayLock(db, "plainsong_outbox")
     with db.connect() as one, db.connect() as other:
         assert not second.is_held(other)
@@ -383,7 +383,7 @@ def test_the_lock_is_of_one_and_goes_with_its_connection(db: Engine):
         first.release(one)
 
 
-def test_a_database_in_memory_is_of_one_process_and_needs_no_lock():
+def test_a_database_in_memory_belongs_to_one_process_and_needs_no_lock():
     engine = create_engine("sqlite://")
     with engine.connect() as connection:
         lock = RelayLock(engine, "plainsong_outbox")
@@ -392,7 +392,7 @@ def test_a_database_in_memory_is_of_one_process_and_needs_no_lock():
     engine.dispose()
 
 
-def test_numbered_messages_carry_their_life_and_attributes(db: Engine, relay: Connection):
+def test_numbered_messages_have_their_time_to_live_and_attributes(db: Engine, relay: Connection):
     with Session(db) as session:
         Outbox(session).publish("orders", b"1", ttl_s=9, attributes={"a": "b"})
         session.commit()

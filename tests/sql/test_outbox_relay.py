@@ -141,7 +141,7 @@ def answering_in_time(
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_what_is_too_large_for_the_line_is_sent_in_smaller_requests_each_message_once_and_in_order(
+def test_requests_too_large_for_the_line_are_split_with_each_message_sent_once_and_in_order(
     db: Engine, client: Client, arrives: bool, monkeypatch: pytest.MonkeyPatch
 ):
     client.create_topic("orders")
@@ -198,7 +198,7 @@ def test_attributes_count_as_bytes_of_a_request(db: Engine, client: Client):
     assert (relay.once().messages, relay.relayed.requests) == (4, 2)
 
 
-def test_what_waits_is_published_once_in_order_and_taken_away(db: Engine, client: Client):
+def test_waiting_messages_are_published_once_in_order_and_removed(db: Engine, client: Client):
     client.create_topic("orders")
     client.create_topic("audit")
     publish(db, b"1", b"2")
@@ -220,7 +220,7 @@ def test_what_waits_is_published_once_in_order_and_taken_away(db: Engine, client
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_request_whose_fate_is_unknown_is_asked_for_and_its_messages_come_once(
+def test_a_request_of_unknown_outcome_is_queried_and_its_messages_are_published_once(
     db: Engine, client: Client, arrives: bool, monkeypatch: pytest.MonkeyPatch
 ):
     client.create_topic("orders")
@@ -236,7 +236,7 @@ def test_a_request_whose_fate_is_unknown_is_asked_for_and_its_messages_come_once
     assert outbox_status(db).waiting == 0
 
 
-def test_a_topic_that_cannot_go_on_waits_and_the_others_go_on(lite: Engine, client: Client):
+def test_a_topic_that_cannot_continue_waits_and_the_others_continue(lite: Engine, client: Client):
     client.create_topic("orders")
     publish(lite, b"1", topic="later")
     publish(lite, b"2")
@@ -250,7 +250,7 @@ def test_a_topic_that_cannot_go_on_waits_and_the_others_go_on(lite: Engine, clie
     assert read(client, "later") == [b"1"]
 
 
-def test_a_message_that_the_daemon_refuses_keeps_its_place_until_somebody_helps(lite: Engine, client: Client):
+def test_a_message_that_the_daemon_refuses_keeps_its_place_until_an_operator_decides(lite: Engine, client: Client):
     client.create_topic("orders")
     with Session(lite) as session:
         session.execute(insert(MESSAGES), [{"topic": "orders", "payload": bytes(9 << 20)}])
@@ -265,7 +265,7 @@ def test_a_message_that_the_daemon_refuses_keeps_its_place_until_somebody_helps(
     assert read(client) == [b"smaller", b"after"]
 
 
-def test_where_deduplication_is_switched_off_nothing_is_published(lite: Engine, client: Client):
+def test_when_deduplication_is_off_nothing_is_published(lite: Engine, client: Client):
     client.create_topic("orders", deduplication="disabled")
     publish(lite, b"1")
     with pytest.raises(DeduplicationDisabled):
@@ -273,7 +273,7 @@ def test_where_deduplication_is_switched_off_nothing_is_published(lite: Engine, 
     assert read(client) == []
 
 
-def test_of_two_relays_the_second_says_that_it_waits_and_goes_on_when_the_first_has_ended(db: Engine, client: Client):
+def test_the_second_of_two_relays_says_that_it_waits_and_continues_when_the_first_has_ended(db: Engine, client: Client):
     client.create_topic("orders")
     told: list[str] = []
     first, second = Relay(db, client), Relay(db, client, on_failure=lambda _, error: told.append(error.code))
@@ -296,7 +296,7 @@ def test_of_two_relays_the_second_says_that_it_waits_and_goes_on_when_the_first_
     assert told == ["outbox_busy"]
 
 
-def test_one_that_waits_for_its_turn_can_be_stopped(lite: Engine, client: Client):
+def test_a_relay_that_waits_for_its_turn_can_be_stopped(lite: Engine, client: Client):
     with running(Relay(lite, client)):
         eventually("it is at work", lambda: outbox_status(lite).is_relayed)
         with running(Relay(lite, client)):
@@ -325,7 +325,7 @@ def test_a_relay_that_has_lost_its_turn_without_knowing_can_store_nothing(
     assert read(client) == [b"1", b"2"]
 
 
-def test_run_goes_on_through_restarts_of_the_daemon(db: Engine, client: Client, daemon: Daemon):
+def test_run_continues_through_restarts_of_the_daemon(db: Engine, client: Client, daemon: Daemon):
     client.create_topic("orders")
     relay = Relay(db, client, pause_s=0.05)
     with running(relay):
@@ -339,7 +339,7 @@ def test_run_goes_on_through_restarts_of_the_daemon(db: Engine, client: Client, 
     assert outbox_status(db).waiting == 0
 
 
-def test_run_goes_on_through_restarts_of_the_database(engine: Engine, client: Client, server: Postgres):
+def test_run_continues_through_restarts_of_the_database(engine: Engine, client: Client, server: Postgres):
     create_outbox(engine)
     client.create_topic("orders")
     told: list[tuple[str, str]] = []
@@ -357,7 +357,7 @@ def test_run_goes_on_through_restarts_of_the_database(engine: Engine, client: Cl
         eventually("so is the next", lambda: read(client) == [b"1", b"2"])
 
 
-def test_a_database_that_does_not_answer_and_one_without_the_tables_are_told_apart(client: Client, tmp_path: Path):
+def test_a_database_that_does_not_answer_is_distinguished_from_one_without_the_tables(client: Client, tmp_path: Path):
     gone = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none")
     for ask in (Relay(gone, client).once, lambda: outbox_status(gone)):
         with pytest.raises(OutboxUnavailable):
@@ -378,7 +378,7 @@ def test_options_that_make_no_sense_are_refused(lite: Engine, client: Client):
             outbox_engine(url)
 
 
-def test_lives_and_attributes_come_with_the_messages(lite: Engine, client: Client):
+def test_times_to_live_and_attributes_are_published_with_the_messages(lite: Engine, client: Client):
     client.create_topic("orders")
     with Session(lite) as session:
         Outbox(session).publish("orders", b"1", ttl_s=3600, attributes={"a": "b"}, routing_key="k")
@@ -407,7 +407,7 @@ def test_kept_messages_are_counted_and_deleted_when_their_time_has_come(lite: En
 # --- outcomes that cannot be known, and some that can --------------------------------------------------
 
 
-def test_of_a_topic_made_anew_the_daemon_still_tells_what_the_old_one_had(
+def test_the_daemon_still_reports_what_the_old_generation_of_a_recreated_topic_had(
     lite: Engine, client: Client, monkeypatch: pytest.MonkeyPatch
 ):
     client.create_topic("orders")
@@ -423,7 +423,7 @@ def test_of_a_topic_made_anew_the_daemon_still_tells_what_the_old_one_had(
 
 
 @pytest.mark.parametrize("resend", [True, False])
-def test_when_the_daemon_has_forgotten_the_producer_nothing_is_sent_until_a_person_decides(
+def test_when_the_daemon_has_forgotten_the_producer_nothing_is_sent_until_an_operator_decides(
     lite: Engine, client: Client, resend: bool, monkeypatch: pytest.MonkeyPatch
 ):
     client.create_topic("orders")
@@ -443,7 +443,7 @@ def test_when_the_daemon_has_forgotten_the_producer_nothing_is_sent_until_a_pers
     assert read(client) == ([b"1", b"1", b"2"] if resend else [b"1", b"2"])
 
 
-def test_a_database_from_a_backup_publishes_nothing_until_a_person_decides(client: Client, tmp_path: Path):
+def test_a_database_from_a_backup_publishes_nothing_until_an_operator_decides(client: Client, tmp_path: Path):
     client.create_topic("orders")
     path = tmp_path / "shop.db"
     engine = create_engine(f"sqlite:///{path}")
@@ -473,7 +473,7 @@ def forget(client: Client, topic: str, producer: str) -> None:
     assert httpx.delete(url).is_success
 
 
-def test_failures_are_told_once_for_each_reason(lite: Engine, client: Client):
+def test_failures_are_reported_once_for_each_reason(lite: Engine, client: Client):
     publish(lite, b"1")
     told: list[PlainsongError] = []
     relay = Relay(lite, client, pause_s=0.01, on_failure=lambda _, error: told.append(error))
@@ -485,7 +485,7 @@ def test_failures_are_told_once_for_each_reason(lite: Engine, client: Client):
 
 
 @pytest.mark.parametrize("url", ["mysql://x@y/z", "oracle://x@y/z"])
-def test_a_database_that_is_not_supported_is_named_and_no_driver_for_it_asked_for(url):
+def test_an_unsupported_database_is_named_and_no_driver_is_requested_for_it(url):
     with pytest.raises(OutboxUnusable, match="an outbox works on PostgreSQL and SQLite, not on") as refused:
         outbox_engine(url)
     assert "pip" not in refused.value.hint

@@ -138,7 +138,7 @@ _numbers = iter(range(1, 1_000))
 
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("point", POINTS)
-def test_rows_and_messages_are_both_there_or_neither_when_somebody_dies(harness: Harness, victim: str, point: str):
+def test_rows_and_messages_are_both_present_or_both_absent_after_a_crash(harness: Harness, victim: str, point: str):
     number = next(_numbers)
     with harness.worker(str(number), point, victim) as worker:
         out = worker.stdout.readline().decode()  # type: ignore[union-attr] # it is a pipe
@@ -158,7 +158,7 @@ ROUNDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.torture) for seed in
 
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("seed", ROUNDS)
-def test_rows_and_messages_are_the_same_when_somebody_dies_at_any_moment(harness: Harness, victim: str, seed: int):
+def test_rows_and_messages_are_the_same_after_a_crash_at_any_moment(harness: Harness, victim: str, seed: int):
     chance = random.Random(f"{victim} {seed}")
     first = 1_000 + 100_000 * (VICTIMS.index(victim) + 3 * seed)
     told = []

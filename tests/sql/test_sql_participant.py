@@ -43,7 +43,7 @@ def test_it_is_a_participant(participant: SqlParticipant):
     assert isinstance(participant, TransactionAware)
 
 
-def test_rows_are_seen_after_the_decision_and_not_before(session: Session, participant: SqlParticipant, look: Look):
+def test_rows_are_visible_after_the_decision_and_not_before(session: Session, participant: SqlParticipant, look: Look):
     transaction = begun()
     participant.start_tx(transaction)
     session.add(Order(id=1))
@@ -74,7 +74,7 @@ def test_a_session_is_free_after_the_transaction_and_can_be_used_for_the_next(
 
 
 @pytest.mark.parametrize("prepared", [False, True])
-def test_what_is_rolled_back_was_never_there_and_the_session_forgets_it(
+def test_rolled_back_rows_are_gone_and_the_session_forgets_them(
     session: Session, participant: SqlParticipant, look: Look, prepared: bool
 ):
     participant.start_tx(begun())
@@ -95,7 +95,7 @@ def test_a_rollback_may_come_before_anything_was_done(session: Session, particip
     assert not session.in_transaction()
 
 
-def test_a_checkpoint_flushes_and_the_transaction_of_the_session_goes_on(
+def test_a_checkpoint_flushes_and_the_transaction_of_the_session_continues(
     session: Session, participant: SqlParticipant, look: Look
 ):
     transaction = begun()
@@ -138,7 +138,7 @@ def test_hooks_of_the_session_run_once_and_those_after_the_commit_after_the_deci
     assert seen == [([1, 9], [])]
 
 
-def test_a_hook_that_fails_after_the_commit_changes_nothing_of_it(
+def test_a_hook_that_fails_after_the_commit_does_not_change_it(
     session: Session, participant: SqlParticipant, look: Look, engine: Engine
 ):
     def fails(session: Session) -> None:
@@ -158,7 +158,7 @@ def test_a_hook_that_fails_after_the_commit_changes_nothing_of_it(
     assert participant.rollback_tx() is True
 
 
-def test_a_constraint_that_fails_at_the_end_is_told_as_what_it_is(
+def test_a_constraint_that_fails_at_the_end_is_raised_unchanged(
     session: Session, participant: SqlParticipant, look: Look, engine: Engine
 ):
     with engine.begin() as connection:
@@ -176,7 +176,7 @@ def test_a_constraint_that_fails_at_the_end_is_told_as_what_it_is(
     assert look() == ([1], [])
 
 
-def test_of_a_scoped_session_this_threads_takes_part(engine: Engine, look: Look):
+def test_the_session_of_this_thread_takes_part_for_a_scoped_session(engine: Engine, look: Look):
     scoped = scoped_session(sessionmaker(engine))
     participant = SqlParticipant(scoped)
     participant.start_tx(begun())
@@ -252,7 +252,7 @@ def test_rows_of_a_committed_transaction_survive_a_database_that_was_killed_and_
     assert look() == ([1], [])
 
 
-def test_a_database_that_stays_away_is_told_and_keeps_the_rows_of_a_committed_transaction(
+def test_a_database_that_stays_away_is_reported_and_keeps_the_rows_of_a_committed_transaction(
     session: Session, participant: SqlParticipant, look: Look, server: Postgres
 ):
     participant.start_tx(begun())
@@ -268,7 +268,7 @@ def test_a_database_that_stays_away_is_told_and_keeps_the_rows_of_a_committed_tr
     assert (rows, len(gids)) == ([], 1)
 
 
-def test_a_rollback_finds_what_a_killed_database_kept(
+def test_a_rollback_finds_prepared_transactions_of_a_killed_database(
     session: Session, participant: SqlParticipant, look: Look, server: Postgres
 ):
     participant.start_tx(begun())
@@ -328,7 +328,7 @@ def test_committing_inside_the_transaction_is_refused(session: Session, particip
 
 
 @pytest.mark.parametrize("leave", [Session.rollback, Session.close])
-def test_what_was_rolled_back_inside_the_transaction_does_not_commit_without_it(
+def test_rolled_back_work_inside_the_transaction_does_not_commit_without_it(
     session: Session, participant: SqlParticipant, look: Look, leave: Callable[[Session], None]
 ):
     participant.start_tx(begun())
@@ -351,7 +351,7 @@ def test_sqlite_is_refused_with_an_explanation():
     engine.dispose()
 
 
-def test_what_is_no_session_is_refused():
+def test_anything_but_a_session_is_refused():
     with pytest.raises(SqlUnusable, match="object is not a session"):
         SqlParticipant(object()).start_tx(begun())  # type: ignore[arg-type]
 
@@ -392,7 +392,7 @@ def test_a_server_that_keeps_no_prepared_transactions_says_what_to_set(server: P
 # --- names -------------------------------------------------------------------------------------------
 
 
-def test_names_of_prepared_transactions_come_back_as_they_were():
+def test_names_of_prepared_transactions_round_trip():
     gid = new_gid("a1b2", 1_700_000_000_000_000_000)
     assert parse_gid(str(gid)) == gid
     assert new_gid("", 1).service == "-"
@@ -403,11 +403,11 @@ def test_names_of_prepared_transactions_come_back_as_they_were():
     "text",
     ["", "plainsong:-:0:0123456789abcdef", "_sa_0123", "plainsong:-:1:x';DROP", "plainsong:-:1:0123456789abcdeF"],
 )
-def test_names_of_others_are_not_ours(text: str):
+def test_names_of_others_are_not_recognised_as_ours(text: str):
     assert parse_gid(text) is None
 
 
-def test_a_name_that_would_not_be_safe_in_quotes_is_not_made():
+def test_a_name_that_is_unsafe_in_quotes_is_not_made():
     with pytest.raises(ValueError, match="invalid name"):
         new_gid("it's", 1)
     assert isinstance(new_gid("s", 1), Gid)

@@ -55,7 +55,7 @@ def made(any_engine: Engine) -> Engine:
     return any_engine
 
 
-def test_a_position_is_where_the_last_committed_session_left_it(made: Engine):
+def test_a_position_is_where_the_last_committed_session_saved_it(made: Engine):
     topics = Topics(orders=1, audit=1)
     with Session(made) as session:
         position = SqlPosition(session, "billing")
@@ -68,7 +68,7 @@ def test_a_position_is_where_the_last_committed_session_left_it(made: Engine):
         assert load(SqlPosition(session, "other"), topics) == {}
 
 
-def test_nothing_is_committed_by_saving(made: Engine):
+def test_saving_commits_nothing_by_itself(made: Engine):
     with Session(made) as session:
         position = SqlPosition(session, "billing")
         load(position, Topics(orders=1))
@@ -93,7 +93,7 @@ def test_after_a_rollback_the_same_reader_saves_no_more_and_a_new_one_reads_the_
         session.commit()
 
 
-def test_a_rolled_back_savepoint_is_no_rollback(engine: Engine):
+def test_rolling_back_a_savepoint_does_not_end_the_position(engine: Engine):
     with Session(engine) as session:
         position = SqlPosition(session, "billing", create=True)
         load(position, Topics(orders=1))
@@ -102,7 +102,7 @@ def test_a_rolled_back_savepoint_is_no_rollback(engine: Engine):
         session.commit()
 
 
-def test_a_row_that_somebody_else_moved_is_told(made: Engine):
+def test_a_row_moved_by_another_reader_is_reported(made: Engine):
     with Session(made) as session:
         first = SqlPosition(session, "billing")
         load(first, Topics(orders=1))
@@ -117,7 +117,7 @@ def test_a_row_that_somebody_else_moved_is_told(made: Engine):
             save(first, orders=AT_2)
 
 
-def test_of_two_first_readers_one_is_told(made: Engine):
+def test_the_second_of_two_first_readers_gets_an_error(made: Engine):
     with Session(made) as session:
         first = SqlPosition(session, "billing")
         load(first, Topics(orders=1))
@@ -131,7 +131,7 @@ def test_of_two_first_readers_one_is_told(made: Engine):
             save(first, orders=AT_1)
 
 
-def test_a_topic_made_anew_is_read_from_its_beginning(made: Engine):
+def test_a_recreated_topic_is_read_from_its_beginning(made: Engine):
     with Session(made) as session:
         position = SqlPosition(session, "billing")
         load(position, Topics(orders=1))
@@ -145,7 +145,7 @@ def test_a_topic_made_anew_is_read_from_its_beginning(made: Engine):
         assert session.execute(select(func.count()).select_from(table)).scalar_one() == 1
 
 
-def test_the_table_is_made_when_wanted(any_engine: Engine):
+def test_the_table_is_created_on_request(any_engine: Engine):
     with Session(any_engine) as session:
         with pytest.raises(PositionNotSaved, match="cannot read positions") as caught:
             load(SqlPosition(session, "billing"), Topics(orders=1))
@@ -156,7 +156,7 @@ def test_the_table_is_made_when_wanted(any_engine: Engine):
     assert inspect(any_engine).has_table("plainsong_positions")
 
 
-def test_a_table_of_ones_own_may_have_another_name(any_engine: Engine):
+def test_the_table_may_have_another_name(any_engine: Engine):
     metadata = MetaData()
     table = positions_table(metadata, "where_readers_stand")
     assert positions_table(metadata, "where_readers_stand") is table
@@ -169,7 +169,7 @@ def test_a_table_of_ones_own_may_have_another_name(any_engine: Engine):
         assert session.execute(select(table.c.topic, table.c.reader)).all() == [("orders", "billing")]
 
 
-def test_a_name_that_is_none_is_refused(made: Engine):
+def test_an_invalid_name_is_refused(made: Engine):
     with Session(made) as session, pytest.raises(InvalidName):
         SqlPosition(session, "a b")
 

@@ -100,7 +100,7 @@ def test_an_exception_in_the_block_leaves_neither(client: Client, session: Sessi
     assert not session.in_transaction()
 
 
-def test_a_row_that_is_refused_takes_the_messages_with_it(client: Client, session: Session, look: Look):
+def test_a_refused_row_rolls_back_the_messages(client: Client, session: Session, look: Look):
     together(client, session, 1)
     session.expunge_all()
     with pytest.raises(TransactionFailed, match="orders_pkey") as caught:
@@ -109,13 +109,13 @@ def test_a_row_that_is_refused_takes_the_messages_with_it(client: Client, sessio
     assert (look(), payloads(client)) == (([1], []), [b"1"])
 
 
-def test_messages_that_are_refused_take_the_rows_with_them(client: Client, session: Session, look: Look):
+def test_refused_messages_roll_back_the_rows(client: Client, session: Session, look: Look):
     with pytest.raises(TopicNotFound, match="nowhere"):
         together(client, session, 1, topic="nowhere")
     assert look() == ([], [])
 
 
-def test_a_transaction_with_many_messages_and_a_checkpoint_is_one(client: Client, session: Session, look: Look):
+def test_a_transaction_with_many_messages_and_a_checkpoint_is_atomic(client: Client, session: Session, look: Look):
     with client.transaction([SqlParticipant(session)], buffer_messages=10) as tx:
         for number in range(100):
             session.add(Order(id=number))
@@ -146,7 +146,7 @@ def test_two_databases_and_messages_are_one_transaction(client: Client, session:
     other.dispose()
 
 
-def test_a_database_that_dies_after_the_decision_is_told_as_committed(
+def test_a_database_that_dies_after_the_decision_is_reported_as_committed(
     client: Client, session: Session, server: Postgres, engine: Engine, look: Look
 ):
     class Kills:
@@ -192,7 +192,7 @@ async def test_a_session_takes_part_in_transactions_of_an_async_client(
 # --- recovery ----------------------------------------------------------------------------------------
 
 
-def test_recovery_does_what_the_daemon_decided_and_leaves_what_is_in_progress(
+def test_recovery_applies_decisions_of_the_daemon_and_leaves_transactions_in_progress(
     client: Client, session: Session, engine: Engine, look: Look
 ):
     committed, aborted, invalid, open_ = (prepared(client, session, number) for number in (1, 2, 3, 4))
@@ -216,7 +216,7 @@ def test_recovery_does_what_the_daemon_decided_and_leaves_what_is_in_progress(
     assert recover(engine, client).found == ()
 
 
-def test_what_the_daemon_does_not_know_is_left_and_said_loudly(
+def test_transactions_unknown_to_the_daemon_are_left_and_reported_loudly(
     client: Client, session: Session, engine: Engine, look: Look, caplog: pytest.LogCaptureFixture
 ):
     participant = SqlParticipant(session)
@@ -233,9 +233,7 @@ def test_what_the_daemon_does_not_know_is_left_and_said_loudly(
     assert len(look()[1]) == 1
 
 
-def test_another_service_that_knows_the_same_id_is_not_believed(
-    client: Client, session: Session, engine: Engine, look: Look
-):
+def test_another_service_with_the_same_id_is_not_trusted(client: Client, session: Session, engine: Engine, look: Look):
     transaction = client.transactions.begin()
     participant = SqlParticipant(session)
     participant.start_tx(replace(transaction, service="4711"))
@@ -250,7 +248,7 @@ def test_another_service_that_knows_the_same_id_is_not_believed(
     assert f"plainsong:4711:{transaction.id}:" in look()[1][0]
 
 
-def test_recoveries_at_the_same_time_do_each_thing_once(client: Client, session: Session, engine: Engine, look: Look):
+def test_concurrent_recoveries_do_each_thing_once(client: Client, session: Session, engine: Engine, look: Look):
     for number in range(8):
         client.transactions.commit(prepared(client, session, number))
     found: list[int] = []
@@ -263,7 +261,7 @@ def test_recoveries_at_the_same_time_do_each_thing_once(client: Client, session:
     assert look() == (list(range(8)), [])
 
 
-def test_a_client_at_work_and_a_recovery_do_not_disturb_each_other(
+def test_an_active_client_and_a_recovery_do_not_disturb_each_other(
     client: Client, session: Session, engine: Engine, look: Look
 ):
     ended = threading.Event()
@@ -295,7 +293,7 @@ def test_a_participant_can_recover_before_the_first_transaction(
     assert look() == ([1, 2], [])
 
 
-def test_recovery_takes_urls_and_says_what_is_wrong_with_one(client: Client, session: Session, database: str):
+def test_recovery_accepts_urls_and_says_what_is_wrong_with_one(client: Client, session: Session, database: str):
     client.transactions.commit(prepared(client, session, 1))
     plain = database.replace("postgresql+psycopg://", "postgresql://")
     assert recover(plain, client).count("committed") == 1
@@ -320,7 +318,9 @@ def book(client: Client, session: Session, fails_at: bytes = b"") -> None:
             session.commit()
 
 
-def test_effects_and_position_of_a_plain_session_are_one(client: Client, session: Session, engine: Engine, look: Look):
+def test_effects_and_position_of_a_plain_session_are_committed_together(
+    client: Client, session: Session, engine: Engine, look: Look
+):
     client.publish("orders", [b"1", b"2", b"3"])
     with pytest.raises(ZeroDivisionError):
         book(client, session, fails_at=b"3")
@@ -350,7 +350,7 @@ def test_a_transaction_that_is_tried_again_reads_the_same_messages_again(client:
     assert (look(), payloads(client, "paid")) == (([1, 2], []), [b"1", b"2"])
 
 
-def test_of_two_programs_that_read_under_one_name_one_has_the_effects(
+def test_of_two_programs_that_read_under_one_name_only_one_has_the_effects(
     client: Client, session: Session, engine: Engine, look: Look
 ):
     client.publish("orders", [b"1"])
@@ -401,7 +401,7 @@ def test_the_command_recovers_and_says_what_it_did(
     assert '"action":"left"' in capsys.readouterr().out
 
 
-def test_a_database_that_is_not_there_is_told_by_the_command(
+def test_the_command_reports_a_missing_database(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("PLAINSONG_URL", url_of(daemon))
