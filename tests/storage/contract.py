@@ -67,20 +67,20 @@ class StoreContract:
 
     # --- rows and their order ---
 
-    async def test_rows_come_in_key_order_whatever_order_they_were_written_in(self, store: Store) -> None:
+    async def test_rows_are_read_in_key_order_whatever_order_they_were_written_in(self, store: Store) -> None:
         claim = await store.claim(NAME)
         for key in (b"b", b"a", b"c\xff", b"c", b"\x00"):
             await store.write([put_one(MESSAGE, key, b"v" + key)], claim=claim)
         keys = [b"\x00", b"a", b"b", b"c", b"c\xff"]
         assert await everything(store) == [(key, b"v" + key) for key in keys]
 
-    async def test_runs_of_rows_that_interleave_come_in_key_order(self, store: Store) -> None:
+    async def test_interleaved_runs_of_rows_are_read_in_key_order(self, store: Store) -> None:
         claim = await store.claim(NAME)
         await store.write([Put(MESSAGE, b"k", [b"1", b"3", b"5"], [b"a"] * 3)], claim=claim)
         await store.write([Put(MESSAGE, b"k", [b"0", b"2", b"4", b"6"], [b"b"] * 4)], claim=claim)
         assert [key for key, _ in await everything(store)] == [b"k%d" % i for i in range(7)]
 
-    async def test_tables_are_apart(self, store: Store) -> None:
+    async def test_tables_are_separate(self, store: Store) -> None:
         claim = await store.claim(NAME)
         await store.write([put_one(table, b"same", table.name.encode()) for table in Table], claim=claim)
         for table in Table:
@@ -107,7 +107,7 @@ class StoreContract:
         await store.discard(MESSAGE, [b"a", b"b"])
         assert await everything(store) == []
 
-    async def test_values_of_every_byte_and_of_eight_mib_come_back_whole(self, store: Store) -> None:
+    async def test_values_of_every_byte_and_of_eight_mib_round_trip(self, store: Store) -> None:
         claim = await store.claim(NAME)
         values = {b"all": bytes(range(256)), b"large": bytes(8 << 20), b"one": b"\x00"}
         await store.write([put_one(PAYLOAD, key, value) for key, value in values.items()], claim=claim)
@@ -115,13 +115,13 @@ class StoreContract:
 
     # --- scans ---
 
-    async def test_a_range_has_its_start_and_not_its_stop(self, store: Store) -> None:
+    async def test_a_range_includes_its_start_and_excludes_its_stop(self, store: Store) -> None:
         await store.write([Put(MESSAGE, b"", [b"a", b"b", b"c", b"d"], [b"v"] * 4)], claim=await store.claim(NAME))
         for reverse in (False, True):
             rows = await read_rows(store, MESSAGE, b"b", b"d", limit=10, reverse=reverse)
             assert [key for key, _ in rows] == ([b"c", b"b"] if reverse else [b"b", b"c"])
 
-    async def test_a_range_whose_only_row_is_its_start_has_it_both_ways(self, store: Store) -> None:
+    async def test_a_range_with_only_its_start_is_read_in_both_directions(self, store: Store) -> None:
         await store.write([Put(MESSAGE, b"", [b"a", b"b", b"e"], [b"v"] * 3)], claim=await store.claim(NAME))
         for start, stop in ((b"b", b"d"), (b"a", b"b"), (b"e", b"f")):
             for reverse in (False, True):
@@ -148,7 +148,7 @@ class StoreContract:
         assert max(sizes) <= MAX_CHUNK_ROWS
         assert len(sizes) < 20
 
-    async def test_lists_stay_below_a_few_mib_and_a_larger_row_comes_alone(self, store: Store) -> None:
+    async def test_lists_stay_below_a_few_mib_and_a_larger_row_is_returned_alone(self, store: Store) -> None:
         claim = await store.claim(NAME)
         await store.write([numbered(200, b"a")], claim=claim)
         await store.write([numbered(6, b"b", bytes(1 << 20))], claim=claim)
@@ -190,7 +190,7 @@ class StoreContract:
 
     # --- writing ---
 
-    async def test_a_write_is_seen_by_every_later_read(self, store: Store) -> None:
+    async def test_a_write_is_visible_to_every_later_read(self, store: Store) -> None:
         claim = await store.claim(NAME)
         for i in range(20):
             key = b"%03d" % i
@@ -198,13 +198,13 @@ class StoreContract:
             assert await store.get(MESSAGE, key) == b"v"
             assert [row[0] for row in await read_rows(store, MESSAGE, b"", LAST, limit=1, reverse=True)] == [key]
 
-    async def test_an_expectation_that_holds_lets_the_commit_happen(self, store: Store) -> None:
+    async def test_a_commit_with_a_met_expectation_happens(self, store: Store) -> None:
         claim = await store.claim(NAME)
         await store.write([put_one(METADATA, b"k", b"1")], claim=claim, expect=[Expect(METADATA, b"k", None)])
         await store.write([put_one(METADATA, b"k", b"2")], claim=claim, expect=[Expect(METADATA, b"k", b"1")])
         assert await store.get(METADATA, b"k") == b"2"
 
-    async def test_an_expectation_that_fails_writes_nothing_and_leaves_the_store_fine(self, store: Store) -> None:
+    async def test_a_failed_expectation_writes_nothing_and_leaves_the_store_fine(self, store: Store) -> None:
         claim = await store.claim(NAME)
         await store.write([put_one(METADATA, b"k", b"1")], claim=claim)
         for wrong in (None, b"2"):
@@ -237,7 +237,7 @@ class StoreContract:
         assert len(won) == 1
         assert await store.get(METADATA, b"k") == b"%d" % won[0]
 
-    async def test_concurrent_writers_of_different_topics_all_see_their_rows(self, store: Store) -> None:
+    async def test_concurrent_writers_of_different_topics_all_have_their_rows(self, store: Store) -> None:
         async def write_many(number: int) -> None:
             claim = await store.claim(TopicName("ns", f"t{number}"))
             prefix = b"ns:t%02d:" % number
@@ -270,7 +270,9 @@ class StoreContract:
 
     # --- writing without waiting ---
 
-    async def test_commits_that_were_begun_are_reported_once_and_seen_by_every_later_read(self, store: Store) -> None:
+    async def test_commits_that_were_begun_are_reported_once_and_visible_to_every_later_read(
+        self, store: Store
+    ) -> None:
         claim, reported = await store.claim(NAME), list[tuple[int, Exception | None]]()
         over = trio.Event()
 
@@ -292,7 +294,7 @@ class StoreContract:
         else:
             assert len(await everything(store)) == 5
 
-    async def test_what_was_gathered_is_reported_once(self, store: Store) -> None:
+    async def test_gathered_commits_are_reported_once(self, store: Store) -> None:
         claim, reported, worked = await store.claim(NAME), list[Exception | None](), list[bool]()
         over = trio.Event()
 
@@ -311,7 +313,7 @@ class StoreContract:
         assert worked in ([], [False]), "once at most, and before the report"
         assert await store.get(MESSAGE, b"k") == b"v"
 
-    async def test_a_commit_that_was_begun_and_failed_reports_what_a_write_raises(self, store: Store) -> None:
+    async def test_a_commit_that_was_begun_and_failed_reports_the_error_of_a_write(self, store: Store) -> None:
         claim, reported, over = await store.claim(NAME), list[Exception | None](), trio.Event()
 
         def completed(error: Exception | None) -> None:
@@ -337,7 +339,7 @@ class StoreContract:
         assert [key for key, _ in await everything(store)] == keys[1700:]
         assert await store.get(MESSAGE, keys[0]) is None
 
-    async def test_a_row_written_after_its_discard_is_there(self, store: Store) -> None:
+    async def test_a_row_written_after_its_discard_is_present(self, store: Store) -> None:
         claim = await store.claim(NAME)
         await store.write([put_one(METADATA, b"k", b"old")], claim=claim)
         await store.discard(METADATA, [b"k"])
@@ -371,7 +373,7 @@ class StoreContract:
         assert await store.drop(METADATA, [(b"a", b"c")]) == 2
         assert await everything(store, METADATA) == [(b"c", b"v")]
 
-    async def test_where_no_rows_may_be_there_are_none(self, store: Store) -> None:
+    async def test_a_range_that_cannot_have_rows_has_none(self, store: Store) -> None:
         await store.write([numbered(100)], claim=await store.claim(NAME))
         assert store.may_have(MESSAGE, b"", LAST)
         assert store.may_have(MESSAGE, b"k", b"k\x00\x00\x00\x01")
@@ -379,7 +381,7 @@ class StoreContract:
             if not store.may_have(MESSAGE, start, stop):
                 assert await read_rows(store, MESSAGE, start, stop, limit=1) == []
 
-    async def test_a_change_of_a_topics_row_is_known_by_another_number_before_it_is_acknowledged(
+    async def test_a_change_of_the_row_of_a_topic_has_another_number_before_it_is_acknowledged(
         self, store: Store
     ) -> None:
         if store.topics_number is None:
@@ -404,7 +406,7 @@ class StoreContract:
         await store.aclose()
         assert store.topics_number is None
 
-    async def test_behind_a_failed_write_nobody_knows_whether_a_topics_row_changed(self, store: Store) -> None:
+    async def test_after_a_failed_write_it_is_unknown_whether_the_row_of_a_topic_changed(self, store: Store) -> None:
         if store.topics_number is None:
             return  # other processes write to it, too
         claim = await store.claim(NAME)
@@ -425,9 +427,7 @@ class StoreContract:
             prefix + number.to_bytes(4, "big") for prefix in (b"k", b"l") for number in range(3)
         ]
 
-    async def test_a_row_stands_in_one_place_until_it_is_moved_and_one_that_was_never_there_in_none(
-        self, store: Store
-    ) -> None:
+    async def test_a_row_is_in_one_place_until_it_is_moved_and_an_absent_row_is_in_none(self, store: Store) -> None:
         claim = await store.claim(NAME)
         await store.write([numbered(3)], claim=claim)
         place = await store.file_of(MESSAGE, b"k\x00\x00\x00\x01")
@@ -435,7 +435,7 @@ class StoreContract:
         assert place is None or (place and not place.startswith("/"))
         assert await store.file_of(PAYLOAD, b"k\x00\x00\x00\x01") is None
 
-    async def test_where_every_row_is_readable_none_is_given_raw(self, store: Store) -> None:
+    async def test_no_row_is_given_raw_while_every_row_is_readable(self, store: Store) -> None:
         await store.write([numbered(3)], claim=await store.claim(NAME))
         taken: list[RawRow] = []
         await store.scan_raw(MESSAGE, b"", LAST, taken.extend)
@@ -514,7 +514,7 @@ class StoreContract:
         await store.write([put_one(MESSAGE, b"d", b"again")], claim=claim)
         assert await store.get(MESSAGE, b"d") == b"again"
 
-    async def test_many_who_claim_at_once_after_a_failure_are_all_served(self, store: Store) -> None:
+    async def test_concurrent_claims_after_a_failure_are_all_served(self, store: Store) -> None:
         claim = await store.claim(NAME)
         self.break_next_write(store)
         with pytest.raises(StoreError):
@@ -549,11 +549,11 @@ class StoreContract:
             with pytest.raises(StoreError):
                 await call()
 
-    async def test_statistics_never_raise_not_even_of_a_closed_store(self, store: Store) -> None:
+    async def test_statistics_never_raise_even_of_a_closed_store(self, store: Store) -> None:
         assert isinstance(store.statistics(), StoreStatistics)
         await store.aclose()
         assert isinstance(store.statistics(), StoreStatistics)
 
-    async def test_it_says_what_it_is_and_what_an_acknowledged_message_survives(self, store: Store) -> None:
+    async def test_a_store_describes_itself_and_what_an_acknowledged_message_survives(self, store: Store) -> None:
         assert store.traits.kind
         assert "acknowledged messages" in store.traits.durability

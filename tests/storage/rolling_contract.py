@@ -42,7 +42,7 @@ class RollingContract:
         """Let the next write fail with unknown outcome."""
         raise NotImplementedError
 
-    async def test_a_rollback_turns_the_sign_of_its_own_pointers_rows_and_of_no_others(self, store: Store) -> None:
+    async def test_a_rollback_flips_exactly_the_rows_of_its_own_pointer(self, store: Store) -> None:
         claim = await store.claim(NAME)
         before = {
             b"a": under(POINTER),
@@ -64,7 +64,7 @@ class RollingContract:
         }
         assert await everything(store) == [(b"k" + key, value) for key, value in after.items()]
 
-    async def test_a_rollback_has_its_start_and_not_its_stop(self, store: Store) -> None:
+    async def test_a_rollback_includes_its_start_and_excludes_its_stop(self, store: Store) -> None:
         claim = await store.claim(NAME)
         await store.write([Put(MESSAGE, b"", [b"a", b"b", b"c", b"d"], [under(POINTER)] * 4)], claim=claim)
         await store.write([RollBack(b"b", b"d", POINTER)], claim=claim)
@@ -72,7 +72,7 @@ class RollingContract:
         await store.write([RollBack(b"d", b"d", POINTER), RollBack(b"z", b"a", POINTER)], claim=claim)
         assert await signs(store) == [POINTER, -POINTER, -POINTER, POINTER]
 
-    async def test_a_rollback_done_again_changes_nothing(self, store: Store) -> None:
+    async def test_a_repeated_rollback_changes_nothing(self, store: Store) -> None:
         claim = await store.claim(NAME)
         await store.write([run_of(POINTER, 0, 5), run_of(OTHER_POINTER, 5, 5)], claim=claim)
         for _ in range(3):
@@ -94,13 +94,13 @@ class RollingContract:
         assert await signs(store) == [-POINTER] * 3 + [POINTER] * 2
         assert [key for key, _ in await everything(store, METADATA)] == [b"after", b"before"]
 
-    async def test_a_rollback_brings_no_row_back_that_its_commit_removed(self, store: Store) -> None:
+    async def test_a_rollback_does_not_restore_a_row_that_its_commit_removed(self, store: Store) -> None:
         claim = await store.claim(NAME)
         await store.write([run_of(POINTER, 0, 3)], claim=claim)
         await store.write([Delete(MESSAGE, [b"k\x00\x00\x00\x01"]), all_of()], claim=claim)
         assert await signs(store) == [-POINTER] * 2
 
-    async def test_rollbacks_of_many_pointers_in_one_commit_do_all_they_say(self, store: Store) -> None:
+    async def test_rollbacks_of_many_pointers_in_one_commit_all_take_effect(self, store: Store) -> None:
         claim = await store.claim(NAME)
         pointers = [POINTER + number for number in range(40)]
         keys = [number.to_bytes(4, "big") for number in range(400)]
@@ -131,9 +131,7 @@ class RollingContract:
         assert [row.pointer for row in rows] == [-POINTER] * 4
         assert [row.payload for row in rows] == [bytes([at]) * (3 << 20) for at in range(4)]
 
-    async def test_others_write_while_a_long_rollback_is_under_way_and_nothing_of_either_is_lost(
-        self, store: Store
-    ) -> None:
+    async def test_other_writes_proceed_during_a_long_rollback_and_nothing_is_lost(self, store: Store) -> None:
         claim = await store.claim(NAME)
         for at in range(0, 30_000, 10_000):
             await store.write([run_of(POINTER, at, 10_000)], claim=claim)
@@ -150,7 +148,7 @@ class RollingContract:
         assert await signs(store) == [-POINTER] * 30_000 + [POINTER] * 80
         assert await store.get(METADATA, b"done") == b""
 
-    async def test_rows_discarded_during_a_rollback_do_not_come_back(self, store: Store) -> None:
+    async def test_rows_discarded_during_a_rollback_do_not_reappear(self, store: Store) -> None:
         claim = await store.claim(NAME)
         for at in range(0, 8_000, 4_000):
             await store.write([run_of(POINTER, at, 4_000)], claim=claim)
@@ -174,7 +172,7 @@ class RollingContract:
             nursery.cancel_scope.cancel()
         assert await signs(store) in ([-POINTER] * 9000, [POINTER] * 9000)
 
-    async def test_a_rollback_that_failed_leaves_every_row_whole_and_done_again_finishes(self, store: Store) -> None:
+    async def test_a_failed_rollback_leaves_every_row_whole_and_a_repeat_finishes_it(self, store: Store) -> None:
         claim = await store.claim(NAME)
         await store.write([run_of(POINTER, 0, 1000)], claim=claim)
         self.break_next_write(store)

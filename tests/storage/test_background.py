@@ -30,7 +30,7 @@ trio.run(main)
 """
 
 
-def test_leveldbs_thread_gives_way_to_all_others_of_a_process_that_has_opened_a_store(tmp_path):
+def test_the_thread_of_leveldb_yields_to_all_others_of_a_process_that_has_opened_a_store(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", OPENER, str(tmp_path / "data")], capture_output=True, text=True, timeout=120, check=False
     )
@@ -49,7 +49,7 @@ def nothing():
     pass
 
 
-def test_a_thread_that_comes_and_goes_is_left_alone():
+def test_a_short_lived_thread_is_left_alone():
     lowered = []
     looks = [*[[71]] * (LOOKS - 1), [72], *[[72]] * (LOOKS - 1), [], *[[71, 72], [72]] * LOOKS]
     thread = BackgroundThread(told(*looks), lowered.append)
@@ -62,7 +62,7 @@ def test_a_thread_that_comes_and_goes_is_left_alone():
     assert lowered == [72]
 
 
-def test_as_long_as_there_are_several_none_is_chosen():
+def test_no_thread_is_chosen_while_there_are_several():
     lowered = []
     thread = BackgroundThread(told(*[[71, 72]] * (2 * LOOKS), *[[72]] * LOOKS), lowered.append)
     thread.find(nothing)
@@ -77,7 +77,7 @@ def refuse(*_):
 
 
 @pytest.mark.parametrize("how", [(refuse, None), (told(*[[71]] * LOOKS), refuse)], ids=["to tell", "to change"])
-def test_where_the_system_refuses_it_stays_as_it_is(how):
+def test_the_priority_stays_if_the_system_refuses_a_change(how):
     thread = BackgroundThread(*how)
     thread.find(nothing)
     thread.find(nothing)

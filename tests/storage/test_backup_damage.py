@@ -106,7 +106,7 @@ async def test_a_block_of_messages_is_left_out_with_its_ids_and_every_other_row_
         assert (len(rows), left_out) == (1, [])
 
 
-async def test_topics_whose_names_cannot_be_read_are_left_out_and_all_others_are_there(opened):
+async def test_topics_with_unreadable_names_are_left_out_and_all_others_are_present(opened):
     cut = await opened("metadata/*.ldb", around_damage=True)
     await cut.look()
     names = [each.name for each in await cut.topics()]
@@ -121,7 +121,7 @@ async def test_topics_whose_names_cannot_be_read_are_left_out_and_all_others_are
 
 
 @pytest.mark.parametrize("pattern", ["volumes/*/*.ldb", "metadata/*.ldb"])
-async def test_nothing_is_left_out_without_leave(opened, pattern):
+async def test_nothing_is_left_out_without_permission(opened, pattern):
     cut = await opened(pattern, around_damage=False)
     with pytest.raises(Unreadable):  # noqa: PT012 - whichever of them meets it
         await cut.look()
@@ -129,7 +129,7 @@ async def test_nothing_is_left_out_without_leave(opened, pattern):
             await listed(cut, each.name)
 
 
-async def test_a_store_that_fails_is_not_taken_for_one_with_damage():
+async def test_a_failing_store_is_not_taken_for_a_damaged_one():
     store = FaultyStore(MemoryStore())
     claim = await store.claim(BIG)
     await store.write(

@@ -79,7 +79,7 @@ def test_every_flipped_bit_of_an_object_is_found(folder):
     assert folder.verify(made).ok
 
 
-def test_an_object_that_is_damaged_is_none_to_use_again(folder):
+def test_a_damaged_object_is_not_used_again(folder):
     entry = an_object(folder, ROWS)
     assert folder.digest(entry["sha256"]) == entry["kept"]
     next(folder.path.rglob(entry["sha256"])).write_bytes(b"something else")
@@ -110,7 +110,7 @@ def test_deep_verifying_parses_rows(folder):
     assert not folder.verify(made, deep=True).ok
 
 
-def test_pruning_removes_what_no_backup_that_stays_has(folder):
+def test_pruning_removes_objects_that_no_remaining_backup_has(folder):
     old, shared, new = (an_object(folder, rows) for rows in (ROWS[:2], ROWS[2:5], ROWS[5:]))
     first, second = a_backup(folder, 1, old, shared), a_backup(folder, 2, shared, new)
     (folder.path / "objects" / shared["sha256"][:2] / ".new-killed").write_bytes(b"half")
@@ -136,7 +136,7 @@ def test_pruning_removes_what_no_backup_that_stays_has(folder):
         (0, 4, {4, 5}),
     ],
 )
-def test_a_backup_stays_that_is_among_the_newest_or_not_too_old(folder, keep_last, since_ms, left):
+def test_a_backup_that_is_among_the_newest_or_not_too_old_stays(folder, keep_last, since_ms, left):
     for day in range(1, 6):
         a_backup(folder, day, an_object(folder, ROWS[day : day + 1]))
     folder.prune(keep_last, since_ms)
@@ -149,7 +149,7 @@ def spoil(folder, made, content=b"{}"):
 
 
 @pytest.mark.parametrize("content", [b"{}", b"", b"\xff", canonical({"format": 2})])
-def test_one_manifest_that_cannot_be_read_is_named_and_the_others_are_there(folder, content):
+def test_one_unreadable_manifest_is_named_and_the_others_are_listed(folder, content):
     made = [a_backup(folder, day, an_object(folder, ROWS[day : day + 1])) for day in (1, 2, 3)]
     spoil(folder, made[1], content)
     found, unreadable = folder.manifests()
@@ -177,7 +177,7 @@ def test_no_object_is_pruned_while_it_is_unknown_what_a_backup_needs_and_that_ba
     assert all(folder.verify(each).ok for each in folder.manifests()[0].values())
 
 
-def test_a_damaged_manifest_is_none_of_the_newest_that_pruning_keeps(folder):
+def test_a_damaged_manifest_does_not_count_among_the_newest_that_pruning_keeps(folder):
     made = [a_backup(folder, day, an_object(folder, ROWS[day : day + 1])) for day in (1, 2, 3)]
     spoil(folder, made[2])
     done = folder.prune(1)
@@ -185,7 +185,7 @@ def test_a_damaged_manifest_is_none_of_the_newest_that_pruning_keeps(folder):
     assert folder.ids() == [made[1]["id"], made[2]["id"]]
 
 
-def test_the_newest_backup_that_left_nothing_out_is_never_pruned(folder):
+def test_the_newest_complete_backup_is_never_pruned(folder):
     entries = [an_object(folder, ROWS[day : day + 1]) for day in range(5)]
     whole = [a_backup(folder, day, entries[day]) for day in (0, 1)]
     partial = [a_backup(folder, day, entries[day], left_out=[{"topic": "shop:orders"}]) for day in (2, 3, 4)]
@@ -206,7 +206,7 @@ def test_an_object_under_a_wrong_name_is_refused(folder):
     assert not folder.has("0" * 64)
 
 
-def test_a_manifest_is_there_only_once_it_is_complete(folder):
+def test_a_manifest_is_present_only_once_it_is_complete(folder):
     (folder.path / "backups" / ".new-abc").write_bytes(json.dumps({"id": "x"}).encode())
     assert folder.ids() == []
     with pytest.raises(StoreUnusable, match="no complete backup"):

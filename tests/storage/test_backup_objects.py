@@ -66,7 +66,7 @@ def test_windows_are_the_same_however_the_rows_arrive(at, one, other):
 
 
 @given(positions)
-def test_a_page_goes_on_where_the_one_before_ended_as_if_it_had_not(at):
+def test_a_page_continues_where_the_last_one_ended_without_a_difference(at):
     rows = rows_at(at)
     whole = windows_of(rows)
     windowed = WindowedRows(PREFIX, 10, 42)

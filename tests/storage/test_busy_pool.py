@@ -49,7 +49,7 @@ async def slowly(*_: object) -> bool:
 
 # A connection answers a hundred calls within a call's time limit, and 33 within that of an attempt with three gateways.
 @pytest.mark.parametrize(("gateways", "callers"), [(1, 250), (3, 120), (3, 250)])
-async def test_of_more_calls_than_can_be_answered_in_time_as_many_are_answered_as_the_connections_can(
+async def test_overloaded_calls_are_answered_up_to_the_capacity_of_the_connections(
     autojump_clock, monkeypatch, gateways, callers
 ):
     made = Gateways(slowly)
@@ -60,7 +60,7 @@ async def test_of_more_calls_than_can_be_answered_in_time_as_many_are_answered_a
 
 
 @pytest.mark.parametrize(("gateways", "callers"), [(1, 80), (3, 40), (3, 80)])
-async def test_of_more_scans_than_can_be_answered_in_time_as_many_are_answered_as_the_connections_can(
+async def test_overloaded_scans_are_answered_up_to_the_capacity_of_the_connections(
     autojump_clock, monkeypatch, gateways, callers
 ):
     rows = Rows([10, 10])
@@ -125,9 +125,7 @@ async def test_a_scan_waits_for_both_bounds_no_longer_than_for_one(autojump_cloc
         pass
 
 
-async def test_a_call_that_broke_off_before_it_waited_in_vain_is_not_said_to_have_not_been_made(
-    autojump_clock, monkeypatch
-):
+async def test_a_call_that_broke_off_before_its_wait_is_not_reported_as_not_made(autojump_clock, monkeypatch):
     begun = trio.Event()
 
     async def answer(_: object, name: str, __: object) -> bool:
@@ -159,7 +157,7 @@ async def test_a_call_that_broke_off_before_it_waited_in_vain_is_not_said_to_hav
 
 
 @pytest.mark.parametrize(("gateways", "attempt_s"), [(1, TIMEOUT_S), (3, TIMEOUT_S / 3)])
-async def test_a_call_that_waited_has_the_time_of_one_attempt_behind_its_wait_and_no_more(
+async def test_a_call_that_waited_has_the_time_of_one_attempt_after_its_wait_and_no_more(
     autojump_clock, monkeypatch, gateways, attempt_s
 ):
     async def never(*_: object) -> object:
@@ -181,7 +179,7 @@ async def test_a_call_that_waited_has_the_time_of_one_attempt_behind_its_wait_an
         assert trio.current_time() - begun_s == pytest.approx(TIMEOUT_S - 1 + attempt_s, abs=0.1)
 
 
-async def test_a_call_that_waited_goes_to_the_next_gateway_where_the_first_stands_still(autojump_clock, monkeypatch):
+async def test_a_call_that_waited_goes_to_the_next_gateway_if_the_first_is_frozen(autojump_clock, monkeypatch):
     async def answer(address: tuple[str, int], *_: object) -> str:
         if address[0] == "gateway0":
             await trio.sleep_forever()

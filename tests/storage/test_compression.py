@@ -43,7 +43,7 @@ def uncompressed(volumes: Path) -> None:
     path.write_bytes(b"%08x\n" % zlib.crc32(content) + content)
 
 
-async def test_volumes_that_an_earlier_version_did_not_compress_are_read_and_go_on(tmp_path):
+async def test_volumes_that_an_earlier_version_did_not_compress_are_read_and_continue(tmp_path):
     directory = tmp_path / "data"
     async with await LevelDBStore.open(directory, TINY) as store:
         await fill(store, 30)

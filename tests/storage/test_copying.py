@@ -74,7 +74,7 @@ async def target(request, tmp_path):
 # --- copied rows -----------------------------------------------------------------------------------
 
 
-async def test_rows_of_all_kinds_are_there_byte_for_byte_readable_or_not(target):
+async def test_rows_of_all_kinds_are_copied_byte_for_byte_readable_or_not(target):
     source = await filled(MemoryStore(), *rows_that_do_not_parse())
     compared = await copied(source, target)
     assert await rows_of(target) == await rows_of(source)
@@ -84,7 +84,7 @@ async def test_rows_of_all_kinds_are_there_byte_for_byte_readable_or_not(target)
     assert sum(part.source.rows for part in compared) == len(await rows_of(source))
 
 
-async def test_there_and_back_again_is_the_same_store(target):
+async def test_a_copy_there_and_back_is_the_same_store(target):
     source = await filled(MemoryStore())
     await copied(source, target)
     back = MemoryStore()
@@ -102,7 +102,7 @@ async def test_chosen_topics_are_copied_with_their_namespaces_and_the_transactio
     assert {key for _, key, _ in there} >= {metadata_key(ORDERS), namespace_key("shop"), service_key(HEAD)}
 
 
-async def test_done_again_nothing_is_changed(target):
+async def test_a_repeated_copy_changes_nothing(target):
     source = await filled(MemoryStore())
     await copied(source, target)
     before = await rows_of(target)
@@ -117,7 +117,7 @@ async def test_rows_about_the_progress_of_topics_are_removed_at_the_end(target):
     assert [key for key, _ in own] == [COPY_KEY]
 
 
-async def test_messages_of_many_steps_are_all_there_and_in_order(target, monkeypatch):
+async def test_messages_of_many_steps_are_all_present_and_in_order(target, monkeypatch):
     monkeypatch.setattr(writing, "STEP_ROWS", 7)
     many = [message(ORDERS, 2, NOW_MS + number, 0, MessageRow(b"%d" % number)) for number in range(50)]
     source = await filled(MemoryStore(), *many)
@@ -137,7 +137,7 @@ async def test_rows_of_a_put_are_of_one_generation_or_of_one_write_pointer():
 
 
 @pytest.mark.parametrize("applied", [False, 1, True])
-async def test_a_copy_that_is_cut_off_at_any_write_continues_and_loses_and_doubles_nothing(monkeypatch, applied):
+async def test_a_copy_interrupted_at_any_write_continues_and_loses_and_doubles_nothing(monkeypatch, applied):
     monkeypatch.setattr(writing, "STEP_ROWS", 2)
     source = await filled(MemoryStore())
     wanted = await rows_of(source)
@@ -188,7 +188,7 @@ async def test_another_copy_that_is_not_complete_is_refused(target):
         await copied(await filled(MemoryStore()), target)
 
 
-async def test_a_row_larger_than_the_target_takes_is_named_before_anything_is_copied():
+async def test_a_row_too_large_for_the_target_is_named_before_anything_is_copied():
     target = MemoryStore()
     target.traits = replace(target.traits, max_row_bytes=1000)
     source = await filled(MemoryStore(), message(ORDERS, 2, NOW_MS + 7, 0, MessageRow(bytes(2000))))
@@ -204,7 +204,7 @@ async def test_messages_of_transactions_are_not_copied_under_another_service(tar
         await copied(await filled(MemoryStore()), target)
 
 
-async def test_a_service_that_was_only_chosen_is_nothing_yet(target):
+async def test_a_service_that_was_only_chosen_does_not_count_yet(target):
     claim = await target.claim(ORDERS)
     await target.write([put_one(Table.METADATA, service_key(AUTHORITY), pack_record({"a": "none"}))], claim=claim)
     source = await filled(MemoryStore())
@@ -220,7 +220,7 @@ async def test_a_namespace_with_other_properties_is_refused(target):
         await copied(await filled(MemoryStore()), target)
 
 
-async def test_a_topic_that_is_not_there_is_named(target):
+async def test_a_missing_topic_is_named(target):
     with pytest.raises(StoreUnusable, match="no topic shop:nothing"):
         await copied(await filled(MemoryStore()), target, CopyRequest("here", (TopicName("shop", "nothing"),)))
 
@@ -228,7 +228,7 @@ async def test_a_topic_that_is_not_there_is_named(target):
 # --- writes during a copy --------------------------------------------------------------------------
 
 
-async def test_an_owner_that_claims_a_topic_of_the_source_during_the_copy_ends_it():
+async def test_an_owner_that_claims_a_topic_of_the_source_during_the_copy_ends_the_copy():
     shared = SharedMemory()
     source = await filled(shared.store())
 
@@ -242,7 +242,7 @@ async def test_an_owner_that_claims_a_topic_of_the_source_during_the_copy_ends_i
         await copied(source, Overtaken())
 
 
-async def test_a_source_that_was_written_after_it_was_copied_is_found_to_differ(target):
+async def test_a_source_written_after_it_was_copied_is_found_to_differ(target):
     source = await filled(MemoryStore())
     await copied(source, target)
     late = message(ORDERS, 2, NOW_MS + 9, 0, MessageRow(b"late"))
@@ -251,7 +251,7 @@ async def test_a_source_that_was_written_after_it_was_copied_is_found_to_differ(
     assert different == ["shop:orders"]
 
 
-async def test_what_was_written_while_it_was_copied_is_never_called_complete(target):
+async def test_a_source_written_during_the_copy_is_never_called_complete(target):
     source = await filled(MemoryStore())
     looked = await CopyRun(source, target, EVERYTHING).look()
     pointer = put_one(Table.METADATA, pointer_key(ORDERS, 2, INVALID + 5), b"\x01\x80")

@@ -73,7 +73,7 @@ async def test_without_current_nothing_is_created_over_the_tables(stopped):
 
 
 @pytest.mark.parametrize("said", ["", "MANIFEST-000002", "../../etc/passwd\n", "MANIFEST-999999\n"])
-async def test_a_current_that_leads_nowhere_is_damage(stopped, said):
+async def test_a_current_file_that_names_no_manifest_is_damage(stopped, said):
     directory, _ = stopped
     (directory / VOLUME / "CURRENT").write_text(said)
     await refused(directory)
@@ -97,7 +97,7 @@ async def test_a_missing_log_is_damage(stopped):
     await refused(directory)
 
 
-async def test_a_volume_that_is_gone_is_damage(stopped):
+async def test_a_missing_volume_is_damage(stopped):
     directory, _ = stopped
     shutil.rmtree(directory / VOLUME)
     await refused(directory)
@@ -252,7 +252,7 @@ def with_hole(log: Path, last: int, page: int) -> bytes:
     return bytes(data)
 
 
-async def test_a_last_commit_that_lacks_a_page_in_its_midst_is_left_out_as_one_that_was_never_synced(tmp_path):
+async def test_a_last_commit_that_lacks_a_page_in_its_middle_is_left_out_like_an_unsynced_one(tmp_path):
     directory = tmp_path / "data"
     async with await LevelDBStore.open(directory) as store:
         await write_commits(store, 3, rows=50, value=Random(1).randbytes(200))
@@ -270,7 +270,7 @@ async def test_a_last_commit_that_lacks_a_page_in_its_midst_is_left_out_as_one_t
             assert await everything(store) == rows, page
 
 
-async def test_of_a_last_commit_any_sectors_may_be_missing_and_every_one_before_it_is_there(tmp_path):
+async def test_a_last_commit_may_lack_any_sectors_and_every_earlier_one_is_read(tmp_path):
     directory = tmp_path / "data"
     async with await LevelDBStore.open(directory) as store:
         await write_commits(store, 3, rows=50, value=Random(1).randbytes(200))
@@ -295,7 +295,7 @@ async def test_of_a_last_commit_any_sectors_may_be_missing_and_every_one_before_
     assert outcomes == {len(rows), len(all_rows)}
 
 
-async def test_a_commit_that_lacks_a_page_and_has_others_behind_it_is_damage(tmp_path):
+async def test_a_commit_that_lacks_a_page_and_has_others_after_it_is_damage(tmp_path):
     directory = tmp_path / "data"
     async with await LevelDBStore.open(directory) as store:
         await write_commits(store, 1, rows=300, value=Random(1).randbytes(200))
@@ -321,7 +321,7 @@ async def test_a_last_commit_that_is_damaged_and_lacks_no_page_is_damage(tmp_pat
     assert "orruption" in (await refused(directory)).detail
 
 
-async def test_a_log_that_is_damaged_elsewhere_too_is_left_as_it_was(tmp_path):
+async def test_a_log_that_is_damaged_elsewhere_too_is_left_unchanged(tmp_path):
     directory = tmp_path / "data"
     async with await LevelDBStore.open(directory) as store:
         await write_commits(store, 1, rows=10, value=Random(1).randbytes(200))
@@ -336,7 +336,7 @@ async def test_a_log_that_is_damaged_elsewhere_too_is_left_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("left", [b"", bytes(41)], ids=["empty", "zeros"])
-async def test_a_power_cut_while_a_store_is_first_made_leaves_one_that_is_made_again(tmp_path, left):
+async def test_a_power_cut_while_a_store_is_first_created_leaves_one_that_is_created_again(tmp_path, left):
     metadata = tmp_path / "data" / "metadata"
     metadata.mkdir(parents=True)
     (metadata / "MANIFEST-000001").write_bytes(left)
@@ -369,14 +369,14 @@ async def test_a_flipped_table_read_through_the_store_is_a_store_error(stopped):
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00" * 100, b"\xff" * 100, bytes(range(256)) * 200])
-def test_bytes_that_are_no_manifest_name_no_log(data):
+def test_bytes_that_are_not_a_manifest_name_no_log(data):
     assert newest_log(data) == 0
 
 
 # --- looking at a stopped store ---
 
 
-async def test_looking_at_a_stopped_store_leaves_every_byte_as_it_was(stopped):
+async def test_inspecting_a_stopped_store_leaves_every_byte_unchanged(stopped):
     directory, rows = stopped
     before = snapshot(directory)
     with open_stopped(directory) as (database, complaint):
@@ -386,7 +386,7 @@ async def test_looking_at_a_stopped_store_leaves_every_byte_as_it_was(stopped):
     assert [path.name for path in directory.parent.iterdir()] == [directory.name]
 
 
-async def test_looking_at_a_damaged_store_shows_its_readable_rows_and_reports_what_is_wrong(stopped):
+async def test_inspecting_a_damaged_store_shows_its_readable_rows_and_reports_the_rest(stopped):
     directory, rows = stopped
     log = only(directory, "*.log")
     whole = bytearray(log.read_bytes())
@@ -400,7 +400,7 @@ async def test_looking_at_a_damaged_store_shows_its_readable_rows_and_reports_wh
     assert snapshot(directory) == before
 
 
-async def test_looking_into_no_store_or_into_a_directory_in_use_is_refused(tmp_path):
+async def test_inspecting_no_store_or_a_directory_in_use_is_refused(tmp_path):
     with pytest.raises(StoreUnusable, match="is not a store"), open_stopped(tmp_path):
         pass
     async with await LevelDBStore.open(tmp_path / "data"):
@@ -436,9 +436,7 @@ async def test_a_scan_that_begins_in_a_damaged_block_is_an_error_and_not_an_empt
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-async def test_a_scan_that_comes_to_a_damaged_block_behind_which_there_is_none_is_an_error_and_no_end(
-    tmp_path, reverse
-):
+async def test_a_scan_that_reaches_a_damaged_last_block_is_an_error_and_not_an_end(tmp_path, reverse):
     path, random = tmp_path / "one", Random(1)
     values = [random.randbytes(200) for _ in range(500)]
     database = Database(path, LevelDBOptions().volume_shape(), create=True)

@@ -39,7 +39,7 @@ async def refused(path: Path, kind: type[StoreUnusable]) -> StoreUnusable:
     return caught.value
 
 
-async def test_a_directory_is_made_with_its_parents_for_its_owner_alone(tmp_path):
+async def test_a_directory_is_created_with_its_parents_for_its_owner_alone(tmp_path):
     path = await made(tmp_path / "a" / "b" / "data")
     assert path.stat().st_mode & 0o777 == 0o700
     assert json.loads((path / FORMAT_NAME).read_text())["format"] == FORMAT
@@ -51,7 +51,7 @@ async def test_an_empty_directory_with_lost_and_found_becomes_a_store(tmp_path):
     await made(tmp_path)
 
 
-async def test_a_second_store_in_one_process_learns_who_holds_the_directory(tmp_path):
+async def test_a_second_store_in_one_process_learns_who_has_the_directory(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", address="127.0.0.1:7420"):
         error = await refused(tmp_path / "data", StoreInUse)
     assert f"process {os.getpid()} on " in error.detail
@@ -76,7 +76,7 @@ def holder(path: Path):
             child.kill()
 
 
-async def test_a_directory_held_by_another_process_is_refused_and_free_once_that_was_killed(tmp_path):
+async def test_a_directory_in_use_by_another_process_is_refused_and_free_once_that_was_killed(tmp_path):
     path = await made(tmp_path / "data")
     with holder(path) as child:
         error = await refused(path, StoreInUse)
@@ -118,19 +118,19 @@ async def test_rows_without_a_format_are_damage_and_not_a_new_store(tmp_path):
     await refused(path, StoreDamaged)
 
 
-async def test_a_directory_of_somebody_else_is_refused(tmp_path):
+async def test_a_directory_of_another_user_is_refused(tmp_path):
     (tmp_path / "holiday.jpg").write_bytes(b"\xff\xd8")
     error = await refused(tmp_path, StoreUnusable)
     assert "holiday.jpg" in error.detail
 
 
-async def test_a_file_is_no_directory(tmp_path):
+async def test_a_file_is_refused_as_a_directory(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreUnusable, match="is a file"):
         await LevelDBStore.open(tmp_path / "file")
 
 
-async def test_a_creation_that_was_cut_off_anywhere_is_finished_by_the_next(tmp_path):
+async def test_an_interrupted_creation_is_finished_by_the_next(tmp_path):
     path = tmp_path / "data"
     DataDirectory.open(path).close()
     (path / "rows").mkdir()

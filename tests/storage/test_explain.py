@@ -33,7 +33,7 @@ def described(operations) -> list[DescribedRow]:
     return [describe(op.table, op.prefix + op.suffixes[0], op.values[0]) for op in operations]
 
 
-def test_every_row_the_daemon_writes_is_decoded():
+def test_every_row_of_the_daemon_is_decoded():
     rows = described(rows_of_all_kinds())
     assert [row.problem for row in rows] == [""] * len(rows)
     messages = ["message"] * 5 + ["reference", "message", "message", "payload"]
@@ -87,7 +87,7 @@ async def test_a_summary_counts_by_topic_and_generation_and_what_would_be_cleane
     assert (pruning.safe_bound, pruning.last_pass_ms) == (INVALID - 7, NOW_MS - 5)
 
 
-def test_rows_about_transactions_are_told_in_words():
+def test_rows_about_transactions_are_described_in_words():
     said = {row.kind: row.shown() for row in described(rows_of_all_kinds())}
     pointer = said["pointer"]
     assert (pointer["write_pointer"], pointer["rolled_back"], pointer["messages"]) == (INVALID, False, 1)
@@ -105,7 +105,7 @@ def test_rows_about_transactions_are_told_in_words():
     assert said["authority"]["service"] == "embedded"
 
 
-def test_rows_about_producers_are_told_in_words():
+def test_rows_about_producers_are_described_in_words():
     first, second, reference, payload, producer, producers, namespace, pointer = (
         row.shown() for row in described(rows_about_producers())
     )
@@ -139,7 +139,7 @@ def test_rows_about_producers_are_told_in_words():
         (RowFilter(generation=0), set()),
     ],
 )
-def test_producers_are_chosen_with_their_topic_and_what_a_namespace_says_with_it(choice, kinds):
+def test_producers_are_chosen_with_their_topic_and_properties_of_a_namespace_with_it(choice, kinds):
     rows = [row for row in described(rows_about_producers()) if row.table is Table.METADATA and row.kind != "pointer"]
     assert {row.kind for row in rows if choice.takes(row)} == kinds
 
@@ -179,14 +179,14 @@ async def test_rows_are_chosen_by_name_generation_and_position(tmp_path, choice,
 @pytest.mark.parametrize(
     ("choice", "count"), [(RowFilter(), 12), (RowFilter(topic="orders"), 4), (RowFilter(generation=2), 4)]
 )
-async def test_rows_of_the_transaction_service_are_of_no_topic(tmp_path, choice, count):
+async def test_rows_of_the_transaction_service_belong_to_no_topic(tmp_path, choice, count):
     rows = []
     with open_stopped(await make_store(tmp_path / "data")) as (database, _):
         assert walk(database, Table.METADATA, lambda row: rows.append(row) or True) == ""
     assert sum(map(choice.takes, rows)) == count
 
 
-def test_what_is_staged_and_what_was_is_told_in_words():
+def test_staged_and_published_batches_are_described_in_words():
     staged, kept, reference, winner = described(rows_about_staging())
     assert (staged.kind, kept.kind, reference.kind, winner.kind) == ("staged", "payload", "reference", "payload")
     said = staged.shown()
@@ -200,7 +200,7 @@ def test_what_is_staged_and_what_was_is_told_in_words():
         assert "write_pointer" not in row.shown()
 
 
-async def test_a_summary_counts_what_is_staged_and_takes_it_for_no_transaction(tmp_path):
+async def test_a_summary_counts_staged_messages_and_does_not_take_them_for_a_transaction(tmp_path):
     directory = await make_store(tmp_path / "data")
     async with await LevelDBStore.open(directory) as store:
         await store.write(rows_about_staging(), claim=await store.claim(ORDERS))

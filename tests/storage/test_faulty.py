@@ -28,7 +28,7 @@ def faulty() -> FaultyStore:
 
 
 @pytest.mark.parametrize("applied", [False, True, 0, 1, 2, 3, 4, 5])
-async def test_a_failed_write_leaves_the_rows_it_was_told_to(applied):
+async def test_a_failed_write_leaves_the_chosen_rows(applied):
     store = faulty()
     claim = await store.claim(NAME)
     await store.write([put_one(MESSAGE, b"x", b"")], claim=claim)
@@ -40,7 +40,7 @@ async def test_a_failed_write_leaves_the_rows_it_was_told_to(applied):
     assert keys == [b"k" + i.to_bytes(4, "big") for i in range(min(rows, 3))] + ([b"x"] if rows < 4 else [])
 
 
-async def test_faults_hit_the_call_they_were_told_to():
+async def test_faults_hit_the_chosen_call():
     store = faulty()
     store.fail_next("get", after=2)
     store.fail_next("get", after=0)
@@ -54,7 +54,7 @@ async def test_faults_hit_the_call_they_were_told_to():
 
 
 @pytest.mark.parametrize("op", ["claim", "discard", "reclaim", "scan"])
-async def test_every_operation_fails_once_when_told_so(op):
+async def test_every_operation_fails_once_on_request(op):
     store = faulty()
     calls = {
         "claim": lambda: store.claim(NAME),
@@ -162,7 +162,7 @@ async def test_a_power_cut_brings_discarded_rows_back_unless_a_write_completed_s
     discarded=st.integers(0, 9),
     kept=st.integers(0, 9),
 )
-def test_whatever_is_cut_every_completed_write_is_there_and_the_rest_is_a_prefix(writes, torn, discarded, kept):
+def test_after_any_cut_every_completed_write_is_present_and_the_rest_is_a_prefix(writes, torn, discarded, kept):
     async def run() -> None:
         store = faulty()
         claim = await store.claim(NAME)
@@ -188,5 +188,5 @@ def test_a_crash_needs_a_memory_store_inside():
         FaultyStore(faulty()).crash()
 
 
-def test_its_tables_are_those_of_the_store_inside():
+def test_its_tables_are_those_of_the_inner_store():
     assert set(faulty().inner.tables) == set(Table)

@@ -30,7 +30,7 @@ async def asked(*answers: bytes) -> object:
         return await Gateway(ours).call("isTableEnabled", b"table")
 
 
-async def test_the_answer_to_the_request_is_what_a_call_gives():
+async def test_a_call_returns_the_answer_to_its_request():
     assert await asked(answer(1)) is True
 
 
@@ -41,23 +41,23 @@ async def test_the_answer_to_another_request_ends_the_connection(sequence):
 
 
 @pytest.mark.parametrize("size", [0, -1, (256 << 20) + 1])
-async def test_a_frame_of_no_size_that_an_answer_may_have_is_not_waited_for(size):
+async def test_a_frame_of_an_impossible_size_is_not_waited_for(size):
     with pytest.raises(OutOfStep, match=f"an answer of {size} bytes"):
         await asked(struct.pack("!i", size))
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400", b"\xff" * 40])
-async def test_what_cannot_be_read_ends_the_connection(said):
+async def test_a_malformed_answer_ends_the_connection(said):
     with pytest.raises(OutOfStep, match="cannot be read"):
         await asked(struct.pack("!i", len(said)) + said)
 
 
-async def test_an_answer_that_is_cut_off_is_none():
+async def test_a_truncated_answer_is_not_an_answer():
     with pytest.raises(OSError, match="closed the connection"):
         await asked(answer(1)[:-3])
 
 
-async def test_a_large_answer_behind_one_that_was_fine_is_too_large_and_no_question_of_frames():
+async def test_an_oversized_answer_after_a_good_one_is_too_large_and_not_a_framing_mismatch():
     ours, theirs = memory_stream_pair()
     gateway = Gateway(ours)
     await theirs.send_all(answer(1) + struct.pack("!i", (256 << 20) + 1))
@@ -67,6 +67,6 @@ async def test_a_large_answer_behind_one_that_was_fine_is_too_large_and_no_quest
             await gateway.call("isTableEnabled", b"table")
 
 
-async def test_a_first_answer_that_is_too_large_has_one_ask_whether_the_gateway_is_framed():
+async def test_an_oversized_first_answer_asks_whether_the_gateway_is_framed():
     with pytest.raises(OutOfStep, match=r"framed \(-f\)"):
         await asked(struct.pack("!i", (256 << 20) + 1))

@@ -102,13 +102,13 @@ async def steps(upkeep, count):
     return [await upkeep.step() for _ in range(count)]
 
 
-async def test_what_is_gone_is_removed_and_what_is_there_stays(hbase):
+async def test_deleted_rows_are_removed_and_live_ones_stay(hbase):
     fill(hbase)
     assert await steps(upkeep_of(hbase), 2) == [len(NAMES), 0]
     assert sorted(hbase.rows[METADATA]) == sorted(map(metadata_key, NAMES))
 
 
-async def test_a_row_that_cannot_be_read_stays_and_all_others_that_are_gone_are_removed(hbase, caplog):
+async def test_an_unreadable_row_stays_and_all_other_deleted_ones_are_removed(hbase, caplog):
     fill(hbase)
     hbase.rows[METADATA][gone(BAD)] = {SLOTS[0]: b"?"}
     assert await steps(upkeep_of(hbase), 3) == [len(NAMES) - 1, 0, 0]
@@ -116,7 +116,7 @@ async def test_a_row_that_cannot_be_read_stays_and_all_others_that_are_gone_are_
     assert [each.key for each in caplog.records if "passes over" in each.message] == [gone(BAD).hex()]
 
 
-async def test_a_head_that_cannot_be_read_keeps_the_rows_of_its_topic_and_of_no_other(hbase, caplog):
+async def test_an_unreadable_head_keeps_the_rows_of_its_topic_and_of_no_other(hbase, caplog):
     fill(hbase)
     hbase.rows[MESSAGE][head(BAD)] = {HEAD: b"?"}
     assert await steps(upkeep_of(hbase), 3) == [len(NAMES) - 1, 0, 0]
@@ -124,7 +124,7 @@ async def test_a_head_that_cannot_be_read_keeps_the_rows_of_its_topic_and_of_no_
     assert [each.key for each in caplog.records if "passes over" in each.message] == [metadata_key(BAD).hex()]
 
 
-async def test_a_head_that_cannot_be_read_is_found_among_very_many_with_few_calls(hbase):
+async def test_an_unreadable_head_is_found_among_very_many_with_few_calls(hbase):
     names = [TopicName("ns", f"many{number:03}") for number in range(200)]
     for name in names:
         hbase.rows[MESSAGE][head(name)] = {HEAD: Head(Stamp(200, 7), BEFORE).encode()}
@@ -134,7 +134,7 @@ async def test_a_head_that_cannot_be_read_is_found_among_very_many_with_few_call
     assert hbase.calls.count("getRows") < 20
 
 
-async def test_steps_go_on_behind_a_page_with_rows_that_cannot_be_read(hbase, monkeypatch):
+async def test_steps_continue_after_a_page_with_unreadable_rows(hbase, monkeypatch):
     monkeypatch.setattr(upkeep, "STEP_ROWS", 3)
     fill(hbase)
     hbase.rows[METADATA][gone(BAD)] = {SLOTS[0]: b"?"}
@@ -142,7 +142,7 @@ async def test_steps_go_on_behind_a_page_with_rows_that_cannot_be_read(hbase, mo
     assert left(hbase) == [BAD]
 
 
-async def test_fences_stay_where_a_row_may_need_them_that_cannot_be_read_and_go_elsewhere(hbase, caplog):
+async def test_fences_stay_where_an_unreadable_row_may_need_them_and_are_removed_elsewhere(hbase, caplog):
     fill(hbase, fences=MANY_FENCES + 4)
     hbase.rows[METADATA][gone(BAD)] = {SLOTS[0]: b"?"}
     await steps(upkeep_of(hbase), 2)

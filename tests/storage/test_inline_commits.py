@@ -73,7 +73,7 @@ async def test_the_small_commits_of_a_turn_are_one_synced_batch_that_is_durable_
     assert await store.get(METADATA, b"k") == b"v"
 
 
-async def test_commits_that_no_turn_gathers_are_the_threads(store):
+async def test_commits_outside_a_turn_are_written_by_the_thread(store):
     completed = []
     store.begin([message(1)], completed.append, claim=CLAIM)
     assert completed == []
@@ -90,7 +90,7 @@ async def test_commits_that_no_turn_gathers_are_the_threads(store):
     ],
     ids=["large", "rollback", "removal"],
 )
-async def test_what_may_take_longer_than_a_sync_is_the_threads_and_so_is_what_was_gathered_before_it(store, commit):
+async def test_commits_that_may_take_longer_than_a_sync_go_to_the_thread_with_those_gathered_before(store, commit):
     completed = gathered(store, [message(5)], commit, [message(6)])
     assert completed == []
     await until_completed(completed, 3)
@@ -98,7 +98,7 @@ async def test_what_may_take_longer_than_a_sync_is_the_threads_and_so_is_what_wa
     assert set(dict(await everything(store, MESSAGE))) == {key(number) for number in (1, 5, 6)}
 
 
-async def test_together_they_are_no_larger_than_one_may_be(store):
+async def test_gathered_commits_are_no_larger_than_one_may_be(store):
     spy = Spy(store)
     part = bytes(MAX_INLINE_BYTES // 4)
     completed = gathered(store, *([message(number, part)] for number in range(5)))
@@ -107,7 +107,7 @@ async def test_together_they_are_no_larger_than_one_may_be(store):
     assert len(spy.batches) <= 2
 
 
-async def test_a_commit_with_expectations_is_the_threads(store):
+async def test_a_commit_with_expectations_goes_to_the_thread(store):
     store.gather_writes()
     completed = []
     work = PendingWrite(
@@ -119,7 +119,7 @@ async def test_a_commit_with_expectations_is_the_threads(store):
     await until_completed(completed, 1)
 
 
-async def test_while_the_thread_has_a_commit_further_ones_join_it_there(store):
+async def test_while_the_thread_has_a_commit_further_ones_join_it(store):
     spy = Spy(store)
     spy.hold = threading.Event()
     first = []
@@ -187,9 +187,7 @@ def pause_of(store, clock):
     return store._group_commit._slow_until_s - clock.now_s
 
 
-async def test_on_a_disk_that_stays_slow_that_doubles_each_time_up_to_a_thousand_times_as_long(
-    store, clock, slow_write
-):
+async def test_on_a_disk_that_stays_slow_that_time_doubles_up_to_a_thousandfold(store, clock, slow_write):
     factors = []
     for _ in range(9):
         slow_write(2 * MAX_S)
@@ -198,7 +196,7 @@ async def test_on_a_disk_that_stays_slow_that_doubles_each_time_up_to_a_thousand
     assert factors == [10, 20, 40, 80, 160, 320, 640, 1000, 1000]
 
 
-async def test_a_disk_that_was_quick_for_long_counts_as_a_quick_one_again(store, clock, slow_write):
+async def test_a_disk_that_was_fast_for_long_counts_as_fast_again(store, clock, slow_write):
     for _ in range(3):
         slow_write(2 * MAX_S)
         clock.now_s += pause_of(store, clock) + 1e-6
@@ -221,7 +219,7 @@ async def test_a_slow_write_of_the_thread_does_not_make_the_disk_a_slow_one(stor
     assert store.writes_inline
 
 
-async def test_with_a_bound_of_zero_the_thread_writes_them_all(tmp_path):
+async def test_with_a_bound_of_zero_the_thread_writes_every_commit(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", LevelDBOptions(max_inline_s=0.0)) as store:
         assert not store.writes_inline
         completed = gathered(store, [message(1)])
@@ -261,7 +259,7 @@ async def test_every_commit_of_a_group_is_completed_although_the_callback_of_one
     assert completed == [None]
 
 
-async def test_when_it_fails_each_commit_learns_so_and_nothing_is_written_until_the_store_was_opened_again(store):
+async def test_after_a_failure_each_commit_gets_an_error_and_nothing_is_written_until_the_store_is_reopened(store):
     spy = Spy(store)
     spy.fail = OSError(28, "No space left on device")
     completed = gathered(store, [message(1)], [message(2)])
@@ -342,7 +340,7 @@ async def test_after_a_slow_read_threads_read_and_write_for_ten_times_as_long(st
     assert await read_in()
 
 
-async def test_a_disk_that_was_quick_to_read_for_long_counts_as_a_quick_one_again(store, clock, read_in):
+async def test_a_disk_that_reads_fast_for_long_counts_as_fast_again(store, clock, read_in):
     await store.write([put_one(METADATA, b"k", b"v")], claim=await store.claim(NAME))
     for _ in range(3):
         assert await read_in(2 * MAX_S)
@@ -353,7 +351,7 @@ async def test_a_disk_that_was_quick_to_read_for_long_counts_as_a_quick_one_agai
     assert pause_of(store, clock) == pytest.approx(SLOW_FACTORS[0] * 2 * MAX_S)
 
 
-async def test_a_task_that_reads_many_rows_of_the_metadata_lets_others_have_their_turns(store):
+async def test_a_task_that_reads_many_rows_of_the_metadata_lets_others_run(store):
     turns = []
 
     async def others():
@@ -368,7 +366,7 @@ async def test_a_task_that_reads_many_rows_of_the_metadata_lets_others_have_thei
         assert len(turns) == 10
 
 
-async def test_a_store_that_is_closed_reads_nothing_on_the_event_loop_either(tmp_path):
+async def test_a_closed_store_reads_nothing_on_the_event_loop_either(tmp_path):
     store = await LevelDBStore.open(tmp_path / "data")
     await store.aclose()
     with pytest.raises(StoreError, match="closed"):
@@ -414,7 +412,7 @@ class Watched:
         self.events.append("completed" if error is None else error)
 
 
-async def test_what_there_is_to_do_beside_is_done_between_the_write_and_its_sync(store, monkeypatch):
+async def test_callbacks_while_syncing_run_between_the_write_and_its_sync(store, monkeypatch):
     watched = Watched(store, monkeypatch, during=lambda: rows.append(store._db.get(MESSAGE, key(2))))
     rows = []
     assert watched.commit(1) == ["syncing", "completed"]  # the end of its log was not known yet, so LevelDB synced it
@@ -430,7 +428,7 @@ async def test_nothing_is_written_before_it_is_durable_while_a_thread_reads(stor
     assert watched.commit(3) == ["syncing", "synced", "completed"]
 
 
-async def test_what_is_begun_while_the_disk_works_is_written_behind_it(store, monkeypatch):
+async def test_commits_begun_during_a_sync_are_written_after_it(store, monkeypatch):
     completed = []
 
     def during():
@@ -445,7 +443,7 @@ async def test_what_is_begun_while_the_disk_works_is_written_behind_it(store, mo
     assert completed == [None, None]
 
 
-async def test_a_sync_that_fails_is_told_and_nothing_is_written_until_the_store_was_opened_again(store, monkeypatch):
+async def test_a_failed_sync_is_reported_and_nothing_is_written_until_the_store_is_reopened(store, monkeypatch):
     watched = Watched(store, monkeypatch)
     watched.commit(1)
 
@@ -465,7 +463,7 @@ async def test_a_sync_that_fails_is_told_and_nothing_is_written_until_the_store_
 
 
 @pytest.mark.parametrize(("table", "row", "value"), [(MESSAGE, key(1), message(1).values[0]), (METADATA, b"k", b"v")])
-async def test_a_read_after_a_sync_that_failed_opens_the_store_again_first(store, monkeypatch, table, row, value):
+async def test_a_read_after_a_failed_sync_reopens_the_store_first(store, monkeypatch, table, row, value):
     assert gathered(store, [put_one(METADATA, b"k", b"v")]) == [None]
     watched = Watched(store, monkeypatch)
     watched.commit(1)
@@ -490,7 +488,7 @@ async def test_the_time_of_callbacks_while_syncing_is_no_time_of_the_disk(store,
     assert store.writes_inline
 
 
-async def test_commits_gathered_while_the_disk_syncs_are_the_threads(store, monkeypatch):
+async def test_commits_gathered_during_a_sync_go_to_the_thread(store, monkeypatch):
     completed = []
 
     def during():
@@ -506,7 +504,7 @@ async def test_commits_gathered_while_the_disk_syncs_are_the_threads(store, monk
     assert completed == [None, None]
 
 
-async def test_metadata_is_changed_behind_the_sync_since_a_checkpoint_may_be_written_at_any_time(store, monkeypatch):
+async def test_metadata_is_changed_after_the_sync_since_a_checkpoint_may_be_written_at_any_time(store, monkeypatch):
     watched = Watched(store, monkeypatch)
     watched.commit(1)
     seen = []

@@ -56,7 +56,7 @@ def key(number: int) -> bytes:
     max_bytes=st.integers(1, 3000),
     since=st.integers(0, 50),
 )
-def test_a_page_of_joined_rows_is_that_of_rows_one_by_one(values, is_known, lists, limit, max_bytes, since):
+def test_a_page_of_joined_rows_equals_that_of_rows_one_by_one(values, is_known, lists, limit, max_bytes, since):
     rows = [(key(number), value) for number, value in enumerate(values)]
     items = [position(number) + PLAIN_GAP + value for number, value in enumerate(values)]
     joined = PlainItems(PREFIX, items, sum(map(len, items)) if is_known else None)
@@ -112,7 +112,7 @@ RUNS = st.lists(
     random=st.randoms(),
 )
 @settings(max_examples=150)
-def test_lists_have_the_rows_of_a_range_in_order_and_what_is_joined_is_plain(
+def test_lists_have_the_rows_of_a_range_in_order_and_joined_rows_are_plain(
     opened, runs, bounds, first, largest, random
 ):
     for may_pack, database in zip((True, False), opened, strict=True):
@@ -185,7 +185,7 @@ def test_of_large_rows_after_small_ones_few_are_in_memory_at_once(opened):
         assert max(sum(len(value) >= size for _, value in some) for some in found) <= TOGETHER
 
 
-def test_where_it_is_known_how_large_rows_are_no_list_takes_more_memory_than_others(opened):
+def test_where_the_size_of_rows_is_known_no_list_takes_more_memory_than_others(opened):
     _, database = opened
     values = [plain_head(1000) + bytes(1000)] * 1500
     prefix = written(database, values, next(numbers))
@@ -301,7 +301,7 @@ def test_rows_before_a_damaged_pack_are_read_and_damage_after_the_range_does_not
 # --- of a store -------------------------------------------------------------------------------------
 
 
-async def test_a_scan_of_small_requests_gives_rows_that_are_joined_and_one_of_a_view_those_very_rows(tmp_path):
+async def test_a_scan_of_small_requests_gives_joined_rows_and_one_of_a_view_gives_those_very_rows(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data") as store:
         values = [plain_head(3) + b"%03d" % number for number in range(600)]
         for first in range(0, 600, 10):

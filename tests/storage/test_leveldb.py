@@ -88,7 +88,7 @@ async def test_a_discard_that_joins_a_commit_is_synced_with_it(store):
     assert [key[:1] for key, _ in await everything(store)] == [b"b"]
 
 
-async def test_a_commit_that_cannot_be_encoded_leaves_nothing_behind(store, tmp_path):
+async def test_a_commit_that_cannot_be_encoded_leaves_nothing(store, tmp_path):
     claim = await store.claim(NAME)
     with pytest.raises(StoreError):
         await store.write([put_one(METADATA, b"k", b"v"), put_one(MESSAGE, b"k", "text")], claim=claim)
@@ -288,7 +288,7 @@ async def test_a_commit_with_expectations_sees_those_before_it_and_goes_alone(st
     assert await store.get(METADATA, b"other") == b""
 
 
-async def test_when_a_group_fails_all_of_it_learns_so_each_with_an_exception_of_its_own(store):
+async def test_when_a_group_fails_each_of_its_commits_gets_an_exception_of_its_own(store):
     spy = Spy(store)
     claim = await store.claim(NAME)
     spy.hold = threading.Event()
@@ -311,7 +311,7 @@ async def test_when_a_group_fails_all_of_it_learns_so_each_with_an_exception_of_
     assert len(spy.batches) == 1
 
 
-def test_threads_have_the_turn_in_the_order_in_which_they_asked_for_it() -> None:
+def test_threads_get_their_turn_in_the_order_in_which_they_asked_for_it() -> None:
     turn, order = Turn(), []
 
     def take(name: str) -> None:

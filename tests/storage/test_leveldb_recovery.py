@@ -65,7 +65,7 @@ async def test_while_the_disk_stays_full_a_claim_says_so_and_succeeds_when_there
             assert sum(1 for key, _ in await everything(store) if key[:1] != b"x") == 10_000
 
 
-async def test_a_claim_waits_for_the_readers_inside_who_are_told_to_ask_again(store):
+async def test_a_claim_waits_for_active_readers_and_they_are_told_to_retry(store):
     claim = await store.claim(NAME)
     await store.write([numbered(1000)], claim=claim)
     inside, release = threading.Event(), threading.Event()
@@ -133,7 +133,7 @@ async def test_a_cancelled_scan_ends_at_its_next_list(store):
     assert fed == [10]
 
 
-async def test_closing_waits_for_the_write_that_is_under_way(store, tmp_path):
+async def test_closing_waits_for_the_write_in_progress(store, tmp_path):
     spy = Spy(store)
     claim = await store.claim(NAME)
     spy.hold = threading.Event()

@@ -34,7 +34,7 @@ async def test_every_call_is_a_checkpoint(autojump_clock):
             await call()
 
 
-async def test_a_scan_bears_rows_that_come_and_go_meanwhile():
+async def test_a_scan_tolerates_rows_that_are_added_and_removed():
     store = MemoryStore()
     store.apply([numbered(2000)])
     seen: list[bytes] = []

@@ -116,7 +116,7 @@ async def test_a_large_commit_makes_no_room_since_its_sync_writes_the_journal_an
         assert LARGE_BYTES < written(log) <= log.stat().st_size < written(log) + 100
 
 
-async def test_leveldb_itself_opens_what_a_stopped_store_and_a_killed_one_have_left(tmp_path):
+async def test_leveldb_itself_opens_what_a_stopped_store_and_a_killed_one_left(tmp_path):
     """Older versions open it, too, and know nothing about preallocation."""
     async with await LevelDBStore.open(tmp_path / "data") as store:
         await write_commits(store, 5)
@@ -131,7 +131,7 @@ async def test_leveldb_itself_opens_what_a_stopped_store_and_a_killed_one_have_l
     assert found == rows
 
 
-def test_what_a_log_holds_stays_and_only_the_newest_gets_room(tmp_path):
+def test_the_content_of_a_log_stays_and_only_the_newest_gets_room(tmp_path):
     old, new = tmp_path / "000009.log", tmp_path / "000010.log"
     old.write_bytes(b"old")
     new.write_bytes(b"content" * 1000)
@@ -197,7 +197,7 @@ def descriptors():
 
 
 @pytest.mark.parametrize("length", [10, 3000, BLOCK_BYTES - 40, BLOCK_BYTES + 100, LARGE_BYTES - 1000])
-def test_what_is_synced_early_is_in_a_log_that_is_synced_whenever_leveldb_begins_another(database, monkeypatch, length):
+def test_data_synced_early_is_in_a_log_that_is_synced_whenever_leveldb_begins_another(database, monkeypatch, length):
     syncs = Syncs(monkeypatch)
     rng = Random(length)
     early, several = 0, 0
@@ -215,7 +215,7 @@ def test_what_is_synced_early_is_in_a_log_that_is_synced_whenever_leveldb_begins
         assert several > 3
 
 
-def test_a_batch_that_was_not_announced_makes_the_next_one_leveldbs_own_to_sync(database, monkeypatch):
+def test_an_unannounced_batch_makes_leveldb_sync_the_next_one_itself(database, monkeypatch):
     syncs = Syncs(monkeypatch)
     syncs.commit(database, b"\2a", b"1")
     assert len(syncs.commit(database, b"\2b", b"2")) == 1
@@ -293,7 +293,7 @@ def test_zeros_are_never_written_over_what_was_not_announced(database, monkeypat
     found.close()
 
 
-def test_without_room_for_zeros_commits_are_as_good(database, monkeypatch):
+def test_without_room_for_zeros_commits_work_as_well(database, monkeypatch):
     syncs = Syncs(monkeypatch)
 
     def full(*_):

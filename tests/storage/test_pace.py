@@ -17,12 +17,12 @@ async def paused_s(pace, *args, **more):
     return trio.current_time() - begun_s
 
 
-async def test_a_step_is_rested_for_as_long_as_it_took_times_eight(autojump_clock):
+async def test_a_step_is_followed_by_a_pause_of_eight_times_its_duration(autojump_clock):
     assert await paused_s(Pace(), 0.25, 1000, read_rows=10) == pytest.approx(REST * 0.25)
     assert await paused_s(Pace(), 0.25, 1000) == pytest.approx(REST * 0.25)
 
 
-async def test_where_the_store_is_far_its_answers_are_waited_for_and_not_rested_for(autojump_clock):
+async def test_waiting_for_a_remote_store_needs_no_pause(autojump_clock):
     far = Pace(is_far=True)
     work_s = STEP_S + 10 * ROW_S + 1000 * BYTE_S
     assert await paused_s(far, 2.7, 1000, read_rows=10) == pytest.approx(REST * work_s)
@@ -32,11 +32,11 @@ async def test_where_the_store_is_far_its_answers_are_waited_for_and_not_rested_
 
 
 @pytest.mark.parametrize("is_far", [True, False])
-async def test_no_more_bytes_are_read_in_a_second_than_there_may_be(autojump_clock, is_far):
+async def test_the_bytes_read_in_a_second_are_bounded(autojump_clock, is_far):
     assert await paused_s(Pace(1000, is_far=is_far), 0.5, 6000, read_rows=1) == pytest.approx(5.5)
 
 
-async def test_reading_a_store_that_is_far_takes_little_more_than_its_answers(autojump_clock):
+async def test_reading_a_remote_store_takes_little_more_than_its_response_times(autojump_clock):
     store = FarStore()
     await fill(store, 5_000)
     found, begun_s = [], trio.current_time()

@@ -60,7 +60,7 @@ def stored_rows(directory: Path, volume: str = "00000001") -> list[tuple[bytes, 
 # --- the bytes -------------------------------------------------------------------------------------
 
 
-def test_a_pack_is_as_the_format_says():
+def test_a_pack_follows_the_format():
     values = [b"\x00\x02a"] * 15 + [b"\x00\x04bc"]
     ((key, value),) = packs_of(b"ns:t:\x00\x00\x00\x01", [pack_position(5, 250 + n) for n in range(16)], values)
     assert key == b"ns:t:\x00\x00\x00\x01" + pack_position(5, 265)
@@ -78,7 +78,7 @@ def test_a_pack_is_as_the_format_says():
     st.integers(1, 3),
     st.integers(100, 5000),
 )
-def test_a_pack_gives_the_rows_it_was_made_of(values, first, step, pack_bytes):
+def test_a_pack_round_trips(values, first, step, pack_bytes):
     suffixes = [(first + n * step).to_bytes(10, "big") for n in range(len(values))]
     rows = [(b"topic" + suffix, value) for suffix, value in zip(suffixes, values, strict=True)]
     with pytest.MonkeyPatch.context() as patch:
@@ -222,7 +222,7 @@ async def test_a_scan_keeps_plain_rows_together_in_lists_of_the_lengths_that_it_
     assert not any(isinstance(rows, PlainRows) for rows in lists)
 
 
-def test_rows_that_gain_nothing_by_it_stay_what_they_are():
+def test_rows_that_gain_nothing_by_it_stay_unchanged():
     suffixes = [pack_position(1, n) for n in range(20)]
     assert packs_of(PREFIX, suffixes, [b"x"] * 20) is not None
     assert packs_of(PREFIX, suffixes[:15], [b"x"] * 15) is None
@@ -293,7 +293,7 @@ def test_only_a_value_that_begins_as_a_pack_does_is_stored_in_another_way():
     assert Pack(b"key", stored(MARK + b"m")).rows() == [(b"key", MARK + b"m")]
 
 
-async def test_what_changes_in_a_pack_changes_that_row_alone(store):
+async def test_a_change_in_a_pack_changes_that_row_alone(store):
     put = request(0, [under(7, b"payload %03d" % n) for n in range(200)])
     rows = dict(rows_of(put))
     await store.write([put], claim=None)
@@ -313,7 +313,7 @@ async def test_what_changes_in_a_pack_changes_that_row_alone(store):
     assert await store.get(MESSAGE, keys[75]) == rows[keys[75]]
 
 
-async def test_the_rows_of_a_pack_that_all_are_removed_leave_nothing(tmp_path):
+async def test_a_pack_whose_rows_are_all_removed_leaves_nothing(tmp_path):
     put = request(0, [b"m"] * 100)
     async with await LevelDBStore.open(tmp_path / "data") as store:
         await store.write([put], claim=None)
@@ -322,7 +322,7 @@ async def test_the_rows_of_a_pack_that_all_are_removed_leave_nothing(tmp_path):
     assert stored_rows(tmp_path / "data") == []
 
 
-async def test_a_scan_begins_and_ends_in_the_midst_of_packs_in_both_directions(store):
+async def test_a_scan_begins_and_ends_in_the_middle_of_packs_in_both_directions(store):
     put = request(0, [b"\x00%03d" % n + b"." * 300 for n in range(300)])
     rows = rows_of(put)
     await store.write([put], claim=None)
@@ -401,7 +401,7 @@ async def test_volumes_that_are_rewritten_have_the_rows_that_are_left_in_packs(t
         assert await everything(store) == rows[700:]
 
 
-async def test_what_is_removed_while_volumes_are_rewritten_is_not_in_the_new_packs(tmp_path, monkeypatch):
+async def test_rows_removed_while_volumes_are_rewritten_are_not_in_the_new_packs(tmp_path, monkeypatch):
     options = LevelDBOptions(volume_bytes=20_000)
     async with await LevelDBStore.open(tmp_path / "data", options) as store:
         rows = []

@@ -27,7 +27,7 @@ async def keys_in(pool: Pool, wanted: ScanRange, first_page: int = 16) -> list[b
 
 
 @pytest.mark.parametrize("gateways", [1, 3])
-async def test_pages_that_are_too_large_an_answer_are_read_with_fewer_rows(autojump_clock, monkeypatch, gateways):
+async def test_pages_with_too_large_answers_are_read_with_fewer_rows(autojump_clock, monkeypatch, gateways):
     rows = Rows([9 * MIB] * 70, max_bytes=64 * MIB)
     made = Gateways(rows.answer)
     pool = made.pool(monkeypatch, gateways=gateways)
@@ -58,7 +58,7 @@ async def test_large_rows_after_many_small_ones_are_read_and_pages_grow_again_af
     assert rows.asked[-1] > 900
 
 
-async def test_a_row_that_is_asked_for_alone_has_all_the_time_there_is(autojump_clock, monkeypatch):
+async def test_a_row_requested_alone_has_the_whole_time_limit(autojump_clock, monkeypatch):
     rows = Rows([25 * MIB], bytes_a_second=MIB)
     pool = Gateways(rows.answer).pool(monkeypatch)
     assert await keys_in(pool, ALL, first_page=1) == rows.keys
@@ -90,7 +90,7 @@ async def test_rows_of_many_ranges_are_read_though_pages_have_fewer(autojump_clo
 @pytest.mark.parametrize(
     ("wanted", "where"), [(ALL, "first row from 3030303030320"), (ALL_DOWN, "last row before 303030303034")]
 )
-async def test_one_row_that_is_too_large_an_answer_is_an_error_that_says_which_and_ends_the_scan(
+async def test_one_oversized_row_is_an_error_that_names_it_and_ends_the_scan(
     autojump_clock, monkeypatch, wanted, where
 ):
     rows = Rows([100] * 3 + [300 * MIB] + [100] * 3, max_bytes=256 * MIB)
@@ -114,7 +114,7 @@ async def test_a_row_that_never_arrives_ends_the_scan_when_its_time_is_over(auto
     assert trio.current_time() - begun_s == pytest.approx(50, abs=0.5)
 
 
-async def test_a_gateway_that_takes_its_time_however_few_rows_are_asked_for_is_waited_for(autojump_clock, monkeypatch):
+async def test_a_gateway_that_is_slow_with_any_number_of_rows_is_waited_for(autojump_clock, monkeypatch):
     rows = Rows([100] * 50)
     prompt = rows.answer
 

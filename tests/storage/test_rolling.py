@@ -253,7 +253,7 @@ async def test_a_rollback_killed_in_the_middle_leaves_whole_rows_of_either_sign_
 
 
 @pytest.mark.parametrize("kept", [*range(12), True])
-async def test_a_torn_rollback_leaves_the_rows_it_was_told_to(kept):
+async def test_a_torn_rollback_leaves_the_chosen_rows(kept):
     store = FaultyStore(MemoryStore())
     claim = await store.claim(NAME)
     await store.write([run_of(POINTER, 0, 4)], claim=claim)
@@ -274,7 +274,7 @@ async def test_a_torn_rollback_leaves_the_rows_it_was_told_to(kept):
     removed=st.sets(st.integers(0, 11), max_size=4),
     kept=st.integers(0, 40),
 )
-def test_whatever_is_torn_every_row_has_its_payload_and_one_of_its_signs(rows, ranges, removed, kept):
+def test_after_any_tear_every_row_has_its_payload_and_one_of_its_signs(rows, ranges, removed, kept):
     async def run() -> None:
         store = FaultyStore(MemoryStore())
         claim = await store.claim(NAME)
@@ -306,7 +306,7 @@ def test_whatever_is_torn_every_row_has_its_payload_and_one_of_its_signs(rows, r
     trio.run(run)
 
 
-async def test_a_pointer_that_is_none_is_refused():
+async def test_an_invalid_pointer_is_refused():
     store = MemoryStore()
     await store.write([run_of(POINTER, 0, 1)], claim=await store.claim(TopicName("ns", "topic")))
     for pointer in (0, -POINTER):

@@ -18,7 +18,7 @@ class TestSharedMemoryKeepsTheContract(StoreContract):
         pytest.skip("memory does not fail; FaultyStore(MemoryStore()) does, and runs these tests")
 
 
-async def test_who_was_replaced_can_neither_write_nor_say_that_it_owns():
+async def test_a_replaced_owner_can_neither_write_nor_confirm_that_it_owns():
     shared = SharedMemory()
     first, second = shared.store(), shared.store()
     old = await first.claim(NAME)
@@ -32,7 +32,7 @@ async def test_who_was_replaced_can_neither_write_nor_say_that_it_owns():
     assert len(await everything(first, MESSAGE)) == 2
 
 
-async def test_a_commit_under_way_counts_only_if_nobody_came_first():
+async def test_a_commit_in_progress_counts_only_if_no_other_owner_came_first():
     import trio
 
     shared = SharedMemory()

@@ -44,14 +44,14 @@ async def has_all(directory: Path, rows: dict[Table, list[tuple[bytes, bytes]]])
     assert not (directory / "metadata.new").exists()
 
 
-async def test_every_row_is_there_and_stays_there(kept):
+async def test_every_row_is_present_and_stays_present(kept):
     directory, rows = kept
     await has_all(directory, rows)
     await has_all(directory, rows)
     assert json.loads((directory / FORMAT_NAME).read_text())["format"] == directories.FORMAT == 3
 
 
-async def test_version_0_1_refuses_what_was_taken_over(kept, monkeypatch):
+async def test_version_0_1_refuses_a_directory_that_was_taken_over(kept, monkeypatch):
     directory, rows = kept
     await has_all(directory, rows)
     monkeypatch.setattr(directories, "FORMAT", 1)

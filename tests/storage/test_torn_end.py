@@ -109,7 +109,7 @@ def test_any_sectors_of_a_last_commit_may_be_missing_that_continues_in_another_b
     run=st.integers(1, 80),
 )
 @settings(max_examples=150, deadline=None)
-def test_any_sectors_of_a_last_commit_of_several_blocks_may_be_missing(at, size, seed, share, run):
+def test_any_sectors_of_a_last_commit_that_spans_several_blocks_may_be_missing(at, size, seed, share, run):
     log = Log(at, size)
     random = Random(seed)
     starts = [random.choice(log.sectors), *(sector for sector in log.sectors if random.random() < share / run)]
@@ -129,7 +129,7 @@ def test_a_last_commit_that_grew_the_file_may_miss_sectors_and_its_end():
 
 
 @pytest.mark.parametrize("size", [20, 700])
-def test_a_write_that_was_cut_off_has_stored_the_beginning_of_the_commit(size):
+def test_an_interrupted_write_has_stored_the_beginning_of_the_commit(size):
     log = Log(1000, size)
     # A record that lacks fewer bytes is treated as damaged; a kernel cuts writes at pages.
     for cut in range(log.start, log.end - 8):

@@ -91,7 +91,7 @@ async def test_a_full_volume_is_sealed_and_the_next_commit_goes_to_another(store
     assert await store.get(METADATA, b"last") == b"39"
 
 
-async def test_rows_and_metadata_of_all_volumes_are_there_after_a_good_close(tmp_path):
+async def test_rows_and_metadata_of_all_volumes_are_present_after_a_clean_close(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, 40)
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
@@ -130,7 +130,7 @@ async def test_a_range_opens_only_the_volumes_that_have_rows_of_it(store, monkey
     assert 1 <= len(leased) <= 2
 
 
-async def test_a_topic_of_which_a_volume_has_nothing_does_not_open_it(store, monkeypatch):
+async def test_a_volume_without_rows_of_a_topic_is_not_opened_for_it(store, monkeypatch):
     await fill(store, 60)
     other = generation_prefix(TopicName("ns", "other"), 1)
     await store.write([message(1, prefix=other)], claim=await store.claim(NAME))
@@ -157,7 +157,7 @@ async def test_payloads_that_were_stored_alternately_are_read_in_key_order(store
     assert [found for found, _ in one] == [pointers[0] + pack_position(number, 0) for number in range(30)]
 
 
-async def test_of_two_rows_with_one_key_the_newer_volumes_counts(store):
+async def test_of_two_rows_with_one_key_the_one_in_the_newer_volume_counts(store):
     await fill(store, 30)
     claim = await store.claim(NAME)
     await store.write([message(3, b"new")], claim=claim)
@@ -172,7 +172,7 @@ async def test_of_two_rows_with_one_key_the_newer_volumes_counts(store):
 # --- changes in sealed volumes ----------------------------------------------------------------------
 
 
-async def test_a_rollback_turns_rows_where_they_are(store):
+async def test_a_rollback_flips_rows_in_place(store):
     claim = await store.claim(NAME)
     for number in range(30):
         await store.write([message(number, under(77, b"x" * 90))], claim=claim)
@@ -183,7 +183,7 @@ async def test_a_rollback_turns_rows_where_they_are(store):
     assert await store.get(METADATA, b"k") == b"v"
 
 
-async def test_what_was_changed_in_sealed_volumes_is_so_after_any_end(tmp_path):
+async def test_changes_in_sealed_volumes_survive_any_end(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         claim = await store.claim(NAME)
         for number in range(30):
@@ -222,7 +222,7 @@ async def copy_of(store: LevelDBStore, copy: Path) -> Path:
     return copied_at_once(store._directory.path, copy)
 
 
-async def test_volumes_in_which_all_is_dead_are_gone_after_tidying(store):
+async def test_completely_dead_volumes_are_removed_by_tidying(store):
     await fill(store, 40)
     await settled(store)
     before = folders(store)
@@ -233,7 +233,7 @@ async def test_volumes_in_which_all_is_dead_are_gone_after_tidying(store):
     assert await store.get(METADATA, b"last") == b"39"
 
 
-async def test_the_newest_volume_is_sealed_and_dropped_when_all_in_it_is_dead(store):
+async def test_the_newest_volume_is_sealed_and_dropped_when_everything_in_it_is_dead(store):
     await fill(store, 40)
     await settled(store)
     full = store._db.measure()
@@ -248,7 +248,7 @@ async def test_the_newest_volume_is_sealed_and_dropped_when_all_in_it_is_dead(st
     assert len(await everything(store)) == 3
 
 
-async def test_what_was_dropped_stays_so_after_any_end_and_dead_ranges_are_forgotten(tmp_path):
+async def test_dropped_rows_stay_so_after_any_end_and_dead_ranges_are_forgotten(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, 40)
         await store.drop(MESSAGE, [(PREFIX, key(33))])
@@ -269,7 +269,7 @@ async def test_what_was_dropped_stays_so_after_any_end_and_dead_ranges_are_forgo
             assert await store.get(METADATA, b"last") == b"%d" % (last - 1)
 
 
-async def test_a_volume_that_is_being_read_keeps_its_files_until_then(store):
+async def test_a_volume_that_is_being_read_keeps_its_files_until_the_read_ends(store):
     await fill(store, 40)
     await settled(store)
     fed: list[bytes] = []
@@ -289,14 +289,14 @@ async def test_a_volume_that_is_being_read_keeps_its_files_until_then(store):
     assert len(folders(store)) <= 2
 
 
-async def test_rows_removed_one_by_one_let_a_volume_go_too(store):
+async def test_rows_removed_one_by_one_free_a_volume_too(store):
     await fill(store, 40)
     await store.discard(MESSAGE, [key(number) for number in range(35)])
     assert await store.tidy() > 3
     assert [found for found, _ in await everything(store)] == [key(number) for number in range(35, 40)]
 
 
-async def test_many_rows_are_found_at_once_where_each_is_found_alone(store):
+async def test_many_rows_are_found_at_once_wherever_each_is_found_alone(store):
     claim = await store.claim(NAME)
     await fill(store, 10)
     many = [pack_position(number, 0) for number in range(10, 40)]
@@ -382,7 +382,7 @@ async def test_volumes_that_are_mostly_dead_are_rewritten_as_few(store, tmp_path
 
 
 @pytest.mark.parametrize(("of", "step"), [(tidying, "_copy"), (Volume, "look_through")])
-async def test_what_is_changed_in_a_volume_while_it_is_rewritten_is_so_in_the_new_one(store, monkeypatch, of, step):
+async def test_changes_in_a_volume_while_it_is_rewritten_are_in_the_new_one(store, monkeypatch, of, step):
     other = await of_two_topics(store, 60)
     await store.drop(MESSAGE, [(PREFIX, stop_after(PREFIX))])
     rows = await read_rows(store, MESSAGE, other, stop_after(other), limit=100)
@@ -416,7 +416,7 @@ async def test_what_is_changed_in_a_volume_while_it_is_rewritten_is_so_in_the_ne
             assert counted == sum(1 for _ in there) > 0
 
 
-async def test_commits_reads_and_views_do_not_wait_while_a_rewritten_volume_is_looked_through(store, monkeypatch):
+async def test_commits_reads_and_views_do_not_wait_while_a_rewritten_volume_is_read_through(store, monkeypatch):
     other = await of_two_topics(store, 60)
     await store.drop(MESSAGE, [(PREFIX, key(60))])
     expected = await read_rows(store, MESSAGE, other, stop_after(other), limit=100)
@@ -533,7 +533,7 @@ async def test_dead_rows_are_removed_from_the_large_volume_of_version_0_1(store)
 # --- views ------------------------------------------------------------------------------------------
 
 
-async def test_while_a_view_is_pinned_no_volume_goes_and_then_they_do(store):
+async def test_while_a_view_is_pinned_no_volume_is_removed_and_afterwards_they_are(store):
     other = await of_two_topics(store, 60)
     expected = await everything(store)
     view = await store.pin(60)
@@ -548,7 +548,7 @@ async def test_while_a_view_is_pinned_no_volume_goes_and_then_they_do(store):
     assert len(folders(store)) < len(before)
 
 
-async def test_a_view_that_is_never_closed_keeps_no_volume_after_its_time_is_over(store):
+async def test_an_unclosed_view_keeps_no_volume_after_its_time_is_over(store):
     await fill(store, 40)
     await settled(store)
     await store.pin(0)
@@ -839,7 +839,7 @@ def cut(monkeypatch):
     return sizes
 
 
-def test_files_of_a_volume_that_goes_get_shorter_in_steps_before_they_are_removed(folder, cut):
+def test_files_of_a_removed_volume_are_shortened_in_steps_before_they_are_deleted(folder, cut):
     for done, pause_s in enumerate(remove_slowly(folder), 1):
         assert pause_s > 0
         assert len(cut) == done
@@ -849,7 +849,7 @@ def test_files_of_a_volume_that_goes_get_shorter_in_steps_before_they_are_remove
     assert not index_path(folder).exists()
 
 
-def test_a_file_that_a_copy_shares_is_removed_without_being_cut(folder, cut, tmp_path):
+def test_a_file_that_a_copy_shares_is_removed_without_being_shortened(folder, cut, tmp_path):
     copy = tmp_path / "copy.ldb"
     copy.hardlink_to(folder / "000005.ldb")
     assert list(remove_slowly(folder)) == []
@@ -858,7 +858,7 @@ def test_a_file_that_a_copy_shares_is_removed_without_being_cut(folder, cut, tmp
     assert not folder.exists()
 
 
-def test_once_the_store_is_to_be_closed_files_are_removed_at_once(folder, cut):
+def test_files_are_removed_at_once_when_the_store_is_closing(folder, cut):
     removal = remove_slowly(folder)
     next(removal)
     with pytest.raises(Stopped):
@@ -868,7 +868,7 @@ def test_once_the_store_is_to_be_closed_files_are_removed_at_once(folder, cut):
     assert not index_path(folder).exists()
 
 
-def test_a_link_in_a_volume_goes_and_not_the_file_it_leads_to(folder, cut, tmp_path):
+def test_a_link_in_a_volume_is_removed_and_its_target_is_not(folder, cut, tmp_path):
     other = tmp_path / "elsewhere"
     other.write_bytes(bytes(3 * STEP_BYTES))
     (folder / "000001.ldb").symlink_to(other)
@@ -887,7 +887,7 @@ def test_pauses_end_however_large_a_volume_is(folder):
     assert not folder.exists()
 
 
-def test_a_volume_goes_although_a_file_of_it_cannot_be_cut(folder, monkeypatch):
+def test_a_volume_is_removed_even_if_one_of_its_files_cannot_be_shortened(folder, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EPERM, "no")
 

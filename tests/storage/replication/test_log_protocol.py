@@ -128,12 +128,12 @@ def first_violation(module: ModuleType, seeds: range) -> tuple[int, str] | None:
     return None
 
 
-def test_what_counts_stays_and_a_start_succeeds_in_every_simulated_course_of_events():
+def test_counted_commits_stay_and_a_start_succeeds_in_every_simulated_run():
     assert first_violation(protocol, range(SEEDS)) is None
 
 
 @pytest.mark.torture
-def test_what_counts_stays_in_many_more_simulated_courses_of_events():
+def test_counted_commits_stay_in_many_more_simulated_runs():
     assert first_violation(protocol, range(SEEDS, 100 * SEEDS)) is None
 
 

@@ -218,7 +218,7 @@ async def test_a_server_that_is_away_leaves_a_write_unknown_and_fails_a_read(mon
         "s3://bucket/x?secret=y",
     ],
 )
-def test_a_url_that_is_none_of_an_object_store_is_refused_without_quoting_credentials(url):
+def test_a_url_that_is_not_one_of_an_object_store_is_refused_without_quoting_credentials(url):
     with pytest.raises(StoreUnusable) as refused:
         ObjectStore.open(url, timeout_s=1)
     assert "secret" not in str(refused.value)

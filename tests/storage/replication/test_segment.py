@@ -182,13 +182,13 @@ NO_NOTICES = [b"", b"[]", b"{", b"{}"]
         encode_seal(EpochSeal(8, RUN)).replace(b"0f", b"0"),
     ],
 )
-def test_what_is_no_seal_is_damage(data):
+def test_an_invalid_seal_is_damage(data):
     with pytest.raises(DamagedLog):
         decode_seal(data)
 
 
 @pytest.mark.parametrize("data", [*NO_NOTICES, encode_lease(Lease(8, RUN)).replace(b"0f", b"0")])
-def test_what_is_no_lease_is_damage(data):
+def test_an_invalid_lease_is_damage(data):
     with pytest.raises(DamagedLog):
         decode_lease(data)
 
