@@ -35,7 +35,7 @@ def left(disk: Disk, directory: Path, style: Style, seed: int = 0) -> dict[str, 
     return {str(each.relative_to(directory)): each.read_bytes() for each in directory.rglob("*") if each.is_file()}
 
 
-def test_what_was_synced_is_in_every_image(tmp_path):
+def test_synced_data_is_in_every_image(tmp_path):
     disk = told(("open_", 4, CREATES, "log"), ("write", 4, 0, b"kept"), ("sync", 4, 0, b""), ("write", 4, 4, b"more"))
     for style in STYLES:
         for seed in range(20):
@@ -44,7 +44,7 @@ def test_what_was_synced_is_in_every_image(tmp_path):
             assert len(content) <= 8
 
 
-def test_of_what_was_not_synced_nothing_is_left_or_all_or_a_part(tmp_path):
+def test_unsynced_data_is_lost_or_kept_whole_or_in_part(tmp_path):
     disk = told(("open_", 4, CREATES, "log"), ("sync", 4, 0, b""), ("write", 4, 0, b"abcdefgh"))
     assert left(disk, tmp_path / "lost", "lost") == {"log": b""}
     assert left(disk, tmp_path / "kept", "kept") == {"log": b"abcdefgh"}
@@ -59,7 +59,7 @@ def made_longer(*calls: tuple) -> Disk:
     return told(("open_", 4, CREATES, "log"), ("truncate", 4, 4096, b""), ("sync", 4, 0, b""), *calls)
 
 
-def test_of_what_was_written_into_a_file_that_was_longer_before_any_sectors_may_be_missing(tmp_path):
+def test_a_write_into_a_preallocated_file_may_lack_any_sectors(tmp_path):
     disk = made_longer(("write", 4, 100, b"x" * 1500))
     seen = set()
     for seed in range(200):
@@ -72,7 +72,7 @@ def test_of_what_was_written_into_a_file_that_was_longer_before_any_sectors_may_
     assert len(seen) == 16
 
 
-def test_a_write_into_a_file_that_was_longer_before_leaves_its_beginning_and_the_length(tmp_path):
+def test_a_write_into_a_preallocated_file_keeps_its_beginning_and_the_length(tmp_path):
     disk = made_longer(("write", 4, 0, b"first"), ("sync", 4, 0, b""), ("write", 4, 5, b"y" * 1000))
     assert left(disk, tmp_path / "lost", "lost")["log"] == b"first" + bytes(4091)
     for seed in range(40):
@@ -82,7 +82,7 @@ def test_a_write_into_a_file_that_was_longer_before_leaves_its_beginning_and_the
         assert content == (b"first" + b"y" * stored).ljust(4096, b"\0")
 
 
-def test_a_file_that_was_made_longer_and_not_synced_has_either_length_and_any_sectors(tmp_path):
+def test_a_file_that_was_extended_and_not_synced_has_either_length_and_any_sectors(tmp_path):
     disk = told(
         *(("open_", 4, CREATES, "log"), ("write", 4, 0, b"first"), ("sync", 4, 0, b"")),
         *(("truncate", 4, 4096, b""), ("write", 4, 5, b"y" * 1000)),
@@ -101,14 +101,14 @@ def test_a_name_that_was_not_synced_may_be_missing_and_with_it_the_file(tmp_path
 
 
 @pytest.mark.parametrize("synced", ["file", "directory"])
-def test_a_rename_survives_once_the_file_or_its_directory_was_synced_behind_it(tmp_path, synced):
+def test_a_rename_survives_once_the_file_or_its_directory_was_synced_after_it(tmp_path, synced):
     begun = [("open_", 4, CREATES, "new"), ("write", 4, 0, b"2"), ("sync", 4, 0, b""), ("rename", -1, 0, "new", "now")]
     assert left(told(*begun), tmp_path / "before", "lost") == {"new": b"2"}
     disk = told(*begun, ("sync", 4 if synced == "file" else 3, 0, b""))
     assert left(disk, tmp_path / "after", "lost") == {"now": b"2"}
 
 
-def test_a_name_that_was_removed_comes_back_unless_that_was_synced(tmp_path):
+def test_a_removed_name_reappears_unless_the_removal_was_synced(tmp_path):
     begun = [("open_", 4, CREATES, "old"), ("write", 4, 0, b"1"), ("sync", 4, 0, b""), ("unlink", -1, 0, "old")]
     assert left(told(*begun), tmp_path / "before", "lost") == {"old": b"1"}
     assert left(told(*begun, ("sync", 3, 0, b"")), tmp_path / "after", "lost") == {}
@@ -121,7 +121,7 @@ def test_changes_of_names_survive_in_their_order(tmp_path):
         assert there == [str(number) for number in range(len(there))]
 
 
-def test_a_file_goes_along_when_its_directory_is_renamed(tmp_path):
+def test_a_file_moves_with_its_directory(tmp_path):
     disk = told(
         *(("mkdir", -1, 0, "a"), ("open_", 4, CREATES, "a/file"), ("write", 4, 0, b"1"), ("sync", 4, 0, b"")),
         *(("rename", -1, 0, "a", "b"), ("sync", 3, 0, b"")),

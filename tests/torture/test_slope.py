@@ -28,14 +28,14 @@ def test_a_small_leak_under_much_noise_is_not_flat():
     assert not is_flat(TIMES, noisy(15), LIMIT)
 
 
-def test_what_becomes_less_is_flat():
+def test_a_decrease_is_flat():
     assert is_flat(TIMES, noisy(-50), LIMIT)
 
 
-def test_growth_is_told_in_the_unit_of_the_values():
+def test_growth_is_reported_in_the_unit_of_the_values():
     assert growth(TIMES, [2 * time for time in TIMES]) == pytest.approx(2 * 599)
 
 
-def test_a_small_number_may_grow_by_what_is_allowed_at_least():
+def test_a_small_number_may_grow_by_at_least_the_allowance():
     assert is_flat([0, 1, 2, 3], [1, 1, 2, 2], LIMIT)
     assert not is_flat([0, 1, 2, 3], [1, 3, 5, 7], LIMIT)

@@ -37,13 +37,13 @@ async def test_a_daemon_keeps_its_promises_whichever_call_to_its_disk_fails(tmp_
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-async def test_every_fault_by_turns_loses_nothing_and_shows_nothing_that_must_not_be(tmp_path, made, sizes):
+async def test_every_fault_in_turn_loses_nothing_and_shows_no_anomaly(tmp_path, made, sizes):
     verdict = await storm(tmp_path, made, SEED, sizes=sizes)
     assert verdict.is_good, str(verdict)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-async def test_what_a_power_cut_leaves_has_all_that_was_acknowledged_and_nothing_that_was_not_sent(
+async def test_after_a_power_cut_everything_acknowledged_is_present_and_nothing_that_was_not_sent(
     tmp_path, made, sizes
 ):
     rng, recording = Random(SEED), await record(tmp_path, made, SEED, sizes=sizes)
@@ -55,7 +55,7 @@ async def test_what_a_power_cut_leaves_has_all_that_was_acknowledged_and_nothing
         assert verdict.is_good, str(verdict)
 
 
-async def test_a_disk_that_says_synced_and_is_not_is_found_out(tmp_path, made):
+async def test_a_disk_that_reports_syncs_it_did_not_make_is_found_out(tmp_path, made):
     """Shows that images do lose data, and that the checker detects it."""
     recording = await record(tmp_path, made, SEED, acknowledged=20)
     verdict = await judge(recording, len(recording.records), "lost", tmp_path / "image", SEED, lies=".log")
@@ -65,6 +65,6 @@ async def test_a_disk_that_says_synced_and_is_not_is_found_out(tmp_path, made):
 @pytest.mark.torture
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("seed", range(SEED + 1, SEED + 6))
-async def test_every_fault_by_turns_many_times(tmp_path, made, seed, sizes):
+async def test_every_fault_in_turn_many_times_loses_nothing(tmp_path, made, seed, sizes):
     verdict = await storm(tmp_path, made, seed, rounds=4, clocks=seed % 2 == 0, sizes=sizes)
     assert verdict.is_good, str(verdict)

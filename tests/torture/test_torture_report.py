@@ -41,7 +41,7 @@ def soak(tmp_path: Path) -> Soak:
     return soak
 
 
-def test_a_reader_of_the_soak_notices_a_gap_but_for_what_nobody_knows(soak):
+def test_a_reader_of_the_soak_notices_a_gap_except_for_unknown_outcomes(soak):
     soak.doubtful = {("p", 2)}
     look(soak, "r", b"b", b"c", b"p 3 x")
     assert soak.wrong == []
@@ -49,7 +49,7 @@ def test_a_reader_of_the_soak_notices_a_gap_but_for_what_nobody_knows(soak):
     assert soak.wrong == ["r saw no p 4, of 1 before 5"]
 
 
-def test_a_reader_of_the_soak_notices_what_comes_twice_or_out_of_order(soak):
+def test_a_reader_of_the_soak_notices_repeats_and_wrong_order(soak):
     look(soak, "r", b"b", b"c", b"p 1 x")
     look(soak, "r", b"c", b"b", b"tx")
     assert soak.wrong == ["r saw p 1 after 1", "r saw 62 after 63"]
