@@ -98,7 +98,7 @@ def test_a_publish_gives_its_trace_to_each_message_that_has_none(tmp_path, proce
         ]  # fmt: skip
 
 
-def test_what_is_stored_under_a_write_pointer_has_the_trace_of_its_store(tmp_path):
+def test_stored_messages_have_the_trace_of_their_store(tmp_path):
     with Daemon(tmp_path / "data") as daemon, Client(url_of(daemon)) as client:
         client.create_topic("orders")
         transaction = client.transactions.begin()
@@ -247,7 +247,7 @@ def test_spans_that_wait_are_sent_when_the_daemon_leaves(tmp_path, collector):
     assert [each.name for each in collector.spans()] == ["publish default:orders"]
 
 
-def test_a_collector_that_is_away_costs_nobody_anything_and_is_told_of_once(tmp_path):
+def test_an_unreachable_collector_costs_nothing_and_is_logged_once(tmp_path):
     with Daemon(tmp_path / "data", f"otel.endpoint=http://127.0.0.1:{free_port()}") as daemon:
         with Client(url_of(daemon)) as client:
             client.create_topic("orders")
@@ -315,7 +315,7 @@ def test_the_daemons_span_ends_before_the_answer_is_sent():
 # --- without it ------------------------------------------------------------------------------------
 
 
-def test_a_program_that_has_not_set_it_up_loads_nothing_of_it(tmp_path):
+def test_a_program_without_tracing_loads_nothing_of_it(tmp_path):
     with Daemon(tmp_path / "data") as daemon:
         run(
             "import sys\n"
