@@ -37,7 +37,7 @@ every_document = pytest.mark.parametrize("name", DOCUMENTS)
 
 
 @every_document
-def test_links_between_documents_lead_somewhere(name: str):
+def test_links_between_documents_resolve(name: str):
     for link in links(DOCUMENTS[name]):
         if urlsplit(link).scheme:
             continue
@@ -204,7 +204,7 @@ def test_the_answer_shown_in_the_readme_has_the_messages_that_were_published():
     assert [message["payload"] for message in json.loads(shown)] == json.loads(body_of(publish))["messages"]
 
 
-def test_the_changelog_speaks_of_the_version_at_hand():
+def test_the_changelog_describes_the_current_version():
     version = re.search(r"^## \[(?!Unreleased)([^\]]+)\]", DOCUMENTS["CHANGELOG.md"], re.MULTILINE)
     assert version is not None
     assert version[1] == plainsong.__version__
@@ -227,7 +227,7 @@ def test_figures_of_other_brokers_in_the_readme_are_those_of_the_benchmarks():
 # --- troubleshooting -------------------------------------------------------------------------------
 
 
-def test_every_error_code_has_its_part_of_the_troubleshooting_page_and_no_other_has():
+def test_every_error_code_has_its_section_on_the_troubleshooting_page_and_no_other_has():
     page = DOCUMENTS["docs/troubleshooting.md"].partition("## By code")[2]
     parts = re.findall(r"^### (\w+)\n\n(\d+) · `plainsong\.errors\.(\w+)` · ([\w-]+)\n\n(?=\S)", page, re.MULTILINE)
     codes = [code for code, *_ in parts]

@@ -32,7 +32,7 @@ def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def test_imports_keep_to_the_floors_and_libraries_to_their_homes():
+def test_imports_keep_to_the_layers_and_libraries_to_their_homes():
     lint = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -185,7 +185,7 @@ def test_the_audit_names_what_is_vulnerable_and_what_it_could_not_look_up():
     ]
 
 
-def test_nothing_names_a_place_on_the_machine_it_was_written_on():
+def test_no_file_names_a_path_of_the_machine_it_was_written_on():
     places = {f"{path}/" for path in (ROOT, Path.home()) if len(path.parts) > 1}
     for name in TRACKED:
         path = ROOT / name

@@ -114,7 +114,7 @@ def test_every_test_of_the_ledger_is_written_as_one():
     assert {span for span in spans(PAGE) if "::" in span} == named
 
 
-def test_what_a_checker_calls_a_breach_stands_under_a_promise():
+def test_every_breach_that_a_checker_reports_is_listed_under_a_promise():
     said: dict[str, set[str]] = {name: set() for name in CHECKERS}
     for _, found in LEDGER.values():
         for name, kinds in re.findall(r"([a-z ]+): ((?:`[^`]+`(?:, )?)+)\.", found.get("Checkers", "")):
@@ -122,13 +122,13 @@ def test_what_a_checker_calls_a_breach_stands_under_a_promise():
     assert said == {name: set(get_args(kind)) for name, kind in CHECKERS.items()}
 
 
-def test_every_planted_mistake_stands_under_what_it_breaks():
+def test_every_planted_mistake_is_listed_under_the_promise_it_breaks():
     said = {entry for _, found in LEDGER.values() for entry in items(found["Planted mistakes"])}
     assert {entry.removesuffix(" •") for entry in said} == {each.name for each in MISTAKES}
     assert {entry.removesuffix(" •") for entry in said if entry.endswith(" •")} == set(SOON)
 
 
-def test_the_readme_leads_from_each_promise_to_its_entry():
+def test_the_readme_links_each_promise_to_its_entry():
     there = [link.partition("#")[2] for link in links(DOCUMENTS["README.md"]) if link.startswith("docs/promises.md#")]
     assert [int(anchor.partition("-")[0]) for anchor in there] == list(range(1, 11))
     assert set(there) <= anchors(PAGE)

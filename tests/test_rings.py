@@ -52,7 +52,7 @@ def run(*names: str) -> tuple[int, list[str]]:
     return judge(runner.ended, some), [run.ring.name for run in runner.ended]
 
 
-def test_what_failed_is_named_with_the_command_that_runs_it_alone(tree, capsys):
+def test_a_failed_test_is_named_with_the_command_that_runs_it_alone(tree, capsys):
     code, ended = run("test_good.py", "test_bad.py", "test_empty.py")
     lines = capsys.readouterr().out.splitlines()
     assert code == 1
@@ -63,7 +63,7 @@ def test_what_failed_is_named_with_the_command_that_runs_it_alone(tree, capsys):
     assert "  test_empty.py ended with 5" in lines
 
 
-def test_all_is_well(tree, capsys):
+def test_a_run_without_failures_is_a_success(tree, capsys):
     assert run("test_good.py") == (0, ["test_good.py"])
     assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed, 1 skipped"
 
@@ -102,7 +102,7 @@ def test_a_test_that_fails_among_others_and_passes_alone_is_unstable_and_no_fail
     assert (tmp_path / "others").read_text() == "ran "  # the second time only what had failed
 
 
-def test_what_fails_twice_has_failed(tree, capsys):
+def test_a_test_that_fails_twice_has_failed(tree, capsys):
     some = [Ring("test_bad.py", 1, 1)]
     runner = Runner(some, 1, ["-q"])
     runner.run()
@@ -111,7 +111,7 @@ def test_what_fails_twice_has_failed(tree, capsys):
     assert "UNSTABLE" not in capsys.readouterr().out
 
 
-def test_a_ring_that_cannot_be_run_is_not_unstable(tree):
+def test_a_ring_that_cannot_run_is_not_unstable(tree):
     some = [Ring("test_empty.py", 1, 1)]
     runner = Runner(some, 1, ["-q"])
     runner.run()
@@ -151,7 +151,7 @@ def test_it():
 
 
 @pytest.mark.parametrize(("idle_cores", "patience_s", "order"), [(1, 60, "begun begun"), (0, 1, "begun ended")])
-def test_a_further_ring_runs_beside_one_that_waits_and_none_beside_one_that_computes(
+def test_a_further_ring_starts_while_another_waits_and_not_while_it_computes(
     tree, tmp_path, monkeypatch, idle_cores, patience_s, order
 ):
     monkeypatch.setattr(rings, "IDLE_FOR_S", 0.1)
@@ -164,7 +164,7 @@ def test_a_further_ring_runs_beside_one_that_waits_and_none_beside_one_that_comp
     assert (tmp_path / "log").read_text().startswith(order)
 
 
-def test_never_do_more_rings_run_at_once_than_the_most(tree, tmp_path, monkeypatch):
+def test_the_number_of_concurrent_rings_is_bounded(tree, tmp_path, monkeypatch):
     monkeypatch.setattr(rings, "IDLE_FOR_S", 0.0)
     some = [Ring(f"test_{name}.py", 1, 1) for name in ("first", "second")]
     for ring in some:

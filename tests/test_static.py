@@ -21,7 +21,7 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize("command", commands())
-def test_the_tree_passes(command: str) -> None:
+def test_the_tree_passes_the_static_checks(command: str) -> None:
     ended = subprocess.run(
         ["/bin/sh", "-c", command],
         cwd=ROOT,

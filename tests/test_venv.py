@@ -95,7 +95,7 @@ def test_what_is_installed_already_is_not_installed_again_until_a_lock_changes(t
 
 
 @pytest.mark.skipif(not Path("/usr/bin/python3.11").exists(), reason="the distribution has another Python")
-def test_the_distributions_python_comes_before_one_that_stands_in_front_of_it_on_the_path(tree, monkeypatch):
+def test_the_python_of_the_distribution_is_preferred_to_one_earlier_on_the_path(tree, monkeypatch):
     in_front = tree / "shims"
     in_front.mkdir()
     (in_front / "python3.11").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
@@ -113,5 +113,5 @@ def test_the_distributions_python_comes_before_one_that_stands_in_front_of_it_on
     assert done.stdout.endswith("(/usr/bin/python3.11)\n")
 
 
-def test_another_word_is_a_wrong_command_line(tree):
+def test_any_other_word_is_a_wrong_command_line(tree):
     assert venv(tree, "all", sys.executable)[0] == 2

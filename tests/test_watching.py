@@ -68,7 +68,7 @@ def test_every_alert_is_described_and_has_a_test_in_which_it_fires_and_one_in_wh
 
 
 @needs_promtool
-def test_promtool_finds_the_alerts_right_and_each_fires_when_it_should():
+def test_promtool_accepts_the_alerts_and_each_fires_when_it_should():
     promtool("check", "rules", str(ALERTS))
     promtool("test", "rules", str(ALERTS_TEST))
 
