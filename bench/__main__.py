@@ -92,24 +92,26 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench", description="Measures the daemon beside raw plyvel and a bare server."
+        prog="python -m bench", description="Compare the daemon with raw plyvel and a bare server."
     )
     parser.add_argument(
         "sections", nargs="*", metavar="SECTION", help="which (all): " + " ".join(MEASUREMENTS), type=_name
     )
-    parser.add_argument("--only", type=_names, help="the same, by commas")
+    parser.add_argument("--only", type=_names, help="the same, comma-separated")
     parser.add_argument(
-        "--quick", action="store_true", help="two minutes, to see that it works; the numbers mean little"
+        "--quick", action="store_true", help="a two-minute check that it works; its numbers are not meaningful"
     )
     parser.add_argument(
         "--json", action="store_true", help="print the results as JSON; progress goes to standard error"
     )
-    parser.add_argument("--report", type=Path, default=Path("bench/report"), help="where the report goes")
-    parser.add_argument("--scratch", type=Path, default=Path(".cache/bench"), help="where stores are made and removed")
-    parser.add_argument("--beside", type=_conditions, help="evenness: beside what, of " + ",".join(CONDITIONS))
-    parser.add_argument("--seconds", type=float, help="evenness: how long each open loop lasts")
-    parser.add_argument("--messages", type=_sizes, help="growth, backup (the last): how many messages; 1m,10m,50m")
-    parser.add_argument("--topics", type=_sizes, help="growth: how many topics; 100,1000,10k without --quick")
+    parser.add_argument("--report", type=Path, default=Path("bench/report"), help="directory of the report")
+    parser.add_argument("--scratch", type=Path, default=Path(".cache/bench"), help="directory for temporary stores")
+    parser.add_argument("--beside", type=_conditions, help="evenness: load conditions, of " + ",".join(CONDITIONS))
+    parser.add_argument("--seconds", type=float, help="evenness: seconds of each open loop")
+    parser.add_argument(
+        "--messages", type=_sizes, help="number of messages: growth (all), backup (the last); 1m,10m,50m"
+    )
+    parser.add_argument("--topics", type=_sizes, help="growth: number of topics; 100,1000,10k without --quick")
     return parser.parse_args()
 
 
@@ -133,16 +135,16 @@ def _sizes(text: str) -> tuple[int, ...]:
             round(float(each.rstrip("km")) * factors.get(each[-1:], 1)) for each in text.lower().split(",") if each
         ]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is no list of sizes such as 100,10k,1m") from None
+        raise argparse.ArgumentTypeError(f"{text} is not a list of sizes such as 100,10k,1m") from None
     if sizes != sorted(set(sizes)):
-        raise argparse.ArgumentTypeError("sizes have to rise: what is filled grows")
+        raise argparse.ArgumentTypeError("sizes must rise, since one store is filled further")
     return tuple(sizes)
 
 
 def _conditions(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     if unknown := set(names) - CONDITIONS.keys():
-        raise argparse.ArgumentTypeError(f"no {', '.join(sorted(unknown))}; there are {', '.join(CONDITIONS)}")
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(CONDITIONS)}")
     return names
 
 
@@ -154,7 +156,7 @@ def _names(text: str) -> list[str]:
     names = text.split(",")
     unknown = [name for name in names if name not in MEASUREMENTS]
     if unknown:
-        raise argparse.ArgumentTypeError(f"no measurement {', '.join(unknown)}; there are {', '.join(MEASUREMENTS)}")
+        raise argparse.ArgumentTypeError(f"unknown measurement {', '.join(unknown)}; known: {', '.join(MEASUREMENTS)}")
     return names
 
 

@@ -58,11 +58,11 @@ class Daemon:
             try:
                 line = self.lines.get(timeout=max(0.01, deadline_s - time.monotonic()))
             except Empty:
-                raise TimeoutError(f"the daemon did not say {event!r} in {timeout_s} s") from None
+                raise TimeoutError(f"the daemon did not log {event!r} within {timeout_s} s") from None
             if line["event"] == event:
                 return line
             if line["event"] == "ended":
-                raise RuntimeError("the daemon ended; what it said is on standard error")
+                raise RuntimeError("the daemon ended; its output is on standard error")
 
     def ask(
         self,

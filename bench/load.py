@@ -280,14 +280,14 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--warm-up", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=0, help="send no more after so long")
-    parser.add_argument("--rate", type=float, default=0, help="an open loop: so many requests are due in a second")
+    parser.add_argument("--seconds", type=float, default=0, help="stop sending after this many seconds")
+    parser.add_argument("--rate", type=float, default=0, help="open loop: number of requests due in a second")
     parser.add_argument("--everywhere", action="store_true", help="each connection sends all requests in turn")
     parser.add_argument("--request-file", type=Path, action="append", default=[], help="the bytes of one whole request")
     parser.add_argument("--path", default="/v1/namespaces/bench/topics/empty/publish")
     parser.add_argument("--header", action="append", default=[])
     parser.add_argument("--body-file", type=Path)
-    parser.add_argument("--body-size", type=int, default=0, help="a body of so many zero bytes")
+    parser.add_argument("--body-size", type=int, default=0, help="a body of this many zero bytes")
     parser.add_argument(
         "--authority", type=Path, help="speak TLS: the file of the authority of the server's certificate"
     )

@@ -91,12 +91,12 @@ MECHANISMS: dict[str, Mechanism] = {
         PUBLISHES,
     ),
     "work-while-syncing": Mechanism(
-        "answers are made while the disk works",
+        "answers are prepared during the sync",
         _sets(("storage.leveldb.group_commit:GroupCommit._while_syncing", lambda self, group: None)),
         PUBLISHES,
     ),
     "early-sync": Mechanism(
-        "the sync begins before it is waited for",
+        "the sync begins early",
         _sets(("storage.leveldb.engine.database:SYNCS_EARLY", False)),
         PUBLISHES,
     ),
@@ -113,7 +113,7 @@ MECHANISMS: dict[str, Mechanism] = {
         PUBLISHES,
     ),
     "niced-thread": Mechanism(
-        "LevelDB's thread gives way",
+        "LevelDB's thread yields",
         _sets(("storage.leveldb.engine.background:BackgroundThread.find", lambda self, start: None)),
         ("steady",),
     ),
@@ -310,9 +310,11 @@ def main() -> None:
         sys.argv = ["bench.rent", *rest]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mechanisms", nargs="*", metavar="MECHANISM", help=f"all, or some of: {', '.join(MECHANISMS)}")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each side (default 5)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long one turn lasts (default 2)")
-    parser.add_argument("--scratch", type=Path, help="where the stores are made (default: the system's place)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each side (default 5)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of one round (default 2)")
+    parser.add_argument(
+        "--scratch", type=Path, help="directory of the stores (default: the system's for temporary files)"
+    )
     parser.add_argument("--seed", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.seed is not None:
@@ -320,7 +322,7 @@ def main() -> None:
         return
     unknown = set(options.mechanisms) - set(MECHANISMS)
     if unknown:
-        parser.error(f"there is no mechanism {', '.join(sorted(unknown))}: {', '.join(MECHANISMS)}")
+        parser.error(f"unknown mechanism {', '.join(sorted(unknown))}: {', '.join(MECHANISMS)}")
     print("| mechanism | load | rate | cpu | wait |\n|---|---|--:|--:|--:|", flush=True)
     for name in options.mechanisms or MECHANISMS:
         with TemporaryDirectory(prefix="rent-", dir=options.scratch) as scratch:

@@ -95,7 +95,7 @@ def _levers(placement: Placement, fleet: Fleet, outcome: Outcome, costs: Costs) 
         "messages a request × 2": (replace(load, messages_per_request=2 * load.messages_per_request), fleet),
         "readers × 2": (replace(load, readers_per_topic=2 * load.readers_per_topic), fleet),
         "message size × 10": (replace(load, message_bytes=10 * load.message_bytes), fleet),
-        "no client knows the owner": (replace(load, misdirected=1.0), fleet),
+        "no client follows owners": (replace(load, misdirected=1.0), fleet),
         "load × 2": (replace(load, messages_per_s=2 * load.messages_per_s), fleet),
     }
     for what, (asked, there) in changes.items():
@@ -157,11 +157,11 @@ def main() -> None:
     parser.add_argument("--topics", type=int, default=100_000)
     parser.add_argument("--messages", type=float, default=1e6, help="messages a second, over all topics")
     parser.add_argument("--bytes", type=int, default=100, help="of a message")
-    parser.add_argument("--per-request", default="10,30,100", help="messages a request, by commas")
-    parser.add_argument("--readers", type=float, default=1.0, help="readers of each topic, waiting for what comes")
+    parser.add_argument("--per-request", default="10,30,100", help="messages a request, comma-separated")
+    parser.add_argument("--readers", type=float, default=1.0, help="readers of each topic that wait for new messages")
     parser.add_argument("--skew", type=float, default=0.5, help="topic k gets a share of 1 / k^SKEW; 0: all alike")
     parser.add_argument("--misdirected", type=float, default=0.1, help="share of requests to any instance")
-    parser.add_argument("--headroom", type=float, default=0.6, help="how busy the busiest may be")
+    parser.add_argument("--headroom", type=float, default=0.6, help="maximum load of the busiest")
     parser.add_argument("--costs", type=Path, default=FILE, help="measured costs, as in bench/costs.json")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()

@@ -140,7 +140,7 @@ def main() -> None:
         prog="python -m bench.scale_costs", description="Makes costs for bench.scale of a run of the benchmark."
     )
     parser.add_argument("results", type=Path, help="results.json of python -m bench --only hbase,cluster")
-    parser.add_argument("--run", required=True, help="what to say of the run: machine, date")
+    parser.add_argument("--run", required=True, help="description of the run: machine, date")
     parser.add_argument("--out", type=Path, default=FILE)
     args = parser.parse_args()
     costs = derive(json.loads(args.results.read_text(encoding="utf-8")), args.run)

@@ -61,10 +61,10 @@ def main() -> None:
         facts = machine() | _conditions(home)
         say(", ".join(f"{name} {value}" for name, value in facts.items()))
         if os.getloadavg()[0] > _QUIET:
-            say("NOT QUIET: something else wants the cores; a run that counts begins below a load of 0.3")
+            say("NOT QUIET: other processes use the cores; start a valid run at a load below 0.3")
         comparison.start([PEERS[name]() for name in args.only], home, ending)
         comparison.warm_up()
-        facts["all of them idle"] = f"{comparison.idle_percent(1.0 if args.quick else 10.0):.1f} % of a core"
+        facts["all idle"] = f"{comparison.idle_percent(1.0 if args.quick else 10.0):.1f} % of a core"
         settle = (lambda: None) if args.quick else settled
         rates, waits = comparison.measure(settle)
         sections = [rates, waits, comparison.measure_open(settle)]
@@ -76,16 +76,16 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.peers", description="Measures the daemon beside other brokers at the same durability."
+        prog="python -m bench.peers", description="Compare the daemon with other brokers at the same durability."
     )
     parser.add_argument("--only", type=_names, default=list(PEERS), help="which, by commas: " + ",".join(PEERS))
-    parser.add_argument("--quick", action="store_true", help="to see that it works; the numbers mean little")
-    parser.add_argument("--rounds", type=int, help=f"how often each load is put on each peer ({FULL.rounds})")
+    parser.add_argument("--quick", action="store_true", help="only check that it works; the numbers are not meaningful")
+    parser.add_argument("--rounds", type=int, help=f"rounds of each load on each peer ({FULL.rounds})")
     parser.add_argument(
         "--json", action="store_true", help="print the results as JSON; progress goes to standard error"
     )
-    parser.add_argument("--report", type=Path, default=Path("bench/report/peers"), help="where the report goes")
-    parser.add_argument("--scratch", type=Path, default=Path(".cache/bench"), help="where their data is, and removed")
+    parser.add_argument("--report", type=Path, default=Path("bench/report/peers"), help="directory of the report")
+    parser.add_argument("--scratch", type=Path, default=Path(".cache/bench"), help="directory for temporary data")
     return parser.parse_args()
 
 

@@ -169,7 +169,7 @@ def measure(peers: Sequence[Http], profile: PeersProfile, home: Path, say: Calla
                             f" p50 {measured.p50_ms:.2f} ms, p99 {measured.p99_ms:.2f}"
                         )
             settled()
-    section = Section("peers-both", "Whatever else both can do", SAYS)
+    section = Section("peers-both", "What else both can do", SAYS)
     section.rows += [Row({"load": load}, _values(by_peer)) for load, by_peer in found.items()]
     return [overview_of(sides.values(), lacking), section]
 
@@ -192,18 +192,18 @@ def _some(messages: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.peers.both", description="Measures what the daemon and the original both do."
+        prog="python -m bench.peers.both", description="Compare what the daemon and the original can both do."
     )
-    parser.add_argument("--quick", action="store_true", help="to see that it works; the numbers mean little")
-    parser.add_argument("--rounds", type=int, default=1, help="how often each is measured (1)")
+    parser.add_argument("--quick", action="store_true", help="only check that it works; the numbers are not meaningful")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of each measurement (1)")
     parser.add_argument(
         "--json", action="store_true", help="print the results as JSON; progress goes to standard error"
     )
-    parser.add_argument("--report", type=Path, default=Path("bench/report/both"), help="where the report goes")
-    parser.add_argument("--scratch", type=Path, default=Path(".cache/bench"), help="where their data is, and removed")
+    parser.add_argument("--report", type=Path, default=Path("bench/report/both"), help="directory of the report")
+    parser.add_argument("--scratch", type=Path, default=Path(".cache/bench"), help="directory for temporary data")
     args = parser.parse_args()
     if compiled() is None:
-        sys.exit("a C compiler is needed: Python would measure itself (bench/loadgen)")
+        sys.exit("a C compiler is needed for the load generator (bench/loadgen): one in Python would be the bottleneck")
     say: Callable[[str], None] = partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
     profile = replace(QUICK if args.quick else FULL, rounds=args.rounds)
     args.scratch.mkdir(parents=True, exist_ok=True)

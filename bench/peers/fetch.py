@@ -110,4 +110,4 @@ def _program(name: str, said: str) -> str:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "ERROR" in line]
-    return (errors or lines or ["it said nothing"])[0][:300]
+    return (errors or lines or ["no output"])[0][:300]

@@ -192,7 +192,7 @@ class Comparison:
                 while time.monotonic() < walk_until:
                     self._walk(side)
             except RuntimeError as error:
-                self.lacking[side.peer.name] = f"it failed while it warmed up: {error}"
+                self.lacking[side.peer.name] = f"it failed during the warm-up: {error}"
                 self.sides.remove(side)
 
     def idle_percent(self, seconds: float) -> float:
@@ -343,7 +343,11 @@ class Comparison:
 
 def overview_of(sides: Iterable[Side], lacking: Mapping[str, str]) -> Section:
     """List the measured peers, and the reason for each missing result."""
-    section = Section("peers", "Peers", "All at their defaults but for what makes acknowledged messages synced ones.")
+    section = Section(
+        "peers",
+        "Peers",
+        "All at their defaults, except for the settings that sync messages before they are acknowledged.",
+    )
     for side in sides:
         what: dict[str, str | int] = {"peer": side.peer.name, "version": side.version, "synced": side.peer.synced}
         section.rows.append(Row(what, {}))
