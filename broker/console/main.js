@@ -191,7 +191,7 @@ class App extends Component {
   render(_, { route, who, login, why, toast, polite, help, question, theme }) {
     const Shown = PAGES[route.page];
     return html`<div class="frame">
-      <a class="skip" href="#main">Skip to the content</a>
+      <a class="skip" href="#main">Skip to content</a>
       <header>
         <a class="brand" href="/console">Plainsong</a>
         <nav data-testid="nav" aria-label="Pages">
@@ -215,7 +215,7 @@ class App extends Component {
           ? html`<${Login} why=${why} entered=${() => this.learnWho()} />`
           : Shown
             ? html`<${Shown} key=${route.key} app=${this} route=${route} />`
-            : html`<h1 tabindex="-1">There is no such page</h1><p><a href="/console">To the overview</a></p>`}
+            : html`<h1 tabindex="-1">Page not found</h1><p><a href="/console">Go to the overview</a></p>`}
       </main>
       <div class="toast" data-testid="toast">${toast}</div>
       <div class="offscreen" role="status" aria-live="polite">${polite}</div>

@@ -53,7 +53,7 @@ export function effectLines({ effect = {}, warnings = [] }, who = {}) {
   }
   if (effect.releases) {
     const { heldPolls, hiddenMessages } = effect.releases;
-    if (hiddenMessages) lines.push(`Committed readers continue: ${many(hiddenMessages, "message")} behind it ${hiddenMessages === 1 ? "becomes" : "become"} visible.`);
+    if (hiddenMessages) lines.push(`Committed readers continue: ${many(hiddenMessages, "message")} after it ${hiddenMessages === 1 ? "becomes" : "become"} visible.`);
     if (heldPolls) lines.push(`${many(heldPolls, "waiting poll")} ${heldPolls === 1 ? "is" : "are"} answered.`);
     if (who.held?.length) lines.push(`${who.held.length === 1 ? "The waiting reader" : "Waiting readers"}: ${named(who.held)}.`);
     if (!hiddenMessages && !heldPolls && !who.held?.length) lines.push("No reader waits for it.");
@@ -81,7 +81,7 @@ export function outcome({ effect = {}, warnings = [] }) {
   if (lost) words.push(`${many(lost, "message")} taken away`);
   if (effect.releases?.hiddenMessages) words.push(`${many(effect.releases.hiddenMessages, "message")} released`);
   if (effect.releases?.heldPolls) words.push(`${many(effect.releases.heldPolls, "waiting poll")} answered`);
-  if (effect.moves?.topicsOpen) words.push(`${many(effect.moves.topicsOpen, "open topic")} on the way to others`);
+  if (effect.moves?.topicsOpen) words.push(`${many(effect.moves.topicsOpen, "open topic")} moving to other instances`);
   return [words.join(", "), ...warnings].filter(Boolean).join("; ");
 }
 

@@ -19,12 +19,12 @@ def test_a_text_not_found_yet_is_searched_in_older_records(screen: Screen):
     added = screen.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": SCRIPT})
     try:
         screen.open("/console/audit?filter=mine", "audit-empty")
-        screen.says("audit-empty", "among those looked at")
+        screen.says("audit-empty", "among those searched")
         screen.click("page-next")
         screen.until("there are no more", lambda: not screen.one("page-next").is_enabled())
         assert screen.path == f"/console/audit?filter=mine&to={'00ab'.ljust(40, '0')}"
         screen.says("audit-empty", "No records that contain this.")
         screen.click("page-previous")
-        screen.says("audit-empty", "among those looked at")
+        screen.says("audit-empty", "among those searched")
     finally:
         screen.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)

@@ -49,7 +49,7 @@ export class Cluster extends Page {
   }
 
   undrain(name) {
-    return this.attempt(() => ({ method: "DELETE", path: pathOf("cluster", "instances", name, "drain"), title: `Let ${name} have its share again?`, lines: ["Topics move back to it, step by step."], action: "Undrain", done: `${name} gets its share again` }));
+    return this.attempt(() => ({ method: "DELETE", path: pathOf("cluster", "instances", name, "drain"), title: `End the drain of ${name}?`, lines: ["Topics move back to it, step by step."], action: "Undrain", done: `${name} gets its share again` }));
   }
 
   pin() {
@@ -118,13 +118,13 @@ function Scrub({ app, scrub, now, start, aside }) {
   const { state, findings, moreFindings, lastCompleteMs, rows, bytes: size } = scrub;
   const done = lastCompleteMs === null ? "No round has ended since the start." : `The last round ended ${duration(now - lastCompleteMs)} ago.`;
   return html`<section aria-labelledby="scrub-title" data-testid="scrub"><div class="head"><h2 id="scrub-title">Scrub</h2>
-      <${Guarded} app=${app} verb="operate" on="service" data-testid="scrub-start" disabled=${state === "running"} title=${state === "running" ? "a round is under way" : undefined} onClick=${start}>Scrub now …</${Guarded}></div>
-    <p class="muted">Every row of this instance is read from the disk and checked now and then: ${ROUNDS[state] ?? state}${state === "running" ? `, ${many(rows, "row")} (${bytes(size)}) so far` : ""}. ${done}${findings.length === 0 && lastCompleteMs !== null ? " It found nothing damaged." : ""}</p>
+      <${Guarded} app=${app} verb="operate" on="service" data-testid="scrub-start" disabled=${state === "running"} title=${state === "running" ? "a scrub is running" : undefined} onClick=${start}>Scrub now …</${Guarded}></div>
+    <p class="muted">Every row of this instance is read from the disk and checked at intervals: ${ROUNDS[state] ?? state}${state === "running" ? `, ${many(rows, "row")} (${bytes(size)}) so far` : ""}. ${done}${findings.length === 0 && lastCompleteMs !== null ? " It found nothing damaged." : ""}</p>
     ${findings.length > 0 &&
     html`<${TableFrame} label="Damaged places"><table><caption class="offscreen">Damaged places</caption>
       <thead><tr><th scope="col">Topic</th><th scope="col">Table</th><th scope="col" class="number">Rows</th><th scope="col">Why</th><th scope="col">Place</th><th scope="col"><span class="offscreen">Mend it</span></th></tr></thead>
       <tbody>${findings.slice(0, MOST_FINDINGS).map((each) => html`<${Row} key=${`${each.table} ${each.from}`} data-testid="finding-row">
-        <th scope="row">${each.namespace ? html`<${TopicLink} name=${`${each.namespace}:${each.topic}`} />` : "of no topic"}</th><td>${each.table}</td>
+        <th scope="row">${each.namespace ? html`<${TopicLink} name=${`${each.namespace}:${each.topic}`} />` : "no topic"}</th><td>${each.table}</td>
         <td class="number">${count(each.rows)}</td><td class="bad wrapped" title=${each.file ?? null}>${each.why}</td>
         <td><code class="id">${each.from}</code>${each.to !== each.from && html`<br /><code class="id">${each.to}</code>`}</td>
         <td class="actions">${each.topic && each.table === "message" && html`<${Guarded} app=${app} verb="admin" on=${`${each.namespace}:${each.topic}`} data-testid="set-aside" onClick=${aside(each)}>Set aside …</${Guarded}>`}</td></${Row}>`)}</tbody></table></${TableFrame}>

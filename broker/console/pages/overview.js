@@ -184,7 +184,7 @@ function Gone({ app, topics, total, now, undelete }) {
         </${Row}>`;
       })}</tbody>
     </table></${TableFrame}>
-    ${total > topics.length && html`<p class="muted">and ${count(total - topics.length)} more, which the filter finds</p>`}`;
+    ${total > topics.length && html`<p class="muted">and ${count(total - topics.length)} more; filter by name to find them</p>`}`;
 }
 
 class Create extends Component {
@@ -231,10 +231,10 @@ class Create extends Component {
     const may = app.may("admin", `${ns}:${topic}`);
     return html`<form class="fields panel" onSubmit=${(event) => (event.preventDefault(), asked ? this.apply() : this.preview())}>
       <label>Name<input ref=${this.field} data-testid="create-name" placeholder="namespace:topic" spellcheck="false" value=${name} onInput=${(event) => this.setState({ name: event.currentTarget.value, asked: null })} /></label>
-      <label>ttl, seconds<input inputmode="numeric" data-testid="create-ttl" placeholder="as the daemon's default" value=${ttl} onInput=${(event) => this.setState({ ttl: event.currentTarget.value.trim(), asked: null })} /></label>
+      <label>ttl, seconds<input inputmode="numeric" data-testid="create-ttl" placeholder="the daemon's default" value=${ttl} onInput=${(event) => this.setState({ ttl: event.currentTarget.value.trim(), asked: null })} /></label>
       <p class="buttons start"><button type="submit" data-testid=${asked ? "apply" : "preview"} disabled=${!topic || !may} title=${may ? null : `needs the verb admin on ${ns}:${topic}`}>${asked ? "Create it" : "Preview"}</button></p>
       <${ErrorPanel} error=${error} />
-      ${asked && html`<div data-testid="preview-effect">${[`${ns}:${topic} is made${asked.after?.ttl ? `, its messages live ${duration(asked.after.ttl * 1000)}` : ""}.`, ...effectLines(asked)].slice(0, 4).map((line) => html`<p>${line}</p>`)}</div>`}
+      ${asked && html`<div data-testid="preview-effect">${[`${ns}:${topic} is created${asked.after?.ttl ? `, and its messages expire after ${duration(asked.after.ttl * 1000)}` : ""}.`, ...effectLines(asked)].slice(0, 4).map((line) => html`<p>${line}</p>`)}</div>`}
     </form>`;
   }
 }

@@ -50,7 +50,7 @@ export class Producers extends Page {
       ${found?.producers.length > 0 &&
       html`<${TableFrame} label="Producers"><table>
         <caption class="offscreen">Producers by name</caption>
-        <thead><tr><th scope="col">Name</th><th scope="col" class="number">Epoch</th><th scope="col" class="number">Stored up to</th><th scope="col" class="number">Under way</th><th scope="col">Last active</th><th scope="col">Forgotten in</th><th scope="col"><span class="offscreen">Forget it</span></th></tr></thead>
+        <thead><tr><th scope="col">Name</th><th scope="col" class="number">Epoch</th><th scope="col" class="number">Stored up to</th><th scope="col" class="number">In progress</th><th scope="col">Last active</th><th scope="col">Forgotten in</th><th scope="col"><span class="offscreen">Forget it</span></th></tr></thead>
         <tbody>${found.producers.map((each) => html`<${Row} key=${each.producer} data-testid="producer-row" data-producer=${each.producer}>
           <th scope="row">${each.producer}${each.damaged ? html` <span class="state bad">damaged</span>` : ""}</th>
           <td class="number">${each.epoch}</td>

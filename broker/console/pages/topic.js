@@ -204,7 +204,7 @@ function Held({ open, hidden, stats, now }) {
   return html`<div class="banner" data-testid="held-banner">
     <div><strong>Committed readers are held</strong> by a transaction of ${first.clientId ? html`<strong>${first.clientId}</strong>` : "an unnamed client"}, open for ${duration(now - first.startedMs)} (since ${time(first.startedMs)}).
       ${hidden > 0 ? ` ${many(hidden, "message")} hidden.` : " Nothing is hidden yet."}
-      ${open.length > 1 ? ` ${many(open.length - 1, "more open transaction")} behind it.` : ""}
+      ${open.length > 1 ? ` ${many(open.length - 1, "more open transaction")} after it.` : ""}
       ${first.expiresMs ? ` It ends by itself in ${duration(first.expiresMs - now)}.` : ""}</div>
     <a class="button" data-testid="held-open" href=${transactionUrl(first.id)}>Open the transaction</a>
   </div>`;
@@ -256,7 +256,7 @@ function Readers({ lag, after, now }) {
   }
   return html`<section aria-labelledby="readers-title"><div class="head"><h2 id="readers-title">Readers</h2><span class="muted" data-testid="readers-total">${count(total)}</span></div>
     <${TableFrame} label="Readers"><table data-testid="readers">
-      <caption class="offscreen">Readers, how far behind they are and when they were seen</caption>
+      <caption class="offscreen">Readers, their lag and when they were last seen</caption>
       <thead><tr><th scope="col">Name</th><th scope="col" class="number">To come</th><th scope="col" class="number">Hidden</th><th scope="col" class="number">Expired unread</th><th scope="col" class="number">Behind</th><th scope="col">Last seen</th><th scope="col">Position</th></tr></thead>
       <tbody>${readers.map((each) => html`<${Row} key=${each.name} data-testid="reader-row" data-reader=${each.name} data-kind=${each.kind}>
           <th scope="row">${each.name}</th>
@@ -343,7 +343,7 @@ class Properties extends Component {
     const most = Number(this.value("max_bytes"));
     return html`<section aria-labelledby="properties-title"><h2 id="properties-title">Properties</h2>
       <form class="fields" onSubmit=${(event) => event.preventDefault()}>
-        ${this.field("ttl", "ttl, seconds", ttl > 0 ? duration(ttl * 1000) : "as the daemon's default")}
+        ${this.field("ttl", "ttl, seconds", ttl > 0 ? duration(ttl * 1000) : "the daemon's default")}
         ${this.field("max_bytes", "max_bytes", most > 0 ? bytes(most) : "no bound")}
         ${this.choice("transactional", "transactional", ["optional", "required", "disabled"], "whether publishes need a write pointer")}
         ${this.choice("deduplication", "deduplication", ["inherit", "enabled", "disabled"], deduplication ? `${deduplication.enabled ? "on" : "off"}, as the ${deduplication.level} says` : "")}

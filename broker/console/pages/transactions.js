@@ -139,7 +139,7 @@ export class Transactions extends Page {
       <${ErrorPanel} error=${error} />
       ${listed &&
       (listed.length === 0
-        ? html`<p class="muted" data-testid="transactions-empty">No ${state ? "such" : "open"} transactions. Nobody is held up.</p>`
+        ? html`<p class="muted" data-testid="transactions-empty">No ${state ? "such" : "open"} transactions. No reader is held.</p>`
         : html`<${Timeline} transactions=${listed} now=${at} onOpen=${(id) => this.toggle(id)} opened=${opened?.id} />
           <${TableFrame} label="Transactions"><table>
             <caption class="offscreen">Transactions, oldest first</caption>
@@ -184,7 +184,7 @@ function Holds({ transaction, holds }) {
         ${each.error
           ? html`<td colspan="3" class="muted">${each.error}</td>`
           : html`<td class="number">${count(each.hidden, each.estimated)}</td><td class="number">${count(each.parked)}</td>
-            <td>${each.held.length ? each.held.map((reader) => `${reader.name} (${many(reader.hidden, "message")} hidden)`).join(", ") : "none known here"}${each.more > 0 ? `, and ${many(each.more, "reader")} not looked at` : ""}</td>`}</tr>`)}</tbody>
+            <td>${each.held.length ? each.held.map((reader) => `${reader.name} (${many(reader.hidden, "message")} hidden)`).join(", ") : "no known reader"}${each.more > 0 ? `, and ${many(each.more, "reader")} not checked` : ""}</td>`}</tr>`)}</tbody>
     </table>
     ${transaction.topics.length > HELD_TOPICS && html`<details data-testid="tx-more-topics"><summary>and ${transaction.topics.length - HELD_TOPICS} more topics</summary>
       ${transaction.topics.slice(HELD_TOPICS).map((name, i) => html`${i > 0 && ", "}<${TopicLink} name=${name} />`)}</details>`}

@@ -356,7 +356,7 @@ export class Viewer extends Component {
       </div>
       <${Timeline} bins=${bins} start=${oldest} end=${now} rows=${rows} onMove=${(at) => goQuery({ from: String(at), to: null, sort: "asc", follow: null })} />
       <${ErrorPanel} error=${error} />
-      ${filtered && html`<p class="muted">Only messages that contain <code>${filtered}</code>${scanned ? ` · ${count(Number(scanned))} looked at${more ? ", there are more: go on with Older or Newer" : ""}` : ""}. <button type="button" class="plain" onClick=${() => goQuery({ filter: null })}>Show all</button></p>`}
+      ${filtered && html`<p class="muted">Only messages that contain <code>${filtered}</code>${scanned ? ` · ${count(Number(scanned))} searched${more ? "; Older or Newer continues" : ""}` : ""}. <button type="button" class="plain" onClick=${() => goQuery({ filter: null })}>Show all</button></p>`}
       ${rows &&
       (none
         ? html`<p class="muted" data-testid="messages-empty">${filtered || this.query.get("from") || this.query.get("to") ? "No messages here." : "The topic is empty."}</p>`
@@ -404,7 +404,7 @@ class MessageRow extends Component {
 
 // The beginning of a payload, on one line.
 function glance(row) {
-  if (row.state === "set-aside") return `${row.rows == null ? "rows that could not be counted" : many(row.rows, "row")}, up to ${time(timeOfId(row.to), true)}: readers pass them`;
+  if (row.state === "set-aside") return `${row.rows == null ? "rows that could not be counted" : many(row.rows, "row")}, up to ${time(timeOfId(row.to), true)}: readers skip them`;
   if (row.payload == null) return "not visible to you";
   const data = fromBase64(row.payload.base64).subarray(0, GLANCE_BYTES);
   const text = asText(data, true);
