@@ -93,7 +93,7 @@ class OptionText:
             close = get_close_matches(name, self._spelling, 1, cutoff=0.5)
             near = self._spelling[close[0]] if close else ""
         if near:
-            return f"unknown option {name}: is {near} meant?"
+            return f"unknown option {name}; did you mean {near}?"
         return f"unknown option {name}; those for {use} are {', '.join(self._spelling.values())}"
 
     def __contains__(self, name: str) -> bool:

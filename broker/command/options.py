@@ -63,7 +63,7 @@ def load_settings(file: Path | None, data_dir: str | None, bind: str | None, set
         first, *others = error.problems
         if not others:
             raise CommandFailed(f"{first.origin}: {first.detail}", hint=first.hint, code=Exit.USAGE) from error
-        lines = [f"{len(error.problems)} settings are wrong", *(f"  {problem}" for problem in error.problems)]
+        lines = [f"{len(error.problems)} settings are invalid", *(f"  {problem}" for problem in error.problems)]
         raise CommandFailed("\n".join(lines), code=Exit.USAGE) from error
     for warning in loaded.warnings:
         click.echo(f"warning: {warning}", err=True)

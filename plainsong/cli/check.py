@@ -228,14 +228,14 @@ class _Looks:
         oldest_s = max(*ages_s, self._oldest_transaction_s())
         self.report.figure("oldest_tx", round(oldest_s), "s", transaction_s)
         if oldest_s > transaction_s:
-            self.report.found(WARNING, f"a transaction is open for {show_length(oldest_s * 1000)}")
+            self.report.found(WARNING, f"a transaction has been open for {show_length(oldest_s * 1000)}")
         self.report.figure("hidden", sum(each.get("plainsong_hidden_messages", 0.0) for each in samples))
         ends = [end for each in samples if (end := each.get("plainsong_tls_certificate_not_after_seconds")) is not None]
         if ends:
             left_s = min(ends) - time.time()
             self.report.figure("certificate", round(left_s), "s")
             if left_s < certificate_s:
-                when = f"ends in {show_length(left_s * 1000)}" if left_s > 0 else "has ended"
+                when = f"expires in {show_length(left_s * 1000)}" if left_s > 0 else "has expired"
                 self.report.found(WARNING, f"the certificate {when}")
         self._backup(samples, backup_s)
 
@@ -262,7 +262,7 @@ class _Looks:
         limit_s = 26 * 3600 if backup_s is None else backup_s
         if not made:
             if backup_s is not None:
-                self.report.found(WARNING, "there is no complete backup")
+                self.report.found(WARNING, "no complete backup exists")
             return
         age_s = max(0.0, now_ms() / 1000 - max(made))
         self.report.figure("backup_age", round(age_s), "s", limit_s)

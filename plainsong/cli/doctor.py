@@ -59,7 +59,7 @@ class Examining(Verb):
         """Raise UsageError if there are options that the chosen question does not take."""
         questions = [each for each in QUESTIONS if ctx.params[each]]
         if len(questions) > 1 and questions != ["ready", "live"]:
-            raise click.UsageError(" and ".join(f"--{each}" for each in questions) + " are different questions")
+            raise click.UsageError(" and ".join(f"--{each}" for each in questions) + " exclude each other")
         for owner, names in _OPTIONS_OF.items():
             is_right = ctx.params[owner] not in (None, False) if owner else not questions
             given = [name for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
@@ -105,14 +105,14 @@ class Examining(Verb):
     type=Length(),
     default="10m",
     metavar="TIME",
-    help="With --check: warn when a transaction is open for longer; default: 10m.",
+    help="With --check: warn when a transaction has been open for longer; default: 10m.",
 )
 @click.option(
     "--certificate-days",
     type=click.IntRange(0, 10_000),
     default=14,
     metavar="N",
-    help="With --check: warn when the certificate ends within N days; default: 14.",
+    help="With --check: warn when the certificate expires within N days; default: 14.",
 )
 @click.option(
     "--backup-age",

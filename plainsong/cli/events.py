@@ -92,12 +92,12 @@ class Changes:
             if not now:
                 yield _NOTHING[kind]
             return
-        yield from (f"{name}  is over" for name in before if name not in now)
+        yield from (f"{name}  gone" for name in before if name not in now)
 
 
 _NOTHING = {
-    "topics": "none of these topics exists",
-    "transactions": "none is open",
+    "topics": "no such topic",
+    "transactions": "no open transactions",
     "attention": "nothing needs attention",
     "cluster": "no instances",
 }
@@ -120,7 +120,7 @@ def _topics(rows: list[Mapping[str, Any]]) -> dict[str, str]:
 
 def _transactions(found: Mapping[str, Any]) -> dict[str, str]:
     if found["total"] > MAX_OPEN:  # the event names only some of them, so their changes would mean little
-        return {"all": f"{output.show_count(found['total'])} are open"}
+        return {"all": f"{output.show_count(found['total'])} open transactions"}
     return {
         str(each["id"]): one_line(
             f"open since {show_time(each['startedMs'])}"
@@ -141,6 +141,6 @@ def _attention(found: list[Mapping[str, Any]]) -> dict[str, str]:
 def _cluster(found: Mapping[str, Any]) -> dict[str, str]:
     shown = {}
     for each in found["instances"]:
-        states = [word for word in ("leaving", "drained") if each[word]] or ["there"]
+        states = [word for word in ("leaving", "drained") if each[word]] or ["available"]
         shown[one_line(each["name"])] = f"{', '.join(states)}, {output.show_count(each['topicsOpen'])} topics open"
     return shown

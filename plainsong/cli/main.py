@@ -187,7 +187,7 @@ def _misfit(point: EntryPoint) -> CommandFailed | None:
     dist = point.dist
     if dist is None or dist.name not in {name for _, name in ELSEWHERE.values()} or dist.version == __version__:
         return None
-    message = f"{dist.name} {dist.version} does not fit plainsong-client {__version__}"
+    message = f"{dist.name} {dist.version} needs another version than plainsong-client {__version__}"
     return CommandFailed(message, hint="install both at one version", code=Exit.USAGE)
 
 

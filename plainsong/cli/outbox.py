@@ -83,7 +83,7 @@ def outbox() -> None:
     ]
 )
 @database_options
-@click.option("--once", is_flag=True, help="Stop when no message waits any more.")
+@click.option("--once", is_flag=True, help="Stop when no message is waiting.")
 @click.option(
     "--keep", type=Length(), metavar="TIME", help="Keep sent messages in the table this long; default: delete them."
 )

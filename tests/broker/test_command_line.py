@@ -97,7 +97,7 @@ def test_config_check_prints_every_problem(plainsong, tmp_path):
     code, _, error = plainsong("config", "check", "--config", str(file), "--bind", "here")
     assert code == Exit.USAGE
     first, *others = error.splitlines()
-    assert first == "error: 3 settings are wrong"
+    assert first == "error: 3 settings are invalid"
     assert len(others) == 3
     assert others[0] == f"  file {file}: topic.idle_s: True is not a number of seconds"
 

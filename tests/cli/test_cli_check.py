@@ -43,7 +43,7 @@ def test_a_healthy_daemon_is_one_line_with_figures_and_exit_code_0(alone: Cli, t
         assert (told["status"], told["findings"]) == ("OK", [])
         assert told["figures"]["oldest_tx"] == {"value": "0s", "warning": 600}
         said = alone("doctor", "--check", "--url", url_of(daemon), "--backup-age", "26h", code=1)
-        assert said.out.startswith("PLAINSONG WARNING - there is no complete backup | ")
+        assert said.out.startswith("PLAINSONG WARNING - no complete backup exists | ")
 
 
 def test_an_old_transaction_and_a_slow_reader_are_warnings(cli: Cli, client: Client):
@@ -65,7 +65,7 @@ def test_an_old_transaction_and_a_slow_reader_are_warnings(cli: Cli, client: Cli
         deadline_s = time.monotonic() + PATIENCE_S
         # Ages are in milliseconds, and the first check may be that fast.
         while (
-            "a transaction is open for"
+            "a transaction has been open for"
             not in (said := cli("doctor", "--check", "--max-transaction-age", "1s", code=None)).out
         ):
             assert time.monotonic() < deadline_s, said

@@ -137,17 +137,17 @@ def test_events_print_what_is_new_what_has_changed_and_what_is_over():
     assert said("attention", [disk]) == ["disk a  warning: nearly full"]
     assert said("attention", [disk]) == []
     assert said("attention", [{**disk, "severity": "critical"}]) == ["disk a  critical: nearly full"]
-    assert said("attention", []) == ["disk a  is over"]
+    assert said("attention", []) == ["disk a  gone"]
 
     one = {"id": "7", "startedMs": 0, "clientId": "x\ny", "hiddenMessages": 0}
-    assert said("transactions", {"open": [], "total": 0}) == ["none is open"]
+    assert said("transactions", {"open": [], "total": 0}) == ["no open transactions"]
     assert said("transactions", {"open": [one], "total": 1}) == ["7  open since 1970-01-01T00:00:00.000Z, of x y"]
     (line,) = said("transactions", {"open": [{**one, "hiddenMessages": 1}], "total": 1})
     assert line.endswith(", hides 1 message")
-    assert said("transactions", {"open": [one] * 100, "total": 3000}) == ["all  3000 are open", "7  is over"]
+    assert said("transactions", {"open": [one] * 100, "total": 3000}) == ["all  3000 open transactions", "7  gone"]
 
     instance = {"name": "a", "leaving": False, "drained": False, "topicsOpen": 2}
-    assert said("cluster", {"instances": [instance]}) == ["a  there, 2 topics open"]
+    assert said("cluster", {"instances": [instance]}) == ["a  available, 2 topics open"]
     assert said("cluster", {"instances": [{**instance, "drained": True}]}) == ["a  drained, 2 topics open"]
     assert said("later", {"a": 1}) == ["{'a': 1}"]
 

@@ -410,7 +410,7 @@ def test_doctor_warns_of_findings_and_exits_as_without_them(alone, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--ready", "--attention"), "--ready and --attention are different questions"),
+        (("--ready", "--attention"), "--ready and --attention exclude each other"),
         (("--ready", "--no-daemon"), "--data-dir, --no-daemon and --bundle are not for --ready"),
         (("--backup-age", "1h"), "are for --check"),
         (("--live", "--count", "3"), "--count is for --ready"),

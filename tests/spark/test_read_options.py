@@ -61,7 +61,7 @@ def test_a_table_and_a_stream_are_refused_when_they_are_loaded():
     for more in ({}, {"endingtimestamp": "1"}, {"maxoffsetsPerTrigger": "1"}):
         assert DefaultSource({**NEEDED, **more}).schema().names
     for more, says in (
-        ({"startingoffset": "x"}, "is startingOffsets meant"),
+        ({"startingoffset": "x"}, "did you mean startingOffsets?"),
         ({"fetchsize": "x"}, "fetchSize is 'x'"),
         ({"maxoffsetspertrigger": "0"}, "maxOffsetsPerTrigger is '0'"),
         ({"maxoffsetspertrigger": "1", "endingoffsets": ID}, "endingOffsets is for reading a batch"),

@@ -152,8 +152,8 @@ def test_a_table_without_messages_is_empty(spark, tables):
 def test_errors_are_raised_in_the_query(spark, tables):
     topic = tables.create("spark-wrong")
     options = tables.options(subscribe=topic)
-    assert "is subscribe meant" in refusal(lambda: load(spark, tables, topic, subscribed="x"))
-    assert "is subscribe meant" in refusal(load(spark, tables, topic, "payload binary", subscribed="x").collect)
+    assert "did you mean subscribe?" in refusal(lambda: load(spark, tables, topic, subscribed="x"))
+    assert "did you mean subscribe?" in refusal(load(spark, tables, topic, "payload binary", subscribed="x").collect)
     assert "did you mean payload" in refusal(load(spark, tables, topic, "paiload binary").collect)
     assert "binary, not string" in refusal(load(spark, tables, topic, "payload string").collect)
     assert "topic demo:spark-nowhere does not exist" in refusal(load(spark, tables, "spark-nowhere").collect)

@@ -373,4 +373,4 @@ async def test_check_at_any_one_instance_reports_an_old_transaction_wherever_the
                 if done.returncode:
                     break
         assert done.returncode == 1
-        assert b"a transaction is open for" in done.stdout
+        assert b"a transaction has been open for" in done.stdout
