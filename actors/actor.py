@@ -123,7 +123,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         """
         core, claim = await self._load()
         self.core, self.claim, self._failure = core, claim, None
-        error: Callable[[], PlainsongError] = self._fallen
+        error: Callable[[], PlainsongError] = self._crash_error
         try:
             self._begin(core, claim)
             on_loaded()
@@ -377,7 +377,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         """Return the error for: another instance is the owner now; nothing happened."""
 
     @abstractmethod
-    def _fallen(self) -> PlainsongError:
+    def _crash_error(self) -> PlainsongError:
         """Return the error for: the actor fell or ended while the request waited in it; nothing happened."""
 
     @abstractmethod
@@ -394,7 +394,7 @@ def as_ticket(ticket: Hashable) -> Ticket[Any]:
     return ticket  # type: ignore[return-value]  # a core sees only a Hashable
 
 
-def settle_all(answers: Answers) -> None:
+def complete_all(answers: Answers) -> None:
     """Give each ticket its answer. A caller whose notification raises keeps no other from its answer."""
     for ticket, answer in answers:
         try:
@@ -476,7 +476,7 @@ class Supervision(ABC):
                 self.given_away = True
                 return
             except Exception as error:  # noqa: BLE001  # after any failure it is started again from disk
-                pause_s = self._fell(error)
+                pause_s = self._handle_crash(error)
             if self._closing.is_set() and (pause_s or not len(self.mailbox)):
                 return  # no caller waits, and the write that failed would only have shortened the next load
             if pause_s:
@@ -490,7 +490,7 @@ class Supervision(ABC):
         self.first_load_ended.set()
         self._report_loaded(trio.current_time() - self._begun_s)
 
-    def _fell(self, error: Exception) -> float:
+    def _handle_crash(self, error: Exception) -> float:
         """Report a fall, and refuse requests if they would have to wait; return the pause before the next load."""
         pause_s = self._backoff.failed()
         log.error(

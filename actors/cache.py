@@ -225,11 +225,11 @@ class TopicCache:
     def clear(self) -> None:
         """Drop all chunks and kept pages: after a fall, a deletion, a re-creation."""
         self._revise()
-        self.begin_anew()
+        self.start_over()
         self.budget.changed(self.budget.pages.forget(self._prefixes))
         self._prefixes.clear()
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Drop the chunks: they are followed by messages that are not cached."""
         while self.chunks:
             self.drop_oldest()

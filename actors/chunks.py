@@ -64,7 +64,7 @@ class Chunk:
         self._wire, self._offsets, self._items = wire, offsets, None
         self.size = len(wire)
         grown = len(wire) + (offsets.itemsize * (len(offsets) - 1) if isinstance(offsets, array) else 0)
-        grown += self._add_beside(0, expiries, pointer_runs, attributes)
+        grown += self._add_columns(0, expiries, pointer_runs, attributes)
         self.cost += grown
         return grown
 
@@ -82,11 +82,11 @@ class Chunk:
         added = sum(map(len, items))
         self.size += added
         grown = added + ITEM_OVERHEAD_BYTES * len(items)
-        grown += self._add_beside(base, expiries, pointer_runs, attributes)
+        grown += self._add_columns(base, expiries, pointer_runs, attributes)
         self.cost += grown
         return grown
 
-    def _add_beside(
+    def _add_columns(
         self,
         base: int,
         expiries: Mapping[int, int],

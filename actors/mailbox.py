@@ -49,7 +49,7 @@ class Future(Generic[A]):
         if self._outcome is not None:
             return
         if self._on_settled is not None:
-            self._outcome = _TOLD
+            self._outcome = _ANSWERED
             self._on_settled(answer)
             return
         self._outcome = outcome.Error(answer) if isinstance(answer, Exception) else outcome.Value(answer)
@@ -92,7 +92,7 @@ class Future(Generic[A]):
 
 
 #: The outcome of a future whose answer went to a callback.
-_TOLD: outcome.Outcome[Any] = outcome.Value(None)
+_ANSWERED: outcome.Outcome[Any] = outcome.Value(None)
 
 
 class Ticket(Future[A]):
@@ -298,7 +298,7 @@ class SingleFlight:
 #                      not idle. A commit that the event loop writes itself follows the answers.
 
 
-class TakesTurns(Protocol):
+class RunnableActor(Protocol):
     """An actor."""
 
     def turn_now(self) -> None:
@@ -314,7 +314,7 @@ class Turns:
     def __init__(self, store: Store | None = None) -> None:
         """``store``: writes their shared commits; None: they do not share commits."""
         self._store = store
-        self._due: dict[TakesTurns, None] = {}
+        self._due: dict[RunnableActor, None] = {}
         self._running = False
         #: True while the server reads requests; it then calls ``run_due``.
         self._is_taking_in = False
@@ -349,11 +349,11 @@ class Turns:
         """Note that the server is reading requests, and calls ``run_due`` afterwards."""
         self._is_taking_in = True
 
-    def soon(self, actor: TakesTurns) -> None:
+    def soon(self, actor: RunnableActor) -> None:
         """Mark the actor's turn as due. The caller must call ``run_due`` before it yields, or wake a task that does."""
         self._due[actor] = None
 
-    def wake_for(self, actor: TakesTurns) -> None:
+    def wake_for(self, actor: RunnableActor) -> None:
         """Mark the actor's turn as due. The server runs it with the others that are due; without one it is run now."""
         self.soon(actor)
         if not self.are_run:

@@ -75,7 +75,7 @@ class Pages:
         #: For the start of a next page: when the page before it was read.
         self._ends: Remembered[_Start, float] = Remembered(REMEMBERED)
         #: By generation prefix, the last range from which no stretch could be made.
-        self._in_vain: Remembered[bytes, tuple[bytes, bytes]] = Remembered(REMEMBERED)
+        self._not_kept: Remembered[bytes, tuple[bytes, bytes]] = Remembered(REMEMBERED)
         #: Set when a read ahead ends, successful or not.
         self._under_way: dict[_Start, trio.Event] = {}
 
@@ -103,7 +103,7 @@ class Pages:
         from_store = partial(read_page, self._store, cache, span, **bounds, view=view, with_pointers=with_pointers)
         if cache is None or isinstance(view, AsOfView):
             return await from_store()
-        came_s, turn = self._clock(), cache.budget.pages.turn
+        arrived_s, turn = self._clock(), cache.budget.pages.turn
         kind = PageKind(span.prefix, limit, max_bytes)
         for each in (kind, stretch_kind(span.prefix)) if self._under_way else ():
             under_way = self._under_way.get((each, span.start))
@@ -114,7 +114,7 @@ class Pages:
             cache.budget.hits += 1
         else:
             page = await from_store()
-            self._go_on(cache, kind, span, page, came_s, turn)
+            self._go_on(cache, kind, span, page, arrived_s, turn)
         return page
 
     def read_now(
@@ -173,11 +173,11 @@ class Pages:
             self._begin(cache, stretch_kind(span.prefix), behind, cache.budget.pages.turn)
         return page
 
-    def _go_on(self, cache: TopicCache, kind: PageKind, span: Span, page: Page, came_s: float, turn: int) -> None:
+    def _go_on(self, cache: TopicCache, kind: PageKind, span: Span, page: Page, arrived_s: float, turn: int) -> None:
         """Remember where a page ended, and begin to read ahead if its reader walks through the topic, and not too fast.
 
         Args:
-          came_s: when the page was requested.
+          arrived_s: when the page was requested.
           turn: ``KeptPages.turn`` of when the span was made: pages dropped since must not be kept again.
         """
         pages = cache.budget.pages
@@ -190,7 +190,7 @@ class Pages:
             return
         if page.payload_bytes < LEAST_BYTES:
             self._begin(cache, stretch_kind(span.prefix), behind, turn)
-        elif came_s - begun_s >= LEAST_PAUSE_S and page.payload_bytes <= pages.max_bytes // 2:
+        elif arrived_s - begun_s >= LEAST_PAUSE_S and page.payload_bytes <= pages.max_bytes // 2:
             # The next page may be larger, but will probably fit.
             self._begin(cache, kind, behind, turn)
 
@@ -208,7 +208,7 @@ class Pages:
             if pages.bytes_of(span, kind.limit, kind.max_bytes) is not None:
                 return
         else:
-            first, last = self._in_vain.get(span.prefix) or (LAST_BOUND, FIRST_BOUND)
+            first, last = self._not_kept.get(span.prefix) or (LAST_BOUND, FIRST_BOUND)
             if first <= span.start <= last or pages.stretch(span):
                 return
         self._nursery.start_soon(self._read, cache, start, span, turn)
@@ -224,7 +224,7 @@ class Pages:
             page = paging.page()
             if not kind.limit:
                 if not cache.offer_stretch(paging, page, turn) and turn == cache.budget.pages.turn:
-                    self._in_vain.add(span.prefix, (span.start, page.last_id or span.until))
+                    self._not_kept.add(span.prefix, (span.start, page.last_id or span.until))
             elif most_bytes == kind.max_bytes or page.count == kind.limit:  # else it may have been cut too early
                 cache.offer_page(paging, page, kind.limit, kind.max_bytes, turn, ahead=True)
         except PlainsongError as error:

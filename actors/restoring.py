@@ -182,7 +182,7 @@ class RestoredStore(SpawnsWrites):
             for topic in every:
                 self._draw_line(topic, self._request.at_ms)
         try:
-            self._settle_service(rows)
+            self._restore_service(rows)
         except DamagedRow as error:
             raise StoreUnusable(f"the transaction service cannot be restored: {error.detail}") from error
         self._topics = {topic.new: topic for topic in chosen}
@@ -260,7 +260,7 @@ class RestoredStore(SpawnsWrites):
                 return True
         return False
 
-    def _settle_service(self, rows: Sequence[Row]) -> None:
+    def _restore_service(self, rows: Sequence[Row]) -> None:
         """Compute the service's rows, the undone transactions, and the authority that decides pointers."""
         records: dict[int, Record] = {}
         head: Head | None = None

@@ -209,7 +209,7 @@ class Scrub:
         while True:
             with trio.move_on_after(pause_s if self._interval_s else float("inf")):
                 await self._asked.wait()
-            go_on = not self._asked.is_set() and self._goes_on()
+            go_on = not self._asked.is_set() and self._continues()
             self._asked = trio.Event()
             begun_s = trio.current_time()
             try:
@@ -221,7 +221,7 @@ class Scrub:
                 log.warning("scrub stopped, trying again in an hour", extra={"why": str(error)})
                 pause_s = FIRST_AFTER_S
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         """Return True if the last round did not end and is recent enough to be continued."""
         age_ms = self._clock.now_ms() - (self.report.started_ms or 0)
         if self._reached == _EVERYWHERE:

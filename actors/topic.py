@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from actors.actor import Actor, as_ticket, settle_all
+from actors.actor import Actor, as_ticket, complete_all
 from actors.loading import load_topic
 from actors.mailbox import Turns
 from actors.observe import NoObserver
@@ -190,12 +190,12 @@ class TopicActor(Actor[TopicCore, Step]):
         pointers = self._environment.pointers
         step, answers = core.close(pointers.take_decided(self.name), few_rows=few_rows)
         if not self._shared:
-            settle_all(answers)
+            complete_all(answers)
         try:
             async with self._environment.closings:
                 if self._shared and answers:  # an empty answer is correct only if no other owner has published since
                     await self._store.check(claim)
-                settle_all(answers)
+                complete_all(answers)
                 if step.operations:
                     await self._write_last(core, step, claim)
                     self._drop_pointers(core, step)
@@ -282,7 +282,7 @@ class TopicActor(Actor[TopicCore, Step]):
         since, before = step.since, None
         for batch_prefix, batch in step.row_batches:
             if batch.restart is not None:
-                self._cache.begin_anew()
+                self._cache.start_over()
                 since, before = batch.restart, None
             items = batch.item_count
             if items:
@@ -304,7 +304,7 @@ class TopicActor(Actor[TopicCore, Step]):
 
     def _settle(self, core: TopicCore, step: Step, answers: Answers) -> None:
         del core
-        settle_all(answers)
+        complete_all(answers)
         # After the answers, so that counting does not delay them.
         observer = self._environment.observer
         if step.messages:
@@ -323,7 +323,7 @@ class TopicActor(Actor[TopicCore, Step]):
     def _moved(self) -> NoOwner:
         return topic_moved(self.name)
 
-    def _fallen(self) -> PlainsongError:
+    def _crash_error(self) -> PlainsongError:
         return StorageFailed("the topic is being reloaded", hint="poll again")
 
     def _unavailable(self, why: str) -> PlainsongError:

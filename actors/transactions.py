@@ -537,7 +537,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     def _settle(self, core: ManagerCore, step: ManagerStep, answers: Answers) -> None:
         if self._cluster_locations is not None:
             self._cluster_locations.dropped(step.decided)
-        self._tell_replicas([each for change in step.changes for part in change for each in part] + step.forgotten)
+        self._notify_replicas([each for change in step.changes for part in change for each in part] + step.forgotten)
         self._index.decided(step.decided)
         for pointer in step.invalidated:
             self._index.wake(pointer)
@@ -555,7 +555,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         self.changed.set()
         self.changed = trio.Event()
 
-    def _tell_replicas(self, pointers: Sequence[int]) -> None:
+    def _notify_replicas(self, pointers: Sequence[int]) -> None:
         if pointers:
             self.changes.record(pointers)
             self.wake_replicas()
@@ -617,7 +617,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     def _moved(self) -> NoOwner:
         return service_moved()
 
-    def _fallen(self) -> PlainsongError:
+    def _crash_error(self) -> PlainsongError:
         if self._mailbox.closed_for is not None:
             return self._mailbox.closed_for()  # the daemon shuts down, or the service moves
         return TransactionsUnavailable("the transaction service failed", hint="nothing happened; retry")
