@@ -26,7 +26,7 @@ from broker.http.route import Endpoint
 from broker.refusals import Gathering, RefusalKind
 from broker.security.grants import SYSTEM
 from broker.security.guard import AUDIT_TOPIC, RefusedRequest, target_of
-from broker.security.identity import NOBODY
+from broker.security.identity import NO_IDENTITY
 from broker.security.peer import Peer
 from broker.security.tokens import time_text
 from broker.thrift import THRIFT
@@ -166,7 +166,7 @@ class Audit:
         await self._ask(AUDIT, SetProperties(PROPERTIES.stored(), if_match=frozenset((found.etag,))))
         log.warning("the properties of the audit's topic were reset", extra={"before": found.properties.stored()})
         record = self._record(
-            NOBODY, None, "", "topic.properties", str(AUDIT), outcome="applied", status=None, code=None
+            NO_IDENTITY, None, "", "topic.properties", str(AUDIT), outcome="applied", status=None, code=None
         )
         record["before"], record["after"] = found.properties.stored(), PROPERTIES.stored()
         self._put_own(record)
@@ -381,7 +381,7 @@ class Audit:
 
     def reloaded(self, what: str, before: str, after: str) -> None:
         """Record that a file of ``security`` was put in force."""
-        record = self._record(NOBODY, None, "", "security.reload", what, outcome="applied", status=None, code=None)
+        record = self._record(NO_IDENTITY, None, "", "security.reload", what, outcome="applied", status=None, code=None)
         record["before"], record["after"] = {"sha256": before}, {"sha256": after}
         self._put_own(record)
 
@@ -392,7 +392,9 @@ class Audit:
             if row is None or row.audited or row.state != DONE or not row.origin.startswith(BACKUP_ORIGIN):
                 return
             target, _, chosen = row.origin.removeprefix(BACKUP_ORIGIN).partition(" ")
-            record = self._record(NOBODY, None, "", "backup.restore", target, outcome="applied", status=None, code=None)
+            record = self._record(
+                NO_IDENTITY, None, "", "backup.restore", target, outcome="applied", status=None, code=None
+            )
             ended = time_text(row.ended_ms)
             record["after"] = {"endedAt": ended, "chosen": chosen or None, "topics": _some(row.topics)}
             assert self._store is not None

@@ -13,7 +13,7 @@ from actors.observe import SpaceGuard, watch_jumps
 from broker.http.messages import status_of
 from broker.http.origin_check import origin_check
 from broker.security.guard import RefusedRequest
-from broker.security.identity import NOBODY
+from broker.security.identity import NO_IDENTITY
 
 if TYPE_CHECKING:
     from actors.directory import Directory
@@ -113,7 +113,7 @@ class Daemon:
 
     def refused_origin(self, what: str, peer: Peer, error: PlainsongError) -> None:
         """Record a request that was refused because of its Host or Origin."""
-        self.audit.refused(RefusedRequest(error, NOBODY, peer, what))
+        self.audit.refused(RefusedRequest(error, NO_IDENTITY, peer, what))
 
     def stop(self) -> None:
         """Accept nothing new; answer waiting polls at once."""

@@ -57,7 +57,7 @@ async def serve(
             return
         check = daemon.origin_check()
         if certificates is not None:
-            certificates.tell_names(check.serve_names)
+            certificates.report_names_to(check.serve_names)
         await serve_http(
             settings,
             daemon.endpoints,

@@ -78,7 +78,7 @@ class Metrics:
             ["event"],
             registry=registry,
         )
-        self._falls = Counter(
+        self._crashes = Counter(
             "plainsong_actor_falls_total", "Times a topic's actor failed and was reloaded.", registry=registry
         )
         self._handshakes = Counter(
@@ -106,7 +106,7 @@ class Metrics:
             "Change sets that conflicted with a committed one.",
             registry=registry,
         )
-        self._service_falls = Counter(
+        self._service_crashes = Counter(
             "plainsong_transaction_service_falls_total",
             "Times the transaction service failed and was reloaded.",
             registry=registry,
@@ -272,9 +272,9 @@ class Metrics:
         """Count a change set that conflicts with a committed one."""
         self._conflicts.inc()
 
-    def transactions_fell(self) -> None:
+    def transactions_crashed(self) -> None:
         """Count a fall of the transaction service."""
-        self._service_falls.inc()
+        self._service_crashes.inc()
 
     # --- actors.observe.Observer ---------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class Metrics:
     def fell(self, name: TopicName, error: BaseException) -> None:
         """Count a fall of an actor."""
         del name, error
-        self._falls.inc()
+        self._crashes.inc()
 
     def deposed(self, name: TopicName) -> None:
         """Count a topic that another instance has claimed."""
@@ -579,7 +579,7 @@ class Decisions:
 
     def fell(self, error: BaseException) -> None:
         del error
-        self._metrics.transactions_fell()
+        self._metrics.transactions_crashed()
 
     def loaded(self, load_s: float) -> None:
         del load_s

@@ -92,7 +92,7 @@ class Certificates:
         """Reload the files, whether or not they have changed."""
         self.look(again=True)
 
-    def tell_names(self, on_names: Callable[[frozenset[str]], None]) -> None:
+    def report_names_to(self, on_names: Callable[[frozenset[str]], None]) -> None:
         """Call ``on_names`` now, and after each reload."""
         self._on_names = on_names
         on_names(self.now.names)

@@ -234,7 +234,7 @@ class Attempts:
 
 
 #: Asks by which transactions are completed. They are idempotent, and so as repeatable as reads.
-SETTLES = (ClosePointers, RollBackPointer)
+TOPIC_DECISIONS = (ClosePointers, RollBackPointer)
 
 
 class RoutedAsks:
@@ -263,7 +263,7 @@ class RoutedAsks:
             del owner, waited_ms
             return cast("A", (await link.call("ask", encode_ask(name, ask))).value)
 
-        repeatable = isinstance(ask, (*TOPIC_READS, *SETTLES))
+        repeatable = isinstance(ask, (*TOPIC_READS, *TOPIC_DECISIONS))
         return await self._owners.run_at_owner(
             name, local, remote, repeatable=repeatable, patience_s=lambda: patience_s
         )

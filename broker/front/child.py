@@ -38,7 +38,7 @@ from broker.logs import AccessLog, process, setup_logs
 from broker.reload import Reloads
 from broker.security.grants import parse_grants
 from broker.security.guard import Guard, RefusedRequest
-from broker.security.identity import NOBODY
+from broker.security.identity import NO_IDENTITY
 from broker.security.peer_names import ConnectionNames
 from broker.security.quotas import Quotas
 from broker.security.tokens import parse_tokens
@@ -127,19 +127,19 @@ class FrontEnd:
             from broker.security.oidc import OidcProvider
 
             guard.provider = self._provider = OidcProvider(settings.oidc, on_change=guard.expire)
-        guard.on_refused = self._tell_refused
+        guard.on_refused = self._report_refused
         _put(guard, tables)
         return guard
 
-    def _tell_refused(self, refusal: RefusedRequest) -> None:
+    def _report_refused(self, refusal: RefusedRequest) -> None:
         """Have the owning process record a refusal."""
         address = "" if refusal.peer is None else refusal.peer.address
         told = [refusal.error, encode_identity(refusal.who), address, refusal.target, refusal.request_id]
         self._link.notify("refused", told)
 
-    def _tell_refused_origin(self, what: str, peer: Peer, error: PlainsongError) -> None:
+    def _report_refused_origin(self, what: str, peer: Peer, error: PlainsongError) -> None:
         """Have the owning process record a refusal for a request's Host or Origin."""
-        self._tell_refused(RefusedRequest(error, NOBODY, peer, what))
+        self._report_refused(RefusedRequest(error, NO_IDENTITY, peer, what))
 
     async def _follow_tables(self, guard: Guard) -> None:
         """Apply the tables of the owning process whenever they change there, or a credential expires."""
@@ -164,11 +164,11 @@ class FrontEnd:
         check = origin_check(config)
         check.on_answered = lambda target, error: accounting.access.refused("unknown", target, status_of(error))
         if guard.required:
-            check.on_refused = self._tell_refused_origin
+            check.on_refused = self._report_refused_origin
         certificates = certificates_of(config)
         if certificates is not None:
             certificates.on_handshake = forwarding.count_handshake
-            certificates.tell_names(check.serve_names)
+            certificates.report_names_to(check.serve_names)
             nursery.start_soon(certificates.watch, config.security.reload_s)
             nursery.start_soon(self._reload_at_signal, certificates)
         try:

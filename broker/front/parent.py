@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 #: Pauses in seconds before a front end is restarted; the last one repeats.
 PAUSES_S = (0.05, 0.2, 1.0, 5.0)
 #: A front end that lived this long counts as started successfully.
-SETTLED_S = 10.0
+STEADY_S = 10.0
 #: A front end that leaves a ping unanswered for this long is replaced; its share of the clients waits until then.
 SILENCE_S = 30.0
 #: The time for last answers of a front end whose link has ended.
@@ -212,7 +212,7 @@ class _FrontEndProcess:
                 return
             if not self.ready.is_set():
                 raise FrontEndFailed(f"{self._name} ended with status {status} before it accepted connections")
-            if trio.current_time() - begun_s > SETTLED_S:
+            if trio.current_time() - begun_s > STEADY_S:
                 backoff.reset()
             pause_s = backoff.failed()
             log.error("a front end ended", extra={"front_end": self._name, "status": status, "again_in_s": pause_s})

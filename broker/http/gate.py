@@ -25,7 +25,7 @@ from broker.http.messages import (
     status_of,
 )
 from broker.security.guard import NO_ADMISSION, OPEN, OPEN_ADMISSION, RefusedRequest, refuse_query_token
-from broker.security.identity import NOBODY
+from broker.security.identity import NO_IDENTITY
 from broker.security.peer import NO_PEER
 from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
 
@@ -210,7 +210,7 @@ class Gate:
         guard = passage.guard = self._guard
         if not guard.required:
             return None
-        is_open = guard.asks_nobody(scope["path"]) or (
+        is_open = guard.needs_no_name(scope["path"]) or (
             scope["method"] == "OPTIONS" and "access-control-request-method" in passage.headers
         )
         try:
@@ -221,7 +221,7 @@ class Gate:
             passage.admission = NO_ADMISSION
             if is_open:
                 return None
-            guard.refused(RefusedRequest(error, NOBODY, passage.peer, "service", passage.request_id))
+            guard.refused(RefusedRequest(error, NO_IDENTITY, passage.peer, "service", passage.request_id))
             guard.answered("unknown", scope["path"], status_of(error), passage.request_id)
             return error
         return None

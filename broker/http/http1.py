@@ -43,7 +43,7 @@ from broker.http.messages import (
 )
 from broker.http.wire import admitted, checked, may_be_refused, ready, respond
 from broker.security.guard import OPEN, OPEN_ADMISSION, RefusedRequest, refuse_query_token, writes_audit
-from broker.security.identity import NOBODY
+from broker.security.identity import NO_IDENTITY
 from plainsong.protocol.errors import BadRequest, Overloaded, PlainsongError, ShuttingDown
 
 if TYPE_CHECKING:
@@ -596,7 +596,7 @@ class Http1:
                 refuse_query_token(head.query)
                 admission = await guard.admit(head.headers, connection.peer)
             except PlainsongError as error:
-                guard.refused(RefusedRequest(error, NOBODY, connection.peer, "service", request_id))
+                guard.refused(RefusedRequest(error, NO_IDENTITY, connection.peer, "service", request_id))
                 raise
             guard.enter(admission, route, head.path, connection.peer, request_id, max(head.length, 0))
         except PlainsongError as error:

@@ -202,7 +202,7 @@ class Reactor:
                 break
             self._told = 0
             self.takes_in()
-            self._tell_all(found)
+            self._notify_all(found)
             self.took_in()
             if self._told != 1 or self._client != client or perf_counter() > until_s:
                 break
@@ -228,11 +228,11 @@ class Reactor:
         """Serve everything that has arrived, without waiting."""
         for _ in range(len(self._again)):
             self._tell(self._again.popleft(), 0)
-        self._tell_all(self._epoll.poll(0, MAX_READY))
+        self._notify_all(self._epoll.poll(0, MAX_READY))
         if self._again:
             self._bell.ring()  # its last edge may have been taken just now
 
-    def _tell_all(self, found: Sequence[tuple[int, int]]) -> None:
+    def _notify_all(self, found: Sequence[tuple[int, int]]) -> None:
         members = self._members
         for descriptor, events in found:
             member = members.get(descriptor)

@@ -26,7 +26,7 @@ from broker.http.connection import PeerLeft
 from broker.http.floods import FrameAllowance
 from broker.http.messages import joined, new_request_id, sane_request_id, status_of
 from broker.security.guard import Hold, RefusedRequest, refuse_query_token
-from broker.security.identity import NOBODY
+from broker.security.identity import NO_IDENTITY
 from plainsong.protocol.errors import BadRequest, MalformedBody, NotFound, PlainsongError, ShuttingDown, Unavailable
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class StreamSocket:
         self._allowance = FrameAllowance()
         self._reservation = shared.budget.reserve()
         self._since_s = 0.0
-        self._heard_s = trio.current_time()
+        self._received_s = trio.current_time()
         self._pinged = False
         #: Expires when input is overdue; ``_watch`` then checks whether it is.
         self._silence = trio.CancelScope()
@@ -154,7 +154,7 @@ class StreamSocket:
                 refuse_query_token(query)
             return await guard.admit(headers, self._peer)
         except PlainsongError as error:
-            guard.refused(RefusedRequest(error, NOBODY, self._peer, "service", request_id))
+            guard.refused(RefusedRequest(error, NO_IDENTITY, self._peer, "service", request_id))
             guard.answered(_ROUTE.name, path, status_of(error), request_id)
             raise
 
@@ -187,7 +187,7 @@ class StreamSocket:
         """Handle all complete messages; return when there is room for more."""
         if self._ending is not None:
             return  # it would not be answered: the connection is closing
-        self._heard_s, self._pinged = trio.current_time(), False
+        self._received_s, self._pinged = trio.current_time(), False
         self._socket.receive_data(data)
         messages, ending = await self._whole_messages()
         if messages:
@@ -334,13 +334,13 @@ class StreamSocket:
         settings = self._shared.settings
         if self._is_begun:
             return body_deadline(self._since_s, len(self._message), settings)
-        return self._heard_s + settings.keep_alive_s
+        return self._received_s + settings.keep_alive_s
 
     async def _on_silence(self) -> None:
         """Act on a deadline: extend it for a client that waits for answers, else close or ping."""
         assert self._conversation is not None
         if self._taking or self._conversation.waiting:
-            self._heard_s = self._since_s = trio.current_time()
+            self._received_s = self._since_s = trio.current_time()
         elif self._due_s() > trio.current_time():
             return  # something has arrived since
         elif self._is_begun:
@@ -348,7 +348,7 @@ class StreamSocket:
         elif self._pinged:
             self._end(CloseReason.GOING_AWAY, "nothing was received, not even an answer to a ping")
         else:
-            self._pinged, self._heard_s = True, trio.current_time()
+            self._pinged, self._received_s = True, trio.current_time()
             await self._send_data(self._socket.send(Ping()))
 
 

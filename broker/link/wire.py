@@ -380,18 +380,18 @@ class Heartbeat:
         self._ping = ping
         #: When the ping that is still unanswered was sent; inf: there is none.
         self._pinged_s = inf
-        self._heard_s = trio.current_time()
-        self._times_heard = 0
+        self._received_s = trio.current_time()
+        self._times_received = 0
 
     async def wait_for_silence(self, silence_s: float) -> str:
         """Return the reason once nothing has arrived for ``silence_s``, not even an answer to a ping."""
         pause_s = silence_s / 3
-        self._heard_s = trio.current_time()
+        self._received_s = trio.current_time()
         while True:
             woken_s = trio.current_time() + pause_s
             await trio.sleep_until(woken_s)
             if trio.current_time() - woken_s > pause_s:
-                self._heard()  # this process was suspended: data may have arrived unread
+                self._note_received()  # this process was suspended: data may have arrived unread
             elif self._pinging_s() >= silence_s - pause_s:
                 return self._reason()
 
@@ -402,28 +402,28 @@ class Heartbeat:
         """
         while True:
             if self.received:
-                self._heard()  # that arrived before the probe
-            begun_s, times = trio.current_time(), self._times_heard
+                self._note_received()  # that arrived before the probe
+            begun_s, times = trio.current_time(), self._times_received
             until_s = max(begun_s + within_s - self._pinging_s(), begun_s + within_s * _AT_LEAST)
             await trio.sleep_until(until_s)
-            if self.received or self._times_heard > times:
+            if self.received or self._times_received > times:
                 return ""
             if trio.current_time() - until_s <= within_s:
                 return self._reason()
-            self._heard()  # this process was suspended
+            self._note_received()  # this process was suspended
 
     def _pinging_s(self) -> float:
         """Return how long a ping has been unanswered. Send one if none is, unless data has just arrived."""
         if self.received:
-            self._heard()
+            self._note_received()
         elif self._pinged_s == inf:
             self._ping()
             self._pinged_s = trio.current_time()
         return max(0.0, trio.current_time() - self._pinged_s)
 
-    def _heard(self) -> None:
-        self.received, self._pinged_s, self._heard_s = False, inf, trio.current_time()
-        self._times_heard += 1
+    def _note_received(self) -> None:
+        self.received, self._pinged_s, self._received_s = False, inf, trio.current_time()
+        self._times_received += 1
 
     def _reason(self) -> str:
-        return f"nothing was received for {trio.current_time() - self._heard_s:.1f} s, not even an answer to a ping"
+        return f"nothing was received for {trio.current_time() - self._received_s:.1f} s, not even an answer to a ping"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from broker.security.grants import NO_GRANTS, SYSTEM, GrantTable
-from broker.security.identity import ANONYMOUS, NOBODY, Identity
+from broker.security.identity import ANONYMOUS, NO_IDENTITY, Identity
 from broker.security.quotas import Quotas
 from broker.security.rights import EVERYTHING, NOTHING, Decisions, Rights, bits_of
 from broker.security.tokens import NO_TOKENS, PREFIX, TokenTable, fault_of, hash_of
@@ -77,7 +77,7 @@ class Admission:
 
 #: For every request while authentication is off, and for requests that need no name.
 OPEN_ADMISSION = Admission(ANONYMOUS, EVERYTHING, 0)
-NO_ADMISSION = Admission(NOBODY, NOTHING, -1)
+NO_ADMISSION = Admission(NO_IDENTITY, NOTHING, -1)
 
 
 class Provider(Protocol):
@@ -335,7 +335,7 @@ class Guard:
 
     # --- authorization ----------------------------------------------------------------------------
 
-    def asks_nobody(self, path: str) -> bool:
+    def needs_no_name(self, path: str) -> bool:
         """True if the path requires no authentication. (The routes declare it too; a test compares.)"""
         if path in _FOR_EVERYBODY or path.startswith("/console/"):
             return True

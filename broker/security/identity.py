@@ -38,4 +38,4 @@ class Identity:
 #: Every client while authentication is off; it has every verb on everything.
 ANONYMOUS = Identity("anonymous")
 #: A client without a name, where none is needed.
-NOBODY = Identity("")
+NO_IDENTITY = Identity("")

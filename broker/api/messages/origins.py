@@ -143,7 +143,7 @@ class Origins:
         try:
             await store.scan(Table.MESSAGE, start, stop, look.feed, reverse=True, first_chunk=_FIRST_ROWS)
         except StoreError as error:
-            _tell_without(error)
+            _log_without(error)
             return
         if look.found is not None:
             self._firsts[look.position] = look.found
@@ -158,9 +158,9 @@ class Origins:
                 self._firsts[position] = await _looked_up(store, prefix + position)
             except Unreadable as error:
                 self._firsts[position] = None
-                _tell_without(error)
+                _log_without(error)
             except StoreError as error:
-                _tell_without(error)
+                _log_without(error)
                 return
 
 
@@ -199,7 +199,7 @@ class _LookBack:
         return self.found is None and self._rows > 0 and self._bytes > 0
 
 
-def _tell_without(error: StoreError) -> None:
+def _log_without(error: StoreError) -> None:
     log.warning("messages are shown without their producers", extra={"why": str(error)})
 
 

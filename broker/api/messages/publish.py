@@ -81,7 +81,7 @@ class Given(NamedTuple):
     options: PageOptions
 
 
-async def nobodys(pointer: int) -> str | None:
+async def no_owner(pointer: int) -> str | None:
     """Return no owner: used when no transaction service is configured."""
     del pointer
     return ""
@@ -101,7 +101,7 @@ class Publishing:
     answer_timeout_s: float
     """Maximum time that a producer waits for an answer."""
     tasks: RequestTasks
-    owner_of: Callable[[int], Awaitable[str | None]] = nobodys
+    owner_of: Callable[[int], Awaitable[str | None]] = no_owner
     """Returns the name that began a pointer's transaction; empty if it is not remembered."""
     deadlines: Deadlines[_InTime] = field(init=False)
     """Deadlines of producers' requests; the daemon runs them."""

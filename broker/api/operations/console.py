@@ -77,7 +77,7 @@ class Console:
         """Answer with the first page. Raises NotFound if the console is disabled."""
         return await self._answer("index.html", request)
 
-    async def lead_on(self, request: Request) -> Answer:
+    async def redirect(self, request: Request) -> Answer:
         """Redirect ``/console/`` to the first page. Raises NotFound if the console is disabled."""
         self._require()
         query = f"?{request.query}" if request.query else ""

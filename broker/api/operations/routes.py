@@ -385,7 +385,7 @@ ROUTES: tuple[Route[Any], ...] = (
         "GET",
         "/console/",
         Console,
-        Console.lead_on,
+        Console.redirect,
         verb=None,
         on="nobody",
         tag="daemon",

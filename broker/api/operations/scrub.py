@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from broker.http.messages import Answer, Request
 
 #: Damaged places that are listed individually in ``attention``; the rest is counted.
-MAX_TOLD = 10
+MAX_REPORTED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ScrubRoutes:
 def damaged(scrub: Scrub) -> Sequence[Finding]:
     """Report the scrub's findings, for ``broker.attention``."""
     report = scrub.report
-    told = [_finding(each, report.started_ms) for each in report.findings[:MAX_TOLD]]
+    told = [_finding(each, report.started_ms) for each in report.findings[:MAX_REPORTED]]
     left = len(report.findings) - len(told) + report.more
     if left:
         text = f"{left} more damaged places; GET /v1/scrub lists them"
