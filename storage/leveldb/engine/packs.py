@@ -30,7 +30,7 @@ from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import MESSAGE_TAIL_BYTES, topic_prefix
 from plainsong.protocol.page import ITEM_START, cut_rows
-from plainsong.protocol.rows import HAS_TTL, PLAIN, PLAIN_BESIDE_BYTES, PLAIN_GAP
+from plainsong.protocol.rows import HAS_TTL, PLAIN, PLAIN_GAP, PLAIN_OVERHEAD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -60,7 +60,7 @@ _FEW_OTHERS = 1
 _MAX_TAIL_BYTES = 255
 _HAS_TTL = bytes([HAS_TTL])
 #: Plain rows (a payload and nothing else) by their first bytes; a run is used if it is long enough to save work.
-_PLAIN_STRETCH = re.compile(b"%b{8,}" % re.escape(bytes([PLAIN])))
+_PLAIN_RUN = re.compile(b"%b{8,}" % re.escape(bytes([PLAIN])))
 
 
 # --- making ----------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class Pack:
             yield first, stop, False
             return
         at = first
-        for found in _PLAIN_STRETCH.finditer(flags, first, stop):
+        for found in _PLAIN_RUN.finditer(flags, first, stop):
             if at < found.start():
                 yield at, found.start(), False
             yield *found.span(), True
@@ -295,19 +295,19 @@ class Pack:
         at = self._tails_at + first * tail
         for column in range(tail):
             tails = self._value[at + column : at + rows * tail : tail]
-            heads[len(ITEM_START) + len(shared) + column :: PLAIN_BESIDE_BYTES] = tails
+            heads[len(ITEM_START) + len(shared) + column :: PLAIN_OVERHEAD_BYTES] = tails
         parts = [b""] * (2 * rows)
-        parts[::2], parts[1::2] = cut_rows(memoryview(heads), f"{PLAIN_BESIDE_BYTES}s"), self.values(first, stop)
+        parts[::2], parts[1::2] = cut_rows(memoryview(heads), f"{PLAIN_OVERHEAD_BYTES}s"), self.values(first, stop)
         return b"".join(parts)
 
     def wire_bytes(self, first: int, stop: int) -> int:
         """Return the size of the wire form of rows from one index to another, if they are plain."""
-        return PLAIN_BESIDE_BYTES * (stop - first) + self._bounds[stop] - self._bounds[first]
+        return PLAIN_OVERHEAD_BYTES * (stop - first) + self._bounds[stop] - self._bounds[first]
 
     def within(self, first: int, stop: int, most_bytes: int) -> int:
         """Return how many plain rows from ``first`` on have a wire form of at most ``most_bytes``, up to ``stop``."""
         if isinstance(self._bounds, range):
-            return max(0, min(stop - first, most_bytes // (PLAIN_BESIDE_BYTES + self._bounds.step)))
+            return max(0, min(stop - first, most_bytes // (PLAIN_OVERHEAD_BYTES + self._bounds.step)))
         if self.wire_bytes(first, stop) <= most_bytes:
             return stop - first
         found: int = bisect_right(
