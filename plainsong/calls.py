@@ -181,7 +181,7 @@ def set_properties(
     """``PUT /{t}/properties``, answered with its effects."""
     headers = _JSON if if_match is None else (*_JSON, ("If-Match", if_match))
     path = topic_path(namespace, topic, "/properties")
-    return Call(Request("PUT", path, headers, as_json(properties)), came_to, "harmless")
+    return Call(Request("PUT", path, headers, as_json(properties)), effect_of, "harmless")
 
 
 def is_changed(current: Mapping[str, str], given: Mapping[str, Any]) -> bool:
@@ -271,7 +271,7 @@ def _dicts(answer: Answer) -> list[dict[str, Any]]:
     return [dict(each) for each in json_of(answer)]
 
 
-def came_to(answer: Answer) -> dict[str, Any]:
+def effect_of(answer: Answer) -> dict[str, Any]:
     """Return the effects of a change; empty for a daemon that does not report them yet."""
     return _dict(answer) if answer.body else {}
 
@@ -279,18 +279,18 @@ def came_to(answer: Answer) -> dict[str, Any]:
 def delete_topic(namespace: str, topic: str, if_match: str | None = None) -> Call[dict[str, Any]]:
     """``DELETE /{t}``, answered with its effects."""
     headers = () if if_match is None else (("If-Match", if_match),)
-    return Call(Request("DELETE", topic_path(namespace, topic), headers), came_to, "twice")
+    return Call(Request("DELETE", topic_path(namespace, topic), headers), effect_of, "twice")
 
 
 def undelete_topic(namespace: str, topic: str) -> Call[dict[str, Any]]:
     """``POST /{t}/undelete``, answered with the topic and the effects."""
-    return Call(Request("POST", topic_path(namespace, topic, "/undelete")), came_to, "twice")
+    return Call(Request("POST", topic_path(namespace, topic, "/undelete")), effect_of, "twice")
 
 
 def set_aside(namespace: str, topic: str, first: str, last: str) -> Call[dict[str, Any]]:
     """``POST /{t}/set-aside``; doing it again finds nothing."""
     body = as_json({"from": first, "to": last})
-    return Call(Request("POST", topic_path(namespace, topic, "/set-aside"), _JSON, body), came_to, "twice")
+    return Call(Request("POST", topic_path(namespace, topic, "/set-aside"), _JSON, body), effect_of, "twice")
 
 
 def chain_head(namespace: str, topic: str) -> Call[ChainHead]:
@@ -767,7 +767,7 @@ def show_cluster(namespace: str = "", topic: str | None = None) -> Call[dict[str
 def drain_instance(instance: str, *, drained: bool) -> Call[dict[str, Any]]:
     """``PUT`` and ``DELETE /v1/cluster/instances/{instance}/drain``: what that came to. Raises InvalidName."""
     path = f"/v1/cluster/instances/{instance_name(instance)}/drain"
-    return Call(Request("PUT" if drained else "DELETE", path), came_to, "harmless")
+    return Call(Request("PUT" if drained else "DELETE", path), effect_of, "harmless")
 
 
 def pin_topic(namespace: str, topic: str, instance: str) -> Call[None]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
-from plainsong.calls import Call, Request, as_json, avro_of, came_to, json_of, nothing, topic_path
+from plainsong.calls import Call, Request, as_json, avro_of, effect_of, json_of, nothing, topic_path
 from plainsong.errors import (
     CommittedWithErrors,
     DeadlineExceeded,
@@ -302,7 +302,7 @@ def ended(call: Call[TransactionState]) -> Call[dict[str, Any]]:
     """The same abort or invalidation, which says what it came to."""
     request = call.request
     headers = (*request.headers, ("Prefer", "return=representation"))
-    return Call(request._replace(headers=headers), came_to, call.repeat)
+    return Call(request._replace(headers=headers), effect_of, call.repeat)
 
 
 def _decision(transaction_id: int, rest: str) -> Call[TransactionState]:

@@ -255,10 +255,10 @@ class AsyncDelivery:
         for each in known.recent:
             if each.first <= low and ids[-1] <= each.last:
                 return each.pointer == pointer
-        came_since = self._before < ids[-1]
-        if came_since and alone and pointer is None:
+        stored_since = self._before < ids[-1]
+        if stored_since and alone and pointer is None:
             return True
-        self._in_doubt = came_since
+        self._in_doubt = stored_since
         return False
 
     async def _query(self) -> Known:

@@ -334,7 +334,7 @@ class AsyncReading:
             self._turns.remove(track)
             return []
         self._backoff.reset()
-        self._came(began_s)
+        self._note_arrival(began_s)
         tracing.received(self._channel.namespace, track.origin.topic, page, begun)
         return self._taken(track, page)
 
@@ -350,7 +350,7 @@ class AsyncReading:
         call = make(self._page_bytes.most)
         return call._replace(again=again, in_pieces=self._page_bytes.is_least)
 
-    def _came(self, began_s: float) -> None:
+    def _note_arrival(self, began_s: float) -> None:
         """A poll that began then has its answer."""
         channel = self._channel
         limit_s = min(channel.settings.request_timeout_s, channel.until_s - began_s)
@@ -424,7 +424,7 @@ class AsyncReading:
 
         begun, began_s = tracing.begun_ns(), self._channel.now()
         pages = await self._channel.read(asked, self._plan.isolation)
-        self._came(began_s)
+        self._note_arrival(began_s)
         found: list[Message[Any]] = []
         passing: PlainsongError | None = None
         for name, page in pages.items():

@@ -31,7 +31,7 @@ log = logging.getLogger("plainsong.client")
 SILENCE_S = 40.0
 #: A failure that lasts this long is logged, once per outage: it is not just a restart of the daemon, and silence would
 #: look as if nothing changed.
-TELL_AFTER_S = 10.0
+REPORT_AFTER_S = 10.0
 #: The event by which a daemon that shuts down ends its streams.
 END = "end"
 
@@ -189,7 +189,7 @@ class Events:
         now_s = channel.now()
         if self._failing_since_s is None:
             self._failing_since_s, self._told = now_s, False
-        if now_s - self._failing_since_s >= TELL_AFTER_S and not self._told:
+        if now_s - self._failing_since_s >= REPORT_AFTER_S and not self._told:
             self._told = True
             log.warning("no events arrive; still trying: %s", error.detail)
         else:

@@ -238,7 +238,7 @@ def reported(run: JobRun, *, trace: bool) -> Iterator[None]:
         code = Exit.INTERRUPTED
         raise
     except Exception as error:
-        if _came_of_an_interrupt(error):
+        if _is_interrupt(error):
             code = Exit.INTERRUPTED
             raise KeyboardInterrupt from error
         if trace:
@@ -262,7 +262,7 @@ def reported(run: JobRun, *, trace: bool) -> Iterator[None]:
             run.close()
 
 
-def _came_of_an_interrupt(error: BaseException | None) -> bool:
+def _is_interrupt(error: BaseException | None) -> bool:
     """True if an error was raised while an interrupt unwound: Spark may fail to stop interrupted work."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):

@@ -180,9 +180,9 @@ def _as_json(found: OutboxStatus) -> dict[str, Any]:
 @with_sql
 def create(sql: ModuleType, database: str, table: str, as_json: bool) -> None:
     """Create the outbox's tables, if they do not exist."""
-    from plainsong.sql.outbox import told_as_unavailable  # here, as with_sql does
+    from plainsong.sql.outbox import raising_unavailable  # here, as with_sql does
 
-    with _opened(sql, database, table, create=True) as (engine, _), told_as_unavailable("cannot create the tables"):
+    with _opened(sql, database, table, create=True) as (engine, _), raising_unavailable("cannot create the tables"):
         made = sql.create_outbox(engine, table)
     if as_json:
         echo_json({"tables": [each.name for each in made]})

@@ -56,7 +56,7 @@ PLAIN_GAP = NO_PAYLOAD_PART[:9]
 #: Where the value begins in a row that is joined: position, gap, value.
 JOINED_VALUE = POSITION_BYTES + len(PLAIN_GAP)
 #: Bytes in the wire form of a plain row before its value: the length of the id, the position, the gap.
-PLAIN_BESIDE_BYTES = len(ITEM_START) + POSITION_BYTES + len(PLAIN_GAP)
+PLAIN_OVERHEAD_BYTES = len(ITEM_START) + POSITION_BYTES + len(PLAIN_GAP)
 
 
 def plain_wire(positions: Sequence[bytes], values: Sequence[bytes]) -> bytes:

@@ -135,7 +135,7 @@ def create_outbox(engine: Engine, name: str = TABLE) -> OutboxTables:
 
 
 @contextmanager
-def told_as_unavailable(failed: str) -> Iterator[None]:
+def raising_unavailable(failed: str) -> Iterator[None]:
     """Raises OutboxUnavailable, which says what ``failed``, for what the database raises in the block."""
     try:
         yield

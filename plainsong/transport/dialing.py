@@ -140,7 +140,7 @@ class _Lookup:
         """Puts the outcome into ``mailbox``, now or later."""
         self._mailboxes.put(mailbox)
         if self._outcome is not None:
-            self._tell_all()
+            self._notify_all()
 
     def _run(self) -> None:
         outcome: list[Address] | OSError
@@ -158,9 +158,9 @@ class _Lookup:
     def _end(self, outcome: list[Address] | OSError) -> None:
         self._under_way.pop(self._key, None)
         self._outcome = outcome
-        self._tell_all()
+        self._notify_all()
 
-    def _tell_all(self) -> None:
+    def _notify_all(self) -> None:
         while True:
             try:
                 self._mailboxes.get_nowait().put(self._outcome)

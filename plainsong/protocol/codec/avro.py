@@ -308,7 +308,7 @@ _ISOLATIONS: tuple[Isolation, ...] = ("uncommitted", "committed")
 #: The last fields of a plain request: not atomic, and five nulls.
 _NONE_OF_THE_REST = bytes(6)
 #: The bytes after the only message of a request with no other field: the end of the array, five nulls, the last fields.
-_NOTHING_BESIDE = bytes(6) + _NONE_OF_THE_REST
+_NO_OTHER_FIELDS = bytes(6) + _NONE_OF_THE_REST
 #: The bytes after the only sequence id of a request.
 _BEHIND_ID = AVRO_END + _NONE_OF_THE_REST
 #: The bytes before the only sequence id: the branch of the union, and an array block of one item.
@@ -373,7 +373,7 @@ class Avro2Codec:
         """The body of publish and store: every field, in the schema's order."""
         message, at = read_only_message(body)
         if message is not None:
-            if body.endswith(_NOTHING_BESIDE) and at + len(_NOTHING_BESIDE) == len(body):
+            if body.endswith(_NO_OTHER_FIELDS) and at + len(_NO_OTHER_FIELDS) == len(body):
                 return PublishRequest([message])
             request = self._producers_seen.request(message, body[at:])
             if request is not None:

@@ -69,7 +69,7 @@ def _unquoted(value: str) -> str:
 _SIZE = struct.Struct(">I")
 _POINTER_AND_SIZE = struct.Struct(">qI")
 #: The cost of a message in addition to its payload, in bytes of payload.
-_BESIDE_BYTES = PIECE_BYTES // PIECE_MESSAGES
+_OVERHEAD_BYTES = PIECE_BYTES // PIECE_MESSAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _plain(page: Page, tail: bytes) -> Iterator[bytes]:
             head = _SIZE.pack(size)
             last_size = size
         out += (message_id, head, payload, tail)
-        bytes_out += size + _BESIDE_BYTES
+        bytes_out += size + _OVERHEAD_BYTES
         if bytes_out >= PIECE_BYTES:
             yield from _pieces(out, bytes_out)
             out, bytes_out = [], 0
@@ -150,7 +150,7 @@ def _rich(page: Page, options: FramesOptions) -> Iterator[bytes]:
         out += (message_id, head, payload)
         if options.attributes:
             out.append(_attributes(page.attributes.get(index)))
-        bytes_out += size + _BESIDE_BYTES
+        bytes_out += size + _OVERHEAD_BYTES
         if bytes_out >= PIECE_BYTES:
             yield from _pieces(out, bytes_out)
             out, bytes_out = [], 0

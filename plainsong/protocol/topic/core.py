@@ -98,7 +98,7 @@ class TopicCore:
     def step(self, arrivals: Iterable[tuple[Hashable, Ask[Any]]], now: Now) -> Step:
         """Decide all of ``arrivals``, in their order."""
         state = self.state
-        self._tell_time(now)
+        self._announce_time(now)
         if now.decided:
             apply_decisions(state, now.decided)
         step = Step(state.until if state.usage.messages else FIRST_BOUND)
@@ -132,7 +132,7 @@ class TopicCore:
             self._write_about(step, is_due=is_due or ahead)
         return step
 
-    def _tell_time(self, now: Now) -> None:
+    def _announce_time(self, now: Now) -> None:
         """Advance the topic's time to the clock; it never goes back."""
         self.state.time_ms = max(self.state.time_ms, now.wall_ms)
 
@@ -143,7 +143,7 @@ class TopicCore:
           look: must not have ``as_of_ms``.
         """
         state = self.state
-        self._tell_time(now)
+        self._announce_time(now)
         if (
             state.torn
             or state.torn_payloads

@@ -28,7 +28,7 @@ from plainsong.protocol.rows import (
     HAS_POINTER,
     NO_PAYLOAD,
     PLAIN,
-    PLAIN_BESIDE_BYTES,
+    PLAIN_OVERHEAD_BYTES,
     PlainRows,
     Stored,
     decode_row,
@@ -341,7 +341,7 @@ class Paging(Walk):
         if isinstance(rows, PlainRows):
             return self._deliver_together(rows)
         values = [value for _, value in rows]
-        size = sum(map(len, values)) + PLAIN_BESIDE_BYTES * len(values)
+        size = sum(map(len, values)) + PLAIN_OVERHEAD_BYTES * len(values)
         if not rows or self.held_by is not None or not self.fits(len(values), size):
             return super()._deliver_plain(rows)
         positions = [key[-POSITION_BYTES:] for key, _ in rows]

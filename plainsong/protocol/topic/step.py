@@ -22,9 +22,9 @@ from plainsong.protocol.effects import Put, Table
 from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, SEQUENCES_PER_MS, after, ordinal, pack_position
 from plainsong.protocol.page import ITEM_HEAD_BYTES, ITEM_START, cut_rows, length_prefix
 from plainsong.protocol.rows import (
-    PLAIN_BESIDE_BYTES,
     PLAIN_GAP,
     PLAIN_HEAD,
+    PLAIN_OVERHEAD_BYTES,
     plain_wire,
 )
 from plainsong.protocol.topic.chain import MAX_BYTES, MAX_ROWS, record_of_wire
@@ -255,7 +255,7 @@ class RowBatch:
             (length,) = self._lengths
             return wire, range(0, len(wire) + 1, ITEM_HEAD_BYTES + len(length_prefix(length)) + length)
         if self._middles is None:
-            each = [PLAIN_BESIDE_BYTES + len(value) for value in self.values[self._begin :]]
+            each = [PLAIN_OVERHEAD_BYTES + len(value) for value in self.values[self._begin :]]
         else:
             beside = len(ITEM_START) + POSITION_BYTES
             each = [beside + len(middle) + len(tail) for middle, tail in zip(self._middles, self._tails, strict=True)]
@@ -481,7 +481,7 @@ def _joined(run: Run, messages: Sequence[bytes], length: int) -> bytes:
 
 def _cut_plain(wire: bytes, count: int) -> tuple[list[bytes], list[bytes], int]:
     """Cut the wire form of ``count`` messages into suffixes and values of plain rows; also return the values' bytes."""
-    value_length = len(wire) // count - PLAIN_BESIDE_BYTES
+    value_length = len(wire) // count - PLAIN_OVERHEAD_BYTES
     fields = cut_rows(wire, f"{len(ITEM_START)}x{POSITION_BYTES}s{len(PLAIN_GAP)}x{value_length}s")
     return fields[::2], fields[1::2], count * value_length
 
