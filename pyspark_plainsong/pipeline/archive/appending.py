@@ -236,7 +236,7 @@ def fill_holes(subject: Subject) -> int:
     for hole in found:
         if hole.start < expired_before and not subject.choices.may_lose:
             raise CommandFailed(
-                f"{subject.log.name}: the archive has no messages {layout.tell_range(*hole)}, although the checkpoint "
+                f"{subject.log.name}: the archive has no messages {layout.show_range(*hole)}, although the checkpoint "
                 "is past it, and the messages may have expired in the topic",
                 hint="restore the folders, or continue with the remaining messages: --may-lose",
                 code=Exit.STORE,
@@ -245,7 +245,7 @@ def fill_holes(subject: Subject) -> int:
     for hole in found:
         rows = fill(subject, hole)
         says = (
-            f"{subject.log.name}: the archive had no messages {layout.tell_range(*hole)}; {show_count(rows)} "
+            f"{subject.log.name}: the archive had no messages {layout.show_range(*hole)}; {show_count(rows)} "
             "messages were archived again"
         )
         bounds = {"start": hole.start.hex(), "end": hole.end.hex()}

@@ -190,7 +190,7 @@ def _bound(place: str | bytes | int) -> bytes:
 
 
 def _lines_of(findings: Any) -> list[str]:
-    from pyspark_plainsong.pipeline.archive.layout import tell_range
+    from pyspark_plainsong.pipeline.archive.layout import show_range
     from pyspark_plainsong.pipeline.archive.verification import VERDICTS
 
     wanted = [(name, says) for name, (says, _) in VERDICTS.items() if name in findings.counts]
@@ -198,4 +198,4 @@ def _lines_of(findings: Any) -> list[str]:
     lines = output.facts([*counts, ("damaged", f"{len(findings.damaged):>12}  entries whose files changed")])
     lines += [f"{folder}: {why}" for folder, why in findings.damaged.items()]
     lines += [f"{name}: {each}" for name, ids in findings.examples.items() for each in ids]
-    return lines + [f"hole: {tell_range(*hole)}" for hole in findings.holes]
+    return lines + [f"hole: {show_range(*hole)}" for hole in findings.holes]

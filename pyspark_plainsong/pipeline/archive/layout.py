@@ -87,7 +87,7 @@ def time_of(message_id: bytes) -> int:
     return int.from_bytes(message_id[:8], "big")
 
 
-def tell_range(start: bytes, end: bytes) -> str:
+def show_range(start: bytes, end: bytes) -> str:
     """A range of ids as people read it."""
     first, last = (show_time(time_of(each)) for each in (start, end))
     return f"from {first} to {last}" if any(start) else f"before {last}"

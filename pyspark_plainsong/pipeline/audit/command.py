@@ -411,7 +411,7 @@ def export(run: Run, root: Path, out: Path, chosen: tuple[str, ...], depth: int 
 # --- generate --------------------------------------------------------------------------------------
 
 #: Messages between progress reports, which also write the metrics.
-TELL_EVERY = 10_000
+REPORT_EVERY = 10_000
 
 
 class Count(click.ParamType[int]):
@@ -525,7 +525,7 @@ def _reporting(run: Run, made: Iterator[bytes], messages: int, where: str) -> It
     for number, each in enumerate(made, 1):
         yield each
         size += len(each)
-        if number % TELL_EVERY == 0 or number == messages:
+        if number % REPORT_EVERY == 0 or number == messages:
             run.metrics.add("rows_total", number - since, topic=where)
             run.metrics.add("bytes_total", size, topic=where)
             run.metrics.write()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 CHECKPOINTS: Final = "checkpoints"
 _CHECKPOINT: Final = re.compile("[0-9a-f]{16}")
 #: Seconds between lag measurements while no batch arrives.
-TELL_EVERY: Final = 30
+REPORT_EVERY: Final = 30
 
 
 @dataclass
@@ -85,7 +85,7 @@ def run_stream(run: Run, topics: Sequence[str], root: Path, choices: Choices) ->
         with keep(root, TABLES, keep_s=choices.keep_s) as keeping:
             keeping.begin(lives)
             quiet = Quiet(root, ttls_s)
-            behind = Behind(run, client, ttls_s, quiet, uncommitted=choices.isolation == "uncommitted")
+            behind = Lag(run, client, ttls_s, quiet, uncommitted=choices.isolation == "uncommitted")
             report = _StreamReport(run, keeping, behind)
             behind.tell(keeping.manifest)
             # A following query has to detect losses, which needs a start at a message that still exists. So if the
@@ -117,7 +117,7 @@ def _go(run: Run, lives: dict[str, int], root: Path, choices: Choices, keeping: 
 class _StreamReport:
     """Reports a query's batches in the command's thread; they end in the query's thread."""
 
-    def __init__(self, run: Run, keeping: Keeping, behind: Behind) -> None:
+    def __init__(self, run: Run, keeping: Keeping, behind: Lag) -> None:
         self.total = Sum()
         self._run = run
         self._keeping = keeping
@@ -131,11 +131,11 @@ class _StreamReport:
         self._added.append((batch, absorb(self._keeping, rows)))
 
     def idle(self) -> None:
-        """Report the added batches, and update the lag every ``TELL_EVERY`` calls; called once a second."""
+        """Report the added batches, and update the lag every ``REPORT_EVERY`` calls; called once a second."""
         while self._added:
             self._report(*self._added.popleft())
         self._seconds += 1
-        if self._seconds % TELL_EVERY == 0:
+        if self._seconds % REPORT_EVERY == 0:
             self._behind.tell(self._keeping.manifest)
 
     def _report(self, batch: int, absorbed: Absorbed) -> None:
@@ -199,7 +199,7 @@ _PASSED_OVER: Final = ("rolled-back", "invalid")
 _PAGES: Final = (1, 100, 1000, 1000)
 
 
-class Behind:
+class Lag:
     """Measures the age of the oldest message that is not in the tables yet.
 
     Args:
