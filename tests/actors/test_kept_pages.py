@@ -28,7 +28,7 @@ async def cold(harness, count=40, name=NAME, **properties):
     for number in range(count):
         harness.clock.ms += 10
         receipts.append(await harness.publish(f"{number}", name=name))
-    harness.directory.cache(name).begin_anew()
+    harness.directory.cache(name).start_over()
     return receipts
 
 
@@ -113,7 +113,7 @@ async def test_messages_with_a_ttl_or_a_pointer_or_at_the_end_are_never_in_a_kep
         receipts = await cold(harness)
         await harness.publish("short", "lived", message_ttls_s=[5, 9])
         await harness.publish("last")
-        harness.directory.cache(NAME).begin_anew()
+        harness.directory.cache(NAME).start_over()
         since = after_receipt(receipts[-1])
         for _ in range(3):
             assert await scans_of(harness, since=since, limit=2) == 1
@@ -228,7 +228,7 @@ def test_a_kept_page_always_equals_the_page_of_the_store(actions, seed):
                     many = [bytes(chance.randrange(50)) for _ in range(chance.randrange(1, 9))]
                     ttls = [chance.choice([None, None, 1]) for _ in many]
                     await harness.publish(*many, **({"message_ttls_s": ttls} if chance.random() < 0.2 else {}))
-                    harness.directory.cache(NAME).begin_anew()
+                    harness.directory.cache(NAME).start_over()
                 elif action == "later":
                     harness.clock.ms += chance.choice([1, 40, 1000])
                 elif action == "shorter":

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from actors.actor import settle_all
+from actors.actor import complete_all
 from actors.mailbox import Mailbox, Ticket
 from plainsong.protocol.errors import Overloaded, Recovering, ShuttingDown
 from plainsong.protocol.requests import PublishRequest
@@ -203,6 +203,6 @@ def test_a_notification_that_raises_does_not_keep_other_callers_from_their_answe
 
     first.on_settled(fail)
     second.on_settled(told.append)
-    settle_all([(first, 1), (second, 2)])
+    complete_all([(first, 1), (second, 2)])
     assert told == [2]
     assert "an answer could not be delivered" in caplog.text

@@ -78,7 +78,7 @@ async def cold(harness, messages=80, name=NAME, text=LONG, **properties):
     for _ in range(messages):
         harness.clock.ms += 10
         await harness.publish(text, name=name)
-    harness.directory.cache(name).begin_anew()
+    harness.directory.cache(name).start_over()
 
 
 @asynccontextmanager
@@ -240,7 +240,7 @@ async def test_nothing_is_read_ahead_after_messages_that_are_not_plain():
         await harness.create(OTHER)
         for _ in range(40):
             await harness.publish(LONG, name=OTHER, message_ttls_s=[3600])
-        harness.directory.cache(OTHER).begin_anew()
+        harness.directory.cache(OTHER).start_over()
         reader = Reader(harness, ahead, name=OTHER)
         assert [await reader.scans() for _ in range(3)] == [1] * 3
 
@@ -294,7 +294,7 @@ async def test_read_ahead_pages_never_exceed_the_kept_size():
         await harness.create(OTHER)
         for text in [LONG] * 20 + [LONG * 10] * 20:
             await harness.publish(text, name=OTHER)
-        harness.directory.cache(OTHER).begin_anew()
+        harness.directory.cache(OTHER).start_over()
         reader, rows = Reader(harness, ahead, name=OTHER), []
         scan = harness.store.scan
 
@@ -377,7 +377,7 @@ async def test_a_chunk_that_reaches_the_end_of_the_topic_shows_nothing_of_the_en
         reader = Reader(harness, ahead, name=OTHER, limit=2)
         assert [await reader.scans() for _ in range(4)] == [1, 2, 0, 1]
         await harness.publish(LONG, LONG, name=OTHER)
-        harness.directory.cache(OTHER).begin_anew()
+        harness.directory.cache(OTHER).start_over()
         assert await reader.scans() == 1
         assert (await reader.page()).count == 1
 
@@ -388,7 +388,7 @@ async def test_a_chunk_that_cannot_be_built_is_not_tried_again():
         for number in range(30):
             more = {"message_ttls_s": [3600]} if number == 24 else {}
             await harness.publish(LONG, name=OTHER, **more)
-        harness.directory.cache(OTHER).begin_anew()
+        harness.directory.cache(OTHER).start_over()
         reader = Reader(harness, ahead, name=OTHER, limit=2)
         assert [await reader.scans() for _ in range(6)] == [1, 2, 1, 1, 1, 1]
         other = Reader(harness, ahead, limit=2)
@@ -599,13 +599,13 @@ def test_every_page_of_every_reader_equals_the_page_of_the_store(actions):
             await harness.create(ttl_s=5)
             for _ in range(30):
                 await harness.publish(LONG)
-            harness.directory.cache(NAME).begin_anew()
+            harness.directory.cache(NAME).start_over()
             readers = [Reader(harness, ahead, limit=limit, max_bytes=BYTES) for limit in (10, 10, 17, 2, 3)]
             for action, *given in actions:
                 if action == "publish":
                     await harness.publish(*["x" * given[1]] * given[0])
                 elif action == "cold":
-                    harness.directory.cache(NAME).begin_anew()
+                    harness.directory.cache(NAME).start_over()
                 elif action == "later":
                     harness.clock.ms += given[0]
                 elif action == "jump":

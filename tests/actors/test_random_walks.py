@@ -44,7 +44,7 @@ class Walks:
         elif kind < 0.14:
             harness.clock.ms += random.choice([500, 2_500])
         elif kind < 0.25:
-            harness.directory.cache(NAME).begin_anew()
+            harness.directory.cache(NAME).start_over()
         elif kind < 0.255:
             await harness.ask(Remove())
             await harness.create()

@@ -85,7 +85,7 @@ async def test_kept_pages_of_current_reads_do_not_serve_a_moment():
         for number in range(40):
             harness.clock.ms += 10
             await harness.publish(f"{number}")
-        harness.directory.cache(NAME).begin_anew()
+        harness.directory.cache(NAME).start_over()
         for _ in range(3):
             await harness.page(limit=10)
         span = await harness.directory.ask(NAME, Look(FIRST_BOUND))

@@ -445,7 +445,7 @@ def test_repeated_polls_return_the_current_messages_whatever_happens_to_the_topi
                     await daemon.create(ttl=5)
                     begun.clear()  # these transactions write no more to a topic that was created again
                 else:
-                    daemon.service.directory.cache(NAME).begin_anew()
+                    daemon.service.directory.cache(NAME).start_over()
 
             for action, *given in actions:
                 await act(action, given)

@@ -84,7 +84,7 @@ async def test_the_cache_and_the_store_show_the_same():
         hits = cache.budget.hits
         assert [await shown(daemon, START_MS + at_ms) for at_ms in EXPECTED] == list(EXPECTED.values())
         assert cache.budget.hits == hits + len(EXPECTED)
-        cache.begin_anew()
+        cache.start_over()
         assert [await shown(daemon, START_MS + at_ms) for at_ms in EXPECTED] == list(EXPECTED.values())
         assert cache.budget.hits == hits + len(EXPECTED)
 

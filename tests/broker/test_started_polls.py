@@ -68,7 +68,7 @@ async def test_pages_that_are_large_or_not_in_memory_are_left_to_a_task():
             assert started(daemon, left) is None
         # Version 1 reports more only by continuing the answer, which a page at its limit does not.
         assert started(daemon, asked(AVRO_TYPE, limit=1)) is not None
-        daemon.service.directory.cache(NAME).begin_anew()
+        daemon.service.directory.cache(NAME).start_over()
         assert started(daemon, asked()) is None
         for _ in range(2):
             await answered(daemon, asked(limit=1))
@@ -190,7 +190,7 @@ def test_any_poll_is_answered_alike_with_a_task_and_without(actions):
                     first, last = await daemon.publish(*["m" * size] * count)
                     ids += [bytes.fromhex(first), bytes.fromhex(last), after(bytes.fromhex(last))[:20]]
                 elif action == "cold":
-                    daemon.service.directory.cache(NAME).begin_anew()
+                    daemon.service.directory.cache(NAME).start_over()
                 elif action == "later":
                     daemon.clock.ms += given[0]
                 else:

@@ -26,7 +26,7 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_position
 from plainsong.protocol.requests import PublishRequest
-from tests.client.simulation import LOST, NOBODY, SILENT, Simulation, kind, problem
+from tests.client.simulation import LOST, NO_IDENTITY, SILENT, Simulation, kind, problem
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -152,7 +152,11 @@ def test_openings_whose_answers_are_lost_are_not_mistaken_for_another_producer()
 
 def test_a_request_that_certainly_did_not_happen_is_sent_again_without_a_new_session():
     desk = Desk()
-    desk.topic.instead["publish"] = [NOBODY, problem(503, "overloaded", retry_after="2"), problem(503, "recovering")]
+    desk.topic.instead["publish"] = [
+        NO_IDENTITY,
+        problem(503, "overloaded", retry_after="2"),
+        problem(503, "recovering"),
+    ]
     desk.deliver(0)
     assert desk.topic.verbs == ["open"] + ["publish"] * 4
     assert max(desk.simulation.pauses) == 2
@@ -160,7 +164,7 @@ def test_a_request_that_certainly_did_not_happen_is_sent_again_without_a_new_ses
 
 def test_a_deadline_without_a_successful_attempt_reports_that_nothing_happened():
     desk = Desk()
-    desk.topic.instead["publish"] = [NOBODY] * 1000
+    desk.topic.instead["publish"] = [NO_IDENTITY] * 1000
     desk.fails(DeadlineExceeded, 0, outcome="not-applied", limit_s=10)
     assert desk.simulation.now_s <= 10
 
@@ -168,7 +172,7 @@ def test_a_deadline_without_a_successful_attempt_reports_that_nothing_happened()
 def test_a_daemon_that_never_comes_back_leaves_it_unknown():
     desk = Desk()
     desk.topic.instead["publish"] = [LOST]
-    desk.topic.instead["ask"] = [NOBODY] * 1000
+    desk.topic.instead["ask"] = [NO_IDENTITY] * 1000
     error = desk.fails(OutcomeUnknown, 0, outcome="unknown", limit_s=10)
     assert "did not send it again" in error.hint
     assert desk.topic.payloads == []

@@ -9,7 +9,7 @@ from plainsong.cli.connection import Where
 from plainsong.cli.options import now_ms
 from pyspark_plainsong.pipeline.audit import stream
 from pyspark_plainsong.pipeline.audit.manifest import TablesManifest
-from pyspark_plainsong.pipeline.audit.stream import NOTES, Behind, Quiet
+from pyspark_plainsong.pipeline.audit.stream import NOTES, Lag, Quiet
 from pyspark_plainsong.pipeline.job import Run
 from tests.daemon.harness import Daemon
 
@@ -38,7 +38,7 @@ def lag(url, client, monkeypatch, tmp_path):
             through={f"{client.namespace}:{topic}": bytes(last).hex() for topic, last in through.items()}
         )
         ttls_s = dict.fromkeys([f"{client.namespace}:{topic}" for topic in topics], 3600)
-        worst_s = Behind(run, client, ttls_s, Quiet(tmp_path, ttls_s), uncommitted=uncommitted).tell(known)
+        worst_s = Lag(run, client, ttls_s, Quiet(tmp_path, ttls_s), uncommitted=uncommitted).tell(known)
         lines = [line.rpartition(" ") for line in run.metrics.text().splitlines() if "_lag_seconds{" in line]
         found = {line.partition('topic="')[2].partition('"')[0]: round(float(value)) for line, _, value in lines}
         assert round(worst_s) == max(found.values(), default=0)

@@ -12,7 +12,7 @@ from broker.api.routes import ROUTES
 from broker.audit import ACTIONS, LOSS_SHOWN_MS, PROPERTIES, RECORDS_PER_S, WRITE_TIMEOUT_S, Audit
 from broker.refusals import EVERYTHING_ELSE, GATHER_S, MAX_KINDS, WAITING_EACH
 from broker.security.guard import RefusedRequest
-from broker.security.identity import NOBODY, Identity
+from broker.security.identity import NO_IDENTITY, Identity
 from broker.security.peer import Peer
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import AuditUnavailable, Forbidden, LowSpace
@@ -244,7 +244,7 @@ async def test_many_networks_without_a_name_hide_no_refusal_of_a_name(autojump_c
     made = audit_of()
     for number in range(2 * MAX_KINDS):
         peer = Peer(f"10.{number >> 8}.{number & 255}.7:1")
-        made.refused(RefusedRequest(Forbidden(), NOBODY, peer, "service"))
+        made.refused(RefusedRequest(Forbidden(), NO_IDENTITY, peer, "service"))
     assert made.lost_records == MAX_KINDS
     refuse(made, "other", "ns:secret")
     await written(made, RECORDS_PER_S)

@@ -95,7 +95,7 @@ async def test_health_needs_no_name_and_shows_nothing_but_its_status(daemon):
 def test_the_listener_leaves_open_exactly_the_routes_declared_open():
     for route in ROUTES:
         path = route.path.replace("{", "").replace("}", "")
-        assert OPEN.asks_nobody(path) is (route.on == "nobody"), route.name
+        assert OPEN.needs_no_name(path) is (route.on == "nobody"), route.name
     stream = next(route for route in ROUTES if route.name == "stream")
     assert (stream.name, stream.verbs, stream.on) == tuple(_ROUTE)
 

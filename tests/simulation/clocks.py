@@ -23,7 +23,7 @@ class SimulatedTime(trio.abc.Clock):
     """
 
     def __init__(self) -> None:
-        self._now_s, self._in_vain = 0.0, 0
+        self._now_s, self._idle_rounds = 0.0, 0
         self._numbers = count()
         self._due: list[tuple[float, int, Callable[[], object]]] = []
 
@@ -43,8 +43,8 @@ class SimulatedTime(trio.abc.Clock):
             self._now_s = max(self._now_s, deadline)
             return 0.0
         # At its end Trio is woken by a socket, which happens at once. Until then a history always has a deadline.
-        self._in_vain += 1
-        if self._in_vain > 10:
+        self._idle_rounds += 1
+        if self._idle_rounds > 10:
             raise RuntimeError("everybody waits, and for nothing that will come")
         return 0.1
 

@@ -65,7 +65,7 @@ MISTAKES = (
         "durable",
         ACTOR,
         "                self._begin_commit(core, claim, turn, step)\n                return\n",
-        "                settle_all(step.answers)\n                self._begin_commit(core, claim, turn, step)\n"
+        "                complete_all(step.answers)\n                self._begin_commit(core, claim, turn, step)\n"
         "                return\n",
     ),
     Mistake(
@@ -115,7 +115,7 @@ MISTAKES = (
         "            self._update_cache(self.core, step)\n"
         "            self.core.state.advance_watermark()\n"
         "            parked = self.core.parking.take_reached(self.core.state.until)\n"
-        "            settle_all([(each.ticket, self.core._span(each.look)) for each in parked])\n" + _BETWEEN,
+        "            complete_all([(each.ticket, self.core._span(each.look)) for each in parked])\n" + _BETWEEN,
     ),
     Mistake(
         "positions from the clock alone",

@@ -114,7 +114,7 @@ GRANTED = {
     "everything-elsewhere": ("all", "other:*"),
     "nothing": ("", ""),
 }
-NOBODY = "nobody"
+NO_IDENTITY = "nobody"
 #: Bodies that ask for nothing that could be done.
 BODIES = {"begin": "{}"}
 #: Headers that differ between equal answers.
@@ -126,7 +126,7 @@ def may(name, route):
     verbs, on = CONTRACT[route]
     if on in ("nobody", "topics"):
         return True
-    if name == NOBODY:
+    if name == NO_IDENTITY:
         return False
     if on == "name":
         return True
@@ -218,7 +218,7 @@ class Walk:
                         self._note(route, answer, "let in")
 
     async def _refused(self, route):
-        expected = 401 if self._name == NOBODY else 403
+        expected = 401 if self._name == NO_IDENTITY else 403
         topics = [f"exists-{self._other}", f"absent-{self._at}"]
         if self._name == "nothing":
             topics += [f"exists-{self._at}", f"absent-{self._other}"]
@@ -242,7 +242,7 @@ class Walk:
         topics = {f"{kind}-{owner}": {} for kind in ("exists", "absent") for owner in "ab"}
         answer = await self._http.post("/v1/namespaces/ns/poll", json={"topics": topics})
         self.asked += 1
-        if self._name == NOBODY:
+        if self._name == NO_IDENTITY:
             if answer.status_code != 401:
                 self._note(route, answer, "refused with 401")
             return
@@ -277,7 +277,7 @@ async def test_every_name_is_allowed_with_the_verb_and_refused_without_it_at_any
         wrong, walks = [], []
 
         async def walk(at, name):
-            headers = {} if name == NOBODY else {"Authorization": f"Bearer {tokens[name]}"}
+            headers = {} if name == NO_IDENTITY else {"Authorization": f"Bearer {tokens[name]}"}
             options = {"verify": False, "timeout": 2 * PATIENCE_S, "headers": headers}
             async with httpx.AsyncClient(base_url=each[at].address, **options) as http:
                 walks.append(Walk(http, at, name, wrong))
@@ -285,7 +285,7 @@ async def test_every_name_is_allowed_with_the_verb_and_refused_without_it_at_any
 
         for at in "ab":
             async with trio.open_nursery() as nursery:
-                for name in (*GRANTED, NOBODY):
+                for name in (*GRANTED, NO_IDENTITY):
                     nursery.start_soon(partial(walk, at, name))
         assert wrong == [], "\n".join(map(str, wrong))
         assert len(walks) == 2 * (len(GRANTED) + 1)
