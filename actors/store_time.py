@@ -68,7 +68,7 @@ class StoreTime:
             )
         if ahead_ms < -SLACK_MS:
             log.warning(
-                "the clock is behind the store: publish times stand still until it has caught up",
+                "the clock is behind the store: publish times do not advance until it has caught up",
                 extra={"behind_s": -ahead_ms // 1000},
             )
         elif ahead_ms > _DAY_MS:

@@ -45,8 +45,8 @@ SAYS = """Waits of durable publishes in an open loop: requests are due at a fixe
 quarters of the highest that a closed loop of as many connections reached just before, and a wait counts from when the
 request was due. *Singles* are one message of 100 B to one topic, *batches* 1000 of them over ten topics. *Late* is by
 how much the generator itself sent too late (99th percentile), *generator %* what it took of one core. *Unsent*, where
-there are any, had no answer ten seconds after the end: the daemon could not keep up. *Beside it* is what went on
-meanwhile, in messages a second: cleaned, read by two readers far behind, or copied from another store on the same disk
+there are any, had no answer ten seconds after the end: the daemon could not keep up. *Beside it* is the other work
+during the loop, in messages a second: cleaned, read by two readers far behind, or copied from another store on the same disk
 (0: the measurement was over before the first copy was)."""
 
 

@@ -81,7 +81,7 @@ async def _silences(port: int, topics: list[str], end_owner: Callable[[], None],
 
 
 async def _all_held(leaving: Daemon, polls: int) -> None:
-    while await trio.to_thread.run_sync(leaving.metric, "plainsong_parked_polls") < polls:  # noqa: ASYNC110 - it tells nobody
+    while await trio.to_thread.run_sync(leaving.metric, "plainsong_parked_polls") < polls:  # noqa: ASYNC110 - it sends no notification
         await trio.sleep(_RETRY_S)
 
 

@@ -233,7 +233,7 @@ def clock_findings(store_time: StoreTime) -> list[Finding]:
         return []
     text = (
         f"The clock is {shown_ms(behind_ms)} behind the newest time in the store: until it has caught up, publish times "
-        "stand still, and messages live longer"
+        "do not advance, and messages live longer"
     )
     return [Finding("clock", "warning", "clock", text, link="/console/cluster")]
 

@@ -51,7 +51,7 @@ def publish(client: Client, runs: int, seed: int) -> None:
 
 
 def pages(client: Client, start: Start, *, follow: bool) -> Iterator[Page]:
-    """Page after page to the end, or for ever: what comes at once is best made durable at once."""
+    """Page after page to the end, or forever: what comes at once is best made durable at once."""
     while (page := client.poll(TOPIC, start, wait_ms=30_000 if follow else 0, serializer=JSON)) or follow:
         if page:
             yield page

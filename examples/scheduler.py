@@ -79,7 +79,7 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def serve(client: Client, path: Path, url: str, limit: int | None) -> None:
-    """Start what events trigger, until ``limit`` events were read, or for ever."""
+    """Start what events trigger, until ``limit`` events were read, or forever."""
     database = open_database(path)
     pool = ThreadPoolExecutor(max_workers=2)
 

@@ -170,7 +170,7 @@ def changed_properties(current: Mapping[str, str], changes: Mapping[str, Any]) -
 
 
 def create_topic(namespace: str, topic: str, properties: Mapping[str, Any], *, if_not_exists: bool) -> Call[None]:
-    """``PUT /{t}``. Repeated after an unknown outcome only with ``if_not_exists``, where an existing topic is no error."""
+    """``PUT /{t}``. Repeated after an unknown outcome only with ``if_not_exists``, where an existing topic is not an error."""
     path = topic_path(namespace, topic, "?ifNotExists=true" if if_not_exists else "")
     return Call(Request("PUT", path, _JSON, as_json(properties)), nothing, "harmless" if if_not_exists else "twice")
 

@@ -64,7 +64,7 @@ class ChainHead:
         try:
             return cls.of(json.loads(text))
         except ValueError:
-            raise InvalidParameter("this is not the head of a chain: it is no JSON", hint=_HINT) from None
+            raise InvalidParameter("this is not the head of a chain: it is not JSON", hint=_HINT) from None
 
     def shown(self) -> dict[str, Any]:
         """As the daemon writes it."""

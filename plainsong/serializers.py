@@ -34,7 +34,7 @@ class Serializer(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """``message.value`` if the serializer failed: the bytes and the error, so that a loop can go on."""
+    """``message.value`` if the serializer failed: the bytes and the error, so that a loop can continue."""
 
     payload: bytes
     error: Exception

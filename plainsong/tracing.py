@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _API = "opentelemetry.trace"
 #: A span has links to this many producers; pages have up to a hundred thousand messages. The SDK keeps as many.
 MAX_LINKS = 128
-#: Messages of a page that are looked at for them.
+#: Messages of a page that are searched for them.
 _LOOKED_AT = 1024
 
 

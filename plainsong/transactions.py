@@ -278,7 +278,7 @@ def checkpoint(transaction: Transaction) -> Call[Transaction]:
 
 
 def prepare(transaction_id: int, changes: Iterable[bytes]) -> Call[None]:
-    """``POST …/prepare``: checks the changed keys against transactions committed meanwhile. Replaces an earlier set."""
+    """``POST …/prepare``: checks the changed keys against transactions committed since its begin. Replaces an earlier set."""
     body = as_json({"changes": [b64encode(change).decode() for change in changes]})
     return Call(Request("POST", _path_of(transaction_id, "/prepare"), _JSON, body), nothing, "harmless")
 

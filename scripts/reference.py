@@ -356,7 +356,7 @@ def _docstring(thing: griffe.Object) -> Iterator[str]:
             yield "Returns: " + "; ".join(_line(each.description) for each in section.value) + "\n"
         elif kind is griffe.DocstringSectionKind.examples:
             yield _code("\n".join(str(value) for _, value in section.value))
-        else:  # a section that nobody has written yet would be lost without a word
+        else:  # a section without a text yet would be lost silently
             raise ValueError(f"{thing.path}: no way to write a section {kind}")
 
 

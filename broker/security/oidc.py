@@ -182,7 +182,7 @@ class OidcProvider:
                 await trio.sleep(self._config.refresh_s if self._keys else min(RETRY_S, self._config.refresh_s))
                 continue
             with trio.move_on_after(self._config.refresh_s):  # a file is checked each second
-                while await self._stands():  # noqa: ASYNC110 - a file tells nobody
+                while await self._stands():  # noqa: ASYNC110 - a file sends no notification
                     await trio.sleep(1.0)
 
     async def refresh(self) -> bool:

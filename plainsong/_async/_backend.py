@@ -385,7 +385,7 @@ class Messages:
 
 
 def is_running(messages: Messages) -> bool:
-    """Whether a task waits within the loop. False: it can be closed all the same."""
+    """Whether a task waits within the loop. False: it can still be closed."""
     return False
 
 

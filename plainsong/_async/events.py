@@ -39,8 +39,8 @@ class AsyncEvents:
     """Events of the service as they happen; made by ``AsyncAdministration.events``, which explains the options.
 
     Iterate over it once, in one task, in an ``async with`` block, whose end closes the connection. When a connection
-    breaks off, another is made, at whichever of the client's URLs answers: what did not change meanwhile is not told
-    again, and what did change is told as it is then.
+    breaks off, another is made, at whichever of the client's URLs answers: unchanged state is not sent
+    again, and changes are sent in their latest state.
     """
 
     def __init__(self, channel: AsyncChannel, path: str) -> None:

@@ -40,8 +40,8 @@ class Events:
     """Events of the service as they happen; made by ``Administration.events``, which explains the options.
 
     Iterate over it once, in one thread, in a ``with`` block, whose end closes the connection. When a connection
-    breaks off, another is made, at whichever of the client's URLs answers: what did not change meanwhile is not told
-    again, and what did change is told as it is then.
+    breaks off, another is made, at whichever of the client's URLs answers: unchanged state is not sent
+    again, and changes are sent in their latest state.
     """
 
     def __init__(self, channel: Channel, path: str) -> None:

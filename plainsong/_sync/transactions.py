@@ -39,7 +39,7 @@ class Transactions:
         """Checks its changed keys for conflicts. Replaces the keys given before.
 
         Raises:
-          TransactionConflict: another transaction committed a change of the same key meanwhile. TransactionTooLarge,
+          TransactionConflict: another transaction committed a change of the same key in between. TransactionTooLarge,
             TransactionNotInProgress, TransactionNotFound.
         """
         self._channel.call(service.prepare(service.id_of(transaction), changes))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.cli.connection import Where
 
-#: Interval between looks at an instance that is drained.
+#: Interval between checks of an instance that is being drained.
 LOOK_EVERY_S = 0.2
 DEFAULT_WITHIN_S = 60.0
 

@@ -191,7 +191,7 @@ def look_at_times(where: Where) -> list[Finding]:
         findings.append(Finding("clocks", "warning", says, "relative times (--from -10m) use our clock"))
     if ahead and (most := max(ahead))[0] > SKEW_MS:
         says = f"the newest message of {most[1]} is {show_length(most[0])} ahead of the daemon's clock"
-        hint = "its clock went back; ids keep rising, times stand still until the clock has caught up"
+        hint = "its clock went back; ids keep rising, times do not advance until the clock has caught up"
         findings.append(Finding("clock history", "warning", says, hint))
     return findings
 

@@ -201,7 +201,7 @@ def on(
         stack.enter_context(keeper.alone())
         topics = [topic] if dead_letter is None else [topic, dead_letter]
         with where.client(*topics) as client:
-            chosen(client.topics(), topics)  # following waits for daemons for ever: report errors first
+            chosen(client.topics(), topics)  # following waits for daemons forever: report errors first
             if position is None and start is None:
                 check_unlike(derived, client.admin.readers(topic))
         client = stack.enter_context(where.client(*topics, retry=True))

@@ -228,7 +228,7 @@ def tail(
         raise click.UsageError("--last and --from exclude each other")
     printer = Printer(shape, null=null, as_json=as_json, default="%t %p" if several else "%p", grep=grep)
     with where.client(*topics) as client:
-        # Following waits for daemons and new topics for ever: report what is wrong at the start first.
+        # Following waits for daemons and new topics forever: report what is wrong at the start first.
         there = client.topics()
         chosen(there, [each for each in topics if not is_pattern(each)])
         position: StartOfEach | None = None

@@ -285,7 +285,7 @@ def abort(transaction: int, yes: bool, dry_run: bool, as_json: bool, where: Wher
 @json_option
 @where_options
 def invalidate(transaction: int, yes: bool, dry_run: bool, as_json: bool, where: Where) -> None:
-    """Hide a transaction's messages for ever, without rolling them back now.
+    """Hide a transaction's messages forever, without rolling them back now.
 
     Faster than `abort`, which you should prefer: the daemon rolls the messages
     back later, as it cleans, and keeps the transaction on the invalid list

@@ -209,7 +209,7 @@ class NameTaken(Conflict):
 
 @lru_cache(100_000)
 def slice_of(name: TopicName) -> int:
-    """The slice of a topic, 0 to 63; the same in every process and for ever."""
+    """The slice of a topic, 0 to 63; the same in every process and forever."""
     return blake2b(str(name).encode(), digest_size=1, person=b"slice").digest()[0] % SLICES
 
 

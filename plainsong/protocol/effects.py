@@ -57,7 +57,7 @@ class Put:
 
 @dataclass(slots=True)
 class Delete:
-    """Rows to remove; a missing row is no error."""
+    """Rows to remove; a missing row is not an error."""
 
     table: Table
     keys: Sequence[bytes]

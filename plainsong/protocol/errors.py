@@ -448,14 +448,14 @@ class NoOwner(Unavailable):
 
 
 class ClusterUnavailable(Unavailable):
-    """ZooKeeper does not answer: topics cannot change owners; they are served all the same."""
+    """ZooKeeper does not answer: topics cannot change owners; they are still served."""
 
     code = "cluster_unavailable"
     title = "The cluster cannot be changed at the moment"
 
 
 class LowSpace(Unavailable):
-    """Free disk space is below ``storage.min_free_bytes``: publishes are refused, polls go on."""
+    """Free disk space is below ``storage.min_free_bytes``: publishes are refused, polls are still served."""
 
     code = "low_space"
     title = "The disk is nearly full"

@@ -145,7 +145,7 @@ class Vocabulary:
         """The value that ``pack`` encoded.
 
         Raises:
-          MalformedBody: the bytes are no such encoding, or name a class that is not registered here.
+          MalformedBody: the bytes are not such an encoding, or name a class that is not registered here.
         """
         try:
             return self._unpacked(data, 0)

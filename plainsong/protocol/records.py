@@ -61,7 +61,7 @@ MAX_SET_ASIDE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """A topic's row in the metadata table; it stays for ever, with ``deleted_ms`` set once the topic is deleted."""
+    """A topic's row in the metadata table; it stays forever, with ``deleted_ms`` set once the topic is deleted."""
 
     generation: int
     properties: TopicProperties

@@ -22,7 +22,7 @@ HINT = "one line, or two during a rotation: whsec_ and 24 to 64 random bytes in 
 
 
 class NoSecret(ValueError):
-    """A file of secrets has something else; nothing of it is quoted, since it may be a secret all the same."""
+    """A file of secrets has something else; nothing of it is quoted, since it may still be a secret."""
 
 
 def secrets_in(data: bytes) -> tuple[bytes, ...]:

@@ -184,7 +184,7 @@ def _die_with_parent() -> Callable[[], None] | None:
 KILL_AFTER_S = 5.0
 #: Bytes read or written at once; as many of standard error are kept for its last line.
 CHUNK = 1 << 16
-#: Bytes read of a stream after the process has ended; other processes may keep its pipes open for ever.
+#: Bytes read of a stream after the process has ended; other processes may keep its pipes open forever.
 MAX_REST = 1 << 20
 #: Interval of looking for an exit on kernels without pidfd.
 LOOK_S = 0.02

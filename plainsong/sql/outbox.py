@@ -65,7 +65,7 @@ TABLE = "plainsong_outbox"
 #: Supported databases: those whose order of commits is known.
 DIALECTS = ("postgresql", "sqlite")
 _PRODUCER_BYTES = 64
-#: SQLite autoincrements only INTEGER, which has 8 bytes there all the same.
+#: SQLite autoincrements only INTEGER, which still has 8 bytes there.
 _ID = BigInteger().with_variant(Integer, "sqlite")
 
 

@@ -272,7 +272,7 @@ class Cut:
         return page
 
     async def page(self, name: TopicName, after: str | None) -> Page:
-        """Return objects of a topic from ``Page.next`` on. Raises StoreError; ValueError: ``after`` is no place."""
+        """Return objects of a topic from ``Page.next`` on. Raises StoreError; ValueError: ``after`` is not a place."""
         page = Page()
         until_s = trio.current_time() + PAGE_S
         at, floor = _place(after)

@@ -45,7 +45,7 @@ def open_stopped(directory: Path) -> Iterator[tuple[LevelDBTables, str]]:
 
     Raises:
       StoreInUse: a daemon uses the directory.
-      StoreTooNew, StoreDamaged, StoreUnusable: it cannot be read, or is no store.
+      StoreTooNew, StoreDamaged, StoreUnusable: it cannot be read, or is not a store.
     """
     directory = directory.absolute()
     with _copy(directory) as copy:

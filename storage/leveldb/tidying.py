@@ -1,6 +1,6 @@
 """Frees space: drops volumes whose rows are all dead, and rewrites volumes whose rows mostly are.
 
-A row is dead if it is in a dead range or was removed. Dropping a volume strikes it off the list, and removes its folder
+A row is dead if it is in a dead range or was removed. Dropping a volume removes it from the list, and removes its folder
 once no reader needs it. That reads and writes no rows, unless rows were removed one by one: then a scan confirms that
 none is left.
 

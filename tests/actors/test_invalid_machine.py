@@ -198,7 +198,7 @@ class Course:
                 return
             except PlainsongError:
                 await trio.sleep(0.1)
-        raise AssertionError("something does not come back")
+        raise AssertionError("something does not recover")
 
     async def check_to_the_end(self):
         """Let everything be decided, cleaned and pruned; results must stay the same, and no reader may be held."""

@@ -201,7 +201,7 @@ async def test_the_number_of_remembered_pages_is_bounded():
         assert len(pages._read) == REMEMBERED
         assert await scans_of(harness, limit=1, max_bytes=REMEMBERED) == 1
         assert await scans_of(harness, limit=1, max_bytes=REMEMBERED) == 0
-        assert await scans_of(harness, limit=1, max_bytes=1) == 1, "it was forgotten that it was read"
+        assert await scans_of(harness, limit=1, max_bytes=1) == 1, "the cache forgot that it was read"
         assert await scans_of(harness, limit=1, max_bytes=1) == 1
 
 

@@ -368,7 +368,7 @@ async def test_a_chunk_serves_pages_of_any_start_and_end():
                     assert await reader.scans() == 0
         reader = Reader(harness, ahead, limit=40)
         reader.since = ids[4]
-        assert await reader.scans() == 1, "it goes on behind the stretch"
+        assert await reader.scans() == 1, "it continues after the chunk"
 
 
 async def test_a_chunk_that_reaches_the_end_of_the_topic_shows_nothing_of_the_end():
@@ -496,7 +496,7 @@ async def test_only_a_page_in_memory_is_available_at_once():
         page = await now(ids[4])
         assert [message_id for message_id, _ in page.messages()] == ids[4:6]
         assert await now(ids[4], limit=9) is None, "it is not small"
-        assert await now(ids[30], limit=7) is None, "it goes on behind the stretch"
+        assert await now(ids[30], limit=7) is None, "it continues after the chunk"
         assert (await now(LAST_BOUND)).count == 0
 
 

@@ -190,7 +190,7 @@ async def test_a_transaction_is_seen_as_of_a_moment_in_all_topics_of_all_instanc
         await cluster["b"].publish_under(pointer, "two", name=OTHER)
         before_ms = pass_ms(cluster, 10)
         await cluster.home().commit(pointer)
-        # The clock stands still: the decision's time is before this moment, or in its millisecond.
+        # The clock is stopped: the decision's time is before this moment, or in its millisecond.
         after_ms = pass_ms(cluster, 10)
         pass_ms(cluster, 10)
         for name in "ab":

@@ -54,7 +54,7 @@ def asgi_scope(method, path, query="", headers=MappingProxyType({})):
 
 
 class SetClock:
-    """A clock that stands still until it is set."""
+    """A clock that is stopped until it is set."""
 
     regressions = 0
 

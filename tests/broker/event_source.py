@@ -100,7 +100,7 @@ class Body:
 
 @asynccontextmanager
 async def event_source(base_url, path, **headers):
-    """Open a stream; an answer that is no event stream is refused, as browsers refuse it."""
+    """Open a stream; an answer that is not an event stream is refused, as browsers refuse it."""
     host, _, port = str(base_url).removeprefix("http://").rstrip("/").rpartition(":")
     stream = await trio.open_tcp_stream(host, int(port))
     async with stream:

@@ -136,7 +136,7 @@ async def test_a_thousand_connections_that_announce_64_mib_and_send_a_byte_hold_
 
 @BOTH_WAYS
 async def test_stalled_bodies_are_dropped_for_one_that_progresses(hot: bool, mock_clock: MockClock) -> None:
-    """The clock stands still while the last body arrives; otherwise a stalled machine could make it the slowest."""
+    """The clock is stopped while the last body arrives; otherwise a stalled machine could make it the slowest."""
     async with running(hot=hot) as listener:  # at most 1 MiB a body, 4 MiB in all
         async with trio.open_nursery() as nursery:
             stalled = [await listener.connect() for _ in range(8)]

@@ -167,7 +167,7 @@ async def test_frames_of_one_read_are_handled_a_few_at_a_time(most_frames, kind)
 
 @pytest.mark.parametrize("kind", [4, 6, 200], ids=["settings", "ping", "unknown"])
 async def test_a_flood_of_frames_without_content_ends_the_connection(mock_clock, kind):
-    del mock_clock  # the clock stands still, except for slices of long work
+    del mock_clock  # the clock is stopped, except for slices of long work
     async with running() as listener, http2(listener) as client:
         flood = frame(kind, bytes(8) if kind == 6 else b"") * (floods.CONTROL_BURST + 200)
         await client.stream.send_all(flood)

@@ -1,4 +1,4 @@
-"""The notifications to systemd, over a real socket; a missing socket is no error."""
+"""The notifications to systemd, over a real socket; a missing socket is not an error."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from storage.leveldb import LevelDBStore
 from tests import waiting
 from tests.patience import PATIENCE_S
 
-#: The clock of some of these tests stands still.
+#: The clock of some of these tests is stopped.
 until = partial(waiting.until, every_s=0.0)
 NAME = TopicName("bench", "topic")
 PUBLISH = next(route for route in ROUTES if route.name == "publish")

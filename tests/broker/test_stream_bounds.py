@@ -93,7 +93,7 @@ async def test_a_silent_stream_is_pinged_and_then_closed(mock_clock):
 async def test_a_stream_that_answers_pings_stays(mock_clock):
     async with running(begin=Echo, keep_alive_s=0.05) as listener, open_stream(reach(listener)) as stream:
         for _ in range(3):
-            mock_clock.jump(1)  # the clock then stands still until the pong has arrived
+            mock_clock.jump(1)  # the clock is then stopped until the pong has arrived
             ping = await stream.event()
             assert isinstance(ping, Ping)
             await stream.say(ping.response(), BytesMessage(b"still here"))
@@ -156,7 +156,7 @@ async def test_many_small_messages_are_read_a_few_at_a_time(most_frames):
     ids=["ping", "pong", "empty-message"],
 )
 async def test_a_flood_of_frames_without_content_closes_with_1008(mock_clock, frames):
-    del mock_clock  # the clock stands still, except for slices of long work
+    del mock_clock  # the clock is stopped, except for slices of long work
     async with running(begin=Echo) as listener, open_stream(reach(listener)) as stream:
         await stream.send(b"first")
         await stream.socket.send_all(frames * (CONTROL_BURST + 200))

@@ -101,7 +101,7 @@ def test_delete_asks_and_requires_yes_without_a_terminal(cli, greetings):
     said = cli("topic", "delete", "greetings", code=Exit.USAGE)
     assert "--yes" in said.err
     assert cli("topic", "list").out == "greetings\n"
-    # One of the names is no topic, so nothing is deleted.
+    # One of the names is not a topic, so nothing is deleted.
     cli("topic", "delete", "greetings", "other", "--yes", code=Exit.NOT_FOUND)
     assert cli("topic", "list").out == "greetings\n"
 

@@ -115,7 +115,7 @@ def in_a_child(work) -> int:
         try:
             work()
             os._exit(0)
-        except BaseException:  # noqa: BLE001 - nothing of the test may go on in the child
+        except BaseException:  # noqa: BLE001 - nothing of the test may continue in the child
             sys.excepthook(*sys.exc_info())
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -408,7 +408,7 @@ def test_aborted_and_open_transactions_publish_nothing_and_use_no_id(client: Cli
 def test_a_timeout_aborts_an_open_transaction_by_itself(client: Client, topic: str, monkeypatch: pytest.MonkeyPatch):
     now = {module: import_module(f"plainsong._{kind().name}.{module}").now for module in ("producer", "publisher")}
     with client.producer(topic, "p", transaction_timeout_s=1) as producer:
-        # The clock stands still for the caller and for the worker until the message is in.
+        # The clock is stopped for the caller and for the worker until the message is in.
         for module in now:
             monkeypatch.setattr(f"plainsong._{kind().name}.{module}.now", lambda: 0.0)
         tx = producer.begin("key")

@@ -84,7 +84,7 @@ def test_a_producer_survives_its_daemon(daemon: Callable[..., Daemon]):
             thread.start()
             for _ in range(3):
                 before = len(sents)
-                eventually("it goes on", lambda before=before: len(sents) > before + 20)
+                eventually("it continues", lambda before=before: len(sents) > before + 20)
                 one.kill()
                 one.start()
             stop.set()

@@ -77,7 +77,7 @@ def test_a_message_may_take_longer_than_the_idle_time_that_it_ended():
     simulation.now_s += 11
     assert got(simulation, reader) is None
     assert reader.has_ended
-    assert simulation.now_s == pytest.approx(22), "it idles anew, for its whole time"
+    assert simulation.now_s == pytest.approx(22), "it idles again for the whole time-out"
     assert daemon.readers["a"] == pack_id(1, 0).hex()
 
 
@@ -176,7 +176,7 @@ def test_a_stored_save_whose_answer_is_lost_is_not_mistaken_for_another_reader()
         with pytest.raises(DeadlineExceeded):
             simulation.run(reader.save)
         simulation._answer = answer
-    assert daemon.readers["a"] == pack_id(1, 0).hex(), "the second one comes to a position that it does not know of"
+    assert daemon.readers["a"] == pack_id(1, 0).hex(), "the second one finds a position unknown to it"
     assert got(simulation, reader) == b"3"
     simulation.run(reader.save)
     assert daemon.readers["a"] == pack_id(3, 0).hex()
@@ -358,7 +358,7 @@ def test_reading_to_the_end_of_a_topic_on_a_slow_line_shrinks_its_pages_too():
     reader = followed(simulation, page_messages=10_000, follow=False)
     assert [got(simulation, reader) for _ in NUMBERED] == NUMBERED
     assert got(simulation, reader) is None
-    assert simulation.now_s < 30 + 1.2 * 1500 * 2004 / 50_000, "one page was asked for in vain"
+    assert simulation.now_s < 30 + 1.2 * 1500 * 2004 / 50_000, "one page request failed"
 
 
 def test_one_message_that_takes_longer_than_a_request_may_arrives_while_it_makes_progress():

@@ -159,7 +159,7 @@ def test_a_graceful_restart_loses_nothing_and_at_most_one_answer(daemon: Callabl
         assert running.stop() == 0
         running.start()
         so_far = acknowledged
-        eventually("it goes on", lambda: acknowledged > so_far + 50)
+        eventually("it continues", lambda: acknowledged > so_far + 50)
         ended.set()
         thread.join()
         # The daemon may close a kept connection just as a request starts on it: then the outcome is unknown.

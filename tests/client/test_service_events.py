@@ -60,7 +60,7 @@ def test_after_a_kill_it_continues_by_itself_and_reports_only_changes(daemon: Ca
         begun = client.transactions.begin()
         # A disk that was slow in between also changes the attention event.
         for event in events:
-            assert event.data != told[event.kind], "it was told before"
+            assert event.data != told[event.kind], "it was sent before"
             told[event.kind] = event.data
             if event.kind == "transactions":
                 break

@@ -32,7 +32,7 @@ def test_get_returns_messages_one_by_one_and_none_after_the_timeout(client: Clie
     assert not reader.has_ended
     client.publish(topic, [b"3", b"4"])
     assert reader.get(timeout_s=PATIENCE_S).payload == b"3"
-    assert next(iter(reader)).payload == b"4", "a loop goes on where get was"
+    assert next(iter(reader)).payload == b"4", "a loop continues where get was"
     reader.close()
 
 
@@ -87,7 +87,7 @@ def test_a_waiting_reader_is_stopped_from_another_thread_and_its_position_is_sav
         assert not thread.is_alive()
         assert seen == [b"1", b"2"]
         assert list(client.read(topic, position=FilePosition(tmp_path / "position"))) == []
-        assert client.publish(topic, b"3").count == 1, "the client goes on"
+        assert client.publish(topic, b"3").count == 1, "the client continues"
 
 
 def test_a_stop_ends_the_loop_after_the_message_at_hand(client: Client, topic: str):

@@ -139,7 +139,9 @@ def test_a_killed_front_end_is_started_again_and_the_others_continue(daemon):
         victim = next(pid for pid in running.children() if runs(pid))  # not one that has yet to be reaped
         killed.add(victim)
         os.kill(victim, signal.SIGKILL)
-        eventually("it goes on", lambda before=before: sum(len(each.acknowledged) for each in publishers) > before + 20)
+        eventually(
+            "it continues", lambda before=before: sum(len(each.acknowledged) for each in publishers) > before + 20
+        )
     running.wait_for_line('"event":"a front end ended"')
     eventually("both run again", lambda: len(set(running.children()) - killed) == 2)
     acknowledged = [text for each in publishers for text in each.end()]

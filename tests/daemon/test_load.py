@@ -224,9 +224,7 @@ def test_connections_over_the_descriptor_limit_are_refused_and_the_daemon_stays_
             stack.enter_context(socket.create_connection(running.address))
         running.wait_for_line("cannot accept connections at the moment")
         said = b""
-        while (
-            b"file descriptors" not in said
-        ):  # a machine that stands still for seconds may have forgotten the refusals
+        while b"file descriptors" not in said:  # a machine that is stalled for seconds may have forgotten the refusals
             stack.enter_context(socket.create_connection(running.address))
             # Most of the server's code is loaded for the first of these requests, file by file.
             first.request("GET", "/readyz")

@@ -132,7 +132,7 @@ class Site:
             connection.close()
 
     def ask_raw(self, where, data):
-        """Send bytes that are no valid request, and record the answer."""
+        """Send bytes that are not a valid request, and record the answer."""
         raw = socket.create_connection(self.daemon.address, timeout=PATIENCE_S)
         with self.authority.trusting().wrap_socket(raw, server_hostname="127.0.0.1") as connection:
             connection.sendall(data)

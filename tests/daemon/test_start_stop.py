@@ -221,7 +221,7 @@ def test_the_service_manager_is_notified(daemon, tmp_path):
         listening.start()
         # Every half a second, so that ten messages last longer than a stall of this process.
         running = daemon(environ={"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"})
-        eventually("it says that it lives", lambda: said.count(b"WATCHDOG=1") > 2)
+        eventually("it reports that it is alive", lambda: said.count(b"WATCHDOG=1") > 2)
         assert running.stop() == 0
         listening.join(PATIENCE_S)
     assert (said[0], set(said[1:-1]), said[-1]) == (b"READY=1", {b"WATCHDOG=1"}, b"STOPPING=1")

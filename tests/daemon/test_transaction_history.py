@@ -148,10 +148,10 @@ def test_acknowledged_plain_messages_that_are_missing_are_late(story):
 
 def test_a_hold_by_a_decided_transaction_is_endless(story):
     story.page("a", "plain", at_s=11, end="held", held_by=1)
-    assert story.kinds() == {"held for ever"}
+    assert story.kinds() == {"held forever"}
     story.pages.clear()
     story.page("a", "plain", "T1", at_s=21, end="held", held_by=2)
-    assert story.kinds() == {"held for ever"}
+    assert story.kinds() == {"held forever"}
 
 
 def test_a_hold_ends_soon_after_the_timeout(story):
@@ -159,7 +159,7 @@ def test_a_hold_ends_soon_after_the_timeout(story):
     story.page("a", "plain", "T1", at_s=over_s - 1, end="held", held_by=3)
     assert story.kinds() == set()
     story.page("a", "plain", "T1", at_s=over_s + 1, end="held", held_by=3)
-    assert story.kinds() == {"held for ever"}
+    assert story.kinds() == {"held forever"}
 
 
 def test_a_hold_in_a_snapshot_that_was_made_in_time_lasts_as_long_as_the_snapshot(story):
@@ -170,12 +170,12 @@ def test_a_hold_in_a_snapshot_that_was_made_in_time_lasts_as_long_as_the_snapsho
 
 def test_a_hold_by_no_transaction_is_endless(story):
     story.page("a", "plain", "T1", at_s=9.5, end="held", held_by=4711)
-    assert story.kinds() == {"held for ever"}
+    assert story.kinds() == {"held forever"}
 
 
 def test_a_transaction_that_is_in_progress_at_the_end_holds_forever(story):
     story.invalid.state = "in_progress"
-    assert story.kinds() == {"held for ever"}
+    assert story.kinds() == {"held forever"}
 
 
 def test_a_page_out_of_order_is_unordered(story):

@@ -74,7 +74,7 @@ def check(
 def _of_transactions(transactions: Iterable[Transaction]) -> Iterator[Anomaly]:
     for each in transactions:
         if each.state == "in_progress":
-            yield Anomaly("held for ever", f"{each.id} is in progress still")
+            yield Anomaly("held forever", f"{each.id} is in progress still")
         if each.committed_s < inf and each.state != "committed":
             yield Anomaly("lost", f"{each.id} was told to be committed, and is {each.state}")
         if each.undone_s < inf and each.state == "committed":
@@ -196,7 +196,7 @@ def _of_end(history: _History, page: Page, seen: set[Unit]) -> Iterator[Anomaly]
         holder = history.by_pointer.get(page.held_by or 0)
         held_at = _first_row(history, page, holder)
         if holder is None or held_at is None:
-            yield Anomaly("held for ever", f"{page.reader} was held by {page.held_by}, which has nothing there")
+            yield Anomaly("held forever", f"{page.reader} was held by {page.held_by}, which has nothing there")
             return
         yield from _of_holder(history, page, holder, seen)
         stop = bisect_left(face.ids, held_at)
@@ -214,11 +214,11 @@ def _of_holder(history: _History, page: Page, holder: Transaction, seen: set[Uni
     if holder in seen:
         yield Anomaly("torn", f"{told}, of which it saw another part")
     elif min(history.known_s[holder, True], holder.undone_s) < page.view_s[0]:
-        yield Anomaly("held for ever", f"{told}, which was decided")
+        yield Anomaly("held forever", f"{told}, which was decided")
     # A snapshot shows the state at its begin, however late it is read.
     viewed_ms = page.asked_ms - round((page.asked_s - page.view_s[0]) * 1000)
     if viewed_ms > holder.expires_ms + GRACE_MS:
-        yield Anomaly("held for ever", f"{told}, {viewed_ms - holder.expires_ms} ms after its time-out")
+        yield Anomaly("held forever", f"{told}, {viewed_ms - holder.expires_ms} ms after its time-out")
 
 
 def _first_row(history: _History, page: Page, holder: Transaction | None) -> bytes | None:

@@ -24,7 +24,7 @@ Kind = Literal[
     "passed over",  # a reader skipped a message that is in its log
     "torn",  # one part of a transaction or request was seen, and another was not
     "late",  # visible before the poll began, and missing at its end
-    "held for ever",  # held by a transaction that is decided, unknown, or past its time-out
+    "held forever",  # held by a transaction that is decided, unknown, or past its time-out
 ]
 
 

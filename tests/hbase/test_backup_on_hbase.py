@@ -39,7 +39,7 @@ def test_in_a_backup_of_hbase_transactions_are_whole_over_topics_and_publishes_a
                 eventually("it has come there", lambda: creating.poll() is not None or stands_still(creating.pid))
                 assert creating.poll() is None
                 meanwhile = going_on.transfers
-                eventually("transactions go on", lambda: going_on.transfers > meanwhile + 3)
+                eventually("transactions continue", lambda: going_on.transfers > meanwhile + 3)
                 thaw(creating.pid)
                 assert creating.wait(PATIENCE_S) == 0
             finally:

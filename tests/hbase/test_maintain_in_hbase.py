@@ -123,7 +123,7 @@ def test_expired_rows_and_older_generations_are_removed_from_hbase_itself_during
     assert pointers == {None, -invalid.write_pointer}
     assert [bytes(message.id) for message in client.read("kept", isolation="committed")] == ids
     assert maintained(daemon, hbase)["cleaned"]["removedRows"] == 0
-    assert client.publish("short", b"it goes on").count == 1
+    assert client.publish("short", b"it continues").count == 1
 
 
 def test_a_killed_run_can_be_started_again_and_leaves_nothing(daemon, hbase, client):
@@ -147,7 +147,7 @@ def test_a_killed_run_can_be_started_again_and_leaves_nothing(daemon, hbase, cli
         process.wait()
     maintained(daemon, hbase, "short")
     assert in_hbase(hbase, part) == 0
-    assert client.publish("short", b"it goes on").count == 1
+    assert client.publish("short", b"it continues").count == 1
 
 
 def test_a_dry_run_shows_the_plan_and_removes_nothing(daemon, hbase, client):

@@ -26,7 +26,7 @@ def judge(payload: bytes, published_ms: int) -> dict[str, Any]:
         raise Bad("not_utf8", None) from None
     try:
         fields = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-        json.dumps(fields, ensure_ascii=False).encode()  # lone surrogates are no text
+        json.dumps(fields, ensure_ascii=False).encode()  # lone surrogates are not text
     except (ValueError, RecursionError):
         raise Bad("not_json", None) from None
     if not isinstance(fields, dict):

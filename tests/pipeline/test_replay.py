@@ -1,4 +1,4 @@
-"""Archived messages come back in their order, each once, whatever is killed."""
+"""Archived messages are replayed in their order, each once, whatever is killed."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ anything = st.recursive(
     lambda each: st.lists(each, max_size=5) | st.dictionaries(texts, each, max_size=5),
     max_leaves=30,
 )
-#: A text cut off or changed at this place; it is mostly no valid JSON.
+#: A text cut off or changed at this place; it is usually not valid JSON.
 spoiled = st.tuples(anything, st.integers(0, 400), st.sampled_from(["", "x", ",", "]", "}", '"', "\\", "[", " ", "1"]))
 
 

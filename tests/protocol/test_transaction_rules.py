@@ -645,7 +645,7 @@ def test_truncation_by_ids_removes_only_what_is_on_the_list():
     assert at.ask(asks.Unlist((one, one, open_, 99))) == 1
     assert at.invalid() == [two]
     assert at.ask(asks.Unlist((one,))) == 0
-    assert at.standing(one) == "invalid", "nothing may be written under it all the same"
+    assert at.standing(one) == "invalid", "nothing may still be written under it"
     at.load()
     assert at.invalid() == [two]
     assert at.abort(one) == "invalid"

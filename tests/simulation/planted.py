@@ -76,7 +76,7 @@ MISTAKES = (
         "",
     ),
     Mistake(
-        "what failed is said not to have happened",
+        "a failed request is reported as not having happened",
         "errors tell the truth",
         ACTOR,
         "            not operations\n            or isinstance(error, NothingWritten)",
@@ -98,7 +98,7 @@ MISTAKES = (
         inline=True,
     ),
     Mistake(
-        "a deposed owner goes on",
+        "a deposed owner continues",
         "one order",
         "tests.simulation.disk",
         "            self._refuse_if_deposed(claim)\n            self.compare(expect)",
@@ -246,7 +246,7 @@ MISTAKES = (
         "                pass\n            else:",
     ),
     Mistake(
-        "numbers begin anew after a start",
+        "numbers start over after a start",
         "numbers once",
         MANAGER,
         "        ledger.head.last = max(ledger.head.last, ledger.head.reserved, *known)\n",
@@ -302,7 +302,7 @@ MISTAKES = (
         "        head.decided_ms = now_ms\n",
     ),
     Mistake(
-        "the service goes on within a moment that was shown",
+        "the service continues within a moment that was shown",
         "as of a moment",
         OUTCOMES,
         "        head.decided_ms = at_ms + 1\n",
@@ -380,14 +380,14 @@ MISTAKES = (
         "self.time_ms - metadata.properties.ttl_ms - 1000)",
     ),
     Mistake(
-        "a message's own time to live is not looked at",
+        "a message's own time to live is ignored",
         "expiry is exact",
         "plainsong.protocol.topic.visibility",
         "        expires_ms = expires_ms_of(position, row.ttl_s)\n",
         "        expires_ms = 0\n",
     ),
     Mistake(
-        "a longer time to live brings back what had expired",
+        "a longer time to live revives expired messages",
         "expiry is exact",
         UPKEEP,
         "    changed = replace(old, properties=properties, updated_ms=state.time_ms, floor_ms=state.oldest_ms)\n",
@@ -415,14 +415,14 @@ MISTAKES = (
         "state.time_ms < metadata.deleted_ms:",
     ),
     Mistake(
-        "a deleted topic can be brought back for ever",
+        "a deleted topic can be restored forever",
         "deleted can come back",
         UPKEEP,
         "    if ask.grace_ms is not None and state.time_ms >=",
         "    if ask.grace_ms is None and state.time_ms >=",
     ),
     Mistake(
-        "a topic made anew shows the one before",
+        "a recreated topic shows the one before",
         "deleted can come back",
         UPKEEP,
         "    generation = 1 if old is None else old.generation + 1\n",
@@ -450,7 +450,7 @@ MISTAKES = (
         "\n\ndef chain_prefix",
     ),
     Mistake(
-        "the next owner goes on without the last link",
+        "the next owner continues without the last link",
         "a chain is whole",
         CHAIN_RULES,
         "        chain.number, chain.position, chain.link = entry.number, entry.position, entry.link\n",

@@ -22,7 +22,7 @@ SOON = {
     "readers see what is in progress": 20,
     "an opened session keeps its epoch": 20,
     "what readers saw expire is forgotten with the owner": 20,
-    "what failed is said not to have happened": 50,
+    "a failed request is reported as not having happened": 50,
     "a parked poll is not told of news": 20,
     "a rollback adds no entry to the chain": 20,
     "a pointer that was answered is issued again": 20,

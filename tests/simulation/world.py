@@ -311,7 +311,7 @@ class World:
         """Report wrong owners to an instance for a while."""
         lies = {TopicName("ring", topic): self.rng.choice(self.instances).name for topic in self.stage.topics}
         deceived = self.rng.choice(self.instances)
-        self.tell(f"{deceived.name} is told wrong owners")
+        self.tell(f"{deceived.name} gets wrong owners")
         await self._tell_later(deceived, 0.0, lies)
         self.nursery.start_soon(self._tell_later, deceived, self.rng.expovariate(0.5), {})
 
@@ -370,7 +370,7 @@ class World:
     async def _freeze(self) -> None:
         """Freeze a process: nothing leaves it and nothing reaches it."""
         instance = self.rng.choice(self.instances)
-        self.tell(f"{instance.name} stands still")
+        self.tell(f"{instance.name} is frozen")
         others = ["client", *(each.name for each in self.instances if each is not instance)]
         for other in others:
             self.network.hold(instance.name, other)
@@ -379,7 +379,7 @@ class World:
         await time_now().sleep(self._while_s(15.0))
         instance.weather.unblock()
         self.network.heal()
-        self.tell(f"{instance.name} goes on")
+        self.tell(f"{instance.name} continues")
 
     async def _part(self) -> None:
         """Cut a link between two places, in one direction or both."""

@@ -48,7 +48,7 @@ class Tables(Topics):
     def let_expire(self, topic: str, message_id: bytes) -> None:
         """All up to a message expires by the topic's time to live; what is published from then on stays.
 
-        What has expired does not come back with a longer time to live. So no message expires before a test wants it to.
+        A longer time to live does not revive expired messages. So no message expires before a test wants it to.
         """
         self.ask("PUT", f"{READ}/{topic}/properties", {"ttl": 1})
         wait_until_later_than(int.from_bytes(message_id[:8], "big") + 1100)

@@ -23,7 +23,7 @@ Reply = tuple[int | None, bytes | None]
 
 
 class Server:
-    """Answers requests with ``replies``, in turn, and the last of them for ever."""
+    """Answers requests with ``replies``, in turn, and the last of them forever."""
 
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)

@@ -153,7 +153,7 @@ def test_requests_too_large_for_the_line_are_split_with_each_message_sent_once_a
     relay.once()
     assert read(client) == payloads
     assert outbox_status(db).waiting == 0
-    assert len(told) == 1, "it is told once"
+    assert len(told) == 1, "it is reported once"
     assert told[0].detail.startswith("a request of 200 messages, 200600 bytes, got no answer in time")
     assert arrives or sizes[:5] == sorted(sizes[:5], reverse=True)
 
@@ -480,7 +480,7 @@ def test_failures_are_reported_once_for_each_reason(lite: Engine, client: Client
     with running(relay):
         eventually("it has failed more than once", lambda: relay.relayed.failures > 1)
         client.create_topic("orders")
-        eventually("it went on", lambda: read(client) == [b"1"])
+        eventually("it continued", lambda: read(client) == [b"1"])
     assert [error.code for error in told] == ["topic_not_found"]
 
 

@@ -97,7 +97,7 @@ class Report:
             f"| **all** | | {total.histories:,} | {total.messages:,} | {total.polls:,} | **{total.anomalies}** |",
         ]
         if self.faults:
-            said += ["", "Of the faults by turns:", "", "| fault | times |", "|---|--:|"]
+            said += ["", "Of the faults in turn:", "", "| fault | times |", "|---|--:|"]
             said += [f"| {name} | {times:,} |" for name, times in sorted(self.faults.items())]
         if self.last_call:
             said += ["", f"A history without faults had {self.last_call} calls; one that fails is one of these."]
@@ -184,7 +184,7 @@ async def turn(
     short = Plan(rng.randint(1, 50), FOR_EVER, rng.choice((1, 2, 3)), error=0)
     yield "writes are short", await tried(with_failing_calls, empty(scratch / "data"), made, short, seed)
     place = full if full is not None and seed % 2 else scratch / "data"
-    yield "faults by turns", await tried(storm, empty(place), made, seed, clocks=seed % 4 == 0)
+    yield "faults in turn", await tried(storm, empty(place), made, seed, clocks=seed % 4 == 0)
     recording = await record(empty(scratch / "recorded"), made, seed)
     for number in range(IMAGES):
         moment, style = rng.choice(recording.moments()), STYLES[number % len(STYLES)]

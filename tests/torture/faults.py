@@ -73,13 +73,13 @@ async def _alive_while_it_lasts(attack: Attack) -> None:
             with trio.move_on_after(ALIVE_S if attack.thread_writes else 0.1):
                 await answered.wait()
             if attack.thread_writes and not answered.is_set():
-                attack.verdict.surprises.append("it does not answer /livez while its disk stands still")
+                attack.verdict.surprises.append("it does not answer /livez while its disk is stalled")
         finally:
             attack.disk.heal()
         with trio.move_on_after(ALIVE_S):
             await answered.wait()
         if not answered.is_set():
-            attack.verdict.surprises.append("it does not answer /livez once its disk goes on")
+            attack.verdict.surprises.append("it does not answer /livez once its disk responds again")
         nursery.cancel_scope.cancel()
 
 
@@ -129,8 +129,8 @@ ALWAYS: dict[str, Fault] = {
     "killed, and started again": killed,
     "stopped, and started again": stopped,
     "frozen (SIGSTOP) for up to 1.5 s": paused,
-    "no sync comes back for up to 2 s": syncs_stall,
-    "no call to the disk comes back for up to 2 s": writes_stall,
+    "no sync returns for up to 2 s": syncs_stall,
+    "no call to the disk returns for up to 2 s": writes_stall,
     "every call to the disk takes 20 ms longer": slow,
     "calls fail with EIO or ENOSPC, some writes torn": calls_fail,
     "every other write is short": short_writes,
@@ -170,4 +170,4 @@ async def storm(
                 attack.made[name] += 1
                 await attack.stage.more(20)
 
-    return await life(directory, made, "every fault by turns", seed, work, environ=environ, sizes=sizes)
+    return await life(directory, made, "every fault in turn", seed, work, environ=environ, sizes=sizes)

@@ -18,13 +18,13 @@ def test_the_report_counts_what_was_done_and_names_what_is_wrong():
     report = Report(seed=7)
     report.add("one call fails with EIO", Verdict("EIO at call 3", 7, done=1, messages=1_200, polls=90))
     report.add("one call fails with EIO", Verdict("EIO at call 4", 7, done=1, messages=800, polls=10))
-    bad = Verdict("every fault by turns", 8, done=2, made=Counter({"killed": 2}), messages=5, polls=1)
+    bad = Verdict("every fault in turn", 8, done=2, made=Counter({"killed": 2}), messages=5, polls=1)
     bad.anomalies.append(Anomaly("lost", "a message"))
     bad.surprises.append("it ended by itself")
-    report.add("faults by turns", bad)
+    report.add("faults in turn", bad)
     said = str(report)
     assert "| one call fails with EIO | 2 | 2 | 2,000 | 100 | 0 |\n" in said
-    assert "| faults by turns | 2 | 1 | 5 | 1 | 2 |\n" in said
+    assert "| faults in turn | 2 | 1 | 5 | 1 | 2 |\n" in said
     assert "| **all** | | 3 | 2,005 | 101 | **2** |\n" in said
     assert "| killed | 2 |\n" in said
     assert "lost: a message" in said

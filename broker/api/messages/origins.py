@@ -230,7 +230,7 @@ def _number_in(row: MessageRow, key: str) -> int | None:
     if number is None:
         return None
     if type(number) is not int or number < 1:
-        raise DamagedRow(f"a row's {key!r} is no number from 1 on")
+        raise DamagedRow(f"a row's {key!r} is not a number above 0")
     return number
 
 

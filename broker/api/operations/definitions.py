@@ -156,7 +156,7 @@ class Definitions:
                 error.detail = f"{step.path}: {error.detail}"
                 if number:
                     error.detail += f" (changed before: {number} of {len(changes)})"
-                    error.hint = error.hint or "import it again: what is done already stays unchanged"
+                    error.hint = error.hint or "import it again: changes already made are skipped"
                     error.outcome = "unknown"
                 raise
             if step.loses_messages:

@@ -37,7 +37,7 @@ class UnknownMethods(Patch):
 def _is_unknown(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     """True if no route has the method.
 
-    A WebSocket over HTTP/2 (RFC 8441) is no such CONNECT: its answer says to open it over HTTP/1.1.
+    A WebSocket over HTTP/2 (RFC 8441) is not such a CONNECT: its answer says to open it over HTTP/1.1.
     """
     found = dict(headers)
     method = found.get(b":method", b"")

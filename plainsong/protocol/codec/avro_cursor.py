@@ -269,7 +269,7 @@ def _walk(data: bytes, at: int, count: int, found: list[bytes]) -> int:
             append(data[start:at])
     except IndexError:
         at = len(data) + 1
-    # A slice beyond the end is short and raises nothing, so the end is looked at once, here.
+    # A slice beyond the end is short and raises nothing, so the end is checked once, here.
     if at > len(data):
         raise malformed("the body ends inside a message", len(data))
     return at

@@ -59,7 +59,7 @@ _NO_ATTRIBUTES = frozenset({"data", "datacontenttype"})
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXT_CHARSETS = ("utf-8", "utf8", "us-ascii")
-#: Data of these types is no text, even where its bytes could be read as such.
+#: Data of these types is not text, even where its bytes could be read as such.
 _BINARY = re.compile(r"(image|audio|video|font)/|application/octet-stream")
 
 

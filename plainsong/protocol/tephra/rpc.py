@@ -323,7 +323,7 @@ def decode_reply(message: bytes, method: str, sequence_id: int) -> Any:
 
     Raises:
       TephraError, ApplicationError: the server answered with an error.
-      MalformedThrift: the message is no answer to that call.
+      MalformedThrift: the message is not an answer to that call.
     """
     reader = ThriftReader(message)
     name, found_id = _begin(reader, _REPLY, _EXCEPTION)

@@ -258,7 +258,7 @@ class ChainedRow(NamedTuple):
     ttl_s: int | None = None
     """Its own time to live; None if it has none."""
     stored: Stored | None = None
-    """The stored messages that it publishes; None if it is no such row."""
+    """The stored messages that it publishes; None if it is not such a row."""
     value: bytes = b""
     """The stored value, only of a row that publishes stored messages."""
 

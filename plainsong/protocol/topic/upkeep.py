@@ -159,8 +159,8 @@ def undelete(state: TopicState, step: Step, ask: Undelete, now: Now) -> TopicCha
     if ask.grace_ms is not None and state.time_ms >= old.deleted_ms + ask.grace_ms:
         # ``partly_cleaned`` is not enough: the janitor never sets it for a topic without rows.
         raise PartlyCleaned(
-            f"generation {old.generation} could come back until {old.deleted_ms + ask.grace_ms}",
-            hint="create it anew; retention.delete_grace_s says how long a deleted topic is kept",
+            f"generation {old.generation} can be restored until {old.deleted_ms + ask.grace_ms}",
+            hint="create it again; retention.delete_grace_s says how long a deleted topic is kept",
         )
     check_etag(old, ask.if_match)
     change = TopicChange(

@@ -280,7 +280,7 @@ def with_decisions(messages: DataFrame, decisions: DataFrame) -> DataFrame:
     )
     remembered = sf.coalesce("state", sf.lit("unknown"))
     state = sf.when(sf.col("pointer") == 0, "plain").when(sf.col("pointer") < 0, "rolled_back").otherwise(remembered)
-    # Messages may be rolled back while their transaction goes on: when they ceased to block readers is not stored.
+    # Messages may be rolled back while their transaction continues: when they ceased to block readers is not stored.
     rolled_back_alone = (sf.col("pointer") < 0) & remembered.isin("committed", "in_progress")
     ended = sf.when(~rolled_back_alone, sf.col("decided_ms"))
     return joined.select(*messages.columns, state.alias("state"), ended.alias("decided_ms"))

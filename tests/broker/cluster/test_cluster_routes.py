@@ -106,7 +106,7 @@ async def test_pins_are_exported_and_imported_with_the_definitions(ensemble, mon
             await a.call("PUT", f"/v1/cluster/pins/ns/{topic}", json={"instance": instance})
         with trio.fail_after(PATIENCE_S):  # the other instances apply a pin a moment later
             pins = {"ns:t": "a", "ns:u": "b"}
-            while (exported := await b.call("GET", "/v1/definitions"))["pins"] != pins:  # noqa: ASYNC110 - nobody is told
+            while (exported := await b.call("GET", "/v1/definitions"))["pins"] != pins:  # noqa: ASYNC110 - there is no notification
                 await trio.sleep(0.01)
         await b.call("DELETE", "/v1/cluster/pins/ns/t")
         await b.call("PUT", "/v1/cluster/pins/ns/u", json={"instance": "a"})

@@ -115,7 +115,7 @@ GRANTED = {
     "nothing": ("", ""),
 }
 NO_IDENTITY = "nobody"
-#: Bodies that ask for nothing that could be done.
+#: Bodies whose requests cannot succeed.
 BODIES = {"begin": "{}"}
 #: Headers that differ between equal answers.
 ALTERS = ("date", "x-request-id", "connection")
@@ -183,7 +183,7 @@ async def named_cluster(ensemble, monkeypatch, folder):
                 while {await each[at].owner(f"exists-{name}") for at in "ab"} != {name}:
                     pass  # the other instance sees a pin a moment later
             await each[name].call("PUT", f"{TOPICS}/exists-{name}", json={})
-        monkeypatch.setattr("broker.cluster.owners.PATIENCE_S", 2.0)  # the walk also asks for what has no owner
+        monkeypatch.setattr("broker.cluster.owners.PATIENCE_S", 2.0)  # the walk also requests topics without an owner
         yield each, tokens
 
 
@@ -235,7 +235,7 @@ class Walk:
             if wants not in challenge:
                 self._note(route, answer, "challenged")
         if len(said) > 1:
-            self._wrong.append((self._at, self._name, route.name, "the same whatever is there", said))
+            self._wrong.append((self._at, self._name, route.name, "the same whatever exists", said))
 
     async def _asks_for_many(self, route):
         """Each topic has its own answer, and that of a topic without a grant says nothing more."""

@@ -69,7 +69,7 @@ async def committed(node, topic):
 async def soon(ask, wanted):
     """Wait for as many refreshes as it takes."""
     with trio.fail_after(PATIENCE_S):
-        while await ask() != wanted:  # noqa: ASYNC110 - nobody tells of a refresh
+        while await ask() != wanted:  # noqa: ASYNC110 - there is no notification of a refresh
             await trio.sleep(0.01)
 
 

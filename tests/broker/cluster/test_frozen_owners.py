@@ -21,7 +21,7 @@ from tests.waiting import until
 
 #: Longer than any test: a request that ends sooner has not waited for the link's silence limit.
 SILENCE_S = 600.0
-#: A wait longer than the tests' patience: a poll that does not go on fails the test.
+#: A wait longer than the tests' patience: a poll that does not continue fails the test.
 LONG_WAIT_MS = 3_600_000
 MANY = "/v1/namespaces/ns/poll"
 

@@ -20,9 +20,9 @@ def of_writes(outcome: Outcome) -> Iterator[Anomaly]:
         elif 0 < len(rows) < len(write.payloads):
             yield Anomaly("split", f"{len(rows)} of {len(write.payloads)} are there: {write.name}")
         if write.outcome == "refused" and rows:
-            yield Anomaly("applied all the same", f"it was refused: {write.name}")
+            yield Anomaly("applied anyway", f"it was refused: {write.name}")
         if write.transaction is not None and write.transaction.committed_s < write.began_s and write.ended_s < inf:
-            yield Anomaly("applied all the same", f"its transaction was told to be committed before: {write.name}")
+            yield Anomaly("applied anyway", f"its transaction was told to be committed before: {write.name}")
         yield from _of_receipts(write, rows)
         yield from _of_pointers(write, rows)
 
@@ -66,7 +66,7 @@ def of_logs(outcome: Outcome) -> Iterator[Anomaly]:
 def _of_origin(outcome: Outcome, topic: str, payload: bytes, pointer: int, where: str) -> Iterator[Anomaly]:
     write = outcome.writes.get(payload)
     if write is None or write.topic != topic:
-        yield Anomaly("applied all the same", f"{where} was not sent there")
+        yield Anomaly("applied anyway", f"{where} was not sent there")
     elif abs(pointer) not in (write.transaction.pointers if write.transaction else (0,)):
         yield Anomaly("uncommitted", f"{where} has the pointer {pointer}, which is not its own")
 
@@ -98,6 +98,6 @@ def _of_decision(each: Transaction) -> Iterator[Anomaly]:
     if each.committed_s < inf and each.state != "committed":
         yield Anomaly("lost", f"{each.id} was told to be committed, and is {each.state}")
     if each.undone_s < inf and each.state == "committed":
-        yield Anomaly("applied all the same", f"{each.id} was told to be undone, and is committed")
+        yield Anomaly("applied anyway", f"{each.id} was told to be undone, and is committed")
     if each.asked_s == inf and each.state == "committed":
-        yield Anomaly("applied all the same", f"{each.id} is committed, which nobody asked for")
+        yield Anomaly("applied anyway", f"{each.id} is committed, which nobody asked for")

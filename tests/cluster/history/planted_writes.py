@@ -81,7 +81,7 @@ def a_second_acknowledgement_gives_other_ids(history: History, rng: Random) -> b
     return write is not None
 
 
-@plants("applied all the same")
+@plants("applied anyway")
 def a_refused_request_is_there(history: History, rng: Random) -> bool:
     write = some_write(history, rng, lambda write: write.outcome == "refused" and write.transaction is None)
     for payload in write.payloads if write else ():
@@ -89,13 +89,13 @@ def a_refused_request_is_there(history: History, rng: Random) -> bool:
     return write is not None
 
 
-@plants("applied all the same")
+@plants("applied anyway")
 def what_nobody_sent_is_there(history: History, rng: Random) -> bool:
     append(history, rng.choice(list(history.logs)), b"from nowhere")
     return True
 
 
-@plants("applied all the same")
+@plants("applied anyway")
 def an_undone_transaction_is_committed(history: History, rng: Random) -> bool:
     each = some_transaction(history, rng, lambda each: each.undone_s < inf)
     if each:
@@ -213,7 +213,7 @@ def a_session_has_the_epoch_of_the_one_before(history: History, rng: Random) -> 
     return True
 
 
-@plants("applied all the same")
+@plants("applied anyway")
 def a_committed_transaction_takes_a_further_request(history: History, rng: Random) -> bool:
     def suits(write: Write) -> bool:
         return write.transaction is not None and write.transaction.committed_s < inf and write.outcome == "acknowledged"
